@@ -1,0 +1,45 @@
+"""Tensor-parallel GPT-2 over networks that lose packets.
+
+>>> import lossytp as ltp
+>>> network = ltp.LossyNetwork(ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.01, mean_burst_packets=8), seed=0)
+>>> model = ltp.parallelize(gpt2, network, tensor_parallel_size=4)   # four virtual ranks
+>>> loss = model(**batch).loss; loss.backward()
+>>> network.report()                                                  # per layer, direction, link: packets, lost, rate
+
+`lossytp.network` loses packets, `lossytp.parallel` shards GPT-2 over it, `lossytp.training` trains it on a task,
+`lossytp.study` turns many runs into figures.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from lossytp.network import Bernoulli, GilbertElliott, LossyNetwork, Wire, from_netem, gilbert_elliott_preset
+
+if TYPE_CHECKING:
+    from lossytp.parallel.collectives import all_reduce
+    from lossytp.parallel.convert import gather, parallelize
+
+__version__ = "0.1.0"
+__all__ = [
+    "Bernoulli",
+    "GilbertElliott",
+    "LossyNetwork",
+    "Wire",
+    "all_reduce",
+    "from_netem",
+    "gather",
+    "gilbert_elliott_preset",
+    "parallelize",
+]
+_NEEDS_TORCH = {
+    "all_reduce": "lossytp.parallel.collectives",
+    "gather": "lossytp.parallel.convert",
+    "parallelize": "lossytp.parallel.convert",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch and transformers, which take seconds, when it is first asked for."""
+    if name in _NEEDS_TORCH:
+        return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    raise AttributeError(f"module 'lossytp' has no attribute {name!r}")

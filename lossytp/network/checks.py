@@ -1,0 +1,16 @@
+"""Checks whose messages name the value, the bound and the fix, in one line."""
+
+import math
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raise ValueError unless `value` lies in [0, 1]."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1):
+        raise ValueError(f"{name} = {value!r} is not in [0, 1]: give a fraction, such as 0.01 for 1 %")
+
+
+def check_known(name: str, value: str, known: object) -> None:
+    """Raise ValueError unless `value` is among the `known` names."""
+    names = list(known)  # type: ignore[call-overload]
+    if value not in names:
+        raise ValueError(f"{name} = {value!r} is unknown: choose one of {', '.join(map(str, names))}")

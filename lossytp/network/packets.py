@@ -1,0 +1,27 @@
+"""How a message becomes packets."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wire:
+    """Packet geometry, in bytes. The header's 44: IP 20, UDP 8, and 16 for the key, sequence number and offset that
+    tell a receiver what is missing."""
+
+    mtu_bytes: int = 1500
+    header_bytes: int = 44
+
+    def __post_init__(self) -> None:
+        if self.header_bytes < 0 or self.mtu_bytes < self.header_bytes + 8:
+            raise ValueError(
+                f"mtu_bytes = {self.mtu_bytes} leaves no room for an 8-byte element after a header of "
+                f"{self.header_bytes} bytes: give at least {max(self.header_bytes, 0) + 8}"
+            )
+
+    def elements_per_packet(self, itemsize: int) -> int:
+        """Whole elements of `itemsize` bytes that one packet carries: 364 in fp32 at the default MTU."""
+        return (self.mtu_bytes - self.header_bytes) // itemsize
+
+    def num_packets(self, num_elements: int, itemsize: int) -> int:
+        """Packets that `num_elements` elements fill, the last one perhaps in part."""
+        return -(-num_elements // self.elements_per_packet(itemsize))

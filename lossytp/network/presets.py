@@ -1,0 +1,65 @@
+"""Named loss processes: the Gilbert-Elliott settings of the earlier study, and netem's notation.
+
+The ids, spelling mistakes and all, are those that the earlier study's command lines pass to ``--ge_config``;
+several names do not say the loss rate their values give, so look at `loss_rate`, not at the name.
+"""
+
+import re
+
+from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.checks import check_known
+from lossytp.network.gilbert_elliott import GilbertElliott
+
+LossProcess = Bernoulli | GilbertElliott
+
+# id: p_good_to_bad, p_bad_to_good, loss_good, loss_bad
+_VALUES = {
+    "zero": (0, 1, 0, 1),
+    "default": (0.05, 0.45, 0, 1),
+    "one": (0.01, 0.19, 0, 1),
+    "one_precent": (0.005, 0.3, 0, 0.65),
+    "half_percent": (0.001, 0.2, 0, 1),
+    "point2_percent": (0.001, 0.45, 0.0001, 0.86),
+    "long_point1_percent": (0.00005, 0.04995, 0, 1),
+    "long_point1percent": (0.00098, 0.98, 0, 1),
+    "long_2percent": (0.0004, 0.0196, 0, 1),
+    "lomg_2percent": (0.02, 0.98, 0, 1),
+    "short_2percent": (0.0102, 0.5, 0, 1),
+    "short_1percent": (0.00606, 0.6, 0, 1),
+    "short_half_percent": (0.00303, 0.6, 0, 1),
+    "short_point_2percent": (0.00121, 0.6, 0, 1),
+    "short_point1_percent": (0.001001, 0.999, 0, 1),
+    "20_loss": (0.245, 0.98, 0, 1),
+    "long_50percent": (0.98, 0.98, 0, 1),
+    "short_50percent": (0.5, 0.5, 0, 1),
+    "90_loss": (1, 0.11111, 0, 1),
+}
+PRESETS = {
+    name: GilbertElliott(p_good_to_bad=leave, p_bad_to_good=back, loss_good=good, loss_bad=bad)
+    for name, (leave, back, good, bad) in _VALUES.items()
+}
+
+
+def gilbert_elliott_preset(name: str) -> GilbertElliott:
+    """The preset with this id; ValueError lists the ids when there is none."""
+    check_known("ge_config", name, PRESETS)
+    return PRESETS[name]
+
+
+def from_netem(text: str) -> LossProcess:
+    """The process that ``tc netem`` runs for `text`: ``loss [random] 1%`` or ``loss gemodel p [r [1-h [1-k]]]``.
+
+    Percent signs may be left out, as for tc; left-out values take netem's own defaults (r = 1 - p, 1-h = 100 %,
+    1-k = 0 %). ValueError where the text is neither, or where netem's correlation is asked for.
+    """
+    words = text.split()
+    values = [word for word in words if re.fullmatch(r"[0-9.eE+-]+%?", word)]
+    names = words[: len(words) - len(values)]
+    if words[len(names) :] == values and values:
+        numbers = [float(value.rstrip("%")) / 100 for value in values]
+        if names in (["loss"], ["loss", "random"]) and len(numbers) == 1:
+            return Bernoulli(loss_rate=numbers[0])
+        if names == ["loss", "gemodel"] and len(numbers) <= 4:
+            leave, back, bad, good = numbers + [1 - numbers[0], 1.0, 0.0][len(numbers) - 1 :]
+            return GilbertElliott(p_good_to_bad=leave, p_bad_to_good=back, loss_bad=bad, loss_good=good)
+    raise ValueError(f"{text!r} is not understood: write 'loss random 1%' or 'loss gemodel 1% 19% 100% 0%'")

@@ -1,0 +1,41 @@
+"""Counter-based random numbers: one Philox stream for each thing that is drawn.
+
+A stream is named by a key such as ``(seed, "training", "tp", src, dst, "gaps")``. Its n-th number depends on
+the key and on n alone, so every rank of a group computes the same losses without a message, in any process
+layout, on any device, and after a resume. Only Philox's raw words are used: numpy keeps those stable across
+versions, its distributions not.
+
+Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+"""
+
+import hashlib
+
+import numpy as np
+
+Key = tuple[int | str, ...]
+WORDS_PER_COUNTER = 4  # Philox 4x64 yields four words a counter value
+EXPONENT_OF_ONE = np.float64(1.0).view(np.uint64)
+
+
+class Stream:
+    """Uniform numbers in [0, 1), read in order from the Philox stream that `key` names."""
+
+    def __init__(self, key: Key) -> None:
+        digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+        self._key = np.frombuffer(digest, dtype=np.uint64)
+        self.seek(0)
+
+    def seek(self, position: int) -> None:
+        """Make number `position` (counted from 0) the next one read."""
+        self._philox = np.random.Philox(key=self._key)
+        self._philox.advance(position // WORDS_PER_COUNTER)
+        self._philox.random_raw(position % WORDS_PER_COUNTER)
+
+    def uniforms(self, count: int) -> np.ndarray:
+        """The next `count` numbers, float64 with 52 random bits, shape (count,)."""
+        words = self._philox.random_raw(count)
+        words >>= np.uint64(12)
+        words |= EXPONENT_OF_ONE  # 52 random bits behind the exponent of 1.0: a float64 in [1, 2)
+        numbers = words.view(np.float64)
+        numbers -= 1.0
+        return numbers

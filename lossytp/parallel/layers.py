@@ -1,0 +1,149 @@
+"""Column- and row-parallel linear layers whose all-reduces lose packets.
+
+Shoeybi et al., "Megatron-LM", 2019, section 3: a column-parallel layer splits its weight by outputs, a row-parallel
+one by inputs. f copies the input in forward and all-reduces its gradient in backward; g all-reduces the output in
+forward and is the identity in backward (a sender is not told what was lost).
+
+Each layer holds the shards of the ranks that live in this process, on an axis of their own, in the order of the
+dense weight. So products that no packet crosses are one dense matrix product; only those that are summed over ranks
+are computed rank by rank. f and g are fused with their product, which saves a pass over memory.
+
+Shapes: ... any leading axes, T their product, D model width, R ranks, P projections that one layer holds side by
+side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from lossytp.network.counters import Site
+from lossytp.parallel.collectives import LossyAllReduce
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = f(x) W + b, rank r holding W[:, :, r]: (..., D) to (..., P * R * F).
+
+    Forward: no communication. Backward: the ranks' parts of dx are all-reduced with losses, once for all P projections.
+
+    Args:
+        weight: the dense weight (D, P * R * F).
+        bias: (P * R * F,).
+        num_projections: P.
+        collective: how the ranks all-reduce.
+        layer: number of the transformer layer, for the counters.
+        module: "attention" or "mlp", likewise.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor, *, num_projections: int, collective: LossyAllReduce, layer: int, module: str
+    ) -> None:
+        super().__init__()
+        shape = (num_projections, collective.group.size, -1)
+        self.weight = nn.Parameter(weight.detach().clone().view(len(weight), *shape), weight.requires_grad)
+        self.bias = nn.Parameter(bias.detach().clone().view(shape), bias.requires_grad)
+        self.collective = collective
+        self.site = Site(layer, module, "backward")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
+        with torch.autocast(x.device.type, enabled=False):
+            return _CopyAndMultiply.apply(x, weight, bias, self.collective, self.site)
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """The dense weight and bias."""
+        return self.weight.detach().view(len(self.weight), -1), self.bias.detach().view(-1)
+
+
+class RowParallelLinear(nn.Module):
+    """y = g(sum over r of x_r W_r) + b, rank r holding W[r]: (..., R * K) to (..., D).
+
+    Forward: the ranks' products are all-reduced with losses; the bias, held by every rank, is added once, after the
+    sum. Backward: no communication.
+
+    Args: as `ColumnParallelLinear`'s, `weight` being (R * K, D) and `bias` (D,).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, *, collective: LossyAllReduce, layer: int, module: str) -> None:
+        super().__init__()
+        ranks = collective.group.size
+        self.weight = nn.Parameter(weight.detach().clone().view(ranks, -1, weight.shape[1]), weight.requires_grad)
+        self.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+        self.collective = collective
+        self.site = Site(layer, module, "forward")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
+        with torch.autocast(x.device.type, enabled=False):
+            return _MultiplyAndReduce.apply(x, weight, self.collective, self.site) + bias
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """The dense weight and bias."""
+        return self.weight.detach().view(-1, self.weight.shape[-1]), self.bias.detach()
+
+
+class _CopyAndMultiply(Function):
+    """f and the product behind it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_DPRF: Tensor, bias_PRF: Tensor, collective: LossyAllReduce, site: Site
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight_DPRF)
+        ctx.collective, ctx.site = collective, site
+        x_TD = x.reshape(-1, x.shape[-1])
+        y_TO = torch.addmm(bias_PRF.view(-1), x_TD, weight_DPRF.view(len(weight_DPRF), -1))
+        return y_TO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_DPRF = ctx.saved_tensors
+        d_width, projections, ranks, _ = weight_DPRF.shape
+        dy_TO = gradients[0].reshape(-1, weight_DPRF[0].numel())
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            dy_RTO = dy_TO.view(len(dy_TO), projections, ranks, -1).permute(2, 0, 1, 3).flatten(2)
+            weight_RDO = weight_DPRF.permute(2, 0, 1, 3).flatten(2)
+            parts_RTD = torch.bmm(dy_RTO, weight_RDO.transpose(1, 2))
+            dx = ctx.collective.sum_(parts_RTD, ctx.site).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            dweight = (x.reshape(-1, d_width).t() @ dy_TO).view(weight_DPRF.shape)
+        if ctx.needs_input_grad[2]:
+            dbias = dy_TO.sum(0).view(weight_DPRF.shape[1:])
+        return dx, dweight, dbias, None, None
+
+
+class _MultiplyAndReduce(Function):
+    """The product and g behind it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_RKD: Tensor, collective: LossyAllReduce, site: Site) -> Tensor:
+        ctx.save_for_backward(x, weight_RKD)
+        x_RTK = x.reshape(-1, *weight_RKD.shape[:2]).transpose(0, 1)
+        parts_RTD = torch.bmm(x_RTK, weight_RKD)
+        return collective.sum_(parts_RTD, site).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_RKD = ctx.saved_tensors
+        dy_TD = gradients[0].reshape(-1, weight_RKD.shape[-1])
+        weight_ID = weight_RKD.view(-1, weight_RKD.shape[-1])
+        dx = dweight = None
+        if ctx.needs_input_grad[0]:
+            dx = (dy_TD @ weight_ID.t()).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            dweight = (x.reshape(-1, len(weight_ID)).t() @ dy_TD).view(weight_RKD.shape)
+        return dx, dweight, None, None
+
+
+def _cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype that autocast gives a matrix product; autocast does not reach inside a Function."""
+    device = tensors[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        return tuple(tensor.to(dtype) for tensor in tensors)
+    return tensors

@@ -1,0 +1,30 @@
+"""Fine-tune tensor-parallel GPT-2 on a task over a lossy network.
+
+python -m lossytp.train --loss_rate 0.05 --output_dir output
+python -m lossytp.train --config run.yaml --seed 7
+"""
+
+from lossytp.training.command_line import parse, run_as_command
+from lossytp.training.config import TrainConfig
+
+
+def main() -> None:
+    config = parse(TrainConfig, __doc__)
+
+    from lossytp.training.loop import run  # after the arguments were checked: torch takes seconds to import
+
+    record = run(config)
+    final = record["final"]
+    if record["status"] == "not finite":
+        print(
+            f"the training loss was not finite at step {record['timing']['steps']}: see {config.output_dir}/record.json"
+        )
+    else:
+        print(
+            f"accuracy {final['accuracy_lossy']:.4f} with loss, {final['accuracy_clean']:.4f} without "
+            f"({record['status']}): see {config.output_dir}/record.json"
+        )
+
+
+if __name__ == "__main__":
+    run_as_command(main)

@@ -1,0 +1,146 @@
+"""The configuration of one training run, from the command line, a YAML file or a notebook's parameters.
+
+Names are those of earlier studies' flags, so their command lines run here. Importing this module costs no torch.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.checks import check_known, check_probability
+from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.packets import Wire
+from lossytp.network.presets import LossProcess, gilbert_elliott_preset
+from lossytp.network.repair import repair_named
+from lossytp.network.routes import reduce_routes
+from lossytp.training.models import check_model
+from lossytp.training.tasks import TASKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that a training run's result depends on, and where it goes."""
+
+    model_name: str = "gpt2-nano"
+    """A preset: gpt2-nano or gpt2-micro, from random weights."""
+    dataset: str = "docstrings"
+    """The task: docstrings (which library is it from?)."""
+    tensor_parallel_size: int = 4
+    """Tensor-parallel ranks."""
+    loss_type: Literal["ber", "g-e"] = "ber"
+    """Loss process: Bernoulli or Gilbert-Elliott."""
+    loss_rate: float = 0.0
+    """Stationary packet loss rate of every link, in [0, 1]."""
+    mean_burst_packets: float | None = None
+    """Mean run of consecutive losses; Gilbert-Elliott only."""
+    ge_config: str | None = None
+    """A Gilbert-Elliott preset by its id, in place of loss_rate and mean_burst_packets."""
+    algorithm: str = "direct"
+    """All-reduce: direct or sender."""
+    repair: str = "zero"
+    """What is done about lost contributions: zero or rescale."""
+    mtu_bytes: int = 1500
+    """Packet size, headers included."""
+    batch_size: int = 32
+    """Examples a step."""
+    max_length: int = 64
+    """Tokens an example is cut to."""
+    max_samples: int | None = None
+    """Training examples to keep; all when left out."""
+    eval_samples: int | None = None
+    """Test examples to evaluate on; all when left out."""
+    max_steps: int = 600
+    """Optimiser steps."""
+    eval_steps: int | None = None
+    """Evaluate every so many steps; only at the end when left out."""
+    patience: int | None = None
+    """Stop after so many evaluations in a row without a better lossy accuracy."""
+    target_accuracy: float | None = None
+    """Record the steps and seconds until lossy accuracy reaches this and holds it at the next evaluation."""
+    learning_rate: float = 1e-3
+    """Peak learning rate of AdamW."""
+    warmup_steps: int = 20
+    """Steps of linear warm-up; linear decay to zero follows."""
+    weight_decay: float = 0.01
+    """Decoupled weight decay, on matrices alone."""
+    dropout: float = 0.0
+    """Of embeddings, attention and residuals."""
+    bf16: bool = False
+    """Matrix products, and so what is on the wire, in bfloat16."""
+    fp16: bool = False
+    """The same in float16, with the training loss scaled."""
+    seed: int = 1234
+    """Of initial weights, data order, dropout and packet losses."""
+    output_dir: str = "output"
+    """Folder for record.json."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        check_known("dataset", self.dataset, TASKS)
+        check_model(self.model_name, self.tensor_parallel_size, self.max_length)
+        reduce_routes(self.algorithm)
+        repair_named(self.repair)
+        Wire(mtu_bytes=self.mtu_bytes)
+        for name in ("loss_rate", "dropout", "target_accuracy"):
+            if getattr(self, name) is not None:
+                check_probability(name, getattr(self, name))
+        for name in ("batch_size", "max_length", "max_samples", "eval_samples", "max_steps", "eval_steps", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value} is below 1: give a positive number")
+        for name in ("learning_rate", "weight_decay", "warmup_steps", "seed"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} = {value} is negative or not finite: give 0 or more")
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 = fp16 = True: choose one of them")
+        self.process()
+
+    def process(self) -> LossProcess:
+        """The loss process of every link; ValueError where the settings contradict each other."""
+        if self.loss_type == "ber":
+            for name in ("mean_burst_packets", "ge_config"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} = {getattr(self, name)!r} needs loss_type = 'g-e', not 'ber'")
+            return Bernoulli(loss_rate=self.loss_rate)
+        if self.ge_config is not None:
+            if self.loss_rate or self.mean_burst_packets is not None:
+                raise ValueError(
+                    f"ge_config = {self.ge_config!r} sets rate and burst: leave out loss_rate and mean_burst_packets"
+                )
+            return gilbert_elliott_preset(self.ge_config)
+        if self.mean_burst_packets is None:
+            raise ValueError("loss_type = 'g-e' needs ge_config, or loss_rate and mean_burst_packets: give one of them")
+        return GilbertElliott.from_loss_and_burst(loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values, JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrainConfig":
+        """From names and values; ValueError names an unknown one and the closest that there is."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+                raise ValueError(f"unknown parameter {name!r}: {hint}")
+        return cls(**values)
+
+
+def _check_types(config: TrainConfig) -> None:
+    """Values from YAML or a notebook carry no types: refuse what is not of its field's."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if get_origin(hint) is Literal:
+            check_known(name, value, get_args(hint))
+            continue
+        allowed = get_args(hint) or (hint,)
+        matches = isinstance(value, (*allowed, int) if float in allowed else allowed)
+        if not matches or (isinstance(value, bool) and bool not in allowed):
+            expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
+            raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}")

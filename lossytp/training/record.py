@@ -1,0 +1,99 @@
+"""Records: what a finished run leaves behind, `record.json` in its output folder, written last and at once."""
+
+import json
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from lossytp.training.config import TrainConfig
+
+RECORD = "record.json"
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that `path` holds all of it or does not change, also where the process is killed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    write_atomically(folder / RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """The finished run's record, or None where there is none."""
+    try:
+        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:
+    """The record that is already there for this very configuration, else None after making sure of a place to write.
+
+    ValueError where the folder cannot be written, or holds the record of another configuration.
+    """
+    folder = Path(config.output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"output_dir = {config.output_dir!r} cannot be written ({error.strerror}): name another"
+        ) from error
+    record = read_record(folder)
+    if record is not None and record["config"] != _portable(config):
+        changed = [name for name, value in _portable(config).items() if record["config"].get(name) != value]
+        raise ValueError(
+            f"output_dir = {config.output_dir!r} holds a run with another {', '.join(changed)}: name another folder"
+        )
+    return record
+
+
+def _portable(config: TrainConfig) -> dict[str, Any]:
+    """The configuration less its folder, which does not change the result and may differ from machine to machine."""
+    return {name: value for name, value in config.as_dict().items() if name != "output_dir"}
+
+
+def describe(config: TrainConfig) -> dict[str, Any]:
+    """The part of a record that is known before the run: configuration, seed, commit and environment."""
+    return {
+        "config": _portable(config),
+        "seed": config.seed,
+        "commit": _commit(),
+        "environment": {
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "processor": _processor(),
+            **{name: version(name) for name in ("torch", "transformers", "numpy")},
+        },
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):  # not Linux, or a processor that does not say
+        return platform.processor()
+
+
+def _commit() -> str | None:
+    """The commit this code is of, "+" behind it where the library differs from it; None outside a git checkout."""
+    here = Path(__file__).parent.parent
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        changes = subprocess.run(["git", "status", "--porcelain", "."], cwd=here, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")

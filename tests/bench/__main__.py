@@ -1,0 +1,138 @@
+"""Ratios measured side by side in one run: `python -m tests.bench OUTPUT_FOLDER`.
+
+Times alone mean little on a shared machine; the arms of a ratio take turns, on one thread, and the ratio of their
+medians is reported beside both.
+"""
+
+import json
+import platform
+import statistics
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+from transformers import GPT2Config, GPT2LMHeadModel, logging
+
+import lossytp as ltp
+from lossytp.training.models import PRESETS
+from lossytp.training.record import write_atomically
+
+GPT2_SMALL = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+
+
+def interleaved(arms: dict[str, Callable[[], object]], rounds: int, label: str) -> dict[str, float]:
+    """Median seconds of each arm; the arms run in turn, `rounds` times, after one round that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for count in tqdm(range(rounds + 1), desc=label, mininterval=5):
+        for name, arm in arms.items():
+            start = time.perf_counter()
+            arm()
+            if count:
+                seconds[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def training_step_ratio(shape: dict, batch: int, length: int, rounds: int, label: str) -> dict:
+    """A virtual-rank training step (TP 4, 1 % loss, direct) against the dense transformers step."""
+    torch.manual_seed(0)
+    dense = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01))
+    parallel = ltp.parallelize(dense, network, tensor_parallel_size=4)
+    tokens = torch.randint(shape["vocab_size"], (batch, length))
+
+    def step(model: GPT2LMHeadModel, optimizer: torch.optim.Optimizer) -> None:
+        model(tokens, labels=tokens, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    optimizers = {model: torch.optim.AdamW(model.parameters()) for model in (dense, parallel)}
+    seconds = interleaved(
+        {
+            "dense_s": lambda: step(dense, optimizers[dense]),
+            "parallel_s": lambda: step(parallel, optimizers[parallel]),
+        },
+        rounds,
+        label,
+    )
+    total = network.counters.summary("training")
+    return {
+        "parameters": sum(parameter.numel() for parameter in dense.parameters()),
+        "tokens": batch * length,
+        **seconds,
+        "ratio": seconds["parallel_s"] / seconds["dense_s"],
+        "target": "at most 1.05",
+        "observed_loss_rate": total["observed_loss_rate"],
+    }
+
+
+def drawing_ratio() -> dict:
+    """The losses of 10^9 packets at p = 10^-3 against one number a packet (10^8 of them, times ten)."""
+    rate = 1e-3
+    generator = np.random.default_rng(0)
+
+    def one_number_a_packet() -> int:
+        lost = 0
+        for _ in range(100):
+            lost += np.count_nonzero(generator.random(10**6) < rate)
+        return lost
+
+    def gaps() -> int:
+        network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=rate))
+        return len(network.lost_packets(0, 1, 10**9))
+
+    seconds = interleaved({"one_number_a_packet_s": one_number_a_packet, "gaps_s": gaps}, 7, "drawing losses")
+    seconds["one_number_a_packet_s"] *= 10
+    tracemalloc.start()
+    lost = gaps()
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return {
+        "packets": 10**9,
+        "lost": lost,
+        **seconds,
+        "ratio": seconds["one_number_a_packet_s"] / seconds["gaps_s"],
+        "target": "at least 300",
+        "peak_bytes_per_loss": peak_bytes / lost,
+    }
+
+
+def message_microseconds(process: object) -> float:
+    """Microseconds to draw, count and return the losses of a message of 700 packets on one link."""
+    network = ltp.LossyNetwork(process)
+    messages = 20_000
+    medians = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(messages):
+            network.lost_packets(0, 1, 700)
+        medians.append((time.perf_counter() - start) / messages * 1e6)
+    return statistics.median(medians)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    burst = ltp.GilbertElliott.from_loss_and_burst(loss_rate=1e-3, mean_burst_packets=8)
+    results = {
+        "machine": {"processor": platform.machine(), "python": platform.python_version(), "torch": torch.__version__},
+        "drawing": drawing_ratio(),
+        "message_of_700_packets_us": {
+            "bernoulli_0.001": message_microseconds(ltp.Bernoulli(loss_rate=1e-3)),
+            "gilbert_elliott_0.001_burst_8": message_microseconds(burst),
+            "target": "under 10",
+        },
+        "step_7M": training_step_ratio(PRESETS["gpt2-micro"], batch=8, length=128, rounds=15, label="7 M step"),
+        "step_124M": training_step_ratio(GPT2_SMALL, batch=4, length=64, rounds=9, label="124 M step"),
+    }
+    text = json.dumps(results, indent=2)
+    write_atomically(folder / "bench.json", text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
