@@ -4,6 +4,7 @@ Shapes: B examples, T tokens of the longest of them.
 """
 
 import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class Split:
         """A fixed pseudo-random sample of so many examples; all when `examples` is None."""
         if examples is None or examples >= len(self):
             return self
-        chosen = np.sort(np.argsort(Stream(("sample",)).uniforms(len(self)), kind="stable")[:examples])
+        chosen = sample_indices(len(self), examples)
         parts = [self.tokens[self.offsets[i] : self.offsets[i + 1]] for i in chosen]
         offsets = np.concatenate(([0], np.cumsum([len(part) for part in parts])))
         return Split(np.concatenate(parts), offsets, self.labels[chosen])
@@ -71,6 +72,12 @@ class Dataset:
     test: Split
     labels: tuple[str, ...]
     sha256: str
+
+
+def sample_indices(available: int, examples: int | None) -> np.ndarray:
+    """Sorted indices of a fixed pseudo-random sample of `examples` out of `available`; of all when None."""
+    order = np.argsort(Stream(("sample",)).uniforms(available), kind="stable")
+    return np.sort(order[:examples])
 
 
 def training_batches(split: Split, *, batch_size: int, max_length: int, seed: int) -> Iterator[dict[str, Tensor]]:
@@ -114,6 +121,12 @@ def load_dataset(name: str, *, train_samples: int | None, test_samples: int | No
     return Dataset(train, test, TASKS[name].labels, digest.hexdigest())
 
 
+def load_texts(name: str) -> dict[str, list[Example]]:
+    """The task's text before it became token ids: {"train": [(text, label), ...], "test": [...]}."""
+    content = json.loads((_prepared(name) / "texts.json").read_text(encoding="utf-8"))
+    return {split: [(text, label) for text, label in examples] for split, examples in content.items()}
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """The task's tokenizer, as transformers knows it."""
     return PreTrainedTokenizerFast(tokenizer_file=str(_prepared(name) / "tokenizer.json"), pad_token=PAD, eos_token=END)
@@ -141,6 +154,7 @@ def _prepared(name: str) -> Path:
 
 
 def _prepare(splits: dict[str, list[Example]], folder: Path) -> None:
+    (folder / "texts.json").write_text(json.dumps(splits), encoding="utf-8")
     tokenizer = train_tokenizer([text for text, _ in splits["train"]])
     tokenizer.save(str(folder / "tokenizer.json"))
     for split, examples in splits.items():

@@ -1,9 +1,7 @@
 """One training run, from configuration to record."""
 
 import math
-import sys
 import time
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
@@ -21,6 +18,7 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.data import PAD_ID, Dataset, Split, evaluation_batches, load_dataset, training_batches
 from lossytp.training.metrics import Classification, time_to_accuracy
 from lossytp.training.models import build_classifier
+from lossytp.training.progress import Progress
 from lossytp.training.record import check_output_folder, describe, write_record
 
 EVALUATION_BATCH = 64
@@ -113,11 +111,13 @@ class _Run:
             self.data.train, batch_size=config.batch_size, max_length=config.max_length, seed=config.seed
         )
         best, since_best = -1.0, 0
-        for step in progress(config.max_steps):
+        progress = Progress(config.max_steps)
+        for step in range(1, config.max_steps + 1):
             started = time.perf_counter()
             loss = self._step(next(batches))
             self.train_seconds += time.perf_counter() - started
             self.losses.append(loss)
+            progress.show(step, loss)
             if not math.isfinite(loss):
                 return "not finite"
             if step == config.max_steps or (config.eval_steps and step % config.eval_steps == 0):
@@ -188,9 +188,3 @@ def learning_rate_at(step: int, config: TrainConfig) -> float:
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     return (config.max_steps - step) / max(1, config.max_steps - config.warmup_steps)
-
-
-def progress(steps: int) -> Iterator[int]:
-    """1, 2, ..., steps, with a bar in a terminal and a line now and then elsewhere."""
-    interval = 0.5 if sys.stderr.isatty() else 30.0
-    return iter(tqdm(range(1, steps + 1), desc="training", unit="step", mininterval=interval, maxinterval=interval))

@@ -1,0 +1,103 @@
+"""The graph of the study: experiments -> records -> figures -> paper. Run it with ./run_all.sh.
+
+Config: profile (smoke, laptop or paper); figures_only (draw what is there, run no cell).
+"""
+
+import json
+from pathlib import Path
+
+from lossytp.study.grid import load_experiment
+
+PROFILE = config.get("profile", "laptop")
+RESULTS = f"results/{PROFILE}"
+CELLS_EXIST = bool(config.get("figures_only"))
+NUM_PACKETS = {"smoke": 1_000_000}.get(PROFILE, 10_000_000)
+
+EXPERIMENTS = [load_experiment(file, PROFILE, Path(RESULTS)) for file in sorted(Path("notebooks/experiments").glob("*.yaml"))]
+RECORDS = [f"{cell.output_dir}/record.json" for experiment in EXPERIMENTS for cell in experiment.cells]
+EVAL_SAMPLES = EXPERIMENTS[0].cells[0].eval_samples
+RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
+
+
+rule paper:
+    input:
+        f"{RESULTS}/paper.json",
+        "paper/lossytp.typ",
+        "paper/routes.typ",
+        "paper/references.bib",
+    output:
+        f"{RESULTS}/lossytp.pdf",
+    shell:
+        "python -m lossytp.study.typeset paper/lossytp.typ {output} --results {RESULTS}"
+
+
+rule figures:
+    input:
+        # in a fresh clone every file is new: a record's age says nothing, its folder's name does
+        ancient(RECORDS if not CELLS_EXIST else []),
+        f"{RESULTS}/channel.csv" if not CELLS_EXIST else [],
+        f"{RESULTS}/baseline.json" if not CELLS_EXIST else [],
+        "notebooks/50_accuracy_vs_loss_figures.ipynb",
+        [f"lossytp/study/{module}.py" for module in ("figures", "records", "statistics", "summary")],
+    output:
+        f"{RESULTS}/paper.json",
+        f"{RESULTS}/experiment_summary.csv",
+        f"{RESULTS}/figures/accuracy_vs_loss.svg",
+    log:
+        f"{RESULTS}/notebooks/50_accuracy_vs_loss_figures.ipynb",
+    params:
+        notebook="50_accuracy_vs_loss_figures",
+        values=json.dumps({"results_dir": RESULTS}),
+    shell:
+        RUN
+
+
+if not CELLS_EXIST:
+
+    rule channel_check:
+        input:
+            ancient("notebooks/10_channel_check.ipynb"),
+        output:
+            f"{RESULTS}/channel.csv",
+            f"{RESULTS}/figures/burst_lengths.svg",
+        log:
+            f"{RESULTS}/notebooks/10_channel_check.ipynb",
+        params:
+            notebook="10_channel_check",
+            values=json.dumps({"results_dir": RESULTS, "num_packets": NUM_PACKETS}),
+        shell:
+            RUN
+
+    rule task_baseline:
+        input:
+            ancient("notebooks/15_task_baseline.ipynb"),
+        output:
+            f"{RESULTS}/baseline.json",
+        priority: 1
+        log:
+            f"{RESULTS}/notebooks/15_task_baseline.ipynb",
+        params:
+            notebook="15_task_baseline",
+            values=json.dumps({"results_dir": RESULTS, "eval_samples": EVAL_SAMPLES}),
+        shell:
+            RUN
+
+    for experiment in EXPERIMENTS:
+        for number, cells in enumerate(experiment.batches()):
+
+            rule:
+                name:
+                    f"{experiment.name}_{number:02d}"
+                input:
+                    ancient(f"notebooks/{experiment.notebook}.ipynb"),
+                output:
+                    # update: a batch that was interrupted keeps the records it has
+                    update([f"{cell.output_dir}/record.json" for cell in cells]),
+                log:
+                    f"{RESULTS}/notebooks/{experiment.notebook}-{number:02d}.ipynb",
+                params:
+                    notebook=experiment.notebook,
+                    values=json.dumps({"cells": [cell.as_dict() for cell in cells]}),
+                retries: 1
+                shell:
+                    RUN

@@ -1,0 +1,58 @@
+"""What was lost on a link, measured, beside the closed forms of its process."""
+
+import numpy as np
+import pandas as pd
+
+from lossytp.network import LossyNetwork
+from lossytp.network.presets import LossProcess
+
+STRETCHES = 100  # of packets, each long against a burst; their spread gives the standard errors
+
+
+def burst_lengths(lost: np.ndarray) -> np.ndarray:
+    """Lengths of the runs of consecutive packets in sorted indices `lost`, int64 (num_bursts,)."""
+    if not len(lost):
+        return np.empty(0, dtype=np.int64)
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(lost) > 1) + 1, [len(lost)]))
+    return np.diff(starts)
+
+
+def measure(
+    process: LossProcess, *, num_packets: int, seed: int, lags: tuple[int, ...] = (1, 2, 5, 10)
+) -> pd.DataFrame:
+    """Loss rate, mean burst and autocorrelations of one link over `num_packets` packets, a row each.
+
+    Columns: quantity, measured, expected, standard_error. Each quantity is a function of totals over `STRETCHES`
+    stretches of the packets; the jackknife over stretches (Quenouille 1956) takes its bias and gives its standard
+    error, which so holds for correlated losses too.
+    """
+    network = LossyNetwork(process, seed=seed)
+    size = num_packets // STRETCHES
+    totals = np.array([_totals(network.lost_packets(0, 1, size), size, lags) for _ in range(STRETCHES)])
+    whole = _quantities(totals.sum(0))
+    without_one = np.array([_quantities(totals.sum(0) - stretch) for stretch in totals])
+    errors = np.sqrt((STRETCHES - 1) * without_one.var(axis=0))
+    names = ["loss rate", "mean burst, packets", *(f"autocorrelation, lag {lag}" for lag in lags)]
+    expected = [process.loss_rate, process.mean_burst_packets, *map(process.autocorrelation, lags)]
+    measured = STRETCHES * whole - (STRETCHES - 1) * without_one.mean(axis=0)
+    return pd.DataFrame({"quantity": names, "measured": measured, "expected": expected, "standard_error": errors})
+
+
+def _totals(lost: np.ndarray, num_packets: int, lags: tuple[int, ...]) -> list[int]:
+    """Packets, losses, pairs, bursts that began; then for each lag its pairs, and those both lost."""
+    indicator = np.zeros(num_packets, dtype=bool)
+    indicator[lost] = True
+    began = int(np.count_nonzero(indicator[1:] & ~indicator[:-1]))
+    totals = [num_packets, len(lost), num_packets - 1, began]
+    for lag in lags:
+        totals += [num_packets - lag, int(np.count_nonzero(indicator[lag:] & indicator[:-lag]))]
+    return totals
+
+
+def _quantities(totals: np.ndarray) -> np.ndarray:
+    packets, lost, pairs, began, *of_lags = totals.astype(float)
+    rate = lost / packets
+    correlations = [
+        (both / count - rate**2) / (rate * (1 - rate)) for count, both in zip(of_lags[::2], of_lags[1::2], strict=True)
+    ]
+    return np.array([rate, rate / (began / pairs), *correlations])

@@ -1,0 +1,97 @@
+"""Figures, drawn from tables alone. Statistics live in `lossytp.study.statistics`."""
+
+import hashlib
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from lossytp.study.statistics import t_interval
+
+MARKERS = "osD^vP"  # arms differ by colour and marker, so that they can be told apart in grey
+
+
+def set_style() -> None:
+    """Colour-blind-safe colours, text as text, and files that do not differ from run to run."""
+    sns.set_theme(style="ticks", palette="colorblind", font_scale=0.85)
+    mpl.rcParams.update({"svg.hashsalt": "lossytp", "svg.fonttype": "path", "axes.spines.top": False})
+    mpl.rcParams.update({"axes.spines.right": False, "figure.dpi": 120, "legend.frameon": False})
+
+
+def save(figure: Figure, folder: Path, name: str) -> str:
+    """Write NAME.svg and NAME.png; returns a hash of the SVG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
+    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None}, bbox_inches="tight")
+    return hashlib.sha256((folder / f"{name}.svg").read_bytes()).hexdigest()[:12]
+
+
+def accuracy_against_loss(table: pd.DataFrame, *, baseline: dict[str, float]) -> Figure:
+    """Accuracy against loss rate, evaluated with losses (left) and without (right).
+
+    Args:
+        table: a row a run, with `arm`, `loss_rate`, `accuracy_lossy`, `accuracy_clean`; every arm has the runs
+            without losses at `loss_rate` 0.
+        baseline: horizontal lines, label to accuracy.
+
+    Points are means over seeds, bands Student's 95 % intervals.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.9), sharey=True, layout="constrained")
+    titles = {"accuracy_lossy": "evaluated with the same losses", "accuracy_clean": "evaluated without losses"}
+    for ax, (column, title) in zip(axes, titles.items(), strict=True):
+        for number, (arm, runs) in enumerate(table.groupby("arm", sort=False)):
+            _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number])
+        for style, (label, accuracy) in zip((":", "--"), baseline.items(), strict=False):
+            ax.axhline(accuracy, color="0.45", linestyle=style, linewidth=1, label=label, zorder=0)
+        ax.set(title=title, xlabel="packet loss rate of every link")
+        _loss_rate_axis(ax, table["loss_rate"])
+    axes[0].set_ylabel("test accuracy")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def burst_distribution(bursts: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Figure:
+    """Share of bursts of each length: points measured, lines the closed form; a panel an arm.
+
+    Args:
+        bursts: label to burst lengths in packets, (num_bursts,).
+        expected: label to the probability of length 1, 2, ...
+    """
+    figure, ax = plt.subplots(figsize=(4.2, 2.9), layout="constrained")
+    for number, (label, lengths) in enumerate(bursts.items()):
+        longest = len(expected[label])
+        share = np.bincount(lengths, minlength=longest + 1)[1 : longest + 1] / len(lengths)
+        x = np.arange(1, longest + 1)
+        ax.plot(x, expected[label], color=f"C{number}", linewidth=1)
+        ax.plot(x, share, MARKERS[number], color=f"C{number}", markersize=3.5, label=label)
+    ax.set(yscale="log", xlabel="burst length, packets", ylabel="share of bursts")
+    ax.set_ylim(1e-4, 1.5)
+    ax.legend()
+    return figure
+
+
+def _band(ax: Axes, runs: pd.DataFrame, column: str, *, label: str, color: str, marker: str) -> None:
+    estimates = runs.groupby("loss_rate")[column].apply(lambda values: t_interval(values.to_numpy()))
+    rates = estimates.index.to_numpy()
+    mean, low, high = np.array(estimates.tolist()).T
+    ax.plot(rates, mean, marker=marker, color=color, label=label, markersize=4, linewidth=1.3)
+    if np.isfinite(low).all():  # one seed has no interval
+        ax.fill_between(rates, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def _loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
+    """Logarithmic, with room for zero at its left end."""
+    values = sorted(rates.unique())
+    smallest = min((value for value in values if value > 0), default=0.01)
+    ax.set_xscale("symlog", linthresh=smallest, linscale=0.6)
+    ax.xaxis.set_major_locator(FixedLocator(values))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    ax.tick_params(axis="x", labelsize=8, rotation=45 if len(values) > 6 else 0)

@@ -1,0 +1,74 @@
+"""Experiments: a YAML grid, a notebook, and a cell for each configuration and seed.
+
+    notebook: 20_accuracy_vs_loss
+    profiles:
+      laptop:
+        cells_per_notebook: 3      # start-up is paid once a notebook run
+        seeds: 3
+        base: {max_steps: 250}     # what all cells share
+        arms:                      # each arm is the product of its lists
+          - {loss_rate: [0.0, 0.01]}
+          - {loss_type: [g-e], mean_burst_packets: [8], loss_rate: [0.01]}
+
+A cell's folder bears a hash of its whole configuration, so a changed grid never takes an old record for its own.
+"""
+
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lossytp.network.checks import check_known
+from lossytp.training.config import TrainConfig
+
+PROFILE_KEYS = {"cells_per_notebook", "seeds", "base", "arms"}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Cells in the order they run: all arms of one seed, then the next seed's, so that early results are whole."""
+
+    name: str
+    notebook: str
+    cells: tuple[TrainConfig, ...]
+    cells_per_notebook: int
+
+    def batches(self) -> list[tuple[TrainConfig, ...]]:
+        """The cells of one notebook run each."""
+        size = self.cells_per_notebook
+        return [self.cells[start : start + size] for start in range(0, len(self.cells), size)]
+
+
+def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
+    """The experiment of a YAML file under one profile, its cells writing below `results`.
+
+    ValueError, naming the file, for an unknown key, parameter or value.
+    """
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    try:
+        check_known("profile", profile, content["profiles"])
+        settings = content["profiles"][profile]
+        for key in settings:
+            check_known("key", key, sorted(PROFILE_KEYS))
+        folder = results / "runs" / file.stem
+        cells = [
+            _cell({**settings["base"], **dict(zip(arm, values, strict=True)), "seed": seed}, folder)
+            for seed in range(settings["seeds"])
+            for arm in settings["arms"]
+            for values in itertools.product(*arm.values())
+        ]
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{file}: {error}") from error
+    return Experiment(file.stem, content["notebook"], tuple(cells), settings["cells_per_notebook"])
+
+
+def _cell(values: dict[str, Any], folder: Path) -> TrainConfig:
+    named = TrainConfig.from_dict(values).as_dict()
+    del named["output_dir"]
+    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
+    name = f"{named['loss_type']}_{named['loss_rate']:g}_seed{named['seed']}_{digest}"
+    return TrainConfig.from_dict({**named, "output_dir": str(folder / name)})

@@ -1,0 +1,103 @@
+"""Run a notebook with parameters: `python -m lossytp.study.run_notebook NOTEBOOK OUTPUT --parameters JSON`.
+
+papermill's own command line only warns of a parameter that the notebook does not have, and cannot put the kernel's
+sockets where parallel kernels do not clash.
+"""
+
+import argparse
+import difflib
+import json
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import papermill
+import psutil
+from papermill.exceptions import PapermillExecutionError
+from traitlets.config import Config
+
+from lossytp.training.command_line import run_as_command
+
+WATCH_SECONDS = 0.5
+
+
+def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
+    """Raise ValueError for a parameter that the notebook's cell tagged "parameters" does not assign."""
+    if not notebook.is_file():
+        raise ValueError(f"{notebook} is not there: give the path of a notebook")
+    known = list(papermill.inspect_notebook(str(notebook)))
+    for name in parameters:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+            raise ValueError(f"{notebook.name}: unknown parameter {name!r}: {hint}")
+
+
+def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
+    """Run `notebook` and save it to `output`; what it writes to stderr goes to stderr too.
+
+    ValueError, in one line, where a cell raises a ValueError.
+    """
+    check_parameters(notebook, parameters)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ltp") as sockets:  # a short path: ipc socket names are limited
+        config = Config()
+        config.KernelManager.transport = "ipc"
+        config.KernelManager.ip = f"{sockets}/k"
+        config.KernelManager.connection_file = f"{sockets}/kernel.json"
+        try:
+            papermill.execute_notebook(
+                str(notebook),
+                str(output),
+                parameters=parameters,
+                config=config,
+                kernel_name="python3",
+                shutdown_kernel="immediate",
+                progress_bar=False,
+                log_output=True,
+                cwd=str(Path.cwd()),
+            )
+        except PapermillExecutionError as error:
+            if error.ename == "ValueError":
+                raise ValueError(f"{notebook.name}: {error.evalue}") from error
+            raise
+
+
+def end_with(pid: int) -> None:
+    """Kill this process and its kernel once process `pid` is gone, so that a killed run leaves no orphan."""
+    try:
+        watched = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        os._exit(1)
+
+    def watch() -> None:
+        while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(WATCH_SECONDS)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--parameters", default="{}", help="JSON object")
+    arguments = parser.parse_args()
+    if "LOSSYTP_RUN_PID" in os.environ:
+        end_with(int(os.environ["LOSSYTP_RUN_PID"]))
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+    logging.getLogger("papermill").setLevel(logging.WARNING)
+    logging.getLogger("papermill.translators").setLevel(logging.ERROR)
+    execute(arguments.notebook, arguments.output, json.loads(arguments.parameters))
+
+
+if __name__ == "__main__":
+    run_as_command(main)

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# From a fresh clone to the paper. ./run_all.sh help says what it can do.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+usage() {
+    cat <<'TEXT'
+usage: ./run_all.sh [setup|smoke|laptop|paper|figures|test|bench|lab] [-- snakemake options]
+  setup    install into .venv (into the active conda environment where there is one)
+  smoke    the whole graph with tiny cells, under 3 minutes
+  laptop   the study on 2 cores, under 20 minutes; the default
+  paper    the study in full, some hours
+  figures  figures and PDF from the committed results of the paper, no training
+  test     linters, types, tests
+  bench    speed ratios, to results/bench/
+  lab      JupyterLab
+Stopped at any moment and started again, what is finished is not run again.
+TEXT
+}
+
+fail() { echo "error: $*" >&2; exit 2; }
+
+command=laptop
+if [ $# -gt 0 ] && [ "$1" != "--" ]; then command=$1; shift; fi
+[ "${1:-}" = "--" ] && shift
+case $command in
+    setup | smoke | laptop | paper | figures | test | bench | lab) ;;
+    help | -h | --help) usage; exit 0 ;;
+    *) usage >&2; fail "'$command' is unknown: choose one of the above" ;;
+esac
+case $command in
+    smoke | laptop | paper | figures | test) ;;
+    *) [ $# -eq 0 ] || fail "'$command' takes no options, '$*' was given: leave them out" ;;
+esac
+
+find_python() {  # the newest of Python 3.11 to 3.14 that the constraints have wheels for; PYTHON overrides
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3.14 python3 python}; do
+        if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    fail "$(python3 --version 2>/dev/null || echo 'no Python') is too old: install Python 3.11 or later, or set PYTHON to it"
+}
+
+if [ -n "${CONDA_PREFIX:-}" ]; then
+    environment=$CONDA_PREFIX
+else
+    environment=$PWD/.venv
+    [ -x .venv/bin/python ] || { python=$(find_python); "$python" -m venv .venv; }
+fi
+export PATH="$environment/bin:$PATH"
+python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "$(python --version) in $environment is too old: use Python 3.11 or later"
+
+# installed once for each state of what says what to install; the checksum is written last
+wanted=$(cat pyproject.toml constraints.txt | cksum)
+if [ "$(cat "$environment/.lossytp-installed" 2>/dev/null)" != "$wanted" ]; then
+    echo "installing into $environment, some minutes the first time" >&2
+    python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' >&2 \
+        || fail "pip could not install lossytp: its message above says why"
+    echo "$wanted" > "$environment/.lossytp-installed"
+fi
+
+# threads: cells run side by side, one each; results depend on it in the last digits
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=true
+export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} PYTHONWARNINGS=${PYTHONWARNINGS:-ignore}
+
+run_graph() {  # profile, config, snakemake options
+    exec 9> .run.lock
+    if command -v flock > /dev/null; then
+        flock --wait 15 9 || fail "another ./run_all.sh is at work in this folder: wait for it, or stop it"
+    fi
+    export LOSSYTP_RUN_PID=$$ # notebooks end when this process, which becomes snakemake, does
+    exec snakemake --workflow-profile workflow "$@"
+}
+
+case $command in
+    setup) echo "installed in $environment" ;;
+    test)
+        ruff check .
+        ruff format --check .
+        mypy
+        exec pytest "$@"
+        ;;
+    bench) exec python -m tests.bench results/bench ;;
+    lab) exec jupyter lab notebooks/00_explore.ipynb ;;
+    figures) run_graph --config profile=paper figures_only=1 --forcerun figures paper "$@" ;;
+    *) run_graph --config profile="$command" "$@" ;;
+esac
