@@ -57,8 +57,11 @@ python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "$(python -
 wanted=$(cat pyproject.toml constraints.txt | cksum)
 if [ "$(cat "$environment/.lossytp-installed" 2>/dev/null)" != "$wanted" ]; then
     echo "installing into $environment, some minutes the first time" >&2
-    python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' >&2 \
-        || fail "pip could not install lossytp: its message above says why"
+    log=$environment/install.log
+    python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' 2>&1 \
+        | tee "$log" \
+        | awk '/^ *Collecting/ && ++n % 40 == 0 { print "  " n " packages found" } /^Installing/ { print "  installing" }' >&2 \
+        || { grep -i error "$log" >&2; fail "pip could not install lossytp: see $log"; }
     echo "$wanted" > "$environment/.lossytp-installed"
 fi
 

@@ -1,0 +1,29 @@
+import numpy as np
+import pytest
+
+import lossytp as ltp
+from lossytp.study.channel import burst_lengths, measure
+
+
+def test_burst_lengths():
+    assert burst_lengths(np.array([1, 2, 3, 7, 9, 10])).tolist() == [3, 1, 2]
+    assert burst_lengths(np.array([], dtype=int)).tolist() == []
+
+
+@pytest.mark.parametrize("burst", [2, 8])
+def test_measured_agrees_with_the_closed_form(burst):
+    process = ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=burst)
+    table = measure(process, num_packets=1_000_000, seed=1)
+    assert ((table["measured"] - table["expected"]).abs() < 4 * table["standard_error"]).all()
+    assert (table["standard_error"] > 0).all()
+
+
+def test_another_process_is_found_out():
+    class Mistaken(ltp.GilbertElliott):
+        @property
+        def mean_burst_packets(self):
+            return 8.0
+
+    table = measure(Mistaken(p_good_to_bad=0.03, p_bad_to_good=0.1428), num_packets=1_000_000, seed=1)
+    burst = table.set_index("quantity").loc["mean burst, packets"]
+    assert abs(burst["measured"] - burst["expected"]) > 6 * burst["standard_error"]  # 7.0 against 8

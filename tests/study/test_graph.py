@@ -1,0 +1,90 @@
+"""The graph under ./run_all.sh's own options, with a tiny experiment: killed and started again, nothing is lost."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+GRID = """
+notebook: 20_accuracy_vs_loss
+profiles:
+  smoke:
+    cells_per_notebook: 2
+    seeds: 2
+    base: {max_steps: 12, max_length: 16, max_samples: 500, eval_samples: 50, tensor_parallel_size: 2}
+    arms:
+      - {loss_rate: [0.0, 0.2]}
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """A function that starts the graph in a folder of its own, of which only the experiment differs."""
+
+    def begin(name, *options):
+        folder = tmp_path / name
+        if not folder.exists():
+            (folder / "notebooks" / "experiments").mkdir(parents=True)
+            for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+                (folder / "notebooks" / notebook.name).symlink_to(notebook)
+            (folder / "notebooks" / "experiments" / "accuracy_vs_loss.yaml").write_text(GRID)
+            for shared in ("Snakefile", "workflow", "lossytp"):
+                (folder / shared).symlink_to(ROOT / shared)
+            (folder / "paper").mkdir()
+            for source in (ROOT / "paper").iterdir():
+                (folder / "paper" / source.name).symlink_to(source)
+        command = 'export LOSSYTP_RUN_PID=$$; exec "$0" -m snakemake --workflow-profile workflow "$@"'
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+        return subprocess.Popen(
+            ["bash", "-c", command, sys.executable, *options, "--config", "profile=smoke"],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=(tmp_path / f"{name}.log").open("a"),
+        )
+
+    return begin
+
+
+def records(folder):
+    return {path: path.stat().st_mtime_ns for path in (folder / "results").rglob("record.json")}
+
+
+def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_agree(start, tmp_path):
+    folder = tmp_path / "killed"
+    finished = {}
+    for target in (1, 2, 3):  # kill once so many records are there, in the middle of what follows
+        run = start("killed")
+        deadline = time.monotonic() + 240
+        while len(records(folder)) < target and run.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = psutil.Process(run.pid).children(recursive=True)
+        run.send_signal(signal.SIGKILL)
+        run.wait()
+        assert psutil.wait_procs(children, timeout=15)[1] == []  # no orphan
+        now = records(folder)
+        assert {path: now[path] for path in finished} == finished  # what was finished is untouched
+        finished = now
+    assert start("killed").wait() == 0
+    assert {path: records(folder)[path] for path in finished} == finished
+    assert start("whole").wait() == 0
+    results = [tmp_path / name / "results" / "smoke" for name in ("killed", "whole")]
+    tables = [(result / "experiment_summary.csv").read_text() for result in results]
+    assert tables[0] == tables[1]
+    assert tables[0].count("\n") == 5
+    assert (results[0] / "lossytp.pdf").read_bytes().startswith(b"%PDF")
+
+    before = records(folder)
+    started = time.monotonic()
+    assert start("killed").wait() == 0
+    assert time.monotonic() - started < 30
+    assert records(folder) == before
+    assert "Nothing to be done" in (tmp_path / "killed.log").read_text()

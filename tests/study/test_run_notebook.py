@@ -1,0 +1,84 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from lossytp.study.run_notebook import check_parameters, execute
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+def notebook(folder, code, parameters="value = 1"):
+    cells = [new_code_cell(parameters, metadata={"tags": ["parameters"]}), new_code_cell(code)]
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    file = folder / "test.ipynb"
+    nbformat.write(new_notebook(cells=cells, metadata=metadata), file)
+    return file
+
+
+def test_parameters_reach_the_notebook_and_parallel_kernels_do_not_clash(tmp_path):
+    file = notebook(tmp_path, "import pathlib; pathlib.Path(out).write_text(str(value))", "value = 1\nout = ''")
+    runs = [{"value": number, "out": str(tmp_path / f"{number}.txt")} for number in range(4)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda run: subprocess.run(
+            [sys.executable, "-m", "lossytp.study.run_notebook", file, tmp_path / f"{run['value']}.ipynb",
+             "--parameters", json.dumps(run)], check=True, capture_output=True), runs))  # fmt: skip
+    assert [(tmp_path / f"{number}.txt").read_text() for number in range(4)] == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in NOTEBOOKS.glob("*.ipynb")))
+def test_an_unknown_parameter_is_refused_before_the_notebook_starts(name):
+    with pytest.raises(ValueError, match="unknown parameter 'nonsense'"):
+        check_parameters(NOTEBOOKS / name, {"nonsense": 1})
+
+
+def test_a_value_error_in_a_cell_ends_with_one_line_and_exit_code_2(tmp_path):
+    command = [sys.executable, "-m", "lossytp.study.run_notebook", NOTEBOOKS / "20_accuracy_vs_loss.ipynb"]
+    values = {"cells": [{"loss_rate": 7, "output_dir": str(tmp_path / "cell")}]}
+    command += [tmp_path / "out.ipynb", "--parameters", json.dumps(values)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "error: 20_accuracy_vs_loss.ipynb: loss_rate = 7 is not in [0, 1]" in result.stderr.splitlines()[-1]
+    assert not (tmp_path / "cell").exists()
+
+
+def test_another_error_is_shown_whole(tmp_path):
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        execute(notebook(tmp_path, "1 / 0"), tmp_path / "out.ipynb", {})
+
+
+def test_a_run_ends_when_the_process_it_watches_does_and_takes_its_kernel_along(tmp_path):
+    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(120)"
+    parent = subprocess.Popen(["sleep", "120"])
+    runner = subprocess.Popen(
+        [sys.executable, "-m", "lossytp.study.run_notebook", notebook(tmp_path, code), tmp_path / "out.ipynb"],
+        env={**os.environ, "LOSSYTP_RUN_PID": str(parent.pid)},
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    kernel = psutil.Process(int((tmp_path / "pid").read_text()))
+    parent.kill()
+    parent.wait()
+    assert runner.wait(timeout=20) == 1
+    assert psutil.wait_procs([kernel], timeout=10)[1] == []
+
+
+def test_committed_notebooks_carry_no_outputs_and_define_nothing():
+    for file in NOTEBOOKS.glob("*.ipynb"):
+        for cell in nbformat.read(file, as_version=4).cells:
+            if cell.cell_type == "code":
+                assert not cell.outputs, file
+                assert cell.execution_count is None, file
+                assert "def " not in cell.source, file
+                assert "class " not in cell.source, file

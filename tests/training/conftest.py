@@ -1,0 +1,28 @@
+"""A tiny task in place of the embedded one, so that tests of the loop need not prepare thousands of docstrings."""
+
+import pytest
+
+from lossytp.training import tasks
+from lossytp.training.config import TrainConfig
+
+WORDS = {0: "alpha beta gamma", 1: "delta epsilon zeta"}
+
+
+def toy_texts() -> dict[str, list[tuple[str, int]]]:
+    return {
+        "train": [(f"{WORDS[i % 2]} number {i}", i % 2) for i in range(64)],
+        "test": [(f"{WORDS[i % 2]} other {i}", i % 2) for i in range(30)],
+    }
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A function that makes a configuration of the toy task; data is cached below tmp_path."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(tasks.TASKS, "toy", tasks.Task(("first", "second"), toy_texts, lambda: "1"))
+
+    def config(**values):
+        defaults = {"dataset": "toy", "max_steps": 6, "batch_size": 8, "output_dir": str(tmp_path / "run"), "seed": 0}
+        return TrainConfig(**{**defaults, **values})
+
+    return config
