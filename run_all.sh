@@ -26,22 +26,21 @@ if [ $# -gt 0 ] && [ "$1" != "--" ]; then command=$1; shift; fi
 case $command in
     setup | smoke | laptop | paper | figures | test | bench | lab) ;;
     help | -h | --help) usage; exit 0 ;;
-    *) usage >&2; fail "'$command' is unknown: choose one of the above" ;;
+    *) fail "'$command' is unknown: choose setup, smoke, laptop, paper, figures, test, bench or lab" ;;
 esac
 case $command in
     smoke | laptop | paper | figures | test) ;;
     *) [ $# -eq 0 ] || fail "'$command' takes no options, '$*' was given: leave them out" ;;
 esac
 
-find_python() {  # the newest of Python 3.11 to 3.14 that the constraints have wheels for; PYTHON overrides
+recent() { "$1" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }
+
+find_python() { # PYTHON where it is set, else the first of these that is recent enough
     local candidate
-    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3.14 python3 python}; do
-        if "$candidate" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3 python}; do
+        if recent "$candidate"; then echo "$candidate"; return; fi
     done
-    fail "$(python3 --version 2>/dev/null || echo 'no Python') is too old: install Python 3.11 or later, or set PYTHON to it"
+    fail "$("${PYTHON:-python3}" --version 2> /dev/null || echo "${PYTHON:-python3}") is too old or not there: install Python 3.11 or later, or set PYTHON to it"
 }
 
 if [ -n "${CONDA_PREFIX:-}" ]; then
@@ -51,7 +50,7 @@ else
     [ -x .venv/bin/python ] || { python=$(find_python); "$python" -m venv .venv; }
 fi
 export PATH="$environment/bin:$PATH"
-python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "$(python --version) in $environment is too old: use Python 3.11 or later"
+recent python || fail "$(python --version) in $environment is too old: use Python 3.11 or later"
 
 # installed once for each state of what says what to install; the checksum is written last
 wanted=$(cat pyproject.toml constraints.txt | cksum)
@@ -69,13 +68,15 @@ fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MKL_NUM_THREADS=${MKL_NUM_THREADS:-1} TOKENIZERS_PARALLELISM=true
 export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} PYTHONWARNINGS=${PYTHONWARNINGS:-ignore}
 
-run_graph() {  # profile, config, snakemake options
+run_graph() { # profile, snakemake options
+    mkdir -p "results/$1" 2> /dev/null && [ -w "results/$1" ] || fail "results/$1 cannot be written: free the name, or change its permissions"
+    python -m lossytp.study.grid notebooks/experiments "$1" || exit 2
     exec 9> .run.lock
     if command -v flock > /dev/null; then
         flock --wait 15 9 || fail "another ./run_all.sh is at work in this folder: wait for it, or stop it"
     fi
     export LOSSYTP_RUN_PID=$$ # notebooks end when this process, which becomes snakemake, does
-    exec snakemake --workflow-profile workflow "$@"
+    exec snakemake --workflow-profile workflow --config profile="$@"
 }
 
 case $command in
@@ -88,6 +89,6 @@ case $command in
         ;;
     bench) exec python -m tests.bench results/bench ;;
     lab) exec jupyter lab notebooks/00_explore.ipynb ;;
-    figures) run_graph --config profile=paper figures_only=1 --forcerun figures paper "$@" ;;
-    *) run_graph --config profile="$command" "$@" ;;
+    figures) run_graph paper figures_only=1 --forcerun figures paper "$@" ;;
+    *) run_graph "$command" "$@" ;;
 esac

@@ -10,12 +10,13 @@
           - {loss_rate: [0.0, 0.01]}
           - {loss_type: [g-e], mean_burst_packets: [8], loss_rate: [0.01]}
 
-A cell's folder bears a hash of its whole configuration, so a changed grid never takes an old record for its own.
+`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder. A cell's folder bears a hash of its whole configuration, so a changed grid never takes an old record for its own.
 """
 
 import hashlib
 import itertools
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import yaml
 
 from lossytp.network.checks import check_known
+from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
 
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "base", "arms"}
@@ -48,12 +50,15 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
 
     ValueError, naming the file, for an unknown key, parameter or value.
     """
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
     try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
         check_known("profile", profile, content["profiles"])
         settings = content["profiles"][profile]
         for key in settings:
             check_known("key", key, sorted(PROFILE_KEYS))
+        for key in ("seeds", "cells_per_notebook"):
+            if not isinstance(settings[key], int) or settings[key] < 1:
+                raise ValueError(f"{key} = {settings[key]!r} is not a positive whole number: give one, such as 3")
         folder = results / "runs" / file.stem
         cells = [
             _cell({**settings["base"], **dict(zip(arm, values, strict=True)), "seed": seed}, folder)
@@ -61,8 +66,10 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             for arm in settings["arms"]
             for values in itertools.product(*arm.values())
         ]
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{file}: {error}") from error
+    except KeyError as error:
+        raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
     return Experiment(file.stem, content["notebook"], tuple(cells), settings["cells_per_notebook"])
 
 
@@ -72,3 +79,13 @@ def _cell(values: dict[str, Any], folder: Path) -> TrainConfig:
     digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
     name = f"{named['loss_type']}_{named['loss_rate']:g}_seed{named['seed']}_{digest}"
     return TrainConfig.from_dict({**named, "output_dir": str(folder / name)})
+
+
+def main() -> None:
+    folder, profile = sys.argv[1:]
+    for file in sorted(Path(folder).glob("*.yaml")):
+        load_experiment(file, profile, Path("results"))
+
+
+if __name__ == "__main__":
+    run_as_command(main)
