@@ -10,7 +10,8 @@
           - {loss_rate: [0.0, 0.01]}
           - {loss_type: [g-e], mean_burst_packets: [8], loss_rate: [0.01]}
 
-`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder. A cell's folder bears a hash of its whole configuration, so a changed grid never takes an old record for its own.
+`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder. A cell's folder bears a hash of its whole
+configuration, so a changed grid never takes an old record for its own.
 """
 
 import hashlib
