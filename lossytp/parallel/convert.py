@@ -83,7 +83,7 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
     for block in _blocks(dense):
         block.mlp.act = ACT2FN[model.config.activation_function]
     if dense.is_activation_checkpointing:
-        dense._set_gradient_checkpointing(True, checkpoint)
+        dense.activation_checkpointing_enable()
     return dense
 
 
@@ -139,7 +139,7 @@ def _conv1d(weight: Any, bias: Any) -> Conv1D:
     return conv
 
 
-def _replay_losses_in_checkpointing(model: PreTrainedModel, network: LossyNetwork) -> None:
+def _replay_losses_in_checkpointing(model: Any, network: LossyNetwork) -> None:
     """Make gradient checkpointing, whenever it is enabled, recompute each block with the losses of its first pass."""
 
     def set_gradient_checkpointing(
@@ -158,4 +158,4 @@ def _replay_losses_in_checkpointing(model: PreTrainedModel, network: LossyNetwor
 
     model.__dict__["_set_gradient_checkpointing"] = MethodType(set_gradient_checkpointing, model)
     if model.is_activation_checkpointing:
-        model._set_gradient_checkpointing(True)
+        model._set_gradient_checkpointing(True, model.transformer._gradient_checkpointing_func)

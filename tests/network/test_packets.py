@@ -1,0 +1,64 @@
+"""How a message becomes packets."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lossytp.network.packets import Wire
+from tests.network.loss_statistics import reproducible
+
+itemsizes = st.sampled_from([1, 2, 4, 8])
+wires = st.builds(
+    lambda header, payload: Wire(mtu_bytes=header + payload, header_bytes=header),
+    header=st.integers(0, 200),
+    payload=st.integers(8, 9000),
+)
+
+
+@pytest.mark.parametrize(("itemsize", "elements"), [(2, 728), (4, 364), (8, 182)])
+def test_the_default_packet_carries_1456_bytes_of_payload(itemsize, elements):
+    """MTU 1500 less IP 20, UDP 8, and 16 for key, sequence and offset."""
+    assert Wire() == Wire(mtu_bytes=1500, header_bytes=44)
+    assert Wire().elements_per_packet(itemsize) == elements
+
+
+@reproducible
+@given(wire=wires, itemsize=itemsizes)
+def test_a_packet_is_never_above_its_payload_and_wastes_less_than_an_element(wire, itemsize):
+    payload = wire.mtu_bytes - wire.header_bytes
+    elements = wire.elements_per_packet(itemsize)
+    assert elements >= 1
+    assert elements * itemsize <= payload < (elements + 1) * itemsize
+
+
+def test_no_element_too_many_in_a_payload_of_1450_bytes():
+    """An earlier study put 1450 // 4 + 1 = 363 floats, 1452 bytes, into 1450."""
+    assert Wire(mtu_bytes=1450, header_bytes=0).elements_per_packet(4) == 362
+
+
+@reproducible
+@given(wire=wires, itemsize=itemsizes, num_elements=st.integers(0, 10**7))
+def test_packets_hold_the_message_and_the_last_one_is_not_empty(wire, itemsize, num_elements):
+    num_packets = wire.num_packets(num_elements, itemsize)
+    elements = wire.elements_per_packet(itemsize)
+    assert num_packets * elements >= num_elements
+    assert num_packets == 0 or (num_packets - 1) * elements < num_elements
+
+
+@pytest.mark.parametrize(("num_elements", "num_packets"), [(0, 0), (1, 1), (364, 1), (365, 2), (728, 2), (729, 3)])
+def test_num_packets_by_hand(num_elements, num_packets):
+    assert Wire().num_packets(num_elements, 4) == num_packets
+
+
+@pytest.mark.parametrize(
+    ("mtu_bytes", "header_bytes", "least"), [(51, 44, 52), (0, 44, 52), (-1500, 0, 8), (7, 0, 8), (1500, -1, 8)]
+)
+def test_an_mtu_without_room_for_an_element_is_refused(mtu_bytes, header_bytes, least):
+    with pytest.raises(ValueError, match=rf"mtu_bytes = {mtu_bytes} .* at least {least}$") as refusal:
+        Wire(mtu_bytes=mtu_bytes, header_bytes=header_bytes)
+    assert f"{header_bytes} bytes" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_smallest_mtu_holds_one_8_byte_element():
+    assert Wire(mtu_bytes=52).elements_per_packet(8) == 1

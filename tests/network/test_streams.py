@@ -1,0 +1,98 @@
+"""Counter-based random streams."""
+
+import hashlib
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lossytp.network.streams import Stream
+from tests.network.loss_statistics import assert_within, batch_means, reproducible
+
+KEY = (0, "training", 0, "tp", 0, 1, "gaps")
+
+
+@reproducible
+@given(cuts=st.lists(st.integers(0, 300), max_size=6))
+def test_numbers_do_not_depend_on_how_many_are_read_at_once(cuts):
+    edges = [0, *sorted(cuts), 300]
+    stream = Stream(KEY)
+    pieces = [stream.uniforms(stop - start) for start, stop in itertools.pairwise(edges)]
+    np.testing.assert_array_equal(np.concatenate(pieces), Stream(KEY).uniforms(300))
+
+
+@reproducible
+@given(positions=st.lists(st.integers(0, 290), min_size=1, max_size=6))
+def test_seek_makes_any_number_the_next_one(positions):
+    """Also backwards, and to positions inside a counter's four words."""
+    numbers = Stream(KEY).uniforms(300)
+    stream = Stream(KEY)
+    for position in positions:
+        stream.seek(position)
+        np.testing.assert_array_equal(stream.uniforms(10), numbers[position : position + 10])
+
+
+def test_seek_reaches_far_positions_at_once():
+    """Number 4 c is the first word of Philox's counter c + 1, however far c is."""
+    far = 10**15
+    stream = Stream(KEY)
+    stream.seek(4 * far + 2)
+    key = np.frombuffer(hashlib.blake2b(repr(KEY).encode(), digest_size=16).digest(), dtype=np.uint64)
+    words = np.random.Philox(key=key, counter=far).random_raw(4)
+    np.testing.assert_array_equal(stream.uniforms(2), (words[2:] >> np.uint64(12)) * 2.0**-52)
+
+
+def test_numbers_stay_the_same_across_versions():
+    """Recorded runs can be repeated only as long as these numbers stand."""
+    assert [float(number).hex() for number in Stream(KEY).uniforms(3)] == [
+        "0x1.03c1356f6b788p-1",
+        "0x1.8bf39cbe30c50p-1",
+        "0x1.2e677dc897950p-1",
+    ]
+
+
+def test_numbers_are_multiples_of_2_to_the_minus_52_in_0_1():
+    numbers = Stream(KEY).uniforms(100_000)
+    assert numbers.dtype == np.float64
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    np.testing.assert_array_equal(numbers * 2.0**52, np.floor(numbers * 2.0**52))
+
+
+def test_numbers_are_uniform_and_uncorrelated():
+    numbers = Stream(KEY).uniforms(1_000_000)
+    for decile in range(10):
+        assert_within(batch_means(np.floor(numbers * 10) == decile), 0.1, f"share of decile {decile}")
+    for lag in (1, 2, 3, 4):
+        products = (numbers[:-lag] - 0.5) * (numbers[lag:] - 0.5)
+        assert_within(batch_means(products * 12), 0, f"autocorrelation at lag {lag}")
+
+
+def test_every_key_names_a_stream_of_its_own():
+    """Parts of a key are neither joined nor confused with their text, and each part counts."""
+    keys = [
+        KEY,
+        (1, "training", 0, "tp", 0, 1, "gaps"),
+        (0, "evaluation", 0, "tp", 0, 1, "gaps"),
+        (0, "training", 1, "tp", 0, 1, "gaps"),
+        (0, "training", 0, "tp2", 0, 1, "gaps"),
+        (0, "training", 0, "tp", 1, 0, "gaps"),
+        (0, "training", 0, "tp", 0, -1, "gaps"),
+        (0, "training", 0, "tp", 0, 1, "good", "gaps"),
+        ("0", "training", 0, "tp", 0, 1, "gaps"),
+        (0, "training", 0, "tp", 0, 1),
+        (1, 23),
+        (12, 3),
+        (123,),
+        (),
+    ]
+    numbers = {Stream(key).uniforms(1)[0] for key in keys}
+    assert len(numbers) == len(keys)
+
+
+def test_a_stream_leaves_the_others_alone():
+    one, other = Stream((1,)), Stream((2,))
+    first = one.uniforms(5)
+    other.uniforms(1000)
+    np.testing.assert_array_equal(np.concatenate([first, one.uniforms(5)]), Stream((1,)).uniforms(10))
