@@ -83,7 +83,7 @@ class LossyNetwork:
         """
         if self._tape is not None and self._tape.replaying:
             return self._tape.next()
-        spans = LostSpans([], [], [])
+        spans = LostSpans([], [], [], reliable=self._suspended)
         elements = self.wire.elements_per_packet(itemsize)
         for hop in () if self._suspended else hops:
             num_packets = -(-(hop.stop - hop.start) // elements)

@@ -27,11 +27,15 @@ class Hop(NamedTuple):
 
 
 class LostSpans(NamedTuple):
-    """What a collective's losses took: the contribution at position `rows[i]` lacks elements [starts[i], stops[i])."""
+    """What a collective's losses took: the contribution at position `rows[i]` lacks elements [starts[i], stops[i]).
+
+    `reliable` says that the network was reliable, so that there was nothing to repair.
+    """
 
     rows: list[int]
     starts: list[int]
     stops: list[int]
+    reliable: bool = False
 
 
 class ReduceRoutes(Protocol):

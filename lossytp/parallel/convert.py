@@ -6,11 +6,11 @@ dense order, so heads fall to ranks as attention expects them and its code runs 
 """
 
 import copy
-from types import MethodType
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
@@ -23,6 +23,30 @@ from lossytp.parallel.group import VirtualRanks, check_divides
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
+
+
+class TensorParallelBlock(GPT2Block):
+    """A block that gradient checkpointing, whenever it is enabled, recomputes with the losses of its first pass."""
+
+    @property
+    def _gradient_checkpointing_func(self) -> Callable:
+        checkpoint: Callable = self.__dict__["_gradient_checkpointing_func"]
+        collective: LossyAllReduce = self.attn.c_attn.collective  # type: ignore[assignment]
+
+        def checkpoint_with_tape(function: Callable, *args: Any, **kwargs: Any) -> Any:
+            network, tape = collective.network, LossTape()
+
+            def run(*inputs: Any, **named: Any) -> Any:
+                with network.recording(tape):
+                    return function(*inputs, **named)
+
+            return checkpoint(run, *args, **kwargs)
+
+        return checkpoint_with_tape
+
+    @_gradient_checkpointing_func.setter
+    def _gradient_checkpointing_func(self, checkpoint: Callable) -> None:
+        self.__dict__["_gradient_checkpointing_func"] = checkpoint
 
 
 def parallelize(
@@ -60,30 +84,30 @@ def parallelize(
             id(mlp.c_proj): _row(mlp.c_proj, collective, number, "mlp"),
         }
     parallel = copy.deepcopy(model, replacements)
-    if model.config.activation_function == "gelu_new":
-        for block in _blocks(parallel):
-            block.mlp.act = nn.GELU(approximate="tanh")  # the same formula, in one kernel
-    _replay_losses_in_checkpointing(parallel, network)
+    for block in _blocks(parallel):
+        block.__class__ = TensorParallelBlock
+        if model.config.activation_function == "gelu_new":
+            block.mlp.act = nn.GELU(approximate="tanh").train(block.mlp.training)  # the same formula, in one kernel
     assert_converted(parallel)
     return parallel
 
 
 def gather(model: PreTrainedModel) -> PreTrainedModel:
-    """The dense copy of a parallelized model, as transformers knows it; `gather(parallelize(m))` is bitwise m."""
+    """The dense copy of a parallelized model, as transformers knows it; `gather(parallelize(m))` is bitwise m.
+
+    Raises TypeError for a model that `parallelize` did not make.
+    """
+    if not isinstance(model, SUPPORTED) or not all(isinstance(block, TensorParallelBlock) for block in _blocks(model)):
+        raise TypeError(f"this {type(model).__name__} is not tensor-parallel: give what parallelize() returned")
     replacements: dict[int, Any] = {
-        id(layer): _conv1d(*layer.dense())
+        id(layer): _conv1d(layer)
         for layer in model.modules()
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear)
     }
-    method = model.__dict__.pop("_set_gradient_checkpointing")
-    try:
-        dense = copy.deepcopy(model, replacements)
-    finally:
-        model.__dict__["_set_gradient_checkpointing"] = method
+    dense = copy.deepcopy(model, replacements)
     for block in _blocks(dense):
-        block.mlp.act = ACT2FN[model.config.activation_function]
-    if dense.is_activation_checkpointing:
-        dense.activation_checkpointing_enable()
+        block.__class__ = GPT2Block
+        block.mlp.act = ACT2FN[model.config.activation_function].train(block.mlp.training)
     return dense
 
 
@@ -125,37 +149,19 @@ def _blocks(model: Any) -> list[Any]:
 def _column(conv: Conv1D, num_projections: int, collective: LossyAllReduce, layer: int, module: str) -> nn.Module:
     return ColumnParallelLinear(
         conv.weight, conv.bias, num_projections=num_projections, collective=collective, layer=layer, module=module
-    )
+    ).train(conv.training)
 
 
 def _row(conv: Conv1D, collective: LossyAllReduce, layer: int, module: str) -> nn.Module:
-    return RowParallelLinear(conv.weight, conv.bias, collective=collective, layer=layer, module=module)
+    return RowParallelLinear(conv.weight, conv.bias, collective=collective, layer=layer, module=module).train(
+        conv.training
+    )
 
 
-def _conv1d(weight: Any, bias: Any) -> Conv1D:
-    conv = Conv1D(weight.shape[1], weight.shape[0])
-    conv.weight = nn.Parameter(weight.clone())
-    conv.bias = nn.Parameter(bias.clone())
-    return conv
-
-
-def _replay_losses_in_checkpointing(model: Any, network: LossyNetwork) -> None:
-    """Make gradient checkpointing, whenever it is enabled, recompute each block with the losses of its first pass."""
-
-    def set_gradient_checkpointing(
-        self: PreTrainedModel, enable: bool = True, gradient_checkpointing_func: Any = checkpoint, **kwargs: Any
-    ) -> None:
-        def checkpoint_with_tape(block: Any, *args: Any, **checkpoint_kwargs: Any) -> Any:
-            tape = LossTape()
-
-            def run(*inputs: Any, **named: Any) -> Any:
-                with network.recording(tape):
-                    return block(*inputs, **named)
-
-            return gradient_checkpointing_func(run, *args, **checkpoint_kwargs)
-
-        type(self)._set_gradient_checkpointing(self, enable, checkpoint_with_tape, **kwargs)
-
-    model.__dict__["_set_gradient_checkpointing"] = MethodType(set_gradient_checkpointing, model)
-    if model.is_activation_checkpointing:
-        model._set_gradient_checkpointing(True, model.transformer._gradient_checkpointing_func)
+def _conv1d(layer: ColumnParallelLinear | RowParallelLinear) -> Conv1D:
+    weight, bias = layer.dense()
+    with torch.device("meta"):  # its constructor draws weights: on "meta" it leaves torch's generator alone
+        conv = Conv1D(weight.shape[1], weight.shape[0])
+    conv.weight = nn.Parameter(weight.clone(), layer.weight.requires_grad)
+    conv.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)
+    return conv.train(layer.training)

@@ -141,9 +141,12 @@ class _MultiplyAndReduce(Function):
 
 
 def _cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the dtype that autocast gives a matrix product; autocast does not reach inside a Function."""
+    """The tensors in the dtype that autocast gives a matrix product; autocast does not reach inside a Function.
+
+    float64 stays as it is, as under autocast.
+    """
     device = tensors[0].device.type
-    if torch.is_autocast_enabled(device):
+    if torch.is_autocast_enabled(device) and tensors[0].dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         return tuple(tensor.to(dtype) for tensor in tensors)
     return tensors

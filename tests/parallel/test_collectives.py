@@ -261,7 +261,7 @@ def test_zeroing_spans_on_a_device_equals_zeroing_them_on_the_cpu(
     spans = LostSpans([row for row, *_ in drawn], [min(ends) for _, *ends in drawn], [max(ends) for _, *ends in drawn])
     naive, on_cpu = (torch.ones(num_ranks, num_elements, dtype=dtype) for _ in range(2))
     on_device = torch.ones(num_ranks, num_elements, dtype=dtype).as_subclass(_OnADevice)
-    for row, start, stop in zip(*spans, strict=True):
+    for row, start, stop in zip(spans.rows, spans.starts, spans.stops, strict=True):
         for element in range(start, stop):
             naive[row, element] = 0
     _zero_spans_(on_cpu, spans)
@@ -289,6 +289,7 @@ def test_what_it_cannot_do_is_refused(settings_: dict, message: str) -> None:
         all_reduce(torch.ones(2, 4), bernoulli(0.0), **settings_)
 
 
-def test_messages_must_be_stacked() -> None:
-    with pytest.raises(ValueError, match=r"x_RN has shape \(4,\): stack the messages to \(ranks, elements\)"):
-        all_reduce(torch.ones(4), bernoulli(0.0))
+@pytest.mark.parametrize("x", [torch.ones(4), torch.ones(2, 4, dtype=torch.int64)])
+def test_messages_must_be_stacked_and_floating_point(x: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"x_RN is torch\..* of shape .*: stack floating-point messages to"):
+        all_reduce(x, bernoulli(0.0))
