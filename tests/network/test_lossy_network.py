@@ -33,6 +33,11 @@ RANKS = (0, 1, 2, 3)
 both_processes = pytest.mark.parametrize("process", [BERNOULLI, BURSTS], ids=["bernoulli", "bursts"])
 
 
+def lost_in(spans):
+    """(row, start, stop) of each lost span."""
+    return list(zip(spans.rows, spans.starts, spans.stops, strict=True))
+
+
 def drawn(network, src=0, dst=1, num_packets=1000, **where):
     return network.lost_packets(src, dst, num_packets, **where).tolist()
 
@@ -113,7 +118,7 @@ def test_ranks_do_not_share_one_mask():
     network = LossyNetwork(BERNOULLI, wire=TWO_FLOATS)
     spans = network.lost_spans(sender(200_000, (0, 1)), 4)
     lost = np.zeros((2, 200_000))
-    for row, start, stop in zip(*spans, strict=True):
+    for row, start, stop in lost_in(spans):
         lost[row, start:stop] = 1
     assert_within(batch_means(lost[0]), 0.1, "rank 0")
     assert_within(batch_means(lost[1]), 0.1, "rank 1")
@@ -240,9 +245,10 @@ def test_reliable_loses_nothing_advances_nothing_counts_nothing():
     assert not network.suspended
     with network.reliable():
         assert network.suspended
-        assert spans_of(network) == LostSpans([], [], [])
+        assert spans_of(network) == LostSpans([], [], [], reliable=True)
     assert not network.suspended
     assert network.state_dict() == state
+    assert not spans_of(network).reliable
     assert spans_of(network).rows
 
 
@@ -252,6 +258,11 @@ def test_reliable_does_not_shift_what_follows():
     with network.reliable():
         spans_of(network)
     assert [first, spans_of(network)] == [spans_of(plain), spans_of(plain)]
+
+
+def test_a_message_without_losses_is_not_taken_for_a_reliable_one():
+    """A repair scales what crossed a lossy link, whether or not anything was lost on the way."""
+    assert spans_of(LossyNetwork(NOTHING)) == LostSpans([], [], [], reliable=False)
 
 
 def test_reliable_blocks_nest():
@@ -316,13 +327,13 @@ def test_a_lost_packet_takes_all_it_carries():
     """As in a ring, where the partial sum of several ranks rides on one hop."""
     network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
     spans = network.lost_spans((Hop(0, 1, 4, 7, carries=(3, 0)),), 4)
-    assert set(zip(*spans, strict=True)) == {(3, 4, 6), (0, 4, 6), (3, 6, 7), (0, 6, 7)}
+    assert set(lost_in(spans)) == {(3, 4, 6), (0, 4, 6), (3, 6, 7), (0, 6, 7)}
 
 
 def test_an_owners_own_part_is_never_lost():
     network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
     spans = network.lost_spans(direct(40, RANKS), 4)
-    lost = {(row, element) for row, start, stop in zip(*spans, strict=True) for element in range(start, stop)}
+    lost = {(row, element) for row, start, stop in lost_in(spans) for element in range(start, stop)}
     assert lost == {(row, element) for row in RANKS for element in range(40) if element // 10 != row}
 
 
@@ -347,7 +358,7 @@ def test_lost_elements_are_those_of_the_lost_packets(num_elements, ranks, route,
             for element in range(hop.start, hop.stop):
                 if (element - hop.start) // TWO_FLOATS.elements_per_packet(itemsize) in lost:
                     expected |= {(row, element) for row in hop.carries}
-        listed = [(row, e) for row, start, stop in zip(*spans, strict=True) for e in range(start, stop)]
+        listed = [(row, e) for row, start, stop in lost_in(spans) for e in range(start, stop)]
         assert len(listed) == len(set(listed))
         assert set(listed) == expected
 

@@ -94,7 +94,7 @@ def test_recording_ends_with_its_block_even_by_an_exception(network):
     assert tape.replaying
 
 
-def test_collectives_within_reliable_stay_lossless_when_replayed(network):
+def test_reliable_collectives_stay_reliable_when_replayed(network):
     tape = LossTape()
     with network.recording(tape):
         first = send(network)
@@ -103,4 +103,4 @@ def test_collectives_within_reliable_stay_lossless_when_replayed(network):
     with network.recording(tape):
         assert send(network) == first
         with network.reliable():
-            assert send(network) == LostSpans([], [], [])
+            assert send(network) == LostSpans([], [], [], reliable=True)
