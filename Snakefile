@@ -22,6 +22,8 @@ RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {l
 rule paper:
     input:
         f"{RESULTS}/paper.json",
+        f"{RESULTS}/figures/accuracy_vs_loss.svg",
+        f"{RESULTS}/figures/burst_lengths.svg",
         "paper/lossytp.typ",
         "paper/routes.typ",
         "paper/references.bib",
@@ -35,19 +37,21 @@ rule figures:
     input:
         # in a fresh clone every file is new: a record's age says nothing, its folder's name does
         ancient(RECORDS if not CELLS_EXIST else []),
-        f"{RESULTS}/channel.csv" if not CELLS_EXIST else [],
-        f"{RESULTS}/baseline.json" if not CELLS_EXIST else [],
+        [f"{RESULTS}/channel.csv", f"{RESULTS}/bursts.csv", f"{RESULTS}/baseline.json"] if not CELLS_EXIST else [],
         "notebooks/50_accuracy_vs_loss_figures.ipynb",
         [f"lossytp/study/{module}.py" for module in ("figures", "records", "statistics", "summary")],
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",
         f"{RESULTS}/figures/accuracy_vs_loss.svg",
+        f"{RESULTS}/figures/burst_lengths.svg",
     log:
         f"{RESULTS}/notebooks/50_accuracy_vs_loss_figures.ipynb",
     params:
         notebook="50_accuracy_vs_loss_figures",
-        values=json.dumps({"results_dir": RESULTS}),
+        values=json.dumps(
+            {"profile": PROFILE, "results_dir": RESULTS, "grid": "notebooks/experiments/accuracy_vs_loss.yaml"}
+        ),
     shell:
         RUN
 
@@ -59,7 +63,7 @@ if not CELLS_EXIST:
             ancient("notebooks/10_channel_check.ipynb"),
         output:
             f"{RESULTS}/channel.csv",
-            f"{RESULTS}/figures/burst_lengths.svg",
+            f"{RESULTS}/bursts.csv",
         log:
             f"{RESULTS}/notebooks/10_channel_check.ipynb",
         params:

@@ -9,7 +9,7 @@ usage: ./run_all.sh [setup|smoke|laptop|paper|figures|test|bench|lab] [-- snakem
   setup    install into .venv (into the active conda environment where there is one)
   smoke    the whole graph with tiny cells, under 3 minutes
   laptop   the study on 2 cores, under 20 minutes; the default
-  paper    the study in full, some hours
+  paper    the study with more steps, seeds and rates, about 40 minutes
   figures  figures and PDF from the committed results of the paper, no training
   test     linters, types, tests
   bench    speed ratios, to results/bench/
@@ -47,13 +47,16 @@ if [ -n "${CONDA_PREFIX:-}" ]; then
     environment=$CONDA_PREFIX
 else
     environment=$PWD/.venv
-    [ -x .venv/bin/python ] || { python=$(find_python); "$python" -m venv .venv; }
+    if ! [ -e .venv/.lossytp-installed ]; then # also mends one that was interrupted
+        python=$(find_python)
+        "$python" -m venv .venv || fail "$python cannot make a virtual environment: install its venv module"
+    fi
 fi
 export PATH="$environment/bin:$PATH"
 recent python || fail "$(python --version) in $environment is too old: use Python 3.11 or later"
 
 # installed once for each state of what says what to install; the checksum is written last
-wanted=$(cat pyproject.toml constraints.txt | cksum)
+wanted="$PWD $(cat pyproject.toml constraints.txt | cksum)"
 if [ "$(cat "$environment/.lossytp-installed" 2>/dev/null)" != "$wanted" ]; then
     echo "installing into $environment, some minutes the first time" >&2
     log=$environment/install.log
@@ -71,12 +74,15 @@ export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1} PYTHONWARNINGS=${PYTHONWARNINGS:-igno
 run_graph() { # profile, snakemake options
     mkdir -p "results/$1" 2> /dev/null && [ -w "results/$1" ] || fail "results/$1 cannot be written: free the name, or change its permissions"
     python -m lossytp.study.grid notebooks/experiments "$1" || exit 2
+    shift
+    mkdir -p "${XDG_CACHE_HOME:-$HOME/.cache}" 2> /dev/null && [ -w "${XDG_CACHE_HOME:-$HOME/.cache}" ] \
+        || export XDG_CACHE_HOME=$environment/cache # a read-only or missing home
     exec 9> .run.lock
     if command -v flock > /dev/null; then
         flock --wait 15 9 || fail "another ./run_all.sh is at work in this folder: wait for it, or stop it"
     fi
     export LOSSYTP_RUN_PID=$$ # notebooks end when this process, which becomes snakemake, does
-    exec snakemake --workflow-profile workflow --config profile="$@"
+    exec snakemake --workflow-profile workflow "$@"
 }
 
 case $command in
@@ -89,6 +95,6 @@ case $command in
         ;;
     bench) exec python -m tests.bench results/bench ;;
     lab) exec jupyter lab notebooks/00_explore.ipynb ;;
-    figures) run_graph paper figures_only=1 --forcerun figures paper "$@" ;;
-    *) run_graph "$command" "$@" ;;
+    figures) run_graph paper "$@" --forcerun figures paper --config profile=paper figures_only=1 ;;
+    *) run_graph "$command" "$@" --config profile="$command" ;;
 esac

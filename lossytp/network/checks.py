@@ -1,11 +1,12 @@
 """Checks whose messages name the value, the bound and the fix, in one line."""
 
 import math
+from numbers import Real
 
 
 def check_probability(name: str, value: float) -> None:
     """Raise ValueError unless `value` lies in [0, 1]."""
-    if not (isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= 1):
+    if not (isinstance(value, Real) and math.isfinite(value) and 0 <= value <= 1):
         raise ValueError(f"{name} = {value!r} is not in [0, 1]: give a fraction, such as 0.01 for 1 %")
 
 

@@ -45,12 +45,12 @@ class GilbertElliott:
         if loss_rate == 1:
             raise ValueError("loss_rate = 1 has no finite burst: use Bernoulli(loss_rate=1)")
         shortest = max(1.0, loss_rate / (1 - loss_rate))
-        if not (math.isfinite(mean_burst_packets) and mean_burst_packets >= shortest):
+        if not (math.isfinite(mean_burst_packets) and mean_burst_packets >= shortest * (1 - 1e-12)):
             raise ValueError(
-                f"mean_burst_packets = {mean_burst_packets!r} is too short for a loss rate of {loss_rate:g}: "
-                f"give at least {shortest:g} (Bernoulli's own is {1 / (1 - loss_rate):.4g})"
+                f"mean_burst_packets = {mean_burst_packets!r} does not go with a loss rate of {loss_rate:g}: "
+                f"give a finite one of at least {shortest:g} (Bernoulli's own is {1 / (1 - loss_rate):.4g})"
             )
-        p_bad_to_good = 1 / mean_burst_packets
+        p_bad_to_good = min(1.0, 1 / mean_burst_packets)
         p_good_to_bad = min(1.0, loss_rate * p_bad_to_good / (1 - loss_rate))
         return cls(p_good_to_bad=p_good_to_bad, p_bad_to_good=p_bad_to_good)
 

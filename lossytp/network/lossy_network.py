@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lossytp.network.bernoulli import Bernoulli, BernoulliLosses
+from lossytp.network.bernoulli import NO_PACKETS, Bernoulli, BernoulliLosses
 from lossytp.network.counters import Counters, Site
-from lossytp.network.gilbert_elliott import GilbertElliottLosses
+from lossytp.network.gilbert_elliott import GilbertElliott, GilbertElliottLosses
 from lossytp.network.packets import Wire
 from lossytp.network.presets import LossProcess
 from lossytp.network.routes import Hop, LostSpans
@@ -44,7 +45,10 @@ class LossyNetwork:
     ) -> None:
         self._named: Mapping[Link, LossProcess] = process if isinstance(process, Mapping) else {}
         self._default = default if isinstance(process, Mapping) else process
-        self.seed = seed
+        for given in (self._default, *self._named.values()):
+            if not isinstance(given, Bernoulli | GilbertElliott):
+                raise ValueError(f"{given!r} is no loss process: give one, such as Bernoulli(loss_rate=0.01)")
+        self.seed = index(seed)  # numpy's integers would name other streams
         self.wire = wire or Wire()
         self.counters = Counters()
         self._tape: LossTape | None = None
@@ -64,8 +68,11 @@ class LossyNetwork:
         Taking n packets at once or in any pieces gives the same losses. Each `group` of ranks has streams of its
         own on a link, so that its ranks need not know what other groups send. `site` says where to count them.
         """
+        src, dst, num_packets = index(src), index(dst), index(num_packets)
         if num_packets < 0:
             raise ValueError(f"num_packets = {num_packets} is negative: give 0 or more")
+        if self._suspended:
+            return NO_PACKETS
         link = self._links.get((group, src, dst))
         if link is None:
             key = (self.seed, *self._purpose, group, src, dst)
@@ -86,7 +93,7 @@ class LossyNetwork:
         spans = LostSpans([], [], [], reliable=self._suspended)
         elements = self.wire.elements_per_packet(itemsize)
         for hop in () if self._suspended else hops:
-            num_packets = -(-(hop.stop - hop.start) // elements)
+            num_packets = self.wire.num_packets(hop.stop - hop.start, itemsize)
             for packet in self.lost_packets(hop.src, hop.dst, num_packets, group=group, site=site).tolist():
                 start = hop.start + packet * elements
                 for row in hop.carries:
@@ -115,7 +122,7 @@ class LossyNetwork:
     def evaluation(self, step: int) -> Iterator[None]:
         """Within the block losses come from streams of their own, named by `step`: training's are not shifted."""
         before = self._purpose, self._links
-        self._purpose, self._links = ("evaluation", step), {}
+        self._purpose, self._links = ("evaluation", index(step)), {}
         try:
             yield
         finally:
@@ -148,7 +155,9 @@ class LossyNetwork:
         return {"seed": self.seed, "links": links, "counters": self.counters.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Resume from `state_dict()`; ValueError when it is of another seed."""
+        """Resume from `state_dict()`; ValueError when it is of another seed, and within `evaluation()`."""
+        if self._purpose != TRAINING:
+            raise ValueError("load_state_dict() within evaluation(): call it after the block")
         if state["seed"] != self.seed:
             raise ValueError(f"the state is of seed {state['seed']}, this network of {self.seed}: give the same seed")
         self._links = {}

@@ -30,6 +30,8 @@ class TensorParallelBlock(GPT2Block):
 
     @property
     def _gradient_checkpointing_func(self) -> Callable:
+        if "_gradient_checkpointing_func" not in self.__dict__:
+            raise AttributeError("gradient checkpointing was never enabled")
         checkpoint: Callable = self.__dict__["_gradient_checkpointing_func"]
         collective: LossyAllReduce = self.attn.c_attn.collective  # type: ignore[assignment]
 

@@ -17,6 +17,18 @@ def burst_lengths(lost: np.ndarray) -> np.ndarray:
     return np.diff(starts)
 
 
+def burst_table(process: LossProcess, *, num_packets: int, seed: int, longest: int = 40) -> pd.DataFrame:
+    """Shares of bursts of 1 to `longest` packets on one link: columns burst_packets, measured, expected.
+
+    In Bernoulli loss and the simple Gilbert channel a burst of mean length m is geometric: (1 - 1/m)^(k - 1) / m.
+    """
+    lengths = burst_lengths(LossyNetwork(process, seed=seed).lost_packets(0, 1, num_packets))
+    k = np.arange(1, longest + 1)
+    mean = process.mean_burst_packets
+    shares = np.bincount(lengths, minlength=longest + 1)[1 : longest + 1] / len(lengths)
+    return pd.DataFrame({"burst_packets": k, "measured": shares, "expected": (1 - 1 / mean) ** (k - 1) / mean})
+
+
 def measure(
     process: LossProcess, *, num_packets: int, seed: int, lags: tuple[int, ...] = (1, 2, 5, 10)
 ) -> pd.DataFrame:

@@ -46,7 +46,7 @@ def accuracy_against_loss(table: pd.DataFrame, *, baseline: dict[str, float]) ->
     titles = {"accuracy_lossy": "evaluated with the same losses", "accuracy_clean": "evaluated without losses"}
     for ax, (column, title) in zip(axes, titles.items(), strict=True):
         for number, (arm, runs) in enumerate(table.groupby("arm", sort=False)):
-            _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number])
+            _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number % len(MARKERS)])
         for style, (label, accuracy) in zip((":", "--"), baseline.items(), strict=False):
             ax.axhline(accuracy, color="0.45", linestyle=style, linewidth=1, label=label, zorder=0)
         ax.set(title=title, xlabel="packet loss rate of every link")
@@ -57,20 +57,17 @@ def accuracy_against_loss(table: pd.DataFrame, *, baseline: dict[str, float]) ->
     return figure
 
 
-def burst_distribution(bursts: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> Figure:
-    """Share of bursts of each length: points measured, lines the closed form; a panel an arm.
+def burst_distribution(table: pd.DataFrame) -> Figure:
+    """Share of bursts of each length: points measured, lines the closed form.
 
     Args:
-        bursts: label to burst lengths in packets, (num_bursts,).
-        expected: label to the probability of length 1, 2, ...
+        table: columns process, burst_packets, measured, expected.
     """
     figure, ax = plt.subplots(figsize=(4.2, 2.9), layout="constrained")
-    for number, (label, lengths) in enumerate(bursts.items()):
-        longest = len(expected[label])
-        share = np.bincount(lengths, minlength=longest + 1)[1 : longest + 1] / len(lengths)
-        x = np.arange(1, longest + 1)
-        ax.plot(x, expected[label], color=f"C{number}", linewidth=1)
-        ax.plot(x, share, MARKERS[number], color=f"C{number}", markersize=3.5, label=label)
+    for number, (process, rows) in enumerate(table.groupby("process", sort=False)):
+        color, marker = f"C{number}", MARKERS[number % len(MARKERS)]
+        ax.plot(rows["burst_packets"], rows["expected"], color=color, linewidth=1)
+        ax.plot(rows["burst_packets"], rows["measured"], marker, color=color, markersize=3.5, label=str(process))
     ax.set(yscale="log", xlabel="burst length, packets", ylabel="share of bursts")
     ax.set_ylim(1e-4, 1.5)
     ax.legend()

@@ -33,7 +33,7 @@ PROFILE_KEYS = {"cells_per_notebook", "seeds", "base", "arms"}
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells in the order they run: all arms of one seed, then the next seed's, so that early results are whole."""
+    """Cells, all arms of one seed and then the next seed's, in batches of one notebook run each."""
 
     name: str
     notebook: str
@@ -60,6 +60,13 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         for key in ("seeds", "cells_per_notebook"):
             if not isinstance(settings[key], int) or settings[key] < 1:
                 raise ValueError(f"{key} = {settings[key]!r} is not a positive whole number: give one, such as 3")
+        notebook = content["notebook"]
+        if not (file.parents[1] / f"{notebook}.ipynb").is_file():
+            raise ValueError(f"notebook = {notebook!r} is not in {file.parents[1]}: give one that is")
+        for arm in settings["arms"]:
+            for name, values in arm.items():
+                if not isinstance(values, list) or not values or name in ("seed", "output_dir"):
+                    raise ValueError(f"arm {name} = {values!r}: give a list of values, of another name than seed")
         folder = results / "runs" / file.stem
         cells = [
             _cell({**settings["base"], **dict(zip(arm, values, strict=True)), "seed": seed}, folder)
@@ -67,11 +74,13 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             for arm in settings["arms"]
             for values in itertools.product(*arm.values())
         ]
+        if not cells:
+            raise ValueError("arms = [] makes no cells: give at least one arm")
     except KeyError as error:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
-    return Experiment(file.stem, content["notebook"], tuple(cells), settings["cells_per_notebook"])
+    return Experiment(file.stem, notebook, tuple(cells), settings["cells_per_notebook"])
 
 
 def _cell(values: dict[str, Any], folder: Path) -> TrainConfig:

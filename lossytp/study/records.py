@@ -1,16 +1,10 @@
 """Records as one tidy table, a row a run."""
 
-import json
-from pathlib import Path
-
 import pandas as pd
 
+from lossytp.training.config import TrainConfig
+
 NETWORK_COLUMNS = ("packets", "lost", "observed_loss_rate")
-
-
-def load_records(folder: Path) -> list[dict]:
-    """Every finished run's record below `folder`, in the order of their paths."""
-    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.rglob("record.json"))]
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
@@ -19,20 +13,28 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     Nothing that differs from run to run of the same cell, such as seconds, so that tables can be compared. A run whose
     training loss was not finite counts as answering with the most frequent class: leaving it out would flatter.
     """
+    processes = [TrainConfig.from_dict(record["config"]).process() for record in records]
     rows = [
         {
             **record["config"],
+            "loss_rate": float(f"{process.loss_rate:.12g}"),  # a preset's rate is not in the configuration
+            "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # less the closed form's last digits
             "status": record["status"],
             **record["final"],
             **{name: record["network"]["training"][name] for name in NETWORK_COLUMNS},
             "majority_share": record["data"]["majority_share"],
         }
-        for record in records
+        for record, process in zip(records, processes, strict=True)
     ]
     table = pd.DataFrame(rows)
     if len(table):
         for column in ("accuracy_clean", "accuracy_lossy"):
             table[column] = table[column].astype(float).fillna(table["majority_share"])
-        table["mean_burst_packets"] = table["mean_burst_packets"].astype(float)
+        twice = table.duplicated(["loss_type", "loss_rate", "mean_burst_packets", "seed"])
+        if twice.any():
+            row = table[twice].iloc[0]
+            raise ValueError(
+                f"two records of seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g}: tabulate them apart"
+            )
         table = table.sort_values(["loss_type", "loss_rate", "seed"], kind="stable", ignore_index=True)
     return table

@@ -96,7 +96,11 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     logging.getLogger("papermill").setLevel(logging.WARNING)
     logging.getLogger("papermill.translators").setLevel(logging.ERROR)
-    execute(arguments.notebook, arguments.output, json.loads(arguments.parameters))
+    try:
+        parameters = json.loads(arguments.parameters)
+    except ValueError as error:
+        raise ValueError(f"--parameters {arguments.parameters!r} is not JSON: {error}") from error
+    execute(arguments.notebook, arguments.output, parameters)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,13 @@ import pandas as pd
 from lossytp.study.statistics import Estimate, loss_budget, t_interval
 
 DROP = 0.01  # the loss budget's fall in accuracy: one point
-SETTINGS = (
-    *("model_name", "dataset", "tensor_parallel_size", "algorithm", "repair", "mtu_bytes", "batch_size", "max_length"),
-    *("max_steps", "learning_rate", "warmup_steps", "weight_decay"),
-)
+VARIED = {
+    "loss_type",
+    "loss_rate",
+    "mean_burst_packets",
+    "ge_config",
+    "seed",
+}  # what the runs of one curve may differ in
 
 
 def with_arms(table: pd.DataFrame) -> pd.DataFrame:
@@ -39,16 +42,19 @@ def summarise(table: pd.DataFrame, records: list[dict], baseline: dict[str, Any]
         records: the same runs' records.
         baseline: what the task's notebook measured: majority share and bag of words.
 
-    ValueError where the runs differ in anything but process, rate and seed: they could not share a curve.
+    ValueError where the runs differ in anything but process, rate and seed, or the baseline is of other data: they
+    could not share a figure.
     """
-    config = records[0]["config"]
+    settings = {name: value for name, value in records[0]["config"].items() if name not in VARIED}
     for record in records:
-        differing = [name for name in SETTINGS if record["config"][name] != config[name]]
+        differing = [name for name, value in settings.items() if record["config"][name] != value]
         if differing or record["data"]["sha256"] != records[0]["data"]["sha256"]:
-            raise ValueError(f"the records differ in {differing or 'their data'}: draw them apart")
+            raise ValueError(f"the records differ in {', '.join(differing) or 'their data'}: draw them apart")
+    if baseline["test_examples"] != records[0]["data"]["test_examples"]:
+        raise ValueError("baseline.json is of another test sample than the records: delete it, and it is made again")
     lossless = table[(table["loss_rate"] == 0) & (table["arm"] == table["arm"].iloc[0])]
     return {
-        "settings": {name: config[name] for name in SETTINGS},
+        "settings": settings,
         "seeds": int(table["seed"].nunique()),
         "cells": len(records),
         "not_finite": sum(record["status"] == "not finite" for record in records),
@@ -63,7 +69,8 @@ def summarise(table: pd.DataFrame, records: list[dict], baseline: dict[str, Any]
         "lost": sum(record["network"]["training"]["lost"] for record in records),
         "seconds_a_cell": float(np.median([record["timing"]["total_seconds"] for record in records])),
         "hours": sum(record["timing"]["total_seconds"] for record in records) / 3600,
-        "environment": records[0]["environment"],
+        "environments": _distinct([record["environment"] for record in records]),
+        "threads": sorted({record["timing"]["threads"] for record in records}),
         "commits": sorted({str(record["commit"])[:10] for record in records}),
     }
 
@@ -78,6 +85,7 @@ def _arm(name: str, runs: pd.DataFrame) -> dict[str, Any]:
         "seeds": len(whole),
         "largest_rate": float(rates[-1]),
         "budget": _estimate(budget),
+        "fall_at_largest_rate": _estimate(t_interval(whole[rates[0]].to_numpy() - whole[rates[-1]].to_numpy())),
         "points": [_point(rate, runs[runs["loss_rate"] == rate]) for rate in rates.tolist()],
     }
 
@@ -101,6 +109,10 @@ def _paired_difference(table: pd.DataFrame) -> dict[str, Any] | None:
     values = [arm[arm["loss_rate"] == rate].set_index("seed")["accuracy_lossy"] for arm in arms]
     difference = (values[1] - values[0]).dropna().to_numpy()
     return {"loss_rate": rate, "arms": names[:2], **_estimate(t_interval(difference))}
+
+
+def _distinct(values: list[dict]) -> list[dict]:
+    return [value for number, value in enumerate(values) if value not in values[:number]]
 
 
 def _estimate(estimate: Estimate) -> dict[str, float | None]:

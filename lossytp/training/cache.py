@@ -11,13 +11,12 @@ from filelock import FileLock
 
 def cache_folder() -> Path:
     """The user's cache folder for lossytp, or one in the temporary folder where that cannot be written."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "lossytp"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lossytp"
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
             return folder
-    except OSError:
+    except (OSError, RuntimeError):
         pass  # a read-only or missing home is ordinary on clusters
     folder = Path(tempfile.gettempdir()) / f"lossytp-{os.getuid()}"
     folder.mkdir(exist_ok=True)

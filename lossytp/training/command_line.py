@@ -13,24 +13,23 @@ import yaml
 
 
 def parse(kind: Any, description: str | None, arguments: list[str] | None = None) -> Any:
-    """A `kind` (a configuration with `from_dict`) from the arguments, those of this process when None.
+    """A `kind` (a configuration with `check_names`) from the arguments, those of this process when None.
 
-    `--config FILE` reads a YAML file; flags override it. `-` and `_` are alike in flags. ValueError, in one line,
-    for what is unknown, malformed, given twice or out of range.
+    `--config FILE` reads a YAML file, or the configuration of a record; flags override it. `-` and `_` are alike.
+    ValueError, in one line, for what is unknown, malformed, given twice or out of range.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     flags = [word.split("=")[0].replace("-", "_") for word in words if word.startswith("--")]
     for flag in flags:
         if flags.count(flag) > 1:
             raise ValueError(f"--{flag.strip('_')} is given {flags.count(flag)} times: give it once")
-    defaults = {}
     if "__config" in flags:
         words, file = _without_config(words)
-        defaults = _read_yaml(file)
+        words += _as_flags(kind, _read_yaml(file), given=flags)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, args=words, default=kind.from_dict(defaults), description=description)
+            return tyro.cli(kind, args=words, description=description)
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
@@ -59,6 +58,17 @@ def _without_config(words: list[str]) -> tuple[list[str], Path]:
     raise ValueError("--config names no file: give the path of a YAML file")
 
 
+def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
+    """The values as flags, less those whose flag is `given`, and nothing for null."""
+    kind.check_names(values)
+    words = []
+    for name, value in values.items():
+        if value is None or f"__{name}" in given or f"__no_{name}" in given:
+            continue
+        words += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+    return words
+
+
 def _read_yaml(file: Path) -> dict:
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -68,7 +78,7 @@ def _read_yaml(file: Path) -> dict:
         raise ValueError(f"--config {file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"--config {file} holds no parameters: write one 'name: value' a line")
-    return values
+    return values["config"] if isinstance(values.get("config"), dict) else values  # a record holds one
 
 
 def _in_one_line(box: str) -> str:

@@ -79,6 +79,12 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        for field in fields(self):  # 8 and 8.0 are one configuration, with one hash
+            value = getattr(self, field.name)
+            if isinstance(value, int) and "float" in str(field.type):
+                object.__setattr__(self, field.name, float(value))
+        if self.seed >= 2**63:
+            raise ValueError(f"seed = {self.seed} is above 2**63 - 1: give a smaller one")
         check_known("dataset", self.dataset, TASKS)
         check_model(self.model_name, self.tensor_parallel_size, self.max_length)
         reduce_routes(self.algorithm)
@@ -123,13 +129,18 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainConfig":
         """From names and values; ValueError names an unknown one and the closest that there is."""
+        cls.check_names(values)
+        return cls(**values)
+
+    @classmethod
+    def check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise ValueError for a name that is no field."""
         known = [field.name for field in fields(cls)]
         for name in values:
             if name not in known:
                 close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
                 raise ValueError(f"unknown parameter {name!r}: {hint}")
-        return cls(**values)
 
 
 def _check_types(config: TrainConfig) -> None:

@@ -1,7 +1,7 @@
 """The embedded classification task: which library is a docstring from?
 
 The text is what pip has already put on the machine, so nothing is downloaded: the docstrings of functions and
-classes of nine pinned libraries, their names masked. Whole modules go to training, validation or test, and a text
+classes of nine pinned libraries, their names masked. Whole modules go to training or to test, and a text
 found in two places is dropped from all but one, so that inherited docstrings do not leak across the split.
 """
 

@@ -29,11 +29,17 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The finished run's record, or None where there is none."""
+    """The finished run's record, or None where there is none; ValueError where the file is no record."""
+    file = folder / RECORD
     try:
-        return json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}): delete it, and its run is done again") from error
+    if not isinstance(record, dict) or "config" not in record or "final" not in record:
+        raise ValueError(f"{file} is no record: delete it, and its run is done again")
+    return record
 
 
 def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ keys = st.tuples(
     st.integers(-1, 2),
     st.integers(-1, 2),
 )
-additions = st.lists(st.tuples(keys, st.integers(0, 1000), st.integers(0, 1000)), max_size=30)
+additions = st.lists(st.tuples(keys, st.integers(0, 1000), st.integers(0, 1000)), max_size=12)
 
 
 def counted(calls):

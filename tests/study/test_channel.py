@@ -2,12 +2,20 @@ import numpy as np
 import pytest
 
 import lossytp as ltp
-from lossytp.study.channel import burst_lengths, measure
+from lossytp.study.channel import burst_lengths, burst_table, measure
 
 
 def test_burst_lengths():
     assert burst_lengths(np.array([1, 2, 3, 7, 9, 10])).tolist() == [3, 1, 2]
     assert burst_lengths(np.array([], dtype=int)).tolist() == []
+
+
+def test_burst_table_holds_shares_near_the_closed_form():
+    process = ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=2)
+    table = burst_table(process, num_packets=1_000_000, seed=0)
+    assert table["measured"].sum() == pytest.approx(1, abs=1e-3)
+    assert table["expected"].tolist()[:3] == pytest.approx([0.5, 0.25, 0.125])
+    assert table["measured"].tolist()[:3] == pytest.approx([0.5, 0.25, 0.125], abs=0.02)
 
 
 @pytest.mark.parametrize("burst", [2, 8])

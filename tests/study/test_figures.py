@@ -1,5 +1,6 @@
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pytest
 
 from lossytp.study.figures import accuracy_against_loss, burst_distribution, save, set_style
@@ -47,6 +48,6 @@ def test_the_same_table_gives_the_same_files(tmp_path, study):
 
 
 def test_burst_distribution_shows_shares():
-    figure = burst_distribution({"x": np.array([1, 1, 2, 5])}, {"x": np.array([0.5, 0.25, 0.125])})
-    points = figure.axes[0].lines[1]
-    assert points.get_ydata().tolist() == [0.5, 0.25, 0.0]
+    rows = {"process": "x", "burst_packets": [1, 2, 3], "measured": [0.5, 0.25, 0.0], "expected": [0.6, 0.3, 0.1]}
+    lines = burst_distribution(pd.DataFrame(rows)).axes[0].lines
+    assert [line.get_ydata().tolist() for line in lines] == [rows["expected"], rows["measured"]]

@@ -13,13 +13,15 @@ profiles:
     base: {{max_steps: 5}}
     arms:
       - {{loss_rate: [0.0, 0.1]}}
-      - {{loss_type: [g-e], mean_burst_packets: [8.0], loss_rate: [{rate}], {name}: [2]}}
+      - {{loss_type: [g-e], mean_burst_packets: [8.0], loss_rate: [{rate}], {name}: {two}}}
 """
 
 
-def load(tmp_path, profile="tiny", rate="0.1", name="tensor_parallel_size"):
-    file = tmp_path / "grid.yaml"
-    file.write_text(GRID.format(rate=rate, name=name))
+def load(tmp_path, profile="tiny", rate="0.1", name="tensor_parallel_size", two="[2]"):
+    file = tmp_path / "experiments" / "grid.yaml"
+    file.parent.mkdir(exist_ok=True)
+    (tmp_path / "20_accuracy_vs_loss.ipynb").touch()
+    file.write_text(GRID.format(rate=rate, name=name, two=two))
     return load_experiment(file, profile, tmp_path / "results")
 
 
@@ -45,6 +47,8 @@ def test_a_cells_folder_names_its_whole_configuration(tmp_path):
     [
         ({"profile": "huge"}, ["grid.yaml", "huge", "tiny"]),
         ({"rate": "1.5"}, ["grid.yaml", "1.5", "[0, 1]"]),
+        ({"two": "2"}, ["tensor_parallel_size = 2", "list"]),
+        ({"name": "seed"}, ["seed"]),
         ({"name": "tensor_paralel_size"}, ["grid.yaml", "tensor_paralel_size", "did you mean tensor_parallel_size"]),
     ],
 )

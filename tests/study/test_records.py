@@ -1,6 +1,6 @@
-import json
+import pytest
 
-from lossytp.study.records import load_records, tidy
+from lossytp.study.records import tidy
 
 
 def test_a_row_a_record_in_a_fixed_order_without_seconds(study):
@@ -16,9 +16,11 @@ def test_a_run_that_was_not_finite_counts_as_the_most_frequent_class(record):
     assert tidy([broken])["accuracy_lossy"].tolist() == [0.3]
 
 
-def test_only_finished_records_are_loaded(tmp_path, record):
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "record.json").write_text(json.dumps(record(loss_rate=0.0, seed=0, accuracy=0.5)))
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / ".record.json.17").write_text("{half")
-    assert len(load_records(tmp_path)) == 1
+def test_a_presets_rate_is_its_process_own(record):
+    preset = record(loss_rate=0.0, seed=0, accuracy=0.5, loss_type="g-e", ge_config="default")
+    assert tidy([preset])["loss_rate"].tolist() == [pytest.approx(0.1)]
+
+
+def test_copies_of_a_run_are_no_second_seed(record):
+    with pytest.raises(ValueError, match="two records of seed 3"):
+        tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])

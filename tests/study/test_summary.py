@@ -5,7 +5,7 @@ import pytest
 from lossytp.study.records import tidy
 from lossytp.study.summary import summarise, with_arms
 
-BASELINE = {"majority_share": 0.3, "bag_of_words": 0.9}
+BASELINE = {"majority_share": 0.3, "bag_of_words": 0.9, "test_examples": 4}
 
 
 def test_arms_share_the_runs_without_losses(study):
@@ -23,6 +23,7 @@ def test_budgets_and_differences_of_made_up_records(study):
     assert (summary["seeds"], summary["cells"], summary["not_finite"]) == (3, 15, 0)
     assert summary["packets"] == 15_000
     assert summary["hours"] == pytest.approx(0.15)
+    assert summary["arms"][1]["fall_at_largest_rate"]["value"] == pytest.approx(0.08)
     json.dumps(summary, allow_nan=False)
 
 
@@ -37,3 +38,8 @@ def test_runs_that_differ_in_more_than_process_rate_and_seed_are_refused(study, 
     odd = [*study, record(loss_rate=0.1, seed=9, accuracy=0.5, max_steps=11)]
     with pytest.raises(ValueError, match="max_steps"):
         summarise(with_arms(tidy(odd)), odd, BASELINE)
+
+
+def test_a_baseline_of_another_sample_is_refused(study):
+    with pytest.raises(ValueError, match="another test sample"):
+        summarise(with_arms(tidy(study)), study, {**BASELINE, "test_examples": 5})

@@ -132,7 +132,7 @@ def test_global_generators_are_not_left_to_the_losses(toy, tmp_path):
 
 
 def test_killed_in_the_middle_leaves_no_record_and_a_rerun_equals_an_undisturbed_run(toy, tmp_path):
-    words = ["--max_steps", "40", "--batch_size", "4", "--max_samples", "50", "--eval_samples", "20"]
+    words = ["--max_steps", "300", "--batch_size", "4", "--max_samples", "50", "--eval_samples", "20"]
     words += ["--max_length", "16", "--loss_rate", "0.1"]
     command = [sys.executable, "-m", "lossytp.train", *words, "--output_dir"]
     environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}  # not the toy's
