@@ -1,3 +1,4 @@
+import json
 import re
 import subprocess
 import sys
@@ -40,6 +41,19 @@ def test_errors_are_one_line(words, expected):
     with pytest.raises(ValueError, match=re.escape(expected)) as error:
         parse(TrainConfig, None, words)
     assert "\n" not in str(error.value)
+
+
+def test_the_configuration_of_a_record_is_read_with_small_floats_and_booleans(tmp_path):
+    config = TrainConfig(learning_rate=3e-5, bf16=True, loss_type="g-e", loss_rate=0.1, mean_burst_packets=8.0)
+    (tmp_path / "record.json").write_text(json.dumps({"config": config.as_dict(), "final": {}}))
+    again = parse(TrainConfig, None, ["--config", str(tmp_path / "record.json")])
+    assert again == config
+
+
+def test_what_a_file_leaves_open_a_flag_may_settle(tmp_path):
+    (tmp_path / "run.yaml").write_text("loss_type: g-e\nloss_rate: 0.05\n")
+    config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--mean_burst_packets", "8"])
+    assert config.process().mean_burst_packets == pytest.approx(8)
 
 
 @pytest.mark.parametrize("text", ["loss_rate: [", "- 1", "los_rate: 0.1", "loss_rate: 3"])

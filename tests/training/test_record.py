@@ -1,0 +1,44 @@
+import json
+
+import pytest
+
+from lossytp.training.record import check_output_folder, read_record, write_atomically, write_record
+
+
+@pytest.mark.parametrize("text", ["{half", "[]", "{}"])
+def test_a_damaged_record_is_no_result_and_its_file_is_named(tmp_path, text):
+    (tmp_path / "record.json").write_text(text)
+    with pytest.raises(ValueError, match=r"record\.json .*delete it"):
+        read_record(tmp_path)
+
+
+def test_no_record_is_none_and_a_written_one_is_read(tmp_path):
+    assert read_record(tmp_path) is None
+    write_record(tmp_path, {"config": {}, "final": {"accuracy": 0.5}})
+    assert read_record(tmp_path)["final"] == {"accuracy": 0.5}
+    assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_what_is_not_a_number_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_record(tmp_path, {"final": float("nan")})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    write_atomically(file, "old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
+    with pytest.raises(OSError, match="full"):
+        write_atomically(file, "new")
+    assert file.read_text() == "old"
+
+
+def test_another_configurations_folder_is_refused_and_left_alone(toy, tmp_path):
+    done = {"config": {**toy().as_dict(), "max_steps": 7}, "final": {}}
+    del done["config"]["output_dir"]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.json").write_text(json.dumps(done))
+    with pytest.raises(ValueError, match="another max_steps"):
+        check_output_folder(toy())
+    assert json.loads((tmp_path / "run" / "record.json").read_text()) == done
