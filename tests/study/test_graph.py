@@ -1,6 +1,7 @@
 """The graph under ./run_all.sh's own options, with a tiny experiment: killed and started again, nothing is lost."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,9 +37,7 @@ def start(tmp_path):
             (folder / "notebooks" / "experiments" / "accuracy_vs_loss.yaml").write_text(GRID)
             for shared in ("Snakefile", "workflow", "lossytp"):
                 (folder / shared).symlink_to(ROOT / shared)
-            (folder / "paper").mkdir()
-            for source in (ROOT / "paper").iterdir():
-                (folder / "paper" / source.name).symlink_to(source)
+            shutil.copytree(ROOT / "paper", folder / "paper")  # typst reads nothing outside its root
         command = 'export LOSSYTP_RUN_PID=$$; exec "$0" -m snakemake --workflow-profile workflow "$@"'
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
