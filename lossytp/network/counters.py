@@ -1,40 +1,47 @@
-"""Packets sent and lost, by where in the model, which way, and on which link."""
+"""Packets sent and lost, and collectives that lost something, by where in the model, which way, and on which link."""
 
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
 class Site(NamedTuple):
-    """Where a collective stands: a transformer layer, a module of it ("attention" or "mlp"), a direction."""
+    """Where a message comes from: a transformer layer, a module of it ("attention" or "mlp"), which way, and the
+    operation.
 
-    layer: int
-    module: str
-    direction: str  # "forward" or "backward"
+    Below PyTorch's own parallelisms the layer and the module are not known, and None.
+    """
+
+    layer: int | None
+    module: str | None
+    direction: str | None  # "forward" or "backward"
+    operation: str = "all_reduce"
 
 
+NOWHERE = Site(None, None, None)
 Row = tuple[str, Site | None, str, int, int]  # purpose, site, group, src, dst
+Messages = tuple[str, Site | None, str]  # purpose, site, group
 
 
 class Counters:
     """Running totals for each (purpose, site, group, link); purpose is "training" or "evaluation"."""
 
     def __init__(self) -> None:
-        self._totals: dict[Row, list[int]] = {}
+        self._totals: dict[Row, list[int]] = {}  # packets, lost
+        self._messages: dict[Messages, list[int]] = {}  # messages, those that lost something
 
     def add(self, row: Row, packets: int, lost: int) -> None:
-        totals = self._totals.get(row)
-        if totals is None:
-            totals = self._totals[row] = [0, 0]
-        totals[0] += packets
-        totals[1] += lost
+        _add(self._totals, row, packets, lost)
+
+    def add_message(self, key: Messages, lossy: bool) -> None:
+        """One collective call of a group, or one message sent, and whether it lost anything."""
+        _add(self._messages, key, 1, int(lossy))
 
     def rows(self, purpose: str | None = None) -> list[dict]:
         """One dict a row, of one purpose or of all, for a table."""
         return [
             {
                 "purpose": row_purpose,
-                "layer": site.layer if site else None,
-                "module": site.module if site else None,
-                "direction": site.direction if site else None,
+                **(site or NOWHERE)._asdict(),
                 "group": group,
                 "src": src,
                 "dst": dst,
@@ -46,10 +53,11 @@ class Counters:
         ]
 
     def summary(self, purpose: str) -> dict:
-        """Totals of one purpose: all together, and by direction, module, layer and link, with observed loss rates."""
+        """Totals of one purpose, all together and grouped, with observed loss rates; and the messages, by direction."""
         rows = self.rows(purpose)
-        groupings = {
+        groupings: dict[str, Callable[[dict], object]] = {
             "by_direction": lambda row: row["direction"],
+            "by_operation": lambda row: row["operation"],
             "by_module": lambda row: row["module"],
             "by_layer": lambda row: row["layer"],
             "by_link": lambda row: f"{row['src']}->{row['dst']}",
@@ -58,22 +66,62 @@ class Counters:
         for name, label in groupings.items():
             labels = dict.fromkeys(str(label(row)) for row in rows)
             summary[name] = {value: _total([row for row in rows if str(label(row)) == value]) for value in labels}
+        messages = [(site or NOWHERE, counts) for (of, site, _), counts in self._messages.items() if of == purpose]
+        directions = dict.fromkeys(str(site.direction) for site, _ in messages)
+        summary["messages"] = _called(counts for _, counts in messages)
+        summary["messages"]["by_direction"] = {
+            direction: _called(counts for site, counts in messages if str(site.direction) == direction)
+            for direction in directions
+        }
         return summary
 
-    def state_dict(self) -> list:
-        return [
-            [list(row[:1]), list(row[1]) if row[1] else None, list(row[2:]), *totals]
-            for row, totals in self._totals.items()
-        ]
-
-    def load_state_dict(self, state: list) -> None:
-        self._totals = {
-            (purpose[0], Site(*site) if site else None, *link): [packets, lost]
-            for purpose, site, link, packets, lost in state
+    def state_dict(self) -> dict[str, list]:
+        """As JSON-ready values."""
+        return {
+            "packets": [[purpose, site, *link, *counts] for (purpose, site, *link), counts in self._totals.items()],
+            "messages": [[purpose, site, group, *counts] for (purpose, site, group), counts in self._messages.items()],
         }
+
+    def load_state_dict(self, state: dict[str, list]) -> None:
+        """Replace all totals by those of `state_dict()`."""
+        self._totals = {
+            (purpose, Site(*site) if site else None, group, src, dst): [packets, lost]
+            for purpose, site, group, src, dst, packets, lost in state["packets"]
+        }
+        self._messages = {
+            (purpose, Site(*site) if site else None, group): [calls, lossy]
+            for purpose, site, group, calls, lossy in state["messages"]
+        }
+
+    def merge(self, other: "Counters") -> None:
+        """Take in what another process counted. A row that both have is the same traffic, seen from two sides.
+
+        Raises ValueError where they disagree on it, which means that the processes ran apart.
+        """
+        _merge(self._totals, other._totals)
+        _merge(self._messages, other._messages)
+
+
+def _merge(mine: dict, theirs: dict) -> None:
+    for key, counts in theirs.items():
+        if mine.setdefault(key, list(counts)) != counts:
+            raise ValueError(f"processes disagree on the traffic of {key}: {mine[key]} and {counts}")
+
+
+def _add(table: dict, key: object, first: int, second: int) -> None:
+    totals = table.get(key)
+    if totals is None:
+        totals = table[key] = [0, 0]
+    totals[0] += first
+    totals[1] += second
 
 
 def _total(rows: list[dict]) -> dict:
     packets = sum(row["packets"] for row in rows)
     lost = sum(row["lost"] for row in rows)
     return {"packets": packets, "lost": lost, "observed_loss_rate": lost / packets if packets else None}
+
+
+def _called(counts: Iterable[list[int]]) -> dict:
+    pairs = list(counts)
+    return {"called": sum(calls for calls, _ in pairs), "lossy": sum(lossy for _, lossy in pairs)}

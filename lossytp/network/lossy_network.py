@@ -84,7 +84,7 @@ class LossyNetwork:
     def lost_spans(
         self, hops: tuple[Hop, ...], itemsize: int, *, group: str = "tp", site: Site | None = None
     ) -> LostSpans:
-        """Send one message of `itemsize`-byte elements over `hops`; say which elements of whose contribution are lost.
+        """Send one message of `itemsize`-byte elements over `hops`; say who lacks which of its elements.
 
         Within `reliable()` nothing is lost and no link advances. While a tape replays, its losses come again.
         """
@@ -96,10 +96,12 @@ class LossyNetwork:
             num_packets = self.wire.num_packets(hop.stop - hop.start, itemsize)
             for packet in self.lost_packets(hop.src, hop.dst, num_packets, group=group, site=site).tolist():
                 start = hop.start + packet * elements
-                for row in hop.carries:
-                    spans.rows.append(row)
+                for position in hop.positions:
+                    spans.rows.append(position)
                     spans.starts.append(start)
                     spans.stops.append(min(start + elements, hop.stop))
+        if hops and not self._suspended:
+            self.counters.add_message((self._purpose[0], site, group), bool(spans.rows))
         if self._tape is not None:
             self._tape.record(spans)
         return spans
@@ -139,10 +141,10 @@ class LossyNetwork:
             tape.rewind()
 
     def report(self) -> "pandas.DataFrame":
-        """Packets, losses and observed rate by purpose, layer, module, direction and link."""
+        """Packets, losses and observed rate by purpose, layer, module, direction, operation and link."""
         import pandas  # slow to import, and only a report needs it
 
-        columns = ["purpose", "layer", "module", "direction", "group", "src", "dst", "packets", "lost"]
+        columns = ["purpose", *Site._fields, "group", "src", "dst", "packets", "lost"]
         table = pandas.DataFrame(self.counters.rows(), columns=columns)
         table["observed_loss_rate"] = table["lost"] / table["packets"]
         return table

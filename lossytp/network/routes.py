@@ -1,11 +1,12 @@
 """Collective algorithms as packet routes: which part of a message crosses which link, and what a loss there destroys.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009, split an
-all-reduce into a reduce-scatter and an all-gather of chunks. Here the reduce phase alone is lossy.
+all-reduce into a reduce-scatter (the reduce phase) and an all-gather (the gather phase) of chunks.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from lossytp.network.checks import check_known
 
@@ -15,19 +16,19 @@ SWITCH = -1
 class Hop(NamedTuple):
     """Elements [start, stop) of a message crossing the directed link `src` -> `dst`, packetised on their own.
 
-    `src` and `dst` are global ranks or `SWITCH`; `carries` are the positions in the group of the ranks whose
-    contributions ride on the hop, so whose elements are missing from the sum when a packet is lost.
+    `src` and `dst` are global ranks or `SWITCH`; `positions` are those in the group of the ranks that lack the
+    elements of a lost packet: in a reduce phase their contribution lacks them, in a gather phase their result.
     """
 
     src: int
     dst: int
     start: int
     stop: int
-    carries: tuple[int, ...]
+    positions: tuple[int, ...]
 
 
 class LostSpans(NamedTuple):
-    """What a collective's losses took: the contribution at position `rows[i]` lacks elements [starts[i], stops[i]).
+    """What a collective's losses took: the rank at position `rows[i]` lacks elements [starts[i], stops[i]).
 
     `reliable` says that the network was reliable, so that there was nothing to repair.
     """
@@ -38,8 +39,17 @@ class LostSpans(NamedTuple):
     reliable: bool = False
 
 
-class ReduceRoutes(Protocol):
-    def __call__(self, num_elements: int, ranks: tuple[int, ...], /) -> tuple[Hop, ...]: ...
+Routes = Callable[[int, tuple[int, ...]], tuple[Hop, ...]]  # of num_elements among ranks
+
+
+class Algorithm(NamedTuple):
+    """The routes of a sum's contributions (all-reduce, reduce-scatter), and those of an all-gather.
+
+    In an all-reduce the gather phase is reliable so far; an all-gather of its own is as lossy as its routes.
+    """
+
+    reduce: Routes
+    gather: Routes
 
 
 def chunk_bounds(num_elements: int, num_chunks: int) -> list[tuple[int, int]]:
@@ -58,6 +68,14 @@ def sender(num_elements: int, ranks: tuple[int, ...]) -> tuple[Hop, ...]:
 
 
 @lru_cache(maxsize=1024)
+def sender_gather(num_elements: int, ranks: tuple[int, ...]) -> tuple[Hop, ...]:
+    """Each rank's chunk crosses its one lossy link, and a loss there starves every rank, its sender included."""
+    everyone = tuple(range(len(ranks)))
+    chunks = zip(ranks, chunk_bounds(num_elements, len(ranks)), strict=True)
+    return tuple(Hop(rank, SWITCH, start, stop, everyone) for rank, (start, stop) in chunks if stop > start)
+
+
+@lru_cache(maxsize=1024)
 def direct(num_elements: int, ranks: tuple[int, ...]) -> tuple[Hop, ...]:
     """Every rank sends chunk c to rank c, which sums it (a direct reduce-scatter).
 
@@ -71,10 +89,21 @@ def direct(num_elements: int, ranks: tuple[int, ...]) -> tuple[Hop, ...]:
     )
 
 
-ALGORITHMS: dict[str, ReduceRoutes] = {"sender": sender, "direct": direct}
+@lru_cache(maxsize=1024)
+def direct_gather(num_elements: int, ranks: tuple[int, ...]) -> tuple[Hop, ...]:
+    """Rank c sends its chunk to every other rank, each of which may lose other packets of it."""
+    return tuple(
+        Hop(owner, dst, start, stop, (position,))
+        for owner, (start, stop) in zip(ranks, chunk_bounds(num_elements, len(ranks)), strict=True)
+        for position, dst in enumerate(ranks)
+        if owner != dst and stop > start
+    )
 
 
-def reduce_routes(algorithm: str) -> ReduceRoutes:
-    """The routes of the named algorithm's reduce phase; ValueError lists the names when there is none."""
-    check_known("algorithm", algorithm, ALGORITHMS)
-    return ALGORITHMS[algorithm]
+ALGORITHMS = {"sender": Algorithm(sender, sender_gather), "direct": Algorithm(direct, direct_gather)}
+
+
+def algorithm_named(name: str) -> Algorithm:
+    """The algorithm of this name; ValueError lists the names when there is none."""
+    check_known("algorithm", name, ALGORITHMS)
+    return ALGORITHMS[name]

@@ -1,11 +1,13 @@
 """All-reduce over a lossy network, evaluated from the losses alone.
 
 Every algorithm comes down to which of a rank's elements survive to the sum, followed by an exact sum
-(`lossytp.network.routes`). Its gather phase is reliable.
+(`lossytp.network.routes`). Its gather phase is reliable. Every process works out all losses of the group by itself,
+so the only messages between processes are those of the sum.
 
-Shapes: R ranks, N elements of one message, flattened row-major.
+Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +17,8 @@ from torch import Tensor
 from lossytp.network.counters import Site
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repair import Repair, repair_named
-from lossytp.network.routes import Hop, LostSpans, reduce_routes
-from lossytp.parallel.group import VirtualRanks
-
-Group = VirtualRanks
+from lossytp.network.routes import Hop, LostSpans, algorithm_named
+from lossytp.parallel.group import RankGroup
 
 
 @dataclass(frozen=True)
@@ -29,30 +29,35 @@ class LossyAllReduce:
     """
 
     network: LossyNetwork
-    group: Group
+    group: RankGroup
     algorithm: str = "direct"
     repair: str = "zero"
     reliable_gather: bool = True
 
     def __post_init__(self) -> None:
-        reduce_routes(self.algorithm)
+        algorithm_named(self.algorithm)
         repair_named(self.repair)
         if not self.reliable_gather:
             raise ValueError("reliable_gather = False (replicas that diverge) is not supported: leave it True")
 
     def sum_(self, parts: Tensor, site: Site | None = None) -> Tensor:
-        """Sum `parts` (R, ...), one contribution a rank, as the network delivers them; returns (...).
+        """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them; returns (...).
 
         `parts` is overwritten: its lost elements with zero, the others scaled as the repair says. One element is
         `parts`' own dtype on the wire.
         """
-        parts_RN = parts.view(len(parts), -1)
-        hops = reduce_routes(self.algorithm)(parts_RN.shape[1], self.group.ranks)
+        total, wait = self.begin_sum_(parts, site)
+        wait()
+        return total
+
+    def begin_sum_(self, parts: Tensor, site: Site | None = None) -> tuple[Tensor, Callable[[], object]]:
+        """As `sum_`, but returns at once: the sum is complete when the returned function has been called."""
+        parts_LN = parts.view(len(parts), -1)
+        hops = algorithm_named(self.algorithm).reduce(parts_LN.shape[1], self.group.ranks)
         spans = self.network.lost_spans(hops, parts.element_size(), group=self.group.name, site=site)
-        if not spans.reliable:
-            _scale_(parts_RN, hops, repair_named(self.repair), self.network)
-            _zero_spans_(parts_RN, spans)
-        return parts.sum(0)
+        lose_(parts_LN, self.group.local, hops, spans, repair_named(self.repair), self.network)
+        total = parts.sum(0) if len(parts) > 1 else parts[0]
+        return total, self.group.begin_sum_(total)
 
 
 def all_reduce(
@@ -79,33 +84,56 @@ def all_reduce(
         raise ValueError(
             f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}: stack floating-point messages to (ranks, elements)"
         )
-    collective = LossyAllReduce(network, VirtualRanks(len(x_RN)), algorithm, repair, reliable_gather)
+    collective = LossyAllReduce(network, RankGroup(len(x_RN)), algorithm, repair, reliable_gather)
     return collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format)).expand_as(x_RN).clone()
 
 
-def _scale_(parts_RN: Tensor, hops: tuple[Hop, ...], repair: Repair, network: LossyNetwork) -> None:
+def lose_(
+    parts_LN: Tensor,
+    positions: Sequence[int],
+    hops: tuple[Hop, ...],
+    spans: LostSpans,
+    repair: Repair,
+    network: LossyNetwork,
+) -> None:
+    """Take from `parts_LN` what the network lost, and scale the rest as the repair says.
+
+    Row i belongs to the rank at `positions[i]` of the group; what other ranks lack is not looked at.
+    """
+    if not spans.reliable:
+        _scale_(parts_LN, positions, hops, repair, network)
+        _zero_spans_(parts_LN, positions, spans)
+
+
+def _scale_(
+    parts_LN: Tensor, positions: Sequence[int], hops: tuple[Hop, ...], repair: Repair, network: LossyNetwork
+) -> None:
     """Scale what crosses each hop as the repair says."""
     for hop in hops:
         weight = repair.weight(network.process(hop.src, hop.dst).loss_rate)
         if weight != 1:
-            for row in hop.carries:
-                parts_RN[row, hop.start : hop.stop] *= weight
+            for position in hop.positions:
+                if position in positions:
+                    parts_LN[positions.index(position), hop.start : hop.stop] *= weight
 
 
-def _zero_spans_(parts_RN: Tensor, spans: LostSpans) -> None:
-    """Set elements [start, stop) of row r to zero for every span."""
-    if not spans.rows:
+def _zero_spans_(parts_LN: Tensor, positions: Sequence[int], spans: LostSpans) -> None:
+    """Set elements [start, stop) to zero for every span of a rank at one of the positions."""
+    row_at = {position: row for row, position in enumerate(positions)}
+    lost = zip(spans.rows, spans.starts, spans.stops, strict=True)
+    here = [(row_at[position], start, stop) for position, start, stop in lost if position in row_at]
+    if not here:
         return
-    if parts_RN.device.type == "cpu":
-        bytes_RN: Any = parts_RN.view(torch.uint8).numpy()  # numpy slices cost a tenth of torch's, in any dtype
-        size = parts_RN.element_size()
-        for row, start, stop in zip(spans.rows, spans.starts, spans.stops, strict=True):
-            bytes_RN[row, start * size : stop * size] = 0
+    if parts_LN.device.type == "cpu":
+        bytes_LN: Any = parts_LN.view(torch.uint8).numpy()  # numpy slices cost a tenth of torch's, in any dtype
+        size = parts_LN.element_size()
+        for row, start, stop in here:
+            bytes_LN[row, start * size : stop * size] = 0
         return
     # on a device: +1 at each start, -1 at each stop, and the running sum is positive inside a span
-    rows, starts, stops = torch.tensor([spans.rows, spans.starts, spans.stops], device=parts_RN.device)
-    edges = torch.zeros(parts_RN.shape[0], parts_RN.shape[1] + 1, dtype=torch.int32, device=parts_RN.device)
+    rows, starts, stops = torch.tensor(here, device=parts_LN.device).t()
+    edges = torch.zeros(parts_LN.shape[0], parts_LN.shape[1] + 1, dtype=torch.int32, device=parts_LN.device)
     one = torch.ones_like(rows, dtype=torch.int32)
     edges.index_put_((rows, starts), one, accumulate=True)
     edges.index_put_((rows, stops), -one, accumulate=True)
-    parts_RN.masked_fill_(edges.cumsum(1)[:, :-1] > 0, 0)
+    parts_LN.masked_fill_(edges.cumsum(1)[:, :-1] > 0, 0)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedModel
 from transformers.activations import ACT2FN
@@ -19,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.tape import LossTape
 from lossytp.parallel.collectives import LossyAllReduce
-from lossytp.parallel.group import VirtualRanks, check_divides
+from lossytp.parallel.group import RankGroup, check_divides
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 
 SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
@@ -59,47 +60,87 @@ def parallelize(
     algorithm: str = "direct",
     repair: str = "zero",
     reliable_gather: bool = True,
+    group: RankGroup | None = None,
 ) -> PreTrainedModel:
     """A tensor-parallel copy of `model`, whose all-reduces lose what `network` loses.
 
     Args:
-        model: GPT2LMHeadModel or GPT2ForSequenceClassification; not changed.
+        model: GPT2LMHeadModel or GPT2ForSequenceClassification; not changed. The same on every process.
         network: shared by all layers; `network.report()` tells what each of them sent and lost.
-        tensor_parallel_size: virtual ranks; must divide the heads and the MLP's width.
+        tensor_parallel_size: ranks; must divide the heads and the MLP's width.
         algorithm: "sender" or "direct".
         repair: "zero" or "rescale".
         reliable_gather: must be True.
+        group: where the ranks live. Left out, they are spread over all processes of torch.distributed, this copy
+            holding this process's shards alone, or are virtual ranks of this process where it is not initialised.
 
     Raises:
         TypeError: for another model. ValueError: for a size that does not divide, or an unknown name.
     """
     check_convertible(model, tensor_parallel_size)
-    group = VirtualRanks(tensor_parallel_size)
+    if group is None:
+        world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+        group = RankGroup(tensor_parallel_size, process_group=world)
+    if group.size != tensor_parallel_size:
+        raise ValueError(f"tensor_parallel_size = {tensor_parallel_size}, but the group is of {group.size}: give one")
     collective = LossyAllReduce(network, group, algorithm, repair, reliable_gather)
-    replacements: dict[int, Any] = {}  # deepcopy's memo: what stands here is taken in place of a copy
-    for number, block in enumerate(_blocks(model)):
-        attention, mlp = block.attn, block.mlp
-        replacements |= {
-            id(attention.c_attn): _column(attention.c_attn, 3, collective, number, "attention"),
-            id(attention.c_proj): _row(attention.c_proj, collective, number, "attention"),
-            id(mlp.c_fc): _column(mlp.c_fc, 1, collective, number, "mlp"),
-            id(mlp.c_proj): _row(mlp.c_proj, collective, number, "mlp"),
-        }
-    parallel = copy.deepcopy(model, replacements)
-    for block in _blocks(parallel):
+
+    def column(conv: Conv1D, num_projections: int, layer: int, module: str) -> nn.Module:
+        return ColumnParallelLinear(
+            conv.weight, conv.bias, num_projections=num_projections, collective=collective, layer=layer, module=module
+        )
+
+    def row(conv: Conv1D, layer: int, module: str) -> nn.Module:
+        return RowParallelLinear(conv.weight, conv.bias, collective=collective, layer=layer, module=module)
+
+    parallel = with_layers(model, column, row, width_here=model.config.hidden_size // group.processes)
+    for block in blocks_of(parallel):
         block.__class__ = TensorParallelBlock
-        if model.config.activation_function == "gelu_new":
-            block.mlp.act = nn.GELU(approximate="tanh").train(block.mlp.training)  # the same formula, in one kernel
     assert_converted(parallel)
     return parallel
+
+
+def with_layers(
+    model: PreTrainedModel,
+    column: Callable[[Conv1D, int, int, str], nn.Module],
+    row: Callable[[Conv1D, int, str], nn.Module],
+    *,
+    width_here: int,
+) -> PreTrainedModel:
+    """A copy of `model` with the four linear layers of every block replaced.
+
+    Args:
+        column: from a dense layer, its number of projections, the block's number and "attention" or "mlp", a layer
+            whose outputs are those of this process's heads or units, projections side by side.
+        row: from a dense layer, the block's number and module, a layer that takes what the column's leads to.
+        width_here: outputs of one of q, k, v in this process.
+    """
+    replacements: dict[int, Any] = {}  # deepcopy's memo: what stands here is taken in place of a copy
+    for number, block in enumerate(blocks_of(model)):
+        attention, mlp = block.attn, block.mlp
+        replacements |= {
+            id(attention.c_attn): column(attention.c_attn, 3, number, "attention").train(attention.training),
+            id(attention.c_proj): row(attention.c_proj, number, "attention").train(attention.training),
+            id(mlp.c_fc): column(mlp.c_fc, 1, number, "mlp").train(mlp.training),
+            id(mlp.c_proj): row(mlp.c_proj, number, "mlp").train(mlp.training),
+        }
+    changed = copy.deepcopy(model, replacements)
+    for block in blocks_of(changed):
+        block.attn.split_size = width_here  # where attention cuts q from k from v; it counts heads by what it gets
+        if model.config.activation_function == "gelu_new":
+            block.mlp.act = nn.GELU(approximate="tanh").train(block.mlp.training)  # the same formula, in one kernel
+    return changed
 
 
 def gather(model: PreTrainedModel) -> PreTrainedModel:
     """The dense copy of a parallelized model, as transformers knows it; `gather(parallelize(m))` is bitwise m.
 
+    Where its ranks are spread over processes, each of them must call this, and each gets the whole model.
+
     Raises TypeError for a model that `parallelize` did not make.
     """
-    if not isinstance(model, SUPPORTED) or not all(isinstance(block, TensorParallelBlock) for block in _blocks(model)):
+    blocks = blocks_of(model) if isinstance(model, SUPPORTED) else [model]
+    if not all(isinstance(block, TensorParallelBlock) for block in blocks):
         raise TypeError(f"this {type(model).__name__} is not tensor-parallel: give what parallelize() returned")
     replacements: dict[int, Any] = {
         id(layer): _conv1d(layer)
@@ -107,8 +148,9 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear)
     }
     dense = copy.deepcopy(model, replacements)
-    for block in _blocks(dense):
+    for block in blocks_of(dense):
         block.__class__ = GPT2Block
+        block.attn.split_size = model.config.hidden_size
         block.mlp.act = ACT2FN[model.config.activation_function].train(block.mlp.training)
     return dense
 
@@ -118,7 +160,7 @@ def assert_converted(model: PreTrainedModel) -> None:
 
     An earlier study replaced `nn.Linear` alone, which GPT-2's blocks do not have, and so sharded nothing.
     """
-    for number, block in enumerate(_blocks(model)):
+    for number, block in enumerate(blocks_of(model)):
         kinds = [type(layer) for layer in block.modules() if isinstance(layer, Conv1D | nn.Linear)]
         expected = {
             "attn.c_attn": ColumnParallelLinear,
@@ -136,7 +178,7 @@ def check_convertible(model: PreTrainedModel, tensor_parallel_size: int) -> None
     if not isinstance(model, SUPPORTED):
         names = " or ".join(supported.__name__ for supported in SUPPORTED)
         raise TypeError(f"{type(model).__name__} cannot be parallelized: give a {names}")
-    if not all(isinstance(block, GPT2Block) and isinstance(block.attn.c_attn, Conv1D) for block in _blocks(model)):
+    if not all(isinstance(block, GPT2Block) and isinstance(block.attn.c_attn, Conv1D) for block in blocks_of(model)):
         raise TypeError("the model's blocks are not those of a dense GPT-2: give the dense model, or gather() it first")
     if model.config.add_cross_attention:
         raise ValueError("add_cross_attention = True is not supported: give a decoder without cross-attention")
@@ -144,20 +186,9 @@ def check_convertible(model: PreTrainedModel, tensor_parallel_size: int) -> None
     check_divides(tensor_parallel_size, heads=model.config.num_attention_heads, inner=inner)
 
 
-def _blocks(model: Any) -> list[Any]:
+def blocks_of(model: Any) -> list[Any]:
+    """The transformer blocks of a GPT-2."""
     return list(model.transformer.h)
-
-
-def _column(conv: Conv1D, num_projections: int, collective: LossyAllReduce, layer: int, module: str) -> nn.Module:
-    return ColumnParallelLinear(
-        conv.weight, conv.bias, num_projections=num_projections, collective=collective, layer=layer, module=module
-    ).train(conv.training)
-
-
-def _row(conv: Conv1D, collective: LossyAllReduce, layer: int, module: str) -> nn.Module:
-    return RowParallelLinear(conv.weight, conv.bias, collective=collective, layer=layer, module=module).train(
-        conv.training
-    )
 
 
 def _conv1d(layer: ColumnParallelLinear | RowParallelLinear) -> Conv1D:

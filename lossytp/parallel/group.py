@@ -1,25 +1,70 @@
-"""Which tensor-parallel ranks there are, and which of them live in this process."""
+"""Which ranks sum their messages, and which of them live in this process."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 
 @dataclass(frozen=True)
-class VirtualRanks:
-    """All `size` tensor-parallel ranks in one process, as a leading axis of its tensors.
+class RankGroup:
+    """`size` ranks that sum their messages.
 
-    `ranks` are the group's global ranks, which name the links; `name` tells groups on the same link apart.
+    Without a `process_group` all of them are virtual ranks in this process, an axis of its tensors; with one they are
+    spread evenly over its processes, in order. `first_rank` is the global rank of the first, which names the links;
+    `name` tells groups on the same link apart.
+
+    Raises ValueError where `size` is not positive, or not a multiple of the processes.
     """
 
     size: int
     name: str = "tp"
+    process_group: "ProcessGroup | None" = None
+    first_rank: int = 0
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ValueError(f"tensor_parallel_size = {self.size} is below 1: give the number of ranks")
+        if self.size % self.processes:
+            raise ValueError(
+                f"tensor_parallel_size = {self.size} is not a multiple of the {self.processes} processes that share "
+                f"the ranks: give a multiple of {self.processes}, or start fewer processes"
+            )
 
     @property
+    def processes(self) -> int:
+        return self.process_group.size() if self.process_group else 1
+
+    @cached_property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(range(self.size))
+        """Global ranks, by position in the group."""
+        return tuple(range(self.first_rank, self.first_rank + self.size))
+
+    @cached_property
+    def local(self) -> range:
+        """The positions of the ranks that live in this process."""
+        here = self.size // self.processes
+        first = self.process_group.rank() * here if self.process_group else 0
+        return range(first, first + here)
+
+    def begin_sum_(self, partial: "Tensor") -> Callable[[], object]:
+        """Begin to add up the processes' partial sums, in place; the returned function waits for the end.
+
+        Nothing is lost on this way: what is lost was lost before, on every process as `LossyNetwork` says. Where the
+        process group is a lossy one, the group it wraps carries the sum.
+        """
+        if self.process_group is None or self.processes == 1:
+            return _nothing_to_wait_for
+        plain = getattr(self.process_group, "wrapped", self.process_group)
+        return plain.allreduce([partial]).wait
+
+
+def _nothing_to_wait_for() -> None:
+    pass
 
 
 def check_divides(tensor_parallel_size: int, *, heads: int, inner: int) -> None:

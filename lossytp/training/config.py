@@ -15,7 +15,7 @@ from lossytp.network.gilbert_elliott import GilbertElliott
 from lossytp.network.packets import Wire
 from lossytp.network.presets import LossProcess, gilbert_elliott_preset
 from lossytp.network.repair import repair_named
-from lossytp.network.routes import reduce_routes
+from lossytp.network.routes import algorithm_named
 from lossytp.training.models import check_model
 from lossytp.training.tasks import TASKS
 
@@ -87,7 +87,7 @@ class TrainConfig:
             raise ValueError(f"seed = {self.seed} is above 2**63 - 1: give a smaller one")
         check_known("dataset", self.dataset, TASKS)
         check_model(self.model_name, self.tensor_parallel_size, self.max_length)
-        reduce_routes(self.algorithm)
+        algorithm_named(self.algorithm)
         repair_named(self.repair)
         Wire(mtu_bytes=self.mtu_bytes)
         for name in ("loss_rate", "dropout", "target_accuracy"):

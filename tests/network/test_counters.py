@@ -39,7 +39,7 @@ def test_rows_total_what_was_added(calls):
         lost[row] += more_lost
     rows = {}
     for row in counted(calls).rows():
-        site = None if row["layer"] is None else Site(row["layer"], row["module"], row["direction"])
+        site = None if row["layer"] is None else Site(*(row[name] for name in Site._fields))
         rows[row["purpose"], site, row["group"], row["src"], row["dst"]] = row["packets"], row["lost"]
     assert rows == {row: (packets[row], lost[row]) for row, _, _ in calls}
 
@@ -73,9 +73,11 @@ def test_a_summary_by_hand():
     assert counters.summary("training") == {
         **total(100, 10),
         "by_direction": {"forward": total(70, 7), "backward": total(30, 3)},
+        "by_operation": {"all_reduce": total(100, 10)},
         "by_module": {"attention": total(20, 3), "mlp": total(80, 7)},
         "by_layer": {"0": total(50, 6), "1": total(50, 4)},
         "by_link": {"0->1": total(70, 7), "1->0": total(30, 3)},
+        "messages": {"called": 0, "lossy": 0, "by_direction": {}},
     }
     assert counters.summary("evaluation")["packets"] == 7
 

@@ -326,7 +326,7 @@ def test_a_packet_s_elements_follow_their_size():
 def test_a_lost_packet_takes_all_it_carries():
     """As in a ring, where the partial sum of several ranks rides on one hop."""
     network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    spans = network.lost_spans((Hop(0, 1, 4, 7, carries=(3, 0)),), 4)
+    spans = network.lost_spans((Hop(0, 1, 4, 7, positions=(3, 0)),), 4)
     assert set(lost_in(spans)) == {(3, 4, 6), (0, 4, 6), (3, 6, 7), (0, 6, 7)}
 
 
@@ -357,7 +357,7 @@ def test_lost_elements_are_those_of_the_lost_packets(num_elements, ranks, route,
             lost = drawn(twin, hop.src, hop.dst, packets)
             for element in range(hop.start, hop.stop):
                 if (element - hop.start) // TWO_FLOATS.elements_per_packet(itemsize) in lost:
-                    expected |= {(row, element) for row in hop.carries}
+                    expected |= {(row, element) for row in hop.positions}
         listed = [(row, e) for row, start, stop in lost_in(spans) for e in range(start, stop)]
         assert len(listed) == len(set(listed))
         assert set(listed) == expected

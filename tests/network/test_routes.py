@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.routes import ALGORITHMS, SWITCH, Hop, chunk_bounds, direct, reduce_routes, sender
+from lossytp.network.routes import ALGORITHMS, SWITCH, Hop, algorithm_named, chunk_bounds, direct, sender
 from tests.network.loss_statistics import reproducible
 
 lengths = st.integers(0, 60)
@@ -44,7 +44,7 @@ def crossings(hops):
     """Which links each (position, element) crosses."""
     crossed = {}
     for hop in hops:
-        for position in hop.carries:
+        for position in hop.positions:
             for element in range(hop.start, hop.stop):
                 crossed.setdefault((position, element), []).append((hop.src, hop.dst))
     return crossed
@@ -83,7 +83,7 @@ def test_direct_hops_are_one_packetised_chunk_each_and_none_is_empty(num_element
 
 def test_direct_by_hand():
     """Ranks 6 and 4, in this order, own elements [0, 3) and [3, 5)."""
-    assert direct(5, (6, 4)) == (Hop(6, 4, 3, 5, carries=(0,)), Hop(4, 6, 0, 3, carries=(1,)))
+    assert direct(5, (6, 4)) == (Hop(6, 4, 3, 5, positions=(0,)), Hop(4, 6, 0, 3, positions=(1,)))
 
 
 def test_a_share_of_one_in_r_of_the_contributions_crosses_no_link_in_direct():
@@ -96,9 +96,9 @@ def test_one_rank_alone_sends_nothing_in_direct():
 
 
 def test_algorithms_are_found_by_name():
-    assert {name: reduce_routes(name) for name in ALGORITHMS} == {"sender": sender, "direct": direct}
+    assert {name: algorithm_named(name).reduce for name in ALGORITHMS} == {"sender": sender, "direct": direct}
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"algorithm = 'rign' is unknown: choose one of .*direct"):
-        reduce_routes("rign")
+        algorithm_named("rign")

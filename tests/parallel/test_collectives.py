@@ -13,7 +13,7 @@ import lossytp as ltp
 from lossytp.network import Site
 from lossytp.network.routes import LostSpans
 from lossytp.parallel.collectives import LossyAllReduce, _zero_spans_, all_reduce
-from lossytp.parallel.group import VirtualRanks
+from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli, delivered, pieces_sent
 
 ALGORITHMS, REPAIRS = ["sender", "direct"], ["zero", "rescale"]
@@ -201,7 +201,7 @@ def test_zero_fill_shrinks_the_sum_by_the_share_at_risk(algorithm: str, expected
 @pytest.mark.parametrize("repair", REPAIRS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sum_takes_parts_of_any_shape_and_sums_over_ranks(algorithm: str, repair: str) -> None:
-    collective = LossyAllReduce(bernoulli(0.2, seed=5), VirtualRanks(4), algorithm, repair)
+    collective = LossyAllReduce(bernoulli(0.2, seed=5), RankGroup(4), algorithm, repair)
     parts = whole_numbers(4, 3000)
     expected = naive_all_reduce(parts, bernoulli(0.2, seed=5), algorithm, repair)
     result = collective.sum_(parts.clone().view(4, 10, 30, 10))
@@ -211,7 +211,7 @@ def test_sum_takes_parts_of_any_shape_and_sums_over_ranks(algorithm: str, repair
 
 def test_packets_are_counted_at_their_site_and_in_their_group() -> None:
     network = bernoulli(0.2)
-    collective = LossyAllReduce(network, VirtualRanks(2, name="second replica"))
+    collective = LossyAllReduce(network, RankGroup(2, name="second replica"))
     collective.sum_(torch.ones(2, 728 * 5), Site(3, "mlp", "backward"))
     table = network.report()
     assert table[["layer", "module", "direction", "group", "src", "dst", "packets"]].values.tolist() == [
@@ -264,15 +264,15 @@ def test_zeroing_spans_on_a_device_equals_zeroing_them_on_the_cpu(
     for row, start, stop in zip(spans.rows, spans.starts, spans.stops, strict=True):
         for element in range(start, stop):
             naive[row, element] = 0
-    _zero_spans_(on_cpu, spans)
-    _zero_spans_(on_device, spans)
+    _zero_spans_(on_cpu, range(len(on_cpu)), spans)
+    _zero_spans_(on_device, range(len(on_device)), spans)
     assert on_cpu.tolist() == naive.tolist()
     assert on_device.tolist() == naive.tolist()
 
 
 def test_overlapping_spans_on_a_device_are_zeroed_once_and_nothing_else() -> None:
     x_RN = torch.ones(2, 10).as_subclass(_OnADevice)
-    _zero_spans_(x_RN, LostSpans([0, 0, 0, 1], [2, 3, 2, 8], [6, 8, 4, 10]))
+    _zero_spans_(x_RN, range(2), LostSpans([0, 0, 0, 1], [2, 3, 2, 8], [6, 8, 4, 10]))
     assert x_RN.tolist() == [[1, 1, 0, 0, 0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]
 
 

@@ -7,30 +7,30 @@ import pytest
 import torch
 
 from lossytp.parallel.collectives import LossyAllReduce
-from lossytp.parallel.group import VirtualRanks, check_divides
+from lossytp.parallel.group import RankGroup, check_divides
 from tests.parallel.conftest import bernoulli
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_ranks_count_from_zero(size: int) -> None:
-    assert VirtualRanks(size).ranks == tuple(range(size))
+    assert RankGroup(size).ranks == tuple(range(size))
 
 
 def test_a_group_is_a_value() -> None:
-    assert VirtualRanks(4) == VirtualRanks(4, "tp") != VirtualRanks(4, "other")
+    assert RankGroup(4) == RankGroup(4, "tp") != RankGroup(4, "other")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        VirtualRanks(4).size = 8  # type: ignore[misc]
+        RankGroup(4).size = 8  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("size", [0, -2])
 def test_a_group_has_at_least_one_rank(size: int) -> None:
     with pytest.raises(ValueError, match=rf"^tensor_parallel_size = {size} is below 1: give the number of ranks$"):
-        VirtualRanks(size)
+        RankGroup(size)
 
 
 def test_groups_on_the_same_links_lose_packets_of_their_own() -> None:
     def losses(name: str) -> list:
-        collective = LossyAllReduce(bernoulli(0.3), VirtualRanks(2, name))
+        collective = LossyAllReduce(bernoulli(0.3), RankGroup(2, name))
         return collective.sum_(torch.ones(2, 20_000)).tolist()
 
     assert losses("tp 0") == losses("tp 0")

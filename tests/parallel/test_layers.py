@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import lossytp as ltp
 from lossytp.network import Site
 from lossytp.parallel.collectives import LossyAllReduce
-from lossytp.parallel.group import VirtualRanks
+from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from tests.parallel.conftest import bernoulli, delivered, relative_error
 
@@ -29,7 +29,7 @@ def randn(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
 
 
 def collective(network: ltp.LossyNetwork, num_ranks: int, *names: str) -> LossyAllReduce:
-    return LossyAllReduce(network, VirtualRanks(num_ranks), *names)
+    return LossyAllReduce(network, RankGroup(num_ranks), *names)
 
 
 def column_layer(weight: Tensor, bias: Tensor, num_projections: int, all_reduce: LossyAllReduce) -> Any:
