@@ -2,7 +2,7 @@
 
 >>> import lossytp as ltp
 >>> network = ltp.LossyNetwork(ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.01, mean_burst_packets=8), seed=0)
->>> model = ltp.parallelize(gpt2, network, tensor_parallel_size=4)   # four virtual ranks
+>>> model = ltp.parallelize(gpt2, network, tensor_parallel_size=4)   # four virtual ranks; under torchrun a shard of them
 >>> loss = model(**batch).loss; loss.backward()
 >>> network.report()                                                  # per layer, direction, link: packets, lost, rate
 
@@ -18,6 +18,7 @@ from lossytp.network import Bernoulli, GilbertElliott, LossyNetwork, Wire, from_
 if TYPE_CHECKING:
     from lossytp.parallel.collectives import all_reduce
     from lossytp.parallel.convert import gather, parallelize
+    from lossytp.parallel.initialize import init_process_group, reliable
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,11 +30,15 @@ __all__ = [
     "from_netem",
     "gather",
     "gilbert_elliott_preset",
+    "init_process_group",
     "parallelize",
+    "reliable",
 ]
 _NEEDS_TORCH = {
     "all_reduce": "lossytp.parallel.collectives",
     "gather": "lossytp.parallel.convert",
+    "init_process_group": "lossytp.parallel.initialize",
+    "reliable": "lossytp.parallel.initialize",
     "parallelize": "lossytp.parallel.convert",
 }
 

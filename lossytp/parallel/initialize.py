@@ -1,0 +1,153 @@
+"""Start torch.distributed over a lossy network, from the variables that torchrun sets.
+
+Errors are told in one line that names the variable, or the port, and the fix.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
+from torch.distributed import Backend, DistNetworkError, DistStoreError, ProcessGroup
+
+from lossytp.network.checks import check_known
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.repair import repair_named
+from lossytp.network.routes import algorithm_named
+from lossytp.parallel.lossy_backend import LossyProcessGroup
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+JOIN_TIMEOUT_S = 20.0
+DEVICES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
+
+
+@dataclass
+class _Settings:
+    """What the backend's sub-groups are made with, as torch.distributed keeps the groups: once a process."""
+
+    network: LossyNetwork
+    wraps: str
+    algorithm: str
+    repair: str
+
+
+_settings: _Settings | None = None
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun, or somebody by hand, set its variables for this process; ValueError where one is missing."""
+    given = [name for name in VARIABLES if name in os.environ]
+    if given and len(given) < len(VARIABLES):
+        missing = ", ".join(name for name in VARIABLES if name not in given)
+        raise ValueError(f"{given[0]} is set but {missing} is not: start with torchrun, which sets all of {VARIABLES}")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if given and not os.environ[name].isdigit():
+            raise ValueError(f"{name} = {os.environ[name]!r} is not a whole number: start with torchrun, which sets it")
+    return bool(given)
+
+
+def init_process_group(
+    network: LossyNetwork,
+    *,
+    wraps: str = "gloo",
+    algorithm: str = "direct",
+    repair: str = "zero",
+    join_timeout_s: float = JOIN_TIMEOUT_S,
+) -> None:
+    """Initialise torch.distributed with the backend `lossy`, which sub-groups and meshes then have too.
+
+    Args:
+        network: the same seed, processes and wire on every rank.
+        wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU).
+        algorithm: "sender" or "direct", of sums and all-gathers.
+        repair: "zero" or "rescale"; what crosses a link is scaled whatever the operation.
+        join_timeout_s: how long to wait for the other ranks, where no agent of torchrun has brought them together.
+
+    Raises:
+        ValueError: not started by torchrun or with a variable missing, a port in use, ranks that do not come, an
+            unknown name.
+    """
+    global _settings
+    check_known("wraps", wraps, DEVICES)
+    algorithm_named(algorithm)
+    repair_named(repair)
+    if not under_torchrun():
+        raise ValueError(
+            "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"
+        )
+    if wraps == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    _settings = _Settings(network, wraps, algorithm, repair)
+    Backend.register_backend("lossy", _make_group, extended_api=True, devices=list(DEVICES[wraps]))
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank >= world:
+        raise ValueError(f"RANK = {rank} is not below WORLD_SIZE = {world}: number the ranks from 0")
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        dist.init_process_group("lossy")
+    else:
+        store = _join(rank, world, join_timeout_s)
+        dist.init_process_group("lossy", store=store, rank=rank, world_size=world)
+
+
+@contextmanager
+def reliable() -> Iterator[None]:
+    """Within the block the backend `lossy` loses nothing, and no link advances; every rank must enter it.
+
+    Raises ValueError where `init_process_group` was not called.
+    """
+    if _settings is None:
+        raise ValueError("no lossy process group was started: call init_process_group first, or use network.reliable()")
+    with _settings.network.reliable():
+        yield
+
+
+def _join(rank: int, world: int, timeout_s: float) -> TCPStore:
+    """The store through which ranks that were started by hand find each other."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return TCPStore(host, port, world, is_master=rank == 0, timeout=timedelta(seconds=timeout_s))
+    except (DistNetworkError, DistStoreError, RuntimeError) as error:
+        text = str(error)
+        if "EADDRINUSE" in text or "address already in use" in text.lower():
+            raise ValueError(
+                f"MASTER_PORT = {port} is in use on {host}: choose another, the same for all ranks"
+            ) from error
+        if rank == 0:
+            raise ValueError(
+                f"not all of the {world} ranks came within {timeout_s:g} s: start them all, or correct WORLD_SIZE"
+            ) from error
+        raise ValueError(
+            f"rank {rank} found no rank 0 at {host}:{port}, or not all of the {world} ranks came, within "
+            f"{timeout_s:g} s: start them all, or correct MASTER_ADDR, MASTER_PORT or WORLD_SIZE"
+        ) from error
+
+
+def _make_group(options: Any, _: Any) -> LossyProcessGroup:
+    """A lossy group for torch.distributed, around a plain one of the same ranks."""
+    assert _settings is not None
+    rank, size = options.group_rank, options.group_size
+    wrapped = ProcessGroup(options.store, rank, size)
+    backend: Any
+    if _settings.wraps == "gloo":
+        kind = ProcessGroup.BackendType.GLOO
+        backend = ProcessGroupGloo(options.store, rank, size, options.timeout)
+    else:
+        kind = ProcessGroup.BackendType.NCCL
+        backend = dist.ProcessGroupNCCL(options.store, rank, size, dist.ProcessGroupNCCL.Options())
+    backend._set_sequence_number_for_group()
+    for device in DEVICES[_settings.wraps]:
+        wrapped._register_backend(torch.device(device), kind, backend)
+    wrapped._set_default_backend(kind)
+    return LossyProcessGroup(
+        wrapped,
+        name=options.group_id,
+        ranks=options.global_ranks_in_group or range(size),  # torch leaves it empty for the default group
+        network=_settings.network,
+        algorithm=_settings.algorithm,
+        repair=_settings.repair,
+    )

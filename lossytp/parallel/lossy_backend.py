@@ -1,0 +1,283 @@
+"""The c10d backend `lossy`: any PyTorch parallelism over a network that loses packets.
+
+A process group that forwards every operation to the group it wraps (gloo or NCCL) and takes from the traffic what the
+network lost. Lossy are sums and averages (all-reduce, reduce-scatter), all-gather, all-to-all and send of
+floating-point messages that fill more than one packet. All else is reliable: MAX, MIN, integers, objects, broadcasts,
+barriers, smaller messages, and everything within `LossyNetwork.reliable()`.
+
+Links are named by global ranks. Collectives whose routes every rank knows advance the same links on every rank of the
+group; of sends and all-to-alls the sender alone knows, so they have streams of their own, which it alone advances.
+
+The wrapped group is a plain `ProcessGroup`, so each method has the same name and arguments on both sides.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import ProcessGroup, ReduceOp, Work
+
+from lossytp.network.counters import Site
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.repair import repair_named
+from lossytp.network.routes import Hop, LostSpans, algorithm_named
+from lossytp.parallel.collectives import lose_
+
+LOSSY_REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
+
+
+class LossyProcessGroup(ProcessGroup):
+    """`wrapped`, over `network`. Made by `init_process_group`, and by PyTorch for sub-groups and meshes of it.
+
+    Args:
+        wrapped: the group that carries the messages.
+        name: PyTorch's name of the group; with its first rank, it tells the group's streams from other groups'.
+        ranks: global ranks, by position in the group.
+        network: the same seed and processes on every rank.
+        algorithm, repair: as `LossyAllReduce`'s.
+    """
+
+    def __init__(
+        self,
+        wrapped: ProcessGroup,
+        *,
+        name: str,
+        ranks: Sequence[int],
+        network: LossyNetwork,
+        algorithm: str = "direct",
+        repair: str = "zero",
+    ) -> None:
+        super().__init__(wrapped.rank(), wrapped.size())  # type: ignore[call-arg]
+        self.wrapped = wrapped
+        self.network = network
+        self.ranks = tuple(ranks)
+        self._c10d_name = name
+        self._routes = algorithm_named(algorithm)
+        self._repair = repair_named(repair)
+
+    def getBackendName(self) -> str:
+        return "lossy"
+
+    @property
+    def pg_name(self) -> str:
+        return self._c10d_name
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._c10d_name
+
+    # sums: a rank's own part is lost before it is sent
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
+        options = opts or dist.AllreduceOptions()
+        if options.reduceOp.op in LOSSY_REDUCTIONS:  # type: ignore[union-attr]
+            for tensor in tensors:
+                self._lose_part_(tensor, "all_reduce")
+        return self.wrapped.allreduce(tensors, options)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
+        options = opts or dist.AllreduceCoalescedOptions()
+        if options.reduceOp.op in LOSSY_REDUCTIONS:  # type: ignore[union-attr]
+            for tensor in tensors:
+                self._lose_part_(tensor, "all_reduce")
+        return self.wrapped.allreduce_coalesced(tensors, options)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:  # type: ignore[override]
+        options = opts or dist.ReduceScatterOptions()
+        if options.reduceOp.op in LOSSY_REDUCTIONS:  # type: ignore[union-attr]
+            for pieces in inputs:
+                _check_equal("reduce_scatter", pieces)
+            inputs = [list(self._lose_from_copy(torch.stack(pieces)).unbind()) for pieces in inputs]
+        return self.wrapped.reduce_scatter(outputs, inputs, options)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        options = opts or dist.ReduceScatterOptions()
+        if options.reduceOp.op in LOSSY_REDUCTIONS:  # type: ignore[union-attr]
+            input = self._lose_from_copy(input)
+        return self.wrapped.reduce_scatter_single(output, input, options)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        pairs = zip(outputs, inputs, strict=True)  # gloo has no coalesced form
+        return _All([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
+
+    # gathers: what arrives has holes, other ones on every rank
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
+        work = self.wrapped.allgather(outputs, inputs, opts or AllgatherOptions())
+        for pieces in outputs:
+            work = self._lose_on_arrival(work, pieces)
+        return work
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        work = self.wrapped.all_gather_single(output, input, opts or AllgatherOptions())
+        return self._lose_on_arrival(work, [output])
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        pairs = zip(outputs, inputs, strict=True)
+        return _All([self.all_gather_single(output, input, opts) for output, input in pairs])
+
+    # from one rank to one other: the sender drops packets from a copy, autograd may need the original
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
+        bounds = _bounds(piece.numel() for piece in inputs)
+        message = self._lose_sent(torch.cat([piece.reshape(-1) for piece in inputs]), bounds, "all_to_all")
+        pieces = zip(inputs, bounds, strict=True)
+        lost = [message[start:stop].view(piece.shape) for piece, (start, stop) in pieces]
+        return self.wrapped.alltoall(outputs, lost, opts or dist.AllToAllOptions())
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
+    ) -> Work:
+        row = input[0].numel() if len(input) else 0
+        rows = input_splits or [len(input) // self.size()] * self.size()
+        lost = self._lose_sent(input, _bounds(count * row for count in rows), "all_to_all")
+        return self.wrapped.all_to_all_single(output, lost, output_splits, input_splits, opts or dist.AllToAllOptions())
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Work:
+        """`dst` is a position in the group."""
+        lost = []
+        for tensor in tensors:
+            bounds = [(0, tensor.numel() if position == dst else 0) for position in range(self.size())]
+            lost.append(self._lose_sent(tensor, bounds, "send"))
+        return self.wrapped.send(lost, dst, tag)
+
+    def _lose_part_(self, part: Tensor, operation: str) -> None:
+        """Take from this rank's contribution to a sum what its links lost."""
+        if self._is_lossy(part):
+            self._lose_(part, self._routes.reduce(part.numel(), self.ranks), operation)
+
+    def _lose_from_copy(self, part: Tensor) -> Tensor:
+        if not self._is_lossy(part):
+            return part
+        copy = part.clone(memory_format=torch.contiguous_format)
+        self._lose_part_(copy, "reduce_scatter")
+        return copy
+
+    def _lose_on_arrival(self, work: Work, pieces: list[Tensor]) -> Work:
+        """Take from a gathered message, which may lie in pieces, what the links to this rank lost, once it is there."""
+        elements = sum(piece.numel() for piece in pieces)
+        if not self._is_lossy(pieces[0], elements):
+            return work
+        _check_equal("all_gather", pieces)
+        hops = self._routes.gather(elements, self.ranks)
+        spans = self._draw(hops, pieces[0], "all_gather")
+
+        def arrive() -> None:
+            message = pieces[0] if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
+            lose_(message.view(1, -1), (self.rank(),), hops, spans, self._repair, self.network)
+            if len(pieces) > 1:
+                for piece, part in zip(pieces, message.chunk(len(pieces)), strict=True):
+                    piece.copy_(part.view_as(piece))
+
+        return _Then(work, arrive)
+
+    def _lose_sent(self, message: Tensor, bounds: list[tuple[int, int]], operation: str) -> Tensor:
+        """A copy of `message` less what is lost of its elements [start, stop) on the way to each position."""
+        if not self._is_lossy(message):
+            return message
+        me = self.rank()
+        hops = tuple(
+            Hop(self.ranks[me], self.ranks[position], start, stop, (me,))
+            for position, (start, stop) in enumerate(bounds)
+            if position != me and stop > start
+        )
+        copy = message.clone(memory_format=torch.contiguous_format)
+        self._lose_(copy, hops, operation, one_sided=True)
+        return copy
+
+    def _lose_(self, message: Tensor, hops: tuple[Hop, ...], operation: str, *, one_sided: bool = False) -> None:
+        spans = self._draw(hops, message, operation, one_sided=one_sided)
+        lose_(message.view(1, -1), (self.rank(),), hops, spans, self._repair, self.network)
+
+    def _draw(self, hops: tuple[Hop, ...], message: Tensor, operation: str, *, one_sided: bool = False) -> LostSpans:
+        name = f"{self._c10d_name}@{self.ranks[0]}"
+        if one_sided:
+            name += f" from {self.ranks[self.rank()]}"
+        direction = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        site = Site(None, None, direction, operation)
+        return self.network.lost_spans(hops, message.element_size(), group=name, site=site)
+
+    def _is_lossy(self, message: Tensor, elements: int | None = None) -> bool:
+        """Whether such a message, of `elements` where that is not all of it, may lose packets."""
+        if not message.is_floating_point() or self.size() == 1 or self.network.suspended:
+            return False
+        elements = message.numel() if elements is None else elements
+        return self.network.wire.num_packets(elements, message.element_size()) > 1
+
+
+def _forward(name: str) -> Callable:
+    def method(self: LossyProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.wrapped, name)(*args, **kwargs)
+
+    return method
+
+
+for _name in ("broadcast", "barrier", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter"):
+    setattr(LossyProcessGroup, _name, _forward(_name))
+# older names of the same operations
+LossyProcessGroup._allgather_base = LossyProcessGroup.all_gather_single  # type: ignore[assignment]
+LossyProcessGroup._reduce_scatter_base = LossyProcessGroup.reduce_scatter_single  # type: ignore[assignment]
+LossyProcessGroup.allgather_into_tensor_coalesced = LossyProcessGroup.all_gather_single_coalesced  # type: ignore[assignment]
+LossyProcessGroup.reduce_scatter_tensor_coalesced = LossyProcessGroup.reduce_scatter_single_coalesced  # type: ignore[assignment]
+LossyProcessGroup.alltoall_base = LossyProcessGroup.all_to_all_single  # type: ignore[assignment]
+
+
+class _Then(Work):
+    """A handle that does something once, when the operation is done and somebody waits for it."""
+
+    def __init__(self, work: Work, action: Callable[[], None]) -> None:
+        super().__init__()
+        self._work = work
+        self._action: Callable[[], None] | None = action
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        done = self._work.wait(timeout)
+        self._act()
+        return done
+
+    def get_future(self) -> Any:
+        def act(future: Any) -> Any:
+            self._act()
+            return future.value()
+
+        return self._work.get_future().then(act)
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def _act(self) -> None:
+        action, self._action = self._action, None
+        if action is not None:
+            action()
+
+
+class _All(Work):
+    """One handle for several operations."""
+
+    def __init__(self, works: list[Work]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        done = [work.wait(timeout) for work in self._works]  # each of them, also behind one that is not done
+        return all(done)
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+
+def _check_equal(operation: str, pieces: list[Tensor]) -> None:
+    sizes = {piece.numel() for piece in pieces}
+    if len(sizes) > 1:
+        raise ValueError(f"{operation} of pieces of {sorted(sizes)} elements: give pieces of one size")
+
+
+def _bounds(counts: Iterable[int]) -> list[tuple[int, int]]:
+    """[start, stop) of pieces of so many elements, one after another."""
+    stops = list(itertools.accumulate(counts))
+    return list(zip([0, *stops], stops, strict=False))

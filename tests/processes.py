@@ -1,0 +1,87 @@
+"""Functions run on several gloo processes, which are kept for the whole test session: starting one takes seconds."""
+
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+TIMEOUT_S = 120
+
+
+class Processes:
+    """Starts processes when they are first needed; `stop` ends them."""
+
+    def __init__(self) -> None:
+        self._workers: list[tuple[Any, Connection]] = []
+
+    def run(self, number: int, function: Callable, *arguments: Any) -> list[Any]:
+        """`function(*arguments)` on `number` processes, with the variables of torchrun; its results by rank.
+
+        `function` stands at the top level of a module, and initialises torch.distributed itself. AssertionError, with
+        the tracebacks, where it raises on any rank; all of them are then started anew.
+        """
+        while len(self._workers) < number:
+            here, there = multiprocessing.get_context("spawn").Pipe()
+            worker = multiprocessing.get_context("spawn").Process(target=_work, args=(there,), daemon=True)
+            worker.start()
+            there.close()
+            self._workers.append((worker, here))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        connections = [connection for _, connection in self._workers[:number]]
+        for rank, connection in enumerate(connections):
+            variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            connection.send(({name: str(value) for name, value in variables.items()}, function, arguments))
+        answers: dict[int, tuple[bool, Any]] = {}
+        while len(answers) < number:
+            failed = not all(worked for worked, _ in answers.values())
+            waiting = [connection for rank, connection in enumerate(connections) if rank not in answers]
+            ready = wait(waiting, 5 if failed else TIMEOUT_S)  # once one has failed the others wait for it in vain
+            if not ready:
+                break
+            for connection in ready:
+                try:
+                    answer = connection.recv()
+                except EOFError:
+                    answer = False, "the process died"
+                answers[connections.index(connection)] = answer
+        failures = [f"rank {rank}: {error}" for rank, (worked, error) in answers.items() if not worked]
+        failures += [f"rank {rank} did not end" for rank in range(number) if rank not in answers]
+        if failures:
+            self.stop()
+            raise AssertionError("\n".join(failures))
+        return [answers[rank][1] for rank in range(number)]
+
+    def stop(self) -> None:
+        for worker, connection in self._workers:
+            connection.close()
+            worker.kill()
+            worker.join()
+        self._workers = []
+
+
+def _work(connection: Connection) -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    while True:
+        try:
+            variables, function, arguments = connection.recv()
+        except EOFError:
+            sys.exit()
+        os.environ.update(variables)
+        try:
+            result = function(*arguments)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            connection.send((True, result))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
