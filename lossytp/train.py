@@ -2,8 +2,10 @@
 
 python -m lossytp.train --loss_rate 0.05 --output_dir output
 python -m lossytp.train --config run.yaml --seed 7
+torchrun --standalone --nproc_per_node 2 -m lossytp.train --tensor_parallel_size 2 --output_dir output
 """
 
+from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
 
@@ -14,6 +16,8 @@ def main() -> None:
     from lossytp.training.loop import run  # after the arguments were checked: torch takes seconds to import
 
     record = run(config)
+    if rank_and_world_size()[0] > 0:
+        return
     final = record["final"]
     if record["status"] == "not finite":
         print(

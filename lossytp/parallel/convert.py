@@ -127,9 +127,15 @@ def with_layers(
     changed = copy.deepcopy(model, replacements)
     for block in blocks_of(changed):
         block.attn.split_size = width_here  # where attention cuts q from k from v; it counts heads by what it gets
-        if model.config.activation_function == "gelu_new":
-            block.mlp.act = nn.GELU(approximate="tanh").train(block.mlp.training)  # the same formula, in one kernel
-    return changed
+    return fuse_gelu_(changed)
+
+
+def fuse_gelu_(model: PreTrainedModel) -> PreTrainedModel:
+    """Let GPT-2's activation, which transformers computes in several kernels, be one, by the same formula."""
+    if model.config.activation_function == "gelu_new":
+        for block in blocks_of(model):
+            block.mlp.act = nn.GELU(approximate="tanh").train(block.mlp.training)
+    return model
 
 
 def gather(model: PreTrainedModel) -> PreTrainedModel:

@@ -19,9 +19,9 @@ from lossytp.network.checks import check_known
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repair import repair_named
 from lossytp.network.routes import algorithm_named
+from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
 
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 JOIN_TIMEOUT_S = 20.0
 DEVICES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
 
@@ -37,18 +37,6 @@ class _Settings:
 
 
 _settings: _Settings | None = None
-
-
-def under_torchrun() -> bool:
-    """Whether torchrun, or somebody by hand, set its variables for this process; ValueError where one is missing."""
-    given = [name for name in VARIABLES if name in os.environ]
-    if given and len(given) < len(VARIABLES):
-        missing = ", ".join(name for name in VARIABLES if name not in given)
-        raise ValueError(f"{given[0]} is set but {missing} is not: start with torchrun, which sets all of {VARIABLES}")
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        if given and not os.environ[name].isdigit():
-            raise ValueError(f"{name} = {os.environ[name]!r} is not a whole number: start with torchrun, which sets it")
-    return bool(given)
 
 
 def init_process_group(
@@ -84,9 +72,7 @@ def init_process_group(
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     _settings = _Settings(network, wraps, algorithm, repair)
     Backend.register_backend("lossy", _make_group, extended_api=True, devices=list(DEVICES[wraps]))
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if rank >= world:
-        raise ValueError(f"RANK = {rank} is not below WORLD_SIZE = {world}: number the ranks from 0")
+    rank, world = rank_and_world_size()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group("lossy")
     else:

@@ -198,7 +198,9 @@ class LossyProcessGroup(ProcessGroup):
         name = f"{self._c10d_name}@{self.ranks[0]}"
         if one_sided:
             name += f" from {self.ranks[self.rank()]}"
-        direction = "backward" if torch._C._current_graph_task_id() != -1 else "forward"
+        in_backward = torch._C._current_graph_task_id() != -1  # of autograd
+        down = operation == "send" and any(hop.dst < hop.src for hop in hops)  # a pipeline sends its gradients so
+        direction = "backward" if in_backward or down else "forward"
         site = Site(None, None, direction, operation)
         return self.network.lost_spans(hops, message.element_size(), group=name, site=site)
 

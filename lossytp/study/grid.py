@@ -10,10 +10,12 @@
           - {loss_rate: [0.0, 0.01]}
           - {loss_type: [g-e], mean_burst_packets: [8], loss_rate: [0.01]}
 
-`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder. A cell's folder bears a hash of its whole
-configuration, so a changed grid never takes an old record for its own.
+`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder. A cell's folder bears a hash of all that
+its configuration changes from the defaults, so a changed grid never takes an old record for its own, and a new
+parameter moves no record. (A record of other defaults is refused when its run is started again.)
 """
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -84,11 +86,10 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
 
 
 def _cell(values: dict[str, Any], folder: Path) -> TrainConfig:
-    named = TrainConfig.from_dict(values).as_dict()
-    del named["output_dir"]
-    digest = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()[:10]
-    name = f"{named['loss_type']}_{named['loss_rate']:g}_seed{named['seed']}_{digest}"
-    return TrainConfig.from_dict({**named, "output_dir": str(folder / name)})
+    config = TrainConfig.from_dict({**values, "output_dir": TrainConfig.output_dir})
+    digest = hashlib.sha256(json.dumps(config.changes(), sort_keys=True).encode()).hexdigest()[:10]
+    name = f"{config.loss_type}_{config.loss_rate:g}_seed{config.seed}_{digest}"
+    return dataclasses.replace(config, output_dir=str(folder / name))
 
 
 def main() -> None:

@@ -2,8 +2,10 @@
 
 import contextlib
 import io
+import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,14 +39,43 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
 
 
 def run_as_command(main: Callable[[], None]) -> None:
-    """Run an entry point: a ValueError or a missing library ends it with one line on stderr and exit code 2."""
+    """Run an entry point: a ValueError or a missing library ends it with one line on stderr and exit code 2.
+
+    Where it is one of several processes, the line names its rank, torchrun's summary gets the error too, and losing the
+    connection to another process, whose own error then tells why, is one line and exit code 1.
+    """
     try:
         main()
-    except (ValueError, ModuleNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except (ValueError, ModuleNotFoundError) as error:
+        _tell(error, f"error: {error}")
+        sys.exit(2)
+    except Exception as error:
+        rank = os.environ.get("RANK")
+        if rank is None:
+            raise
+        if any(sign in str(error) for sign in CONNECTION_LOST):
+            _tell(error, f"error: another process ended, see its message ({str(error).splitlines()[0]})")
+            sys.exit(1)
+        _tell(error, f"{traceback.format_exc()}error: {type(error).__name__}: {error}")
+        sys.exit(1)
+
+
+CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
+
+
+def _tell(error: BaseException, text: str) -> None:
+    """Print the text, its last line after this process's rank where there are several, and leave it for torchrun."""
+    rank = os.environ.get("RANK")
+    if rank is not None:
+        lines = text.splitlines()
+        text = "\n".join([*lines[:-1], f"rank {rank}: {lines[-1]}"])
+        if "TORCHELASTIC_ERROR_FILE" in os.environ:
+            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+            get_error_handler().record_exception(error)
+    print(text, file=sys.stderr, flush=True)
 
 
 def _without_config(words: list[str]) -> tuple[list[str], Path]:

@@ -16,8 +16,22 @@ from lossytp.network.packets import Wire
 from lossytp.network.presets import LossProcess, gilbert_elliott_preset
 from lossytp.network.repair import repair_named
 from lossytp.network.routes import algorithm_named
+from lossytp.parallel.layout import Layout
 from lossytp.training.models import check_model
 from lossytp.training.tasks import TASKS
+
+POSITIVE = (
+    "batch_size",
+    "max_length",
+    "max_samples",
+    "eval_samples",
+    "max_steps",
+    "eval_steps",
+    "patience",
+    "data_parallel_size",
+    "pipeline_parallel_size",
+    "pipeline_microbatches",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +43,19 @@ class TrainConfig:
     dataset: str = "docstrings"
     """The task: docstrings (which library is it from?)."""
     tensor_parallel_size: int = 4
-    """Tensor-parallel ranks."""
+    """Tensor-parallel ranks; under torchrun spread over the processes, else virtual."""
+    implementation: Literal["lossytp", "dtensor", "megatron"] = "lossytp"
+    """Whose layers: this project's, PyTorch's or Megatron-core's; the last two need a process a rank."""
+    data_parallel_size: int = 1
+    """Replicas that share each batch; needs torchrun."""
+    data_parallel_type: Literal["ddp", "fsdp"] = "ddp"
+    """Whole replicas, or parameters sharded over them."""
+    pipeline_parallel_size: int = 1
+    """Pipeline stages; needs torchrun."""
+    pipeline_schedule: Literal["gpipe", "1f1b"] = "gpipe"
+    """In what order a pipeline works off its microbatches."""
+    pipeline_microbatches: int = 4
+    """Into how many a batch is cut for a pipeline."""
     loss_type: Literal["ber", "g-e"] = "ber"
     """Loss process: Bernoulli or Gilbert-Elliott."""
     loss_rate: float = 0.0
@@ -45,7 +71,7 @@ class TrainConfig:
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     batch_size: int = 32
-    """Examples a step."""
+    """Examples a step, over all replicas."""
     max_length: int = 64
     """Tokens an example is cut to."""
     max_samples: int | None = None
@@ -66,8 +92,10 @@ class TrainConfig:
     """Steps of linear warm-up; linear decay to zero follows."""
     weight_decay: float = 0.01
     """Decoupled weight decay, on matrices alone."""
+    gradient_clipping: float | None = None
+    """Largest norm of all gradients together; unlimited when left out."""
     dropout: float = 0.0
-    """Of embeddings, attention and residuals."""
+    """Of embeddings, attention and residuals; heads in different processes share their attention masks."""
     bf16: bool = False
     """Matrix products, and so what is on the wire, in bfloat16."""
     fp16: bool = False
@@ -93,10 +121,13 @@ class TrainConfig:
         for name in ("loss_rate", "dropout", "target_accuracy"):
             if getattr(self, name) is not None:
                 check_probability(name, getattr(self, name))
-        for name in ("batch_size", "max_length", "max_samples", "eval_samples", "max_steps", "eval_steps", "patience"):
+        for name in POSITIVE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value} is below 1: give a positive number")
+        if self.gradient_clipping is not None and not self.gradient_clipping > 0:
+            raise ValueError(f"gradient_clipping = {self.gradient_clipping} is not above 0: leave it out for no limit")
+        self._check_parallelism()
         for name in ("learning_rate", "weight_decay", "warmup_steps", "seed"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -104,6 +135,43 @@ class TrainConfig:
         if self.bf16 and self.fp16:
             raise ValueError("bf16 = fp16 = True: choose one of them")
         self.process()
+
+    def _check_parallelism(self) -> None:
+        """Refuse, with the reason, what cannot be combined."""
+        if self.pipeline_parallel_size > 1:
+            if self.data_parallel_size > 1:
+                raise ValueError(
+                    "pipeline_parallel_size and data_parallel_size are both above 1, which is not built: choose one"
+                )
+            if self.fp16:
+                raise ValueError("fp16 = True with a pipeline: its schedule scales no training loss, choose bf16")
+            microbatches = self.pipeline_microbatches
+            if self.batch_size % microbatches:
+                raise ValueError(
+                    f"batch_size = {self.batch_size} is not a multiple of pipeline_microbatches = {microbatches}"
+                )
+            if self.pipeline_schedule == "1f1b" and microbatches < self.pipeline_parallel_size:
+                raise ValueError(
+                    f"pipeline_microbatches = {microbatches} is below pipeline_parallel_size = "
+                    f"{self.pipeline_parallel_size}, which 1f1b needs to keep every stage busy: give as many or more"
+                )
+        if self.batch_size % self.data_parallel_size:
+            raise ValueError(
+                f"batch_size = {self.batch_size} is not a multiple of data_parallel_size = {self.data_parallel_size}"
+            )
+
+    def layout(self, rank: int, world_size: int) -> Layout:
+        """This process's place among `world_size`; ValueError where they are too few or too many for the sizes."""
+        layout = Layout(
+            self.tensor_parallel_size, self.data_parallel_size, self.pipeline_parallel_size, rank, world_size
+        )
+        if self.implementation != "lossytp" and layout.tensor_processes != self.tensor_parallel_size:
+            needed = self.tensor_parallel_size * self.data_parallel_size * self.pipeline_parallel_size
+            raise ValueError(
+                f"implementation = {self.implementation!r} needs a process for each tensor-parallel rank: start with "
+                f"torchrun --standalone --nproc_per_node {needed}"
+            )
+        return layout
 
     def process(self) -> LossProcess:
         """The loss process of every link; ValueError where the settings contradict each other."""
@@ -125,6 +193,10 @@ class TrainConfig:
     def as_dict(self) -> dict[str, Any]:
         """Field names and values, JSON-ready."""
         return asdict(self)
+
+    def changes(self) -> dict[str, Any]:
+        """Names and values of the fields that are not at their default."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "TrainConfig":

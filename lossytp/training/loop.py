@@ -1,21 +1,24 @@
 """One training run, from configuration to record."""
 
 import math
+import os
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
-from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
-from lossytp.parallel.convert import parallelize
+from lossytp.parallel.initialize import init_process_group
+from lossytp.parallel.layout import Layout, rank_and_world_size
+from lossytp.parallel.replicas import agreed, clip_gradients_, gathered, merge_counters, replica_drift
 from lossytp.training.config import TrainConfig
 from lossytp.training.data import PAD_ID, Dataset, Split, evaluation_batches, load_dataset, training_batches
+from lossytp.training.engine import Engine
 from lossytp.training.metrics import Classification, time_to_accuracy
 from lossytp.training.models import build_classifier
 from lossytp.training.progress import Progress
@@ -28,25 +31,43 @@ CURVE_POINTS = 200  # training losses kept in a record
 def run(config: TrainConfig) -> dict[str, Any]:
     """Train and evaluate as `config` says, write the record, and return it; a finished run is not run again.
 
+    Under torchrun every process runs it, the first writes the record, and all return it.
+
     The status is "finished", "stopped early", or "not finite": the training loss became NaN or infinite, which
     ends the run, its final figures null.
     """
-    done = check_output_folder(config)
+    layout = config.layout(*rank_and_world_size())
+    network = LossyNetwork(config.process(), seed=config.seed, wire=Wire(mtu_bytes=config.mtu_bytes))
+    if layout.world_size == 1:
+        return _run(config, layout, network)
+    device_each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    wraps = "nccl" if torch.cuda.is_available() and device_each else "gloo"  # NCCL refuses two ranks on one GPU
+    init_process_group(network, wraps=wraps, algorithm=config.algorithm, repair=config.repair)
+    try:
+        return _run(config, layout, network)
+    finally:
+        dist.destroy_process_group()
+
+
+def _run(config: TrainConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
+    done = agreed(lambda: check_output_folder(config), network)
     if done is not None:
         return done
-    record = _Run(config).record()
-    write_record(Path(config.output_dir), record)
+    record = _Run(config, layout, network).record()
+    agreed(lambda: write_record(Path(config.output_dir), record), network)
     return record
 
 
 class _Run:
-    def __init__(self, config: TrainConfig) -> None:
-        self.config = config
+    def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork) -> None:
+        self.config, self.layout, self.network = config, layout, network
         self.start = time.perf_counter()
         self.data: Dataset = load_dataset(
             config.dataset, train_samples=config.max_samples, test_samples=config.eval_samples
         )
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        devices = torch.cuda.device_count()
+        self.device = torch.device("cuda", local_rank % devices) if devices else torch.device("cpu")
         dense = build_classifier(
             config.model_name,
             labels=self.data.labels,
@@ -54,32 +75,31 @@ class _Run:
             dropout=config.dropout,
             seed=config.seed,
         )
-        self.network = LossyNetwork(config.process(), seed=config.seed, wire=Wire(mtu_bytes=config.mtu_bytes))
-        parallel: Any = parallelize(
-            dense,
-            self.network,
-            tensor_parallel_size=config.tensor_parallel_size,
-            algorithm=config.algorithm,
-            repair=config.repair,
-        )
-        self.model = parallel.to(self.device)
-        self.optimizer = build_optimizer(self.model, config)
+        self.engine = Engine(config, dense, network, layout, self.device)
+        self.optimizer = build_optimizer(self.engine.module, config)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: learning_rate_at(step, config))
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.fp16)
+        self.scaler = _scaler(self.device, config.fp16)
         self.losses: list[float] = []
         self.evaluations: list[dict] = []
         self.tokens = self.real_tokens = 0
-        self.train_seconds = 0.0
+        self.step_seconds: list[float] = []
+
+    @property
+    def train_seconds(self) -> float:
+        return sum(self.step_seconds)
 
     def record(self) -> dict[str, Any]:
         status = self._train()
         final = self.evaluations[-1] if status != "not finite" else {}
         every = max(1, len(self.losses) // CURVE_POINTS)
         curve = [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, 1) if step % every == 0]
+        merge_counters(self.network)
         labels = np.bincount(self.data.test.labels, minlength=len(self.data.labels))
         return {
             **describe(self.config),
             "status": status,
+            "implementation": self.engine.implementation,
+            "processes": self.layout.world_size,
             "data": {
                 "sha256": self.data.sha256,
                 "train_examples": len(self.data.train),
@@ -96,6 +116,7 @@ class _Run:
             "time_to_accuracy": time_to_accuracy(self.evaluations, self.config.target_accuracy),
             "timing": {
                 "train_seconds": self.train_seconds,
+                "step_seconds": float(np.median(self.step_seconds)),
                 "total_seconds": time.perf_counter() - self.start,
                 "steps": len(self.losses),
                 "tokens_per_second": self.tokens / self.train_seconds,
@@ -106,16 +127,17 @@ class _Run:
 
     def _train(self) -> str:
         config = self.config
-        torch.manual_seed(config.seed)  # dropout's masks
+        other_masks = self.layout.data_index + self.layout.pipeline_index  # tensor-parallel ranks share theirs
+        torch.manual_seed(config.seed + other_masks)  # dropout's
         batches = training_batches(
             self.data.train, batch_size=config.batch_size, max_length=config.max_length, seed=config.seed
         )
         best, since_best = -1.0, 0
-        progress = Progress(config.max_steps)
+        progress = Progress(config.max_steps, shown=self.layout.rank == 0)
         for step in range(1, config.max_steps + 1):
             started = time.perf_counter()
             loss = self._step(next(batches))
-            self.train_seconds += time.perf_counter() - started
+            self.step_seconds.append(time.perf_counter() - started)
             self.losses.append(loss)
             progress.show(step, loss)
             if not math.isfinite(loss):
@@ -128,22 +150,17 @@ class _Run:
         return "finished"
 
     def _step(self, batch: dict[str, torch.Tensor]) -> float:
-        self.model.train()
         self.tokens += batch["attention_mask"].numel()
         self.real_tokens += int(batch["attention_mask"].sum())
-        with self._autocast():
-            loss = self.model(**{name: tensor.to(self.device) for name, tensor in batch.items()}).loss
-        self.scaler.scale(loss).backward()
+        loss = self.engine.forward_backward(batch, self.scaler)
+        if self.config.gradient_clipping is not None:
+            self.scaler.unscale_(self.optimizer)
+            clip_gradients_(self.engine.module, self.config.gradient_clipping, self.layout, self.network)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.schedule.step()
-        return loss.item()
-
-    def _autocast(self) -> Any:
-        if not (self.config.bf16 or self.config.fp16):
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16 if self.config.bf16 else torch.float16)
+        return loss
 
     def _evaluate(self, step: int) -> dict:
         with self.network.reliable():
@@ -151,36 +168,55 @@ class _Run:
         with self.network.evaluation(step):
             lossy = self._score(self.data.test)
         point: dict[str, Any] = {"step": step, "seconds": self.train_seconds}
-        point |= {f"{name}_clean": value for name, value in clean.items()}
-        point |= {f"{name}_lossy": value for name, value in lossy.items()}
+        for name, everyones in (("clean", clean), ("lossy", lossy)):
+            for metric in everyones[0]:
+                values = [scores[metric] for scores in everyones]
+                point[f"{metric}_{name}"] = None if None in values else sum(values) / len(values)
+            accuracies = [scores["accuracy"] for scores in everyones]
+            point[f"accuracy_spread_{name}"] = max(accuracies) - min(accuracies)
+        point["replica_drift"] = replica_drift(self.engine.module, self.layout, self.network)
         self.evaluations.append(point)
         return point
 
-    @torch.no_grad()
-    def _score(self, split: Split) -> dict[str, float | None]:
-        self.model.eval()
-        logits, labels = [], []
+    def _score(self, split: Split) -> list[dict[str, Any]]:
+        """The metrics of each process that has logits."""
+        logits: list[Any] = []
+        labels = []
         for batch in evaluation_batches(split, batch_size=EVALUATION_BATCH, max_length=self.config.max_length):
             labels.append(batch.pop("labels"))
-            with self._autocast():
-                output = self.model(**{name: tensor.to(self.device) for name, tensor in batch.items()})
-            logits.append(output.logits.float().cpu())
-        metric = Classification(keep_in_memory=True)
-        return metric.compute(predictions=torch.cat(logits).numpy(), references=torch.cat(labels).numpy())
+            logits.append(self.engine.logits(batch))
+        scores = None
+        if logits[0] is not None:
+            metric = Classification(keep_in_memory=True)
+            scores = metric.compute(predictions=torch.cat(logits).numpy(), references=torch.cat(labels).numpy())
+        return [theirs for theirs in gathered(scores, self.network) if theirs is not None]
 
 
 FINAL = ("accuracy_clean", "accuracy_lossy", "cross_entropy_clean", "cross_entropy_lossy")
 
 
-def build_optimizer(model: PreTrainedModel, config: TrainConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter, ICLR 2019); weights of linear layers and embeddings decay, all else not."""
     norms = {id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()}
-    decay: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
+    groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}  # one kernel cannot mix tensors of different meshes
     for name, parameter in model.named_parameters():
-        (plain if name.endswith("bias") or id(parameter) in norms else decay).append(parameter)
-    groups = [{"params": decay, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=config.learning_rate)
+        decays = not (name.endswith("bias") or id(parameter) in norms)
+        groups.setdefault((decays, getattr(parameter, "device_mesh", None)), []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
+            for (decays, _), parameters in groups.items()
+        ],
+        lr=config.learning_rate,
+    )
+
+
+def _scaler(device: torch.device, enabled: bool) -> torch.amp.GradScaler:
+    if not dist.is_initialized():
+        return torch.amp.GradScaler(device.type, enabled=enabled)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # all processes skip a step, or none
+
+    return ShardedGradScaler(device.type, enabled=enabled, process_group=dist.group.WORLD)
 
 
 def learning_rate_at(step: int, config: TrainConfig) -> float:

@@ -9,12 +9,13 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 class Progress:
-    """Shows steps and the training loss on stderr."""
+    """Shows steps and the training loss on stderr; nothing unless `shown`, so that one process speaks for all."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, *, shown: bool = True) -> None:
         self._steps = steps
+        self._shown = shown
         self._last_line = time.monotonic()
-        self._bar = tqdm(total=steps, desc="training", unit="step") if sys.stderr.isatty() else None
+        self._bar = tqdm(total=steps, desc="training", unit="step") if shown and sys.stderr.isatty() else None
 
     def show(self, step: int, loss: float) -> None:
         """After each step, counted from 1."""
@@ -23,6 +24,6 @@ class Progress:
             self._bar.update()
             if step == self._steps:
                 self._bar.close()
-        elif time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+        elif self._shown and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             print(f"training: step {step} of {self._steps}, loss {loss:.3f}", file=sys.stderr, flush=True)

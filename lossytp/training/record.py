@@ -29,7 +29,10 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The finished run's record, or None where there is none; ValueError where the file is no record."""
+    """The finished run's record, or None where there is none; ValueError where the file is no record.
+
+    Parameters that did not exist when it was written have their defaults: what they switch on was not there.
+    """
     file = folder / RECORD
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
@@ -39,6 +42,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{file} is not JSON ({error}): delete it, and its run is done again") from error
     if not isinstance(record, dict) or "config" not in record or "final" not in record:
         raise ValueError(f"{file} is no record: delete it, and its run is done again")
+    record["config"] = {**_portable(TrainConfig()), **record["config"]}
     return record
 
 
@@ -59,7 +63,7 @@ def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:
         ) from error
     record = read_record(folder)
     if record is not None and record["config"] != _portable(config):
-        changed = [name for name, value in _portable(config).items() if record["config"].get(name) != value]
+        changed = [name for name, value in _portable(config).items() if record["config"][name] != value]
         raise ValueError(
             f"output_dir = {config.output_dir!r} holds a run with another {', '.join(changed)}: name another folder"
         )

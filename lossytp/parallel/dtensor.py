@@ -1,0 +1,51 @@
+"""GPT-2 by PyTorch's own tensor parallelism, to compare with: `parallelize_module` over the backend `lossy`.
+
+Its column-wise and row-wise styles know `nn.Linear`, so GPT-2's Conv1D layers become such, the outputs of q, k and v
+ordered by rank: a rank's contiguous share then is its heads' q, k and v.
+"""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from lossytp.parallel.convert import blocks_of, check_convertible, with_layers
+
+PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
+    "attn.c_attn": ColwiseParallel,
+    "attn.c_proj": RowwiseParallel,
+    "mlp.c_fc": ColwiseParallel,
+    "mlp.c_proj": RowwiseParallel,
+}
+
+
+def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
+    """A tensor-parallel copy of `model` over the processes of a 1-D mesh, one rank each.
+
+    Raises as `lossytp.parallelize`.
+    """
+    ranks = mesh.size()
+    check_convertible(model, ranks)
+
+    def column(conv: Conv1D, num_projections: int, layer: int, module: str) -> nn.Linear:
+        weight_DPRF = conv.weight.detach().view(len(conv.weight), num_projections, ranks, -1)
+        bias_PRF = conv.bias.detach().view(num_projections, ranks, -1)
+        return _linear(weight_DPRF.permute(2, 1, 3, 0).flatten(0, 2), bias_PRF.transpose(0, 1).flatten())
+
+    def row(conv: Conv1D, layer: int, module: str) -> nn.Linear:
+        return _linear(conv.weight.detach().t(), conv.bias.detach())
+
+    parallel = with_layers(model, column, row, width_here=model.config.hidden_size // ranks)
+    for block in blocks_of(parallel):
+        parallelize_module(block, mesh, {name: style() for name, style in PLAN.items()})
+    return parallel
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
+    with torch.device("meta"):  # its constructor draws weights: on "meta" it leaves torch's generator alone
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+    linear.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
+    linear.bias = nn.Parameter(bias.clone())
+    return linear

@@ -1,0 +1,110 @@
+"""How many processes share the work, and which part is this one's."""
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lossytp.parallel.group import RankGroup
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+AXES = ("pp", "dp", "tp")
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun sets them
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Pipeline stages, in each of them data-parallel replicas, in each of those tensor-parallel ranks.
+
+    `world_size` processes; the `tensor_parallel_size` ranks of a replica are spread evenly over its share of them, one
+    or several a process, neighbours first, as in Megatron-LM (Narayanan et al., SC 2021). One process alone holds all
+    ranks as virtual ones.
+
+    Raises ValueError where the processes cannot be laid out so.
+    """
+
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        replicas = self.data_parallel_size * self.pipeline_parallel_size
+        if self.world_size % replicas:
+            raise ValueError(
+                f"data_parallel_size = {self.data_parallel_size} and pipeline_parallel_size = "
+                f"{self.pipeline_parallel_size} need {replicas} processes, or a multiple, and there are "
+                f"{self.world_size}: start with torchrun --standalone --nproc_per_node {replicas}"
+            )
+        if self.tensor_parallel_size % self.tensor_processes:
+            raise ValueError(
+                f"tensor_parallel_size = {self.tensor_parallel_size} cannot be spread evenly over "
+                f"{self.tensor_processes} processes: start with torchrun --standalone --nproc_per_node "
+                f"{self.tensor_parallel_size * replicas}, or fewer"
+            )
+
+    @property
+    def tensor_processes(self) -> int:
+        """Processes that share one replica's tensor-parallel ranks."""
+        return self.world_size // (self.data_parallel_size * self.pipeline_parallel_size)
+
+    @property
+    def data_index(self) -> int:
+        """Which replica this process belongs to."""
+        return self.rank // self.tensor_processes % self.data_parallel_size
+
+    @property
+    def pipeline_index(self) -> int:
+        """Which stage this process belongs to."""
+        return self.rank // (self.tensor_processes * self.data_parallel_size)
+
+    @cached_property
+    def mesh(self) -> "DeviceMesh | None":
+        """PyTorch's view of it, with the axes of `AXES`; None for one process. Every process must ask for it."""
+        if self.world_size == 1:
+            return None
+        import torch
+        from torch.distributed.device_mesh import init_device_mesh
+
+        shape = (self.pipeline_parallel_size, self.data_parallel_size, self.tensor_processes)
+        return init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", shape, mesh_dim_names=AXES)
+
+    def process_group(self, axis: str) -> "ProcessGroup | None":
+        """The processes that differ from this one along `axis` alone; None where it is alone."""
+        return None if self.mesh is None or self.mesh[axis].size() == 1 else self.mesh.get_group(axis)
+
+    def tensor_group(self) -> RankGroup:
+        """The tensor-parallel ranks of this process's replica, numbered through over all replicas."""
+        first = (self.pipeline_index * self.data_parallel_size + self.data_index) * self.tensor_parallel_size
+        return RankGroup(
+            self.tensor_parallel_size,
+            name=f"tp{first}" if first else "tp",
+            process_group=self.process_group("tp"),
+            first_rank=first,
+        )
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun, or somebody by hand, set its variables for this process; ValueError where one is missing."""
+    given = [name for name in VARIABLES if name in os.environ]
+    if given and len(given) < len(VARIABLES):
+        missing = ", ".join(name for name in VARIABLES if name not in given)
+        raise ValueError(f"{given[0]} is set but {missing} is not: start with torchrun, which sets all of {VARIABLES}")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        if given and not os.environ[name].isdigit():
+            raise ValueError(f"{name} = {os.environ[name]!r} is not a whole number: start with torchrun, which sets it")
+    return bool(given)
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """As torchrun's variables say, (0, 1) without them; ValueError where they make no sense."""
+    if not under_torchrun():
+        return 0, 1
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if rank >= world_size:
+        raise ValueError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}: number the ranks from 0")
+    return rank, world_size

@@ -1,0 +1,76 @@
+"""GPT-2 by Megatron-core's tensor-parallel layers, to compare with, over the backend `lossy`.
+
+Megatron-core is an optional extra: `pip install 'lossytp[megatron]'`.
+"""
+
+import importlib.util
+import os
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from lossytp.parallel.convert import check_convertible, with_layers
+
+
+def megatron_is_installed() -> bool:
+    return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
+
+
+def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) -> PreTrainedModel:
+    """A tensor-parallel copy of `model` over the processes of a group, one rank each, in Megatron's layers.
+
+    Raises as `lossytp.parallelize`, and ModuleNotFoundError without Megatron-core.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # or each of its layers warns that it wants this
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that Transformer Engine and Apex are missing: these layers use neither
+        from megatron.core.model_parallel_config import ModelParallelConfig
+        from megatron.core.tensor_parallel.layers import (
+            ColumnParallelLinear,
+            RowParallelLinear,
+            set_tensor_model_parallel_attributes,
+        )
+
+    ranks, rank = process_group.size(), process_group.rank()
+    check_convertible(model, ranks)
+    # on the CPU, and its weights not drawn but copied, which leaves it to us to mark what is sharded
+    settings = ModelParallelConfig(
+        tensor_model_parallel_size=ranks,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        params_dtype=model.dtype,
+    )
+    common = {"config": settings, "init_method": None, "bias": True, "skip_bias_add": False, "tp_group": process_group}
+
+    class Column(ColumnParallelLinear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[0]
+
+    class Row(RowParallelLinear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[0]
+
+    def column(conv: Conv1D, num_projections: int, layer: int, module: str) -> nn.Module:
+        weight_DPRF = conv.weight.detach().view(len(conv.weight), num_projections, ranks, -1)
+        bias_PRF = conv.bias.detach().view(num_projections, ranks, -1)
+        linear = Column(*conv.weight.shape, gather_output=False, **common)
+        set_tensor_model_parallel_attributes(linear.weight, is_parallel=True, dim=0, stride=1)
+        return _filled(linear, weight_DPRF[:, :, rank].flatten(1).t(), bias_PRF[:, rank].flatten())
+
+    def row(conv: Conv1D, layer: int, module: str) -> nn.Module:
+        linear = Row(*conv.weight.shape, input_is_parallel=True, **common)
+        set_tensor_model_parallel_attributes(linear.weight, is_parallel=True, dim=1, stride=1)
+        return _filled(linear, conv.weight.detach().chunk(ranks)[rank].t(), conv.bias.detach())
+
+    return with_layers(model, column, row, width_here=model.config.hidden_size // ranks)
+
+
+def _filled(linear: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
+    with torch.no_grad():
+        linear.weight.copy_(weight)  # type: ignore[operator]
+        linear.bias.copy_(bias)  # type: ignore[operator]
+    return linear

@@ -1,0 +1,168 @@
+"""GPT-2 as a pipeline of stages, by `torch.distributed.pipelining`: GPipe and 1F1B.
+
+Huang et al., "GPipe", NeurIPS 2019: a batch is cut into microbatches, all forwards before all backwards. Narayanan et
+al., "PipeDream", SOSP 2019, with a flush after each batch as in Megatron-LM (SC 2021): one forward, one backward.
+Activations and their gradients cross from stage to stage, and over the backend `lossy` lose packets on the way.
+
+Shapes: B examples, T tokens, D model width, C classes.
+"""
+
+import copy
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from transformers import GPT2ForSequenceClassification, PreTrainedModel
+
+from lossytp.parallel.convert import blocks_of
+
+PipelineSchedule = Literal["gpipe", "1f1b"]
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class Pipeline:
+    """One process's stage of a classifier, and the schedule it works by.
+
+    Args:
+        model: the whole classifier; this stage's part of it is copied to `stage`.
+        process_group: the stages, in order.
+        schedule: "gpipe" or "1f1b".
+        num_microbatches: into how many a training batch is cut; must divide it, and for 1F1B be at least the stages.
+
+    Raises:
+        TypeError: for a model with another head. ValueError: for fewer blocks than stages, or microbatches that don't
+            fit.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        process_group: ProcessGroup,
+        *,
+        schedule: PipelineSchedule,
+        num_microbatches: int,
+        device: torch.device,
+    ) -> None:
+        if not isinstance(model, GPT2ForSequenceClassification):
+            raise TypeError(f"a pipeline of a {type(model).__name__} is not supported: give a classifier")
+        self.process_group = process_group
+        self.schedule = schedule
+        self.num_microbatches = num_microbatches
+        self.device = device
+        self.index, self.num_stages = process_group.rank(), process_group.size()
+        if schedule == "1f1b" and num_microbatches < self.num_stages:
+            raise ValueError(
+                f"pipeline_microbatches = {num_microbatches} is below the {self.num_stages} stages, which 1f1b cannot "
+                f"keep busy: give {self.num_stages} or more, or gpipe"
+            )
+        self.stage = _Stage(model, self.index, self.num_stages)
+        self._training: dict[tuple[int, int], Any] = {}  # schedules by microbatch size and tokens
+        self._evaluation: dict[tuple[int, int], Any] = {}
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.num_stages - 1
+
+    def forward_backward(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """Gradients of the mean training loss over `batch`; the loss on the last stage, None on the others."""
+        examples = len(batch["labels"])
+        if examples % self.num_microbatches:
+            raise ValueError(
+                f"pipeline_microbatches = {self.num_microbatches} does not divide the {examples} examples of a batch: "
+                "give a divisor"
+            )
+        losses: list[Tensor] = []
+        results = {"target": batch["labels"], "losses": losses} if self.is_last else {}
+        examples_tokens = (examples // self.num_microbatches, batch["input_ids"].shape[1])
+        if examples_tokens not in self._training:
+            stage = self._stage_for(*examples_tokens)
+            self._training[examples_tokens] = SCHEDULES[self.schedule](
+                stage, self.num_microbatches, loss_fn=F.cross_entropy
+            )
+        self._training[examples_tokens].step(*self._first(batch), **self._rest(batch), **results)
+        return torch.stack(losses).detach().mean() if self.is_last else None
+
+    @torch.no_grad()
+    def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """Logits (B, C) on the last stage, None on the others."""
+        examples, tokens = batch["input_ids"].shape
+        if (examples, tokens) not in self._evaluation:
+            self._evaluation[examples, tokens] = ScheduleGPipe(self._stage_for(examples, tokens), 1)
+        output: Tensor | None = self._evaluation[examples, tokens].eval(*self._first(batch), **self._rest(batch))
+        return output
+
+    def _first(self, batch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return (batch["input_ids"],) if self.index == 0 else ()
+
+    def _rest(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        ids = {} if self.index == 0 else {"input_ids": batch["input_ids"]}
+        return {"attention_mask": batch["attention_mask"], **ids}
+
+    def _stage_for(self, examples: int, tokens: int) -> PipelineStage:
+        """The stage for microbatches of this shape; shapes are told it beforehand, so that none has to be sent."""
+        ids = torch.zeros(examples, tokens, dtype=torch.int64, device=self.device)
+        hidden = torch.zeros(*ids.shape, self.stage.width, device=self.device, dtype=self.stage.dtype)
+        logits = torch.zeros(examples, self.stage.num_classes, device=self.device, dtype=self.stage.dtype)
+        return PipelineStage(
+            self.stage,
+            self.index,
+            self.num_stages,
+            self.device,
+            input_args=ids if self.index == 0 else hidden.requires_grad_(),
+            output_args=(logits if self.is_last else hidden).requires_grad_(),
+            group=self.process_group,
+        )
+
+
+class _Stage(nn.Module):
+    """transformers' own model with the blocks of one stage, whose embedding is what the stage before sends."""
+
+    def __init__(self, model: PreTrainedModel, index: int, num_stages: int) -> None:
+        super().__init__()
+        blocks = blocks_of(model)
+        if len(blocks) < num_stages:
+            raise ValueError(f"pipeline_parallel_size = {num_stages} is above the model's {len(blocks)} blocks")
+        bounds = [round(stage * len(blocks) / num_stages) for stage in range(num_stages + 1)]
+        transformer: Any = model.transformer
+        memo: dict[int, Any] = {id(transformer.h): nn.ModuleList(blocks[bounds[index] : bounds[index + 1]])}
+        if index > 0:
+            memo |= {
+                id(transformer.wte): _Received(),
+                id(transformer.wpe): _Nothing(),
+                id(transformer.drop): nn.Identity(),
+            }
+        self.is_last = index == num_stages - 1
+        if not self.is_last:
+            memo |= {id(transformer.ln_f): nn.Identity(), id(model.score): nn.Identity()}
+        self.model: Any = copy.deepcopy(model, memo)
+        self.width, self.dtype = model.config.hidden_size, model.dtype
+        self.num_classes = int(model.config.num_labels or 0)
+
+    def forward(self, x: Tensor, attention_mask: Tensor, input_ids: Tensor | None = None) -> Tensor:
+        """Token ids (B, T) on the first stage, hidden states (B, T, D) on others; logits (B, C) on the last."""
+        if input_ids is None:
+            input_ids = x
+        else:
+            self.model.transformer.wte.hidden = x
+        if self.is_last:
+            return self.model(input_ids, attention_mask=attention_mask).logits.to(self.dtype)
+        return self.model.transformer(input_ids, attention_mask=attention_mask).last_hidden_state
+
+
+class _Received(nn.Module):
+    """In place of the token embedding: what the stage before has sent."""
+
+    hidden: Tensor
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.hidden
+
+
+class _Nothing(nn.Module):
+    """In place of the position embedding, which the first stage has added."""
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        return torch.zeros((), device=position_ids.device)

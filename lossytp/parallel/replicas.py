@@ -1,0 +1,159 @@
+"""Quantities of a model that is spread over processes, without losses: gradient norm, replica drift, means."""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from lossytp.network.counters import Counters
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from lossytp.parallel.layout import Layout
+
+T = TypeVar("T")
+
+
+def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, network: LossyNetwork) -> float:
+    """Scale all gradients so that their norm over all processes is at most `max_norm`; returns the norm before.
+
+    Shards are counted once each, and what is replicated once, not once a replica: the norm is that of the dense model
+    (Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1).
+    """
+    # squared norms by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
+    squares = torch.zeros(2, 2, dtype=torch.float64)
+    gradients = []
+    for parameter, axes in _placed(model):
+        if parameter.grad is not None:
+            gradient = _local(parameter.grad)
+            gradients.append(gradient)
+            squares[int("tp" in axes), int("dp" in axes)] += gradient.double().square().sum().cpu()
+    with network.reliable():
+        squares[1] = _sum_over(layout, "tp", squares[1])
+        squares[:, 1] = _sum_over(layout, "dp", squares[:, 1])
+        total = _sum_over(layout, "pp", squares.sum())
+    norm = total.sqrt().item()
+    if max_norm is not None and norm > max_norm:
+        torch._foreach_mul_(gradients, max_norm / norm)
+    return norm
+
+
+def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> float:
+    """How far apart tensor-parallel processes' copies of replicated parameters are: the largest ratio, over parameters,
+    of the norm of their spread (largest less smallest value) to the norm of the largest. 0 where they are equal."""
+    group = layout.process_group("tp")
+    if group is None:
+        return 0.0
+    drift = 0.0
+    with network.reliable(), torch.no_grad():
+        for parameter, axes in _placed(model):
+            if "tp" not in axes:
+                largest, smallest = _local(parameter).clone(), _local(parameter).clone()
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+                dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
+                size = largest.norm().item()
+                drift = max(drift, (largest - smallest).norm().item() / size if size else 0.0)
+    return drift
+
+
+def gathered(value: Any, network: LossyNetwork) -> list[Any]:
+    """Every process's `value`, by rank, without losses."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    with network.reliable():
+        dist.all_gather_object(values, value)
+    return values
+
+
+def agreed(decide: Callable[[], T], network: LossyNetwork) -> T:
+    """What `decide` returns on rank 0, on every process; it is called there alone.
+
+    Where it raises, rank 0 raises its error and the others end quietly: one message is enough.
+    """
+    if not dist.is_initialized():
+        return decide()
+    answer: list[Any] = [None, False]
+    failure: Exception | None = None
+    if dist.get_rank() == 0:
+        try:
+            answer = [decide(), True]
+        except Exception as error:
+            failure = error
+    with network.reliable():
+        dist.broadcast_object_list(answer)
+    if failure is not None:
+        raise failure
+    if not answer[1]:
+        sys.exit(2)
+    return answer[0]
+
+
+def merge_counters(network: LossyNetwork) -> None:
+    """Let every process's network know what all of them sent and lost.
+
+    Raises ValueError where two processes disagree on a link that both know: they lost different packets.
+    """
+    for state in gathered(network.counters.state_dict(), network):
+        other = Counters()
+        other.load_state_dict(state)
+        network.counters.merge(other)
+
+
+def mean_over_processes(value: float | None, network: LossyNetwork) -> float:
+    """The mean over the processes that have one, in float64, without losses; the same on each of them."""
+    if not dist.is_initialized():
+        assert value is not None
+        return value
+    sum_and_count = torch.tensor([value or 0.0, float(value is not None)], dtype=torch.float64, device=_device())
+    with network.reliable():
+        dist.all_reduce(sum_and_count)
+    total, count = sum_and_count.tolist()
+    return float(total / count)
+
+
+def _placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str]]]:
+    """Each parameter, and the axes of the layout over whose processes it is sharded."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in seen:  # tied
+                continue
+            seen.add(id(parameter))
+            axes = set()
+            if isinstance(parameter, DTensor):
+                names = parameter.device_mesh.mesh_dim_names or ()
+                axes = {
+                    axis for axis, placement in zip(names, parameter.placements, strict=True) if placement.is_shard()
+                }
+            if _is_tensor_parallel(module, name, parameter):
+                axes.add("tp")
+            yield parameter, axes
+
+
+def _is_tensor_parallel(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
+    if isinstance(module, ColumnParallelLinear):
+        return True
+    if isinstance(module, RowParallelLinear):
+        return name == "weight"
+    return getattr(parameter, "tensor_model_parallel", False)  # Megatron's mark
+
+
+def _local(tensor: Any) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _sum_over(layout: Layout, axis: str, values: Tensor) -> Tensor:
+    group = layout.process_group(axis)
+    if group is None:
+        return values
+    total = values.to(_device(), copy=True)
+    dist.all_reduce(total, group=group)
+    return total.cpu()
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"  # NCCL knows no other

@@ -1,0 +1,141 @@
+"""The model laid out over the processes as a configuration says, and what a step needs of it."""
+
+import copy
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.convert import fuse_gelu_, parallelize
+from lossytp.parallel.layout import Layout
+from lossytp.parallel.replicas import mean_over_processes
+from lossytp.training.config import TrainConfig
+
+INSTALL_MEGATRON = "pip install 'lossytp[megatron]'"
+
+
+class Engine:
+    """Forward and backward passes of `dense`, spread over the processes of `layout`.
+
+    `module` holds this process's parameters; `implementation` says whose tensor-parallel layers run, or "dense".
+    """
+
+    def __init__(
+        self, config: TrainConfig, dense: PreTrainedModel, network: LossyNetwork, layout: Layout, device: torch.device
+    ) -> None:
+        self.config, self.network, self.layout, self.device = config, network, layout, device
+        self.implementation = _implementation(config, layout)
+        model: Any = _tensor_parallel(self.implementation, config, dense, network, layout)
+        check_same_function(dense, model, network)
+        model.to(device)
+        self.pipeline = None
+        self.module: nn.Module = model
+        if config.pipeline_parallel_size > 1:
+            from lossytp.parallel.pipeline import Pipeline
+
+            stages = layout.process_group("pp")
+            assert stages is not None
+            self.pipeline = Pipeline(
+                model,
+                stages,
+                schedule=config.pipeline_schedule,
+                num_microbatches=config.pipeline_microbatches,
+                device=device,
+            )
+            self.module = self.pipeline.stage
+        elif config.data_parallel_size > 1:
+            from lossytp.parallel.data_parallel import data_parallel
+
+            assert layout.mesh is not None
+            self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type)
+
+    def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
+        """Gradients of the mean training loss over `batch`, of which this process takes its replica's share.
+
+        Returns the training loss, the mean over replicas.
+        """
+        share = len(batch["labels"]) // self.layout.data_parallel_size
+        first = self.layout.data_index * share
+        batch = {name: tensor[first : first + share].to(self.device) for name, tensor in batch.items()}
+        self.module.train()
+        loss: Tensor | None
+        if self.pipeline is not None:
+            with self._autocast():
+                loss = self.pipeline.forward_backward(batch)
+        else:
+            with self._autocast():
+                loss = self.module(**batch).loss
+            scaler.scale(loss).backward()
+        return mean_over_processes(None if loss is None else loss.item(), self.network)
+
+    def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """Logits (examples, classes) on the CPU; None on processes that a pipeline's results do not reach."""
+        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        self.module.eval()
+        with self._autocast(), torch.no_grad():
+            logits = self.pipeline.logits(batch) if self.pipeline is not None else self.module(**batch).logits
+        return None if logits is None else logits.float().cpu()
+
+    def _autocast(self) -> Any:
+        if not (self.config.bf16 or self.config.fp16):
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16 if self.config.bf16 else torch.float16)
+
+
+def check_same_function(dense: PreTrainedModel, parallel: PreTrainedModel, network: LossyNetwork) -> None:
+    """Raise ValueError unless `parallel` without losses computes what `dense` does: it holds the same weights."""
+    probe = torch.arange(1, 17).view(2, 8)
+    training = dense.training, parallel.training
+    with network.reliable(), torch.no_grad():
+        expected, actual = (model.eval()(probe).logits.double() for model in (dense, parallel))
+    dense.train(training[0])
+    parallel.train(training[1])
+    error = (actual - expected).abs().max() / expected.abs().max()
+    if not error < 1e-4:
+        raise ValueError(f"the parallel model's logits differ from the dense model's by {error:.1e}, relative")
+
+
+def _implementation(config: TrainConfig, layout: Layout) -> str:
+    if config.tensor_parallel_size == 1:
+        return "dense"
+    if config.implementation == "megatron":
+        from lossytp.parallel.megatron import megatron_is_installed
+
+        if not megatron_is_installed():
+            if layout.rank == 0:
+                print(
+                    f"megatron-core is not installed ({INSTALL_MEGATRON}): this project's layers run in its place",
+                    file=sys.stderr,
+                )
+            return "lossytp"
+    return config.implementation
+
+
+def _tensor_parallel(
+    implementation: str, config: TrainConfig, dense: PreTrainedModel, network: LossyNetwork, layout: Layout
+) -> PreTrainedModel:
+    if implementation == "dense":  # a rank alone has nobody to all-reduce with
+        return fuse_gelu_(copy.deepcopy(dense))
+    if implementation == "dtensor":
+        from lossytp.parallel.dtensor import parallelize_dtensor
+
+        assert layout.mesh is not None
+        return parallelize_dtensor(dense, layout.mesh["tp"])
+    if implementation == "megatron":
+        from lossytp.parallel.megatron import parallelize_megatron
+
+        group = layout.process_group("tp")
+        assert group is not None
+        return parallelize_megatron(dense, group)
+    return parallelize(
+        dense,
+        network,
+        tensor_parallel_size=config.tensor_parallel_size,
+        algorithm=config.algorithm,
+        repair=config.repair,
+        group=layout.tensor_group(),
+    )

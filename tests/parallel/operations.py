@@ -1,0 +1,289 @@
+"""Operations of torch.distributed that the backend `lossy` carries: how to run them, and what must come out.
+
+Each takes this rank's message x and a group, and returns what the rank then holds. R ranks, N elements of x.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor
+from torch.distributed import ProcessGroup, ReduceOp
+
+import lossytp as ltp
+
+WIRE = ltp.Wire(mtu_bytes=76)  # 32 bytes of payload: 8 elements of fp32, 4 of float64, 16 of bfloat16
+LOSS_RATE = 0.2
+
+
+def network(loss_rate: float = LOSS_RATE, seed: int = 3) -> ltp.LossyNetwork:
+    return ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), seed=seed, wire=WIRE)
+
+
+def whole_numbers(rank: int, num_elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Never zero; their sums are exact in any dtype, even scaled by 1.25."""
+    generator = torch.Generator().manual_seed(100 * num_elements + rank)
+    return torch.randint(1, 5, (num_elements,), generator=generator).to(dtype)
+
+
+def uneven(num_ranks: int, each: int) -> list[list[int]]:
+    """[i][j]: how much of R * each goes from position i to position j; most to the next one."""
+    most = num_ranks * each - (num_ranks - 1)
+    return [[most if j == (i + 1) % num_ranks else 1 for j in range(num_ranks)] for i in range(num_ranks)]
+
+
+class Reference:
+    """What this rank ends up with, packet by packet in plain Python, over a network of its own of the same seed.
+
+    Messages are lists of numbers, by position in the group.
+    """
+
+    def __init__(self, seed: int, group: ProcessGroup, algorithm: str, repair: str, itemsize: int) -> None:
+        self.network, self.room = network(seed=seed), 32 // itemsize
+        self.ranks, self.me = dist.get_process_group_ranks(group), dist.get_rank()
+        self.name = f"{group.group_name}@{self.ranks[0]}"
+        self.algorithm, self.weight = algorithm, {"zero": 1.0, "rescale": 1.25}[repair]
+
+    def cross(self, src: int, dst: int, values: list, suffix: str = "") -> list:
+        num_packets = math.ceil(len(values) / self.room)
+        lost = self.network.lost_packets(src, dst, num_packets, group=self.name + suffix).tolist()
+        return [0.0 if i // self.room in lost else self.weight * value for i, value in enumerate(values)]
+
+    def sum(self, messages: list[list]) -> list:
+        chunk = math.ceil(len(messages[0]) / len(messages))
+        arrived: list[list] = []
+        for src, values in zip(self.ranks, messages, strict=True):
+            if self.algorithm == "sender":
+                arrived.append(self.cross(src, -1, values))
+                continue
+            arrived.append([])
+            for position, owner in enumerate(self.ranks):
+                part = values[position * chunk : (position + 1) * chunk]
+                arrived[-1] += part if owner == src else self.cross(src, owner, part)
+        return [sum(column) for column in zip(*arrived, strict=True)]
+
+    def mean(self, messages: list[list]) -> list:
+        return [value / len(messages) for value in self.sum(messages)]
+
+    def scatter(self, messages: list[list]) -> list:
+        position, each = self.ranks.index(self.me), len(messages[0]) // len(messages)
+        return self.sum(messages)[position * each : (position + 1) * each]
+
+    def gather(self, messages: list[list]) -> list:
+        result = []
+        for owner, shard in zip(self.ranks, messages, strict=True):
+            if self.algorithm == "sender":
+                result += self.cross(owner, -1, shard)
+                continue
+            for dst in self.ranks:
+                arrived = shard if dst == owner else self.cross(owner, dst, shard)
+                result += arrived if dst == self.me else []
+        return result
+
+    def even(self, messages: list[list]) -> list:
+        return self._exchange(messages, [[len(messages[0]) // len(messages)] * len(messages)] * len(messages))
+
+    def uneven_pairs(self, messages: list[list]) -> list:
+        counts = uneven(len(messages), len(messages[0]) // len(messages))
+        pairs = [[value for value in values for _ in range(2)] for values in messages]
+        return self._exchange(pairs, [[2 * count for count in row] for row in counts])
+
+    def _exchange(self, messages: list[list], counts: list[list[int]]) -> list:
+        me, result = self.ranks.index(self.me), []
+        for src, values, sent in zip(self.ranks, messages, counts, strict=True):
+            part = values[sum(sent[:me]) : sum(sent[: me + 1])]
+            result += part if src == self.me else self.cross(src, self.me, part, f" from {src}")
+        return result
+
+    def ring(self, messages: list[list]) -> list:
+        position = self.ranks.index(self.me) - 1
+        return self.cross(self.ranks[position], self.me, messages[position], f" from {self.ranks[position]}")
+
+
+def all_reduce(x: Tensor, group: ProcessGroup, op: Any = ReduceOp.SUM, *, async_op: bool = False) -> list[Tensor]:
+    total = x[:-1].clone()  # no multiple of the chunks
+    work = dist.all_reduce(total, op, group, async_op=async_op)
+    if async_op:
+        work.wait()
+    return [total]
+
+
+def all_reduce_coalesced(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    totals = [x.clone(), x[1:].clone()]
+    with dist._coalescing_manager(group):
+        for total in totals:
+            dist.all_reduce(total, group=group)
+    return totals
+
+
+def reduce_scatter(x: Tensor, group: ProcessGroup, op: Any = ReduceOp.SUM, *, listed: bool = False) -> list[Tensor]:
+    total = x.new_empty(len(x) // group.size())
+    if listed:
+        dist.reduce_scatter(total, list(x.chunk(group.size())), op, group)
+    else:
+        dist.reduce_scatter_tensor(total, x, op, group)
+    return [total]
+
+
+def reduce_scatter_coalesced(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    totals = functional.reduce_scatter_tensor_coalesced([x, x + 1], "sum", [0, 0], group)
+    return [functional.wait_tensor(total) for total in totals]
+
+
+def all_gather(x: Tensor, group: ProcessGroup, *, async_op: bool = False) -> list[Tensor]:
+    gathered = x.new_empty(len(x) * group.size())
+    work = dist.all_gather_into_tensor(gathered, x, group, async_op=async_op)
+    if async_op:
+        work.wait()
+    return [gathered]
+
+
+def all_gather_list(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    gathered = [x.new_empty(len(x) // 3, 3) for _ in range(group.size())]
+    dist.all_gather(gathered, x[: len(x) // 3 * 3].view(-1, 3), group)
+    return [torch.cat(gathered)]
+
+
+def all_gather_coalesced(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    gathered = functional.all_gather_into_tensor_coalesced([x, x + 1], group)
+    return [functional.wait_tensor(message) for message in gathered]
+
+
+def all_to_all_single(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    received = torch.empty_like(x)
+    dist.all_to_all_single(received, x, group=group)
+    return [received]
+
+
+def all_to_all_pairs(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    """Uneven splits, of rows of two elements."""
+    counts = uneven(group.size(), len(x) // group.size())
+    sent, came = counts[group.rank()], [row[group.rank()] for row in counts]
+    received = x.new_empty(sum(came), 2)
+    dist.all_to_all_single(received, torch.stack([x, x], 1), came, sent, group)
+    return [received]
+
+
+def all_to_all_list(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    """In pieces of one size, which gloo wants."""
+    received = list(torch.empty_like(x).chunk(group.size()))
+    dist.all_to_all(received, list(x.chunk(group.size())), group)
+    return [torch.cat(received)]
+
+
+def send(x: Tensor, group: ProcessGroup, *, batched: bool = False) -> list[Tensor]:
+    """To the next rank."""
+    ranks, received = dist.get_process_group_ranks(group), torch.empty_like(x)
+    after, before = ranks[(group.rank() + 1) % len(ranks)], ranks[group.rank() - 1]
+    if batched:
+        pair = [dist.P2POp(dist.isend, x, after, group), dist.P2POp(dist.irecv, received, before, group)]
+        works = dist.batch_isend_irecv(pair)
+    else:
+        works = [dist.isend(x, after, group), dist.irecv(received, before, group)]
+    for work in works:
+        work.wait()
+    return [received]
+
+
+def _each(messages: list[list], *changes: Callable[[list], list]) -> list[list[list]]:
+    return [[change(values) for values in messages] for change in changes]
+
+
+def _whole(values: list) -> list:
+    return values
+
+
+def _one_more(values: list) -> list:
+    return [value + 1 for value in values]
+
+
+# name: how to run it, what must come out of all ranks' messages
+LOSSY: dict[str, tuple[Callable[..., list[Tensor]], Callable[[Reference, list[list]], list[list]]]] = {
+    "all_reduce": (all_reduce, lambda ref, xs: [ref.sum([x[:-1] for x in xs])]),
+    "all_reduce, async": (
+        lambda x, group: all_reduce(x, group, async_op=True),
+        lambda ref, xs: [ref.sum([x[:-1] for x in xs])],
+    ),
+    "all_reduce, mean": (
+        lambda x, group: all_reduce(x, group, ReduceOp.AVG),
+        lambda ref, xs: [ref.mean([x[:-1] for x in xs])],
+    ),
+    "all_reduce, functional": (
+        lambda x, group: [functional.wait_tensor(functional.all_reduce(x, "sum", group))],
+        lambda ref, xs: [ref.sum(xs)],
+    ),
+    "all_reduce, coalesced": (
+        all_reduce_coalesced,
+        lambda ref, xs: [ref.sum(xs), ref.sum([x[1:] for x in xs])],
+    ),
+    "reduce_scatter": (reduce_scatter, lambda ref, xs: [ref.scatter(xs)]),
+    "reduce_scatter, list": (
+        lambda x, group: reduce_scatter(x, group, listed=True),
+        lambda ref, xs: [ref.scatter(xs)],
+    ),
+    "reduce_scatter, coalesced": (
+        reduce_scatter_coalesced,
+        lambda ref, xs: [ref.scatter(messages) for messages in _each(xs, _whole, _one_more)],
+    ),
+    "all_gather": (all_gather, lambda ref, xs: [ref.gather(xs)]),
+    "all_gather, async": (lambda x, group: all_gather(x, group, async_op=True), lambda ref, xs: [ref.gather(xs)]),
+    "all_gather, list": (all_gather_list, lambda ref, xs: [ref.gather([x[: len(x) // 3 * 3] for x in xs])]),
+    "all_gather, functional": (
+        lambda x, group: [functional.wait_tensor(functional.all_gather_tensor(x, 0, group))],
+        lambda ref, xs: [ref.gather(xs)],
+    ),
+    "all_gather, coalesced": (
+        all_gather_coalesced,
+        lambda ref, xs: [ref.gather(messages) for messages in _each(xs, _whole, _one_more)],
+    ),
+    "all_to_all": (all_to_all_single, lambda ref, xs: [ref.even(xs)]),
+    "all_to_all, pairs": (all_to_all_pairs, lambda ref, xs: [ref.uneven_pairs(xs)]),
+    "all_to_all, list": (all_to_all_list, lambda ref, xs: [ref.even(xs)]),
+    "send": (send, lambda ref, xs: [ref.ring(xs)]),
+    "send, batched": (lambda x, group: send(x, group, batched=True), lambda ref, xs: [ref.ring(xs)]),
+}
+
+
+def _broadcast(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    x = x.clone()
+    dist.broadcast(x, dist.get_process_group_ranks(group)[0], group)
+    return [x]
+
+
+def _gather_and_scatter(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    first, received = dist.get_process_group_ranks(group)[0], torch.empty_like(x)
+    gathered = [torch.empty_like(x) for _ in range(group.size())] if group.rank() == 0 else None
+    dist.gather(x, gathered, first, group)
+    dist.scatter(received, gathered and gathered[::-1], first, group)
+    return [received]
+
+
+def _reduce(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    total = x.clone()
+    dist.reduce(total, dist.get_process_group_ranks(group)[0], group=group)
+    return [total] if group.rank() == 0 else []
+
+
+def _objects(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    gathered: list = [None] * group.size()
+    dist.all_gather_object(gathered, x.tolist(), group)
+    chosen = [gathered[-1] if group.rank() == 0 else None]
+    dist.broadcast_object_list(chosen, dist.get_process_group_ranks(group)[0], group)
+    dist.barrier(group)
+    return [torch.tensor(values, dtype=x.dtype) for values in [*gathered, *chosen]]
+
+
+RELIABLE: dict[str, Callable[[Tensor, ProcessGroup], list[Tensor]]] = {
+    "all_reduce, max": lambda x, group: all_reduce(x, group, ReduceOp.MAX),
+    "all_reduce, min": lambda x, group: all_reduce(x, group, ReduceOp.MIN),
+    "all_reduce, product": lambda x, group: all_reduce(x, group, ReduceOp.PRODUCT),
+    "reduce_scatter, max": lambda x, group: reduce_scatter(x, group, ReduceOp.MAX),
+    "reduce_scatter, list of max": lambda x, group: reduce_scatter(x, group, ReduceOp.MAX, listed=True),
+    "broadcast": _broadcast,
+    "gather and scatter": _gather_and_scatter,
+    "reduce": _reduce,
+    "objects": _objects,
+}
