@@ -80,6 +80,11 @@ def init_process_group(
         dist.init_process_group("lossy", store=store, rank=rank, world_size=world)
 
 
+def joined() -> bool:
+    """Whether this process has begun to join others over a lossy network."""
+    return _settings is not None
+
+
 @contextmanager
 def reliable() -> Iterator[None]:
     """Within the block the backend `lossy` loses nothing, and no link advances; every rank must enter it.

@@ -93,7 +93,9 @@ def under_torchrun() -> bool:
     given = [name for name in VARIABLES if name in os.environ]
     if given and len(given) < len(VARIABLES):
         missing = ", ".join(name for name in VARIABLES if name not in given)
-        raise ValueError(f"{given[0]} is set but {missing} is not: start with torchrun, which sets all of {VARIABLES}")
+        raise ValueError(
+            f"{given[0]} is set but {missing} is not: start with torchrun, which sets {', '.join(VARIABLES)}"
+        )
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if given and not os.environ[name].isdigit():
             raise ValueError(f"{name} = {os.environ[name]!r} is not a whole number: start with torchrun, which sets it")

@@ -2,9 +2,11 @@
 
 import contextlib
 import io
+import json
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -38,44 +40,43 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
         raise ValueError(_in_one_line(complaint.getvalue())) from None
 
 
+CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+
 def run_as_command(main: Callable[[], None]) -> None:
     """Run an entry point: a ValueError or a missing library ends it with one line on stderr and exit code 2.
 
-    Where it is one of several processes, the line names its rank, torchrun's summary gets the error too, and losing the
-    connection to another process, whose own error then tells why, is one line and exit code 1.
+    Where there are several processes, the line names the rank, torchrun's summary gets the error too, and what all of
+    them would say alike is said once. Losing the connection to a process that ended is one line and exit code 1.
     """
     try:
         main()
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, ModuleNotFoundError) as error:
-        _tell(error, f"error: {error}")
+        _tell(str(error))
         sys.exit(2)
     except Exception as error:
-        rank = os.environ.get("RANK")
-        if rank is None:
+        if "RANK" not in os.environ:
             raise
         if any(sign in str(error) for sign in CONNECTION_LOST):
-            _tell(error, f"error: another process ended, see its message ({str(error).splitlines()[0]})")
-            sys.exit(1)
-        _tell(error, f"{traceback.format_exc()}error: {type(error).__name__}: {error}")
+            _tell(f"the connection to another process is lost: see why that one ended ({str(error).splitlines()[0]})")
+        else:
+            traceback.print_exc()
+            _tell(f"{type(error).__name__}: {error}")
         sys.exit(1)
 
 
-CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "NCCL")
-
-
-def _tell(error: BaseException, text: str) -> None:
-    """Print the text, its last line after this process's rank where there are several, and leave it for torchrun."""
+def _tell(message: str) -> None:
+    """Print the error, after this process's rank where it is one of several, and leave it for torchrun's summary."""
     rank = os.environ.get("RANK")
-    if rank is not None:
-        lines = text.splitlines()
-        text = "\n".join([*lines[:-1], f"rank {rank}: {lines[-1]}"])
-        if "TORCHELASTIC_ERROR_FILE" in os.environ:
-            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-            get_error_handler().record_exception(error)
-    print(text, file=sys.stderr, flush=True)
+    if "TORCHELASTIC_ERROR_FILE" in os.environ:
+        content = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
+        Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": content}), encoding="utf-8")
+    initialize = sys.modules.get("lossytp.parallel.initialize")
+    apart = initialize is not None and initialize.joined()  # before, all processes of a node fail alike
+    if apart or os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr, flush=True)
 
 
 def _without_config(words: list[str]) -> tuple[list[str], Path]:
