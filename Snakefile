@@ -15,6 +15,7 @@ NUM_PACKETS = {"smoke": 1_000_000}.get(PROFILE, 10_000_000)
 
 EXPERIMENTS = [load_experiment(file, PROFILE, Path(RESULTS)) for file in sorted(Path("notebooks/experiments").glob("*.yaml"))]
 RECORDS = [f"{cell.output_dir}/record.json" for experiment in EXPERIMENTS for cell in experiment.cells]
+TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
 EVAL_SAMPLES = EXPERIMENTS[0].cells[0].eval_samples
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
@@ -38,6 +39,7 @@ rule figures:
         # in a fresh clone every file is new: a record's age says nothing, its folder's name does
         ancient(RECORDS if not CELLS_EXIST else []),
         [f"{RESULTS}/channel.csv", f"{RESULTS}/bursts.csv", f"{RESULTS}/baseline.json"] if not CELLS_EXIST else [],
+        TABLES if not CELLS_EXIST else [],
         "notebooks/50_accuracy_vs_loss_figures.ipynb",
         [f"lossytp/study/{module}.py" for module in ("figures", "records", "statistics", "summary")],
     output:
@@ -97,11 +99,16 @@ if not CELLS_EXIST:
                 output:
                     # update: a batch that was interrupted keeps the records it has
                     update([f"{cell.output_dir}/record.json" for cell in cells]),
+                    experiment.outputs,
                 log:
                     f"{RESULTS}/notebooks/{experiment.notebook}-{number:02d}.ipynb",
                 params:
                     notebook=experiment.notebook,
-                    values=json.dumps({"cells": [cell.as_dict() for cell in cells]}),
+                    values=json.dumps(
+                        {"cells": [cell.as_dict() for cell in cells]}
+                        | ({"results_dir": RESULTS} if experiment.outputs else {})
+                    ),
+                threads: experiment.processes
                 retries: 1
                 shell:
                     RUN

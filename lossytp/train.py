@@ -12,11 +12,12 @@ from lossytp.training.config import TrainConfig
 
 def main() -> None:
     config = parse(TrainConfig, __doc__)
+    layout = config.layout(*rank_and_world_size())
 
     from lossytp.training.loop import run  # after the arguments were checked: torch takes seconds to import
 
     record = run(config)
-    if rank_and_world_size()[0] > 0:
+    if layout.rank > 0:
         return
     final = record["final"]
     if record["status"] == "not finite":

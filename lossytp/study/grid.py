@@ -1,6 +1,8 @@
 """Experiments: a YAML grid, a notebook, and a cell for each configuration and seed.
 
     notebook: 20_accuracy_vs_loss
+    processes: 2                   # that a cell starts, 1 when left out
+    outputs: [table.csv]           # what the notebook makes of all its cells, which then are one notebook run
     profiles:
       laptop:
         cells_per_notebook: 3      # start-up is paid once a notebook run
@@ -41,10 +43,12 @@ class Experiment:
     notebook: str
     cells: tuple[TrainConfig, ...]
     cells_per_notebook: int
+    processes: int = 1
+    outputs: tuple[str, ...] = ()
 
     def batches(self) -> list[tuple[TrainConfig, ...]]:
         """The cells of one notebook run each."""
-        size = self.cells_per_notebook
+        size = len(self.cells) if self.outputs else self.cells_per_notebook
         return [self.cells[start : start + size] for start in range(0, len(self.cells), size)]
 
 
@@ -69,6 +73,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             for name, values in arm.items():
                 if not isinstance(values, list) or not values or name in ("seed", "output_dir"):
                     raise ValueError(f"arm {name} = {values!r}: give a list of values, of another name than seed")
+        outputs = tuple(str(results / name) for name in content.get("outputs", ()))
         folder = results / "runs" / file.stem
         cells = [
             _cell({**settings["base"], **dict(zip(arm, values, strict=True)), "seed": seed}, folder)
@@ -82,7 +87,9 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
-    return Experiment(file.stem, notebook, tuple(cells), settings["cells_per_notebook"])
+    return Experiment(
+        file.stem, notebook, tuple(cells), settings["cells_per_notebook"], content.get("processes", 1), outputs
+    )
 
 
 def _cell(values: dict[str, Any], folder: Path) -> TrainConfig:

@@ -7,7 +7,9 @@ medians is reported beside both.
 import json
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -131,6 +133,16 @@ def message_microseconds(process: object) -> float:
     return statistics.median(medians)
 
 
+def on_two_processes() -> dict:
+    """The ratios of `tests.bench.processes`."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "processes.json"
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+        subprocess.run([*launcher, "-m", "tests.bench.processes", str(file)], check=True)
+        results: dict = json.loads(file.read_text(encoding="utf-8"))
+    return results
+
+
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
@@ -144,6 +156,7 @@ def main(folder: Path) -> None:
             "target": "under 10",
         },
         "step_7M": training_step_ratio(PRESETS["gpt2-micro"], batch=8, length=128, rounds=15, label="7 M step"),
+        "on_two_processes": on_two_processes(),
         "step_124M": training_step_ratio(GPT2_SMALL, batch=4, length=64, rounds=9, label="124 M step"),
     }
     text = json.dumps(results, indent=2)

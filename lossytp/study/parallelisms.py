@@ -1,0 +1,42 @@
+"""Implementations and parallelisms side by side."""
+
+import pandas as pd
+
+PARALLELISMS = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size", "tp": "tensor_parallel_size"}
+
+
+def label(config: dict) -> str:
+    """How a run was spread, such as "tp 2 (megatron)" or "dp 2 (fsdp) x tp 2 (lossytp)"."""
+    details = {"dp": "data_parallel_type", "pp": "pipeline_schedule", "tp": "implementation"}
+    parts = [
+        f"{axis} {config[size]} ({config[details[axis]]})" for axis, size in PARALLELISMS.items() if config[size] > 1
+    ]
+    return " x ".join(parts) or "one process"
+
+
+def compare(records: list[dict]) -> pd.DataFrame:
+    """One row a record: how it was spread, accuracy, step time, and what its collectives lost, forward and backward.
+
+    Step times compare only runs of one machine that had it to themselves.
+    """
+    rows = []
+    for record in records:
+        config, traffic = record["config"], record["network"]["training"]
+        row = {
+            "parallelism": label(config),
+            "implementation": record["implementation"],
+            "processes": record["processes"],
+            "loss_rate": config["loss_rate"],
+            "seed": config["seed"],
+            "status": record["status"],
+            "accuracy_clean": record["final"]["accuracy_clean"],
+            "accuracy_lossy": record["final"]["accuracy_lossy"],
+            "step_ms": 1000 * record["timing"]["step_seconds"],
+            "packets_a_step": traffic["packets"] / record["timing"]["steps"],
+            "observed_loss_rate": traffic["observed_loss_rate"],
+        }
+        for direction in ("forward", "backward"):
+            called = traffic["messages"]["by_direction"].get(direction, {"called": 0, "lossy": 0})
+            row |= {f"collectives_{direction}": called["called"], f"lossy_{direction}": called["lossy"]}
+        rows.append(row)
+    return pd.DataFrame(rows).sort_values(["parallelism", "loss_rate", "seed"], ignore_index=True)

@@ -1,0 +1,71 @@
+"""Training runs on several processes, from a notebook or a program."""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lossytp.training.config import TrainConfig
+from lossytp.training.record import check_output_folder, read_record
+
+OWN_ERROR = re.compile(r"rank \d+: error: ")
+CONSEQUENCE = "the connection to another process is lost"
+ENDED_BY_SIGNAL = re.compile(r"rank +: (\d+).*?traceback : (Signal \d+ \(\w+\) received)", re.DOTALL)
+
+
+def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, Any]:
+    """Train as `config` says on several processes of this machine, and return the record; a finished run is not rerun.
+
+    What the run says of its progress goes to stderr as it comes.
+
+    Args:
+        processes: one for each tensor-parallel rank of each replica and stage when left out.
+
+    Raises ValueError, with the failing rank's own error, where it fails.
+    """
+    done = check_output_folder(config)
+    if done is not None:
+        return done
+    if processes is None:
+        processes = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"  # which is YAML
+        file.write_text(json.dumps(config.as_dict()), encoding="utf-8")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+        command = [*launcher, "-m", "lossytp.train", "--config", str(file)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+            try:
+                lines = _pass_on(run)
+            finally:
+                run.terminate()  # also where this is interrupted: torchrun ends its processes
+    if run.returncode != 0:
+        raise ValueError(_reason(lines))
+    record = read_record(Path(config.output_dir))
+    assert record is not None
+    return record
+
+
+def _pass_on(run: subprocess.Popen[str]) -> list[str]:
+    """All lines of the run; what it says of its progress goes on to stderr."""
+    assert run.stdout is not None
+    lines = []
+    for line in run.stdout:
+        lines.append(line.rstrip())
+        if line.startswith(("training:", "accuracy", "megatron-core")):
+            print(line, end="", file=sys.stderr, flush=True)
+    return lines
+
+
+def _reason(lines: list[str]) -> str:
+    """The first rank's error that is not the consequence of another's, or the signal that ended one."""
+    errors = [line for line in lines if OWN_ERROR.match(line)]
+    own = [line for line in errors if CONSEQUENCE not in line]
+    if own:
+        return own[0]
+    ended = ENDED_BY_SIGNAL.search("\n".join(lines).partition("Root Cause")[2])
+    if ended:
+        return f"rank {ended[1]}: {ended[2]}"
+    return (errors or lines[-1:] or ["torchrun said nothing"])[0]
