@@ -101,7 +101,6 @@ def lose_(
     Row i belongs to the rank at `positions[i]` of the group; what other ranks lack is not looked at.
     """
     if not spans.reliable:
-        parts_LN = parts_LN.detach()  # the same memory, whoever wants its gradient
         _scale_(parts_LN, positions, hops, repair, network)
         _zero_spans_(parts_LN, positions, spans)
 

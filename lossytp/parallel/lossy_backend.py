@@ -90,9 +90,7 @@ class LossyProcessGroup(ProcessGroup):
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:  # type: ignore[override]
         options = opts or dist.ReduceScatterOptions()
         if options.reduceOp.op in LOSSY_REDUCTIONS:  # type: ignore[union-attr]
-            for pieces in inputs:
-                _check_equal("reduce_scatter", pieces)
-            inputs = [list(self._lose_from_copy(torch.stack(pieces)).unbind()) for pieces in inputs]
+            inputs = [self._lose_from_pieces(pieces) for pieces in inputs]
         return self.wrapped.reduce_scatter(outputs, inputs, options)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
@@ -112,6 +110,11 @@ class LossyProcessGroup(ProcessGroup):
         for pieces in outputs:
             work = self._lose_on_arrival(work, pieces)
         return work
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
+        """`outputs[r][i]` is where rank r's i-th input goes."""
+        each = zip(*outputs, strict=True)
+        return _All([self.allgather([list(pieces)], [input]) for pieces, input in zip(each, inputs, strict=True)])
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         work = self.wrapped.all_gather_single(output, input, opts or AllgatherOptions())
@@ -158,6 +161,12 @@ class LossyProcessGroup(ProcessGroup):
         self._lose_part_(copy, "reduce_scatter")
         return copy
 
+    def _lose_from_pieces(self, pieces: list[Tensor]) -> list[Tensor]:
+        if not self._is_lossy(pieces[0], sum(piece.numel() for piece in pieces)):
+            return pieces
+        _check_equal("reduce_scatter", pieces)
+        return list(self._lose_from_copy(torch.stack(pieces)).unbind())
+
     def _lose_on_arrival(self, work: Work, pieces: list[Tensor]) -> Work:
         """Take from a gathered message, which may lie in pieces, what the links to this rank lost, once it is there."""
         elements = sum(piece.numel() for piece in pieces)
@@ -168,8 +177,8 @@ class LossyProcessGroup(ProcessGroup):
         spans = self._draw(hops, pieces[0], "all_gather")
 
         def arrive() -> None:
-            message = pieces[0] if len(pieces) == 1 else torch.cat([piece.view(-1) for piece in pieces])
-            lose_(message.view(1, -1), (self.rank(),), hops, spans, self._repair, self.network)
+            message = pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
+            self._take_(message, hops, spans)
             if len(pieces) > 1:
                 for piece, part in zip(pieces, message.chunk(len(pieces)), strict=True):
                     piece.copy_(part.view_as(piece))
@@ -191,8 +200,13 @@ class LossyProcessGroup(ProcessGroup):
         return copy
 
     def _lose_(self, message: Tensor, hops: tuple[Hop, ...], operation: str, *, one_sided: bool = False) -> None:
-        spans = self._draw(hops, message, operation, one_sided=one_sided)
-        lose_(message.view(1, -1), (self.rank(),), hops, spans, self._repair, self.network)
+        self._take_(message, hops, self._draw(hops, message, operation, one_sided=one_sided))
+
+    def _take_(self, message: Tensor, hops: tuple[Hop, ...], spans: LostSpans) -> None:
+        flat = message.detach().reshape(1, -1)  # a copy where the message does not lie in order
+        lose_(flat, (self.rank(),), hops, spans, self._repair, self.network)
+        if not message.is_contiguous():
+            message.copy_(flat.view(message.shape))
 
     def _draw(self, hops: tuple[Hop, ...], message: Tensor, operation: str, *, one_sided: bool = False) -> LostSpans:
         name = f"{self._c10d_name}@{self.ranks[0]}"
@@ -219,7 +233,7 @@ def _forward(name: str) -> Callable:
     return method
 
 
-for _name in ("broadcast", "barrier", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter"):
+for _name in ("broadcast", "barrier", "gather", "recv", "recv_anysource", "reduce", "scatter"):
     setattr(LossyProcessGroup, _name, _forward(_name))
 # older names of the same operations
 LossyProcessGroup._allgather_base = LossyProcessGroup.all_gather_single  # type: ignore[assignment]

@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.counters import Counters, Site
+from lossytp.network.counters import NOWHERE, Counters, Site
 from tests.network.loss_statistics import reproducible
 
 sites = st.builds(
-    Site, st.integers(0, 2), st.sampled_from(["attention", "mlp"]), st.sampled_from(["forward", "backward"])
+    Site,
+    st.integers(0, 2),
+    st.sampled_from(["attention", "mlp"]),
+    st.sampled_from(["forward", "backward"]),
+    st.sampled_from(["all_reduce", "all_gather"]),
 )
 keys = st.tuples(
     st.sampled_from(["training", "evaluation"]),
@@ -21,12 +25,15 @@ keys = st.tuples(
     st.integers(-1, 2),
 )
 additions = st.lists(st.tuples(keys, st.integers(0, 1000), st.integers(0, 1000)), max_size=12)
+messages = st.lists(st.tuples(keys.map(lambda key: key[:3]), st.booleans()), max_size=12)
 
 
-def counted(calls):
+def counted(calls, called=()):
     counters = Counters()
     for row, packets, lost in calls:
         counters.add(row, packets, lost)
+    for key, lossy in called:
+        counters.add_message(key, lossy)
     return counters
 
 
@@ -52,7 +59,7 @@ def test_every_grouping_of_a_summary_adds_up(calls):
         summary = counters.summary(purpose)
         assert summary["packets"] == sum(packets for row, packets, _ in calls if row[0] == purpose)
         assert summary["lost"] == sum(lost for row, _, lost in calls if row[0] == purpose)
-        for grouping in ("by_direction", "by_module", "by_layer", "by_link"):
+        for grouping in ("by_direction", "by_operation", "by_module", "by_layer", "by_link"):
             parts = summary[grouping].values()
             assert sum(part["packets"] for part in parts) == summary["packets"]
             assert sum(part["lost"] for part in parts) == summary["lost"]
@@ -95,11 +102,130 @@ def test_rows_of_one_purpose():
 
 
 @reproducible
-@given(calls=additions, more=additions)
-def test_a_saved_state_counts_on(calls, more):
+@given(called=messages)
+def test_messages_are_totalled_by_direction_for_a_purpose(called):
+    counters = counted([], called)
+    for purpose in ("training", "evaluation"):
+        total, lossy = Counter(), Counter()
+        for (of, site, _), lost_something in called:
+            if of == purpose:
+                direction = str((site or NOWHERE).direction)
+                total[direction] += 1
+                lossy[direction] += lost_something
+        assert counters.summary(purpose)["messages"] == {
+            "called": total.total(),
+            "lossy": lossy.total(),
+            "by_direction": {name: {"called": total[name], "lossy": lossy[name]} for name in total},
+        }
+
+
+def test_messages_by_hand():
+    """Of two groups in one direction, of one in the other, and of sites that nobody knows."""
+    counters = Counters()
+    forward, backward = Site(0, "mlp", "forward"), Site(None, None, "backward", "send")
+    counters.add_message(("training", forward, "tp"), True)
+    counters.add_message(("training", forward, "tp"), False)
+    counters.add_message(("training", forward, "dp"), True)
+    counters.add_message(("training", backward, "tp"), False)
+    counters.add_message(("training", None, "tp"), True)
+    counters.add_message(("evaluation", forward, "tp"), True)
+    assert counters.summary("training")["messages"] == {
+        "called": 5,
+        "lossy": 3,
+        "by_direction": {
+            "forward": {"called": 3, "lossy": 2},
+            "backward": {"called": 1, "lossy": 0},
+            "None": {"called": 1, "lossy": 1},
+        },
+    }
+    assert counters.rows() == [], "a message is no packet"
+
+
+def test_operations_are_apart_in_rows_and_summary():
+    counters = counted(
+        [
+            (("training", Site(None, None, "forward", "all_gather"), "0", 0, 1), 5, 1),
+            (("training", Site(None, None, "forward", "send"), "0", 0, 1), 6, 2),
+            (("training", Site(None, None, "forward", "send"), "0", 1, 0), 4, 0),
+        ]
+    )
+    assert [row["operation"] for row in counters.rows()] == ["all_gather", "send", "send"]
+    by_operation = counters.summary("training")["by_operation"]
+    assert {name: (total["packets"], total["lost"]) for name, total in by_operation.items()} == {
+        "all_gather": (5, 1),
+        "send": (10, 2),
+    }
+
+
+def everything(counters):
+    """In an order of its own."""
+    return {name: sorted(map(repr, table)) for name, table in counters.state_dict().items()}
+
+
+@reproducible
+@given(calls=additions, called=messages)
+def test_what_two_processes_saw_is_counted_once(calls, called):
+    merged = counted(calls, called)
+    merged.merge(counted(calls, called))
+    assert merged.state_dict() == counted(calls, called).state_dict()
+
+
+@reproducible
+@given(calls=additions, called=messages)
+def test_what_only_one_process_saw_is_taken_in(calls, called):
+    """Each group has rows of its own."""
+
+    def part(group):
+        return counted([c for c in calls if c[0][2] == group], [c for c in called if c[0][2] == group])
+
+    for first, second in (("tp", "dp"), ("dp", "tp")):
+        merged, other = part(first), part(second)
+        before = other.state_dict()
+        merged.merge(other)
+        assert everything(merged) == everything(counted(calls, called))
+        merged.add(("training", None, second, 0, 1), 1, 1)
+        merged.add_message(("training", None, second), True)
+        assert other.state_dict() == before, "the other process's counters are now the same object"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ([(5, 1)], [(5, 2)]),
+        ([(5, 1)], [(6, 1)]),
+    ],
+)
+def test_processes_that_disagree_on_a_link_ran_apart(first, second):
+    key = ("training", Site(None, None, "forward"), "tp", 0, 1)
+    mine, theirs = (counted([(key, *counts) for counts in each]) for each in (first, second))
+    with pytest.raises(
+        ValueError, match=r"^processes disagree on the traffic of \('training', Site\(.*\), 'tp', 0, 1\): "
+    ):
+        mine.merge(theirs)
+
+
+@pytest.mark.parametrize("theirs", [[True], [False, False], []])
+def test_processes_that_disagree_on_messages_ran_apart(theirs):
+    """One that saw none of them does not disagree."""
+    key = ("training", None, "tp")
+    mine, other = counted([], [(key, False)]), counted([], [(key, lossy) for lossy in theirs])
+    if theirs:
+        with pytest.raises(ValueError, match=r"^processes disagree on the traffic of .*: \[1, 0\] and \["):
+            mine.merge(other)
+    else:
+        mine.merge(other)
+        assert mine.summary("training")["messages"]["called"] == 1
+
+
+@reproducible
+@given(calls=additions, more=additions, called=messages, more_called=messages)
+def test_a_saved_state_counts_on(calls, more, called, more_called):
     """Through JSON, into counters that have counted something else."""
-    resumed = counted(more)
-    resumed.load_state_dict(json.loads(json.dumps(counted(calls).state_dict())))
+    resumed = counted(more, more_called)
+    resumed.load_state_dict(json.loads(json.dumps(counted(calls, called).state_dict())))
     for row, packets, lost in more:
         resumed.add(row, packets, lost)
+    for key, lossy in more_called:
+        resumed.add_message(key, lossy)
     assert resumed.rows() == counted(calls + more).rows()
+    assert resumed.state_dict() == counted(calls + more, called + more_called).state_dict()

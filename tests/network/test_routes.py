@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.routes import ALGORITHMS, SWITCH, Hop, algorithm_named, chunk_bounds, direct, sender
+from lossytp.network.routes import (
+    SWITCH,
+    Algorithm,
+    Hop,
+    algorithm_named,
+    chunk_bounds,
+    direct,
+    direct_gather,
+    sender,
+    sender_gather,
+)
 from tests.network.loss_statistics import reproducible
 
 lengths = st.integers(0, 60)
@@ -95,10 +105,60 @@ def test_one_rank_alone_sends_nothing_in_direct():
     assert direct(100, (3,)) == ()
 
 
-def test_algorithms_are_found_by_name():
-    assert {name: algorithm_named(name).reduce for name in ALGORITHMS} == {"sender": sender, "direct": direct}
+@reproducible
+@given(num_elements=lengths, ranks=groups)
+def test_sender_gather_sends_each_chunk_over_its_owners_link_to_everyone(num_elements, ranks):
+    expected = {
+        (position, element): [(ranks[element // -(-num_elements // len(ranks))], SWITCH)]
+        for position in range(len(ranks))
+        for element in range(num_elements)
+    }
+    assert crossings(sender_gather(num_elements, ranks)) == expected
+
+
+@reproducible
+@given(num_elements=lengths, ranks=groups)
+def test_direct_gather_sends_each_chunk_from_its_owner_to_every_other_rank(num_elements, ranks):
+    """It reaches its owner over no link."""
+    expected = {}
+    for element in range(num_elements):
+        owner = ranks[element // -(-num_elements // len(ranks))]
+        for position, rank in enumerate(ranks):
+            if owner != rank:
+                expected[position, element] = [(owner, rank)]
+    assert crossings(direct_gather(num_elements, ranks)) == expected
+
+
+@reproducible
+@given(num_elements=lengths, ranks=groups)
+@pytest.mark.parametrize("gather", [sender_gather, direct_gather])
+def test_gather_hops_are_one_packetised_chunk_each_and_none_is_empty(gather, num_elements, ranks):
+    hops = gather(num_elements, ranks)
+    bounds = chunk_bounds(num_elements, len(ranks))
+    assert all(hop.src != hop.dst and hop.start < hop.stop for hop in hops)
+    assert all((hop.start, hop.stop) == bounds[ranks.index(hop.src)] for hop in hops)
+    assert len({(hop.src, hop.dst) for hop in hops}) == len(hops)
+
+
+def test_gathers_by_hand():
+    """Ranks 6 and 4, in this order, own elements [0, 3) and [3, 5)."""
+    assert direct_gather(5, (6, 4)) == (Hop(6, 4, 0, 3, positions=(1,)), Hop(4, 6, 3, 5, positions=(0,)))
+    assert sender_gather(5, (6, 4)) == (Hop(6, SWITCH, 0, 3, (0, 1)), Hop(4, SWITCH, 3, 5, (0, 1)))
+
+
+def test_one_rank_alone_gathers_from_nobody_in_direct():
+    assert direct_gather(100, (3,)) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("sender", Algorithm(sender, sender_gather)), ("direct", Algorithm(direct, direct_gather))],
+)
+def test_algorithms_are_found_by_name(name, algorithm):
+    assert algorithm_named(name) == algorithm
+    assert (algorithm.reduce, algorithm.gather) == tuple(algorithm)
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"algorithm = 'rign' is unknown: choose one of .*direct"):
+    with pytest.raises(ValueError, match=r"^algorithm = 'rign' is unknown: choose one of sender, direct$"):
         algorithm_named("rign")

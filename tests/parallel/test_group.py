@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -35,6 +36,91 @@ def test_groups_on_the_same_links_lose_packets_of_their_own() -> None:
 
     assert losses("tp 0") == losses("tp 0")
     assert losses("tp 0") != losses("tp 1")
+
+
+class FakeProcessGroup:
+    """What a `RankGroup` asks of a process group; sums what it is given with ten more."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self._size, self._rank = size, rank
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> "FakeProcessGroup":
+        self.tensors = tensors
+        return self
+
+    def wait(self) -> None:
+        for tensor in self.tensors:
+            tensor += 10
+
+
+def spread(size: int, processes: int, rank: int, **settings: Any) -> RankGroup:
+    return RankGroup(size, process_group=FakeProcessGroup(processes, rank), **settings)  # type: ignore[arg-type]
+
+
+def test_ranks_may_begin_elsewhere() -> None:
+    assert RankGroup(3, first_rank=4).ranks == (4, 5, 6)
+    assert RankGroup(3, first_rank=4).local == range(3), "positions, not ranks"
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_without_a_process_group_all_ranks_are_here(size: int) -> None:
+    group = RankGroup(size)
+    assert (group.processes, group.local) == (1, range(size))
+
+
+@pytest.mark.parametrize(
+    ("size", "processes", "here"),
+    [
+        (4, 1, [range(4)]),
+        (4, 2, [range(2), range(2, 4)]),
+        (4, 4, [range(1), range(1, 2), range(2, 3), range(3, 4)]),
+        (6, 2, [range(3), range(3, 6)]),
+    ],
+)
+def test_ranks_are_spread_evenly_over_the_processes_in_order(size: int, processes: int, here: list[range]) -> None:
+    groups = [spread(size, processes, rank, first_rank=10) for rank in range(processes)]
+    assert [group.local for group in groups] == here
+    assert {group.ranks for group in groups} == {tuple(range(10, 10 + size))}, "every process knows all of them"
+    assert {group.processes for group in groups} == {processes}
+
+
+@pytest.mark.parametrize(("size", "processes"), [(3, 2), (2, 4), (6, 4)])
+def test_ranks_that_cannot_be_spread_evenly_are_refused(size: int, processes: int) -> None:
+    message = (
+        f"tensor_parallel_size = {size} is not a multiple of the {processes} processes that share the ranks: give a "
+        f"multiple of {processes}, or start fewer processes"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        spread(size, processes, 0)
+
+
+def test_a_sum_is_complete_when_it_was_waited_for() -> None:
+    partial = torch.ones(3)
+    wait = spread(4, 2, 0).begin_sum_(partial)
+    assert partial.tolist() == [1.0] * 3
+    wait()
+    assert partial.tolist() == [11.0] * 3
+
+
+def test_a_sum_goes_over_the_group_that_a_lossy_one_wraps() -> None:
+    group, partial = spread(4, 2, 0), torch.ones(3)
+    group.process_group.wrapped = FakeProcessGroup(2, 0)  # type: ignore[union-attr]
+    group.begin_sum_(partial)()
+    assert partial.tolist() == [11.0] * 3
+    assert not hasattr(group.process_group, "tensors")
+
+
+@pytest.mark.parametrize("group", [RankGroup(4), spread(4, 1, 0)])
+def test_one_process_alone_sends_no_sum(group: RankGroup) -> None:
+    partial = torch.ones(3)
+    group.begin_sum_(partial)()
+    assert partial.tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])

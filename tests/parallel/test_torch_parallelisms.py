@@ -92,7 +92,7 @@ PARALLELISMS: dict[str, tuple[Callable[[], Gradients], set[tuple[str, str]]]] = 
         {("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")},
     ),
     "DTensor": (tensor_parallel, {("all_reduce", "forward"), ("all_reduce", "backward")}),
-    "pipelining": (pipeline, {("send", "forward")}),
+    "pipelining": (pipeline, {("send", "forward"), ("send", "backward")}),
 }
 
 

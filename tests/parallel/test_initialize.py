@@ -1,0 +1,229 @@
+"""Starting torch.distributed over a lossy network, and what is said where that fails."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import lossytp as ltp
+from lossytp.parallel import initialize
+from lossytp.parallel.initialize import under_torchrun
+from lossytp.parallel.lossy_backend import LossyProcessGroup
+
+VARIABLES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def network(loss_rate: float = 0.0) -> ltp.LossyNetwork:
+    return ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate))
+
+
+@pytest.fixture
+def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    """`torchrun(NAME=value)` sets all variables, with changes; None leaves one out."""
+
+    def put(**changes: str | None) -> None:
+        for name, value in {**VARIABLES, **changes}.items():
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setattr(initialize, "_settings", None)
+    return put
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_under_torchrun_when_all_variables_are_set(torchrun: Callable) -> None:
+    torchrun()
+    assert under_torchrun() is True
+    torchrun(**dict.fromkeys(VARIABLES))
+    assert under_torchrun() is False
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        (["RANK"], "WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+        (["WORLD_SIZE", "RANK"], "MASTER_ADDR, MASTER_PORT"),
+        (["RANK", "MASTER_PORT", "MASTER_ADDR"], "WORLD_SIZE"),
+        (["MASTER_PORT"], "RANK, WORLD_SIZE, MASTER_ADDR"),
+    ],
+)
+def test_some_variables_without_the_others_are_refused(torchrun: Callable, given: list[str], missing: str) -> None:
+    torchrun(**{name: None for name in VARIABLES if name not in given})
+    first = next(name for name in VARIABLES if name in given)
+    with pytest.raises(ValueError, match=f"^{first} is set but {missing} is not: start with torchrun, which sets "):
+        under_torchrun()
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT"])
+@pytest.mark.parametrize("value", ["one", "-1", "", "1.5"])
+def test_variables_that_are_no_whole_numbers_are_refused(torchrun: Callable, name: str, value: str) -> None:
+    torchrun(**{name: value})
+    with pytest.raises(ValueError, match=f"^{name} = {value!r} is not a whole number: start with torchrun"):
+        under_torchrun()
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "message"),
+    [
+        ({"RANK": "2"}, {}, "RANK = 2 is not below WORLD_SIZE = 2: number the ranks from 0"),
+        (dict.fromkeys(VARIABLES), {}, "torch.distributed needs several processes: start with torchrun --standalone "),
+        ({"RANK": None}, {}, "WORLD_SIZE is set but RANK is not: start with torchrun"),
+        ({}, {"wraps": "mpi"}, "wraps = 'mpi' is unknown: choose one of gloo, nccl"),
+        ({}, {"algorithm": "rings"}, "algorithm = 'rings' is unknown: choose one of sender, direct"),
+        ({}, {"repair": "magic"}, "repair = 'magic' is unknown: choose one of zero, rescale"),
+    ],
+)
+def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict, settings: dict, message: str) -> None:
+    torchrun(**changes)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        ltp.init_process_group(network(), **settings)
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        ("0", "not all of the 2 ranks came within 1 s: start them all, or correct WORLD_SIZE"),
+        (
+            "1",
+            r"rank 1 found no rank 0 at 127.0.0.1:\d+, or not all of the 2 ranks came, within 1 s: start them all, or ",
+        ),
+    ],
+)
+def test_ranks_that_do_not_come_are_told(torchrun: Callable, rank: str, message: str) -> None:
+    torchrun(RANK=rank, MASTER_PORT=str(free_port()))
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=f"^{message}"):
+        ltp.init_process_group(network(), join_timeout_s=1)
+    assert time.monotonic() - started < 15
+
+
+def run_in_a_process(program: str, **variables: str) -> subprocess.CompletedProcess:
+    """With one line of output for an error, as an entry point gives it."""
+    start = (
+        "import torch.distributed as dist, lossytp as ltp; network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))\n"
+    )
+    command = [sys.executable, "-c", start + textwrap.dedent(program)]
+    return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run_in_a_process(
+            "ltp.init_process_group(network, join_timeout_s=10)", **VARIABLES | {"MASTER_PORT": str(port)}
+        )
+    assert done.returncode == 1
+    message = f"ValueError: MASTER_PORT = {port} is in use on 127.0.0.1: choose another, the same for all ranks"
+    assert done.stderr.splitlines()[-1] == message
+
+
+def test_a_process_alone_is_a_group_of_one() -> None:
+    """Which sends nothing, and so loses nothing."""
+    program = """
+        ltp.init_process_group(network, algorithm="sender")
+        import torch
+        x = torch.ones(5000)
+        dist.all_reduce(x)
+        print(dist.get_world_size(), dist.get_backend(), x.sum().item(), len(network.report()))
+        """
+    done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(free_port())})
+    assert done.stdout.split() == ["1", "lossy", "5000.0", "0"], done.stderr
+
+
+def test_reliable_without_a_group_says_what_to_do(torchrun: Callable) -> None:
+    torchrun()
+    message = "no lossy process group was started: call init_process_group first, or use network.reliable()"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"), ltp.reliable():
+        raise AssertionError("the block ran")
+
+
+def on_rank_start_by_hand() -> tuple:
+    ltp.init_process_group(network(1.0), algorithm="sender")
+    group = dist.group.WORLD
+    assert isinstance(group, LossyProcessGroup)
+    sub = dist.new_group([1, 0])
+    assert isinstance(sub, LossyProcessGroup)
+    x_N = torch.ones(1000)
+    dist.all_reduce(x_N)
+    with ltp.reliable():
+        inside = group.network.suspended
+    return (
+        dist.get_backend(),
+        dist.get_rank(),
+        group.ranks,
+        group.size(),
+        x_N.sum().item(),
+        inside,
+        sub.network.suspended,
+    )
+
+
+def test_ranks_started_by_hand_find_each_other(processes: Callable) -> None:
+    for rank, answer in enumerate(processes(2, on_rank_start_by_hand)):
+        assert answer == ("lossy", rank, (0, 1), 2, 0.0, True, False)
+
+
+def test_torchrun_brings_the_ranks_together(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch, torch.distributed as dist, lossytp as ltp\n"
+        "ltp.init_process_group(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0)), join_timeout_s=0)\n"
+        "x_N = torch.ones(4000)\n"
+        "dist.all_reduce(x_N)\n"
+        "open(f'{__file__}.{dist.get_rank()}', 'w').write(str(x_N.sum().item()))\n"
+        "dist.destroy_process_group()\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    environment = os.environ | {"PYTHONPATH": str(Path(ltp.__file__).parents[1])}
+    command = [*torchrun, str(program)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [Path(f"{program}.{rank}").read_text() for rank in range(2)] == ["4000.0"] * 2
+
+
+def on_rank_share_a_gpu() -> list[float]:
+    ltp.init_process_group(network(1.0))
+    torch.cuda.set_device(0)
+    x_N, gathered_N = torch.ones(4000, device="cuda"), torch.ones(8000, device="cuda")
+    dist.all_reduce(x_N)
+    dist.all_gather_into_tensor(gathered_N, torch.ones(4000, device="cuda"))
+    return [x_N.sum().item(), gathered_N.sum().item()]
+
+
+@needs_gpu
+def test_two_ranks_share_a_gpu_over_gloo(processes: Callable) -> None:
+    assert processes(2, on_rank_share_a_gpu) == [[4000.0, 4000.0]] * 2  # what crosses no link
+
+
+@needs_gpu
+def test_nccl_carries_a_group_of_one() -> None:
+    program = """
+        ltp.init_process_group(network, wraps="nccl")
+        import torch
+        x = torch.ones(5000, device="cuda")
+        dist.all_reduce(x)
+        print(dist.get_world_size(), dist.get_backend(), x.sum().item())
+        """
+    done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(free_port())})
+    assert done.stdout.split() == ["1", "lossy", "5000.0"], done.stderr
