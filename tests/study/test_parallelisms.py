@@ -1,0 +1,53 @@
+"""The table of implementations and parallelisms."""
+
+import pytest
+
+from lossytp.study.parallelisms import compare, label
+from lossytp.training.config import TrainConfig
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"tensor_parallel_size": 1}, "one process"),
+        ({"tensor_parallel_size": 2, "implementation": "dtensor"}, "tp 2 (dtensor)"),
+        ({"tensor_parallel_size": 1, "data_parallel_size": 2}, "dp 2 (ddp)"),
+        ({"tensor_parallel_size": 1, "pipeline_parallel_size": 4, "pipeline_schedule": "1f1b"}, "pp 4 (1f1b)"),
+        (
+            {"tensor_parallel_size": 2, "data_parallel_size": 2, "data_parallel_type": "fsdp"},
+            "dp 2 (fsdp) x tp 2 (lossytp)",
+        ),
+    ],
+)
+def test_label(sizes, expected):
+    assert label(TrainConfig(**sizes).as_dict()) == expected
+
+
+def record(**values):
+    config = TrainConfig(**values)
+    return {
+        "config": config.as_dict(),
+        "implementation": "lossytp",
+        "processes": 2,
+        "status": "finished",
+        "final": {"accuracy_clean": 0.75, "accuracy_lossy": 0.5},
+        "timing": {"step_seconds": 0.125, "steps": 10},
+        "network": {
+            "training": {
+                "packets": 400,
+                "lost": 40,
+                "observed_loss_rate": 0.1,
+                "messages": {"called": 7, "lossy": 3, "by_direction": {"forward": {"called": 7, "lossy": 3}}},
+            }
+        },
+    }
+
+
+def test_one_row_a_record_in_order():
+    table = compare([record(loss_rate=0.1), record(loss_rate=0.0, implementation="dtensor"), record(loss_rate=0.0)])
+    assert table["parallelism"].tolist() == ["tp 4 (dtensor)", "tp 4 (lossytp)", "tp 4 (lossytp)"]
+    assert table["loss_rate"].tolist() == [0.0, 0.0, 0.1]
+    row = table.iloc[-1]
+    assert (row["step_ms"], row["packets_a_step"], row["accuracy_lossy"]) == (125.0, 40.0, 0.5)
+    assert (row["collectives_forward"], row["lossy_forward"]) == (7, 3)
+    assert (row["collectives_backward"], row["lossy_backward"]) == (0, 0)  # nothing was sent that way

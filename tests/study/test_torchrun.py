@@ -1,0 +1,65 @@
+"""torchrun from a notebook: the record, or the failing rank's own error."""
+
+import json
+
+import pytest
+
+from lossytp.study.torchrun import _reason, torchrun
+from lossytp.training.config import TrainConfig
+
+SUMMARY = """
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-01_00:00:00
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 42)  (SIGKILL)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 42
+"""
+
+
+def test_the_rank_that_failed_is_told_not_those_that_lost_it():
+    lines = [
+        "rank 0: error: the connection to another process is lost: see why that one ended (Connection closed by peer)",
+        "rank 1: error: ValueError: loss is not a number",
+        *SUMMARY.splitlines(),
+    ]
+    assert _reason(lines) == "rank 1: error: ValueError: loss is not a number"
+
+
+def test_a_rank_that_was_killed_said_nothing_but_torchrun_knows():
+    lines = ["rank 0: error: the connection to another process is lost: see why that one ended (reset by peer)"]
+    assert _reason([*lines, *SUMMARY.splitlines()]) == "rank 1: Signal 9 (SIGKILL) received"
+    assert _reason(lines) == lines[0]
+
+
+def test_what_torchrun_itself_says_is_better_than_nothing():
+    assert _reason(["Traceback", "OSError: no space left"]) == "OSError: no space left"
+    assert _reason([]) == "torchrun said nothing"
+
+
+def test_a_run_on_two_processes_and_none_where_the_record_is_there(tmp_path, capfd, monkeypatch):
+    config = TrainConfig(
+        tensor_parallel_size=2,
+        max_steps=2,
+        batch_size=4,
+        max_length=16,
+        max_samples=50,
+        eval_samples=20,
+        output_dir=str(tmp_path / "run"),
+    )
+    record = torchrun(config)
+    assert record["processes"] == 2
+    assert record == json.loads((tmp_path / "run" / "record.json").read_text())
+    assert "accuracy" in capfd.readouterr().err
+    monkeypatch.setattr("subprocess.Popen", None)  # would fail if torchrun were started
+    assert torchrun(config) == record
+    with pytest.raises(ValueError, match="another loss_rate"):
+        torchrun(TrainConfig(tensor_parallel_size=2, loss_rate=0.5, output_dir=str(tmp_path / "run")))
+
+
+def test_a_wrong_number_of_processes_ends_with_the_ranks_own_words(tmp_path):
+    with pytest.raises(ValueError, match=r"rank 0: error: tensor_parallel_size = 2 cannot be spread .* 3 processes"):
+        torchrun(TrainConfig(tensor_parallel_size=2, output_dir=str(tmp_path)), processes=3)
+    assert not (tmp_path / "record.json").exists()
