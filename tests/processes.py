@@ -1,5 +1,6 @@
 """Functions run on several gloo processes, which are kept for the whole test session: starting one takes seconds."""
 
+import importlib
 import multiprocessing
 import os
 import socket
@@ -70,6 +71,8 @@ def _work(connection: Connection) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
     import torch.distributed as dist
+
+    importlib.import_module("lossytp.parallel.convert")  # now, as long as no other rank waits for it
 
     torch.set_num_threads(1)
     while True:

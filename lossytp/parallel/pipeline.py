@@ -27,14 +27,13 @@ class Pipeline:
     """One process's stage of a classifier, and the schedule it works by.
 
     Args:
-        model: the whole classifier; this stage's part of it is copied to `stage`.
+        model: the whole classifier; this stage takes its blocks over, so that nothing holds two copies of them.
         process_group: the stages, in order.
         schedule: "gpipe" or "1f1b".
-        num_microbatches: into how many a training batch is cut; must divide it, and for 1F1B be at least the stages.
+        num_microbatches: into how many a training batch is cut; for 1F1B at least the stages.
 
     Raises:
-        TypeError: for a model with another head. ValueError: for fewer blocks than stages, or microbatches that don't
-            fit.
+        TypeError: for a model with another head. ValueError: for fewer blocks than stages, or too few microbatches.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Pipeline:
                 f"keep busy: give {self.num_stages} or more, or gpipe"
             )
         self.stage = _Stage(model, self.index, self.num_stages)
-        self._training: dict[tuple[int, int], Any] = {}  # schedules by microbatch size and tokens
+        self._training: dict[tuple[int, int], Any] = {}  # schedules by examples and tokens
         self._evaluation: dict[tuple[int, int], Any] = {}
 
     @property
@@ -67,22 +66,19 @@ class Pipeline:
         return self.index == self.num_stages - 1
 
     def forward_backward(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Gradients of the mean training loss over `batch`; the loss on the last stage, None on the others."""
-        examples = len(batch["labels"])
-        if examples % self.num_microbatches:
-            raise ValueError(
-                f"pipeline_microbatches = {self.num_microbatches} does not divide the {examples} examples of a batch: "
-                "give a divisor"
-            )
+        """Gradients of the mean training loss over `batch`; the loss on the last stage, None on the others.
+
+        A batch that the microbatches do not divide, an epoch's last, is worked off whole.
+        """
+        examples, tokens = batch["input_ids"].shape
+        if (examples, tokens) not in self._training:
+            microbatches = 1 if examples % self.num_microbatches else self.num_microbatches
+            kind = ScheduleGPipe if microbatches == 1 else SCHEDULES[self.schedule]
+            stage = self._stage_for(examples // microbatches, tokens)
+            self._training[examples, tokens] = kind(stage, microbatches, loss_fn=F.cross_entropy)
         losses: list[Tensor] = []
         results = {"target": batch["labels"], "losses": losses} if self.is_last else {}
-        examples_tokens = (examples // self.num_microbatches, batch["input_ids"].shape[1])
-        if examples_tokens not in self._training:
-            stage = self._stage_for(*examples_tokens)
-            self._training[examples_tokens] = SCHEDULES[self.schedule](
-                stage, self.num_microbatches, loss_fn=F.cross_entropy
-            )
-        self._training[examples_tokens].step(*self._first(batch), **self._rest(batch), **results)
+        self._training[examples, tokens].step(*self._first(batch), **self._rest(batch), **results)
         return torch.stack(losses).detach().mean() if self.is_last else None
 
     @torch.no_grad()

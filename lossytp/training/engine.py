@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
@@ -58,26 +59,41 @@ class Engine:
 
         Returns the training loss, the mean over replicas.
         """
-        share = len(batch["labels"]) // self.layout.data_parallel_size
-        first = self.layout.data_index * share
-        batch = {name: tensor[first : first + share].to(self.device) for name, tensor in batch.items()}
         self.module.train()
         loss: Tensor | None
         if self.pipeline is not None:
             with self._autocast():
-                loss = self.pipeline.forward_backward(batch)
+                loss = self.pipeline.forward_backward(self._to_device(batch))
         else:
+            rows, weight = self._share(len(batch["labels"]))
             with self._autocast():
-                loss = self.module(**batch).loss
+                loss = weight * self.module(**self._to_device(batch, rows)).loss
             scaler.scale(loss).backward()
         return mean_over_processes(None if loss is None else loss.item(), self.network)
 
+    def _share(self, examples: int) -> tuple[slice, float]:
+        """Which of a batch's examples are this replica's, and what its mean counts in the mean over replicas.
+
+        The counts are 1 but in a batch that is not a multiple of the replicas, an epoch's last. A replica without
+        examples works on one that counts nothing: its gradients are waited for.
+        """
+        replicas, index = self.layout.data_parallel_size, self.layout.data_index
+        first, stop = examples * index // replicas, examples * (index + 1) // replicas
+        if first == stop:
+            return slice(0, 1), 0.0
+        return slice(first, stop), (stop - first) * replicas / examples
+
+    def _to_device(self, batch: dict[str, Tensor], rows: slice = slice(None)) -> dict[str, Tensor]:
+        return {name: tensor[rows].to(self.device) for name, tensor in batch.items()}
+
     def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Logits (examples, classes) on the CPU; None on processes that a pipeline's results do not reach."""
-        batch = {name: tensor.to(self.device) for name, tensor in batch.items()}
+        batch = self._to_device(batch)
         self.module.eval()
         with self._autocast(), torch.no_grad():
             logits = self.pipeline.logits(batch) if self.pipeline is not None else self.module(**batch).logits
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()  # or the next pass, training's perhaps, would use what this one gathered
         return None if logits is None else logits.float().cpu()
 
     def _autocast(self) -> Any:
