@@ -38,6 +38,8 @@ class ColumnParallelLinear(nn.Module):
         module: "attention" or "mlp", likewise.
     """
 
+    sharded_over_ranks = ("weight", "bias")
+
     def __init__(
         self, weight: Tensor, bias: Tensor, *, num_projections: int, collective: LossyAllReduce, layer: int, module: str
     ) -> None:
@@ -70,6 +72,8 @@ class RowParallelLinear(nn.Module):
 
     Args: as `ColumnParallelLinear`'s, `weight` being (R * K, D) and `bias` (D,).
     """
+
+    sharded_over_ranks = ("weight",)
 
     def __init__(self, weight: Tensor, bias: Tensor, *, collective: LossyAllReduce, layer: int, module: str) -> None:
         super().__init__()

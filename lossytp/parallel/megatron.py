@@ -23,21 +23,19 @@ def megatron_is_installed() -> bool:
 def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) -> PreTrainedModel:
     """A tensor-parallel copy of `model` over the processes of a group, one rank each, in Megatron's layers.
 
+    Its layers do not know autocast: on the CPU their backward fails under it.
+
     Raises as `lossytp.parallelize`, and ModuleNotFoundError without Megatron-core.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # or each of its layers warns that it wants this
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that Transformer Engine and Apex are missing: these layers use neither
         from megatron.core.model_parallel_config import ModelParallelConfig
-        from megatron.core.tensor_parallel.layers import (
-            ColumnParallelLinear,
-            RowParallelLinear,
-            set_tensor_model_parallel_attributes,
-        )
+        from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
     ranks, rank = process_group.size(), process_group.rank()
     check_convertible(model, ranks)
-    # on the CPU, and its weights not drawn but copied, which leaves it to us to mark what is sharded
+    # on the CPU, and its weights not drawn but copied
     settings = ModelParallelConfig(
         tensor_model_parallel_size=ranks,
         use_cpu_initialization=True,
@@ -47,10 +45,14 @@ def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) ->
     common = {"config": settings, "init_method": None, "bias": True, "skip_bias_add": False, "tp_group": process_group}
 
     class Column(ColumnParallelLinear):
+        sharded_over_ranks = ("weight", "bias")
+
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[0]
 
     class Row(RowParallelLinear):
+        sharded_over_ranks = ("weight",)
+
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[0]
 
@@ -58,12 +60,10 @@ def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) ->
         weight_DPRF = conv.weight.detach().view(len(conv.weight), num_projections, ranks, -1)
         bias_PRF = conv.bias.detach().view(num_projections, ranks, -1)
         linear = Column(*conv.weight.shape, gather_output=False, **common)
-        set_tensor_model_parallel_attributes(linear.weight, is_parallel=True, dim=0, stride=1)
         return _filled(linear, weight_DPRF[:, :, rank].flatten(1).t(), bias_PRF[:, rank].flatten())
 
     def row(conv: Conv1D, layer: int, module: str) -> nn.Module:
         linear = Row(*conv.weight.shape, input_is_parallel=True, **common)
-        set_tensor_model_parallel_attributes(linear.weight, is_parallel=True, dim=1, stride=1)
         return _filled(linear, conv.weight.detach().chunk(ranks)[rank].t(), conv.bias.detach())
 
     return with_layers(model, column, row, width_here=model.config.hidden_size // ranks)

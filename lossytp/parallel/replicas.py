@@ -11,7 +11,6 @@ from torch.distributed.tensor import DTensor
 
 from lossytp.network.counters import Counters
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.layout import Layout
 
 T = TypeVar("T")
@@ -126,20 +125,11 @@ def _placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str]]]:
             axes = set()
             if isinstance(parameter, DTensor):
                 names = parameter.device_mesh.mesh_dim_names or ()
-                axes = {
-                    axis for axis, placement in zip(names, parameter.placements, strict=True) if placement.is_shard()
-                }
-            if _is_tensor_parallel(module, name, parameter):
+                placed = zip(names, parameter.placements, strict=True)
+                axes = {axis for axis, placement in placed if not placement.is_replicate()}
+            if name in getattr(module, "sharded_over_ranks", ()):  # a tensor-parallel layer's own word
                 axes.add("tp")
             yield parameter, axes
-
-
-def _is_tensor_parallel(module: nn.Module, name: str, parameter: nn.Parameter) -> bool:
-    if isinstance(module, ColumnParallelLinear):
-        return True
-    if isinstance(module, RowParallelLinear):
-        return name == "weight"
-    return getattr(parameter, "tensor_model_parallel", False)  # Megatron's mark
 
 
 def _local(tensor: Any) -> Tensor:

@@ -138,6 +138,12 @@ class TrainConfig:
 
     def _check_parallelism(self) -> None:
         """Refuse, with the reason, what cannot be combined."""
+        if self.implementation == "megatron" and (self.bf16 or self.fp16):
+            raise ValueError(
+                "implementation = 'megatron' with bf16 or fp16: its layers do not know autocast, leave them out"
+            )
+        if self.implementation == "dtensor" and self.data_parallel_size > 1 and self.data_parallel_type == "ddp":
+            raise ValueError("implementation = 'dtensor' under ddp, which takes no DTensors: choose fsdp")
         if self.pipeline_parallel_size > 1:
             if self.data_parallel_size > 1:
                 raise ValueError(

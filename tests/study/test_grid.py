@@ -1,8 +1,12 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from lossytp.study import grid
 from lossytp.study.grid import load_experiment
+from lossytp.training.config import TrainConfig
+from lossytp.training.record import check_output_folder
 
 GRID = """
 notebook: 20_accuracy_vs_loss
@@ -66,3 +70,30 @@ def test_the_studys_own_grid_is_valid(profile):
     assert len({cell.output_dir for cell in cells}) == len(cells)
     assert {cell.tensor_parallel_size for cell in cells} == {4}
     assert {cell.loss_type for cell in cells} == {"ber", "g-e"}
+
+
+def test_a_folder_hashes_only_what_differs_from_the_defaults(tmp_path, monkeypatch):
+    folders = [cell.output_dir for cell in load(tmp_path, name="batch_size", two="[32]").cells]  # the default
+    assert [cell.output_dir for cell in load(tmp_path, name="max_length", two="[64]").cells] == folders
+    assert [cell.output_dir for cell in load(tmp_path, name="batch_size", two="[16]").cells] != folders
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Grown(TrainConfig):
+        of_tomorrow: int = 3
+
+    monkeypatch.setattr(grid, "TrainConfig", Grown)
+    assert [cell.output_dir for cell in load(tmp_path, name="of_tomorrow", two="[3]").cells] == folders
+    changed = [cell.output_dir for cell in load(tmp_path, name="of_tomorrow", two="[4]").cells]
+    assert changed[:2] == folders[:2]
+    assert changed[2] not in folders
+
+
+def test_every_cell_of_the_paper_has_its_committed_record():
+    root = Path(__file__).parents[2]
+    file = root / "notebooks" / "experiments" / "accuracy_vs_loss.yaml"
+    cells = load_experiment(file, "paper", root / "results" / "paper").cells
+    assert len(cells) == 55
+    for cell in cells:
+        record = check_output_folder(cell)
+        assert record is not None, f"{cell.output_dir} has no record"
+        assert record["seed"] == cell.seed

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from lossytp.training.command_line import parse
+from lossytp.parallel import initialize
+from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
 
 
@@ -75,3 +76,79 @@ def test_the_entry_point_ends_with_one_line_and_exit_code_2(words):
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path, capsys):
+    """`told(error, joined, **variables)` runs a command that raises the error: its exit code and what is printed."""
+
+    def tell(error, joined=False, **variables):
+        for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_ERROR_FILE"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(initialize, "_settings", object() if joined else None)
+
+        def fail():
+            raise error
+
+        with pytest.raises(SystemExit) as stop:
+            run_as_command(fail)
+        output = capsys.readouterr()
+        assert output.out == ""
+        return stop.value.code, output.err
+
+    return tell
+
+
+@pytest.mark.parametrize("error", [ValueError("loss_rate = 2"), ModuleNotFoundError("loss_rate = 2")])
+def test_an_error_names_its_rank_where_there_are_several(told, error):
+    assert told(error) == (2, "error: loss_rate = 2\n")
+    assert told(error, RANK="0", LOCAL_RANK="0") == (2, "rank 0: error: loss_rate = 2\n")
+    assert told(error, RANK="5") == (2, "rank 5: error: loss_rate = 2\n")
+
+
+def test_what_all_processes_of_a_node_would_say_alike_is_said_by_the_first(told):
+    error = ValueError("loss_rate = 2")
+    assert told(error, RANK="3", LOCAL_RANK="1") == (2, "")
+    assert told(error, RANK="2", LOCAL_RANK="0") == (2, "rank 2: error: loss_rate = 2\n")
+    assert told(error, joined=True, RANK="3", LOCAL_RANK="1") == (2, "rank 3: error: loss_rate = 2\n")
+
+
+def test_an_unforeseen_error_keeps_its_traceback(told):
+    code, text = told(KeyError("weight"), joined=True, RANK="1", LOCAL_RANK="1")
+    assert code == 1
+    assert text.startswith("Traceback")
+    assert text.endswith("rank 1: error: KeyError: 'weight'\n")
+
+
+def test_an_unforeseen_error_of_one_process_alone_is_raised(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+
+    def fail():
+        raise KeyError("weight")
+
+    with pytest.raises(KeyError, match="weight"):
+        run_as_command(fail)
+
+
+@pytest.mark.parametrize("sign", ["Connection closed by peer", "Connection reset by peer", "Broken pipe"])
+def test_a_lost_connection_is_one_line(told, sign):
+    code, text = told(RuntimeError(f"[pair.cc] {sign} [127.0.0.1]\nmore"), joined=True, RANK="1", LOCAL_RANK="1")
+    reason = f"the connection to another process is lost: see why that one ended ([pair.cc] {sign} [127.0.0.1])"
+    assert (code, text) == (1, f"rank 1: error: {reason}\n")
+
+
+@pytest.mark.parametrize("error", [ValueError("loss_rate = 2"), RuntimeError("loss_rate = 2")])
+def test_torchrun_gets_the_error_as_json_from_a_silent_rank_too(told, tmp_path, error):
+    file = tmp_path / "error.json"
+    told(error, RANK="1", LOCAL_RANK="1", TORCHELASTIC_ERROR_FILE=str(file))
+    content = json.loads(file.read_text())["message"]
+    assert content["message"].endswith("loss_rate = 2")
+    assert content["message"].startswith("RuntimeError: ") is isinstance(error, RuntimeError)
+    assert content["extraInfo"]["py_callstack"] == content["message"]
+    assert content["extraInfo"]["timestamp"].isdigit()
+
+
+def test_interrupted_from_the_keyboard_is_130(told):
+    assert told(KeyboardInterrupt(), RANK="0") == (130, "")

@@ -38,6 +38,29 @@ from lossytp.training.config import TrainConfig
         ({"batch_size": 0}, ["batch_size", "0"]),
         ({"learning_rate": -1.0}, ["learning_rate", "-1"]),
         ({"bf16": True, "fp16": True}, ["bf16", "fp16"]),
+        ({"implementation": "deepspeed"}, ["implementation", "deepspeed", "lossytp, dtensor, megatron"]),
+        ({"data_parallel_type": "zero"}, ["data_parallel_type", "zero", "ddp, fsdp"]),
+        ({"data_parallel_size": 0}, ["data_parallel_size", "0", "positive"]),
+        ({"pipeline_parallel_size": 0}, ["pipeline_parallel_size", "0", "positive"]),
+        ({"pipeline_microbatches": 0}, ["pipeline_microbatches", "0", "positive"]),
+        ({"gradient_clipping": 0.0}, ["gradient_clipping", "0.0", "leave it out"]),
+        ({"gradient_clipping": float("nan")}, ["gradient_clipping", "nan"]),
+        (
+            {"pipeline_parallel_size": 2, "data_parallel_size": 2},
+            ["pipeline_parallel_size", "data_parallel_size", "choose one"],
+        ),
+        ({"pipeline_parallel_size": 2, "fp16": True}, ["fp16", "pipeline", "bf16"]),
+        (
+            {"pipeline_parallel_size": 2, "batch_size": 6},
+            ["batch_size = 6", "pipeline_microbatches = 4", "multiple"],
+        ),
+        (
+            {"pipeline_parallel_size": 4, "pipeline_schedule": "1f1b", "pipeline_microbatches": 2},
+            ["pipeline_microbatches = 2", "pipeline_parallel_size = 4", "1f1b"],
+        ),
+        ({"data_parallel_size": 3}, ["batch_size = 32", "data_parallel_size = 3", "multiple"]),
+        ({"implementation": "megatron", "bf16": True}, ["megatron", "bf16", "autocast"]),
+        ({"implementation": "dtensor", "data_parallel_size": 2}, ["dtensor", "ddp", "choose fsdp"]),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_that_names_it(values, words):
@@ -47,6 +70,68 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_it(values, words):
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data_parallel_size": 2, "fp16": True, "batch_size": 6},  # only a pipeline scales no loss, or cuts batches
+        {"pipeline_parallel_size": 4, "pipeline_microbatches": 2},
+        {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b", "pipeline_microbatches": 2},
+        {"pipeline_parallel_size": 2, "bf16": True},
+        {"implementation": "dtensor", "bf16": True, "data_parallel_size": 2, "data_parallel_type": "fsdp"},
+        {"implementation": "megatron", "data_parallel_size": 2},
+    ],
+)
+def test_what_can_be_combined_is_not_refused(values):
+    assert TrainConfig.from_dict(values).changes() == values
+
+
+@pytest.mark.parametrize(
+    ("values", "rank", "world_size", "expected"),
+    [  # of the processes: a replica's, which replica, which stage
+        ({}, 0, 1, (1, 0, 0)),
+        ({}, 1, 2, (2, 0, 0)),
+        ({"data_parallel_size": 2}, 3, 8, (4, 0, 0)),
+        ({"data_parallel_size": 2}, 4, 8, (4, 1, 0)),
+        ({"pipeline_parallel_size": 2}, 4, 8, (4, 0, 1)),
+        ({"pipeline_parallel_size": 2}, 1, 2, (1, 0, 1)),
+        ({"implementation": "dtensor", "data_parallel_size": 2, "data_parallel_type": "fsdp"}, 5, 8, (4, 1, 0)),
+        ({"implementation": "megatron", "tensor_parallel_size": 1}, 0, 1, (1, 0, 0)),
+    ],
+)
+def test_layout_is_this_process_place(values, rank, world_size, expected):
+    config = TrainConfig.from_dict(values)
+    layout = config.layout(rank, world_size)
+    assert (layout.tensor_processes, layout.data_index, layout.pipeline_index) == expected
+    assert (layout.rank, layout.world_size) == (rank, world_size)
+    assert layout.tensor_parallel_size == config.tensor_parallel_size
+
+
+@pytest.mark.parametrize(
+    ("values", "world_size", "words"),
+    [
+        ({}, 3, ["tensor_parallel_size = 4", "3 processes", "--nproc_per_node 4"]),
+        ({}, 8, ["tensor_parallel_size = 4", "8 processes"]),
+        ({"data_parallel_size": 2}, 1, ["data_parallel_size = 2", "there are 1", "--nproc_per_node 2"]),
+        ({"pipeline_parallel_size": 2}, 3, ["pipeline_parallel_size = 2", "there are 3", "--nproc_per_node 2"]),
+        ({"implementation": "dtensor"}, 1, ["implementation = 'dtensor'", "--nproc_per_node 4"]),
+        ({"implementation": "megatron", "data_parallel_size": 2}, 2, ["'megatron'", "--nproc_per_node 8"]),
+        ({"implementation": "dtensor", "pipeline_parallel_size": 2}, 4, ["'dtensor'", "--nproc_per_node 8"]),
+    ],
+)
+def test_too_few_or_too_many_processes_are_refused(values, world_size, words):
+    with pytest.raises(ValueError, match=re.escape(words[0])) as error:
+        TrainConfig.from_dict(values).layout(0, world_size)
+    assert "\n" not in str(error.value)
+    assert all(word in str(error.value) for word in words)
+
+
+def test_changes_are_the_fields_that_are_not_at_their_default():
+    assert TrainConfig().changes() == {}
+    config = TrainConfig(seed=1234, max_steps=5, gradient_clipping=1, dropout=0)
+    assert config.changes() == {"max_steps": 5, "gradient_clipping": 1.0}
+    assert TrainConfig(**config.changes()) == config
 
 
 def test_processes():

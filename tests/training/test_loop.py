@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 
-from lossytp.training import loop
+from lossytp.training import loop, progress
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import learning_rate_at, run
+from lossytp.training.progress import Progress
 from lossytp.training.record import read_record
 
 
@@ -129,6 +130,54 @@ def test_global_generators_are_not_left_to_the_losses(toy, tmp_path):
         run(toy(loss_rate=rate, dropout=0.1, output_dir=str(tmp_path / str(rate))))
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
+
+
+def test_of_several_processes_one_shows_progress(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
+    Progress(2, shown=False).show(1, 0.5)
+    assert capsys.readouterr().err == ""
+    Progress(2).show(1, 0.5)
+    assert capsys.readouterr().err == "training: step 1 of 2, loss 0.500\n"
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    hidden = Progress(2, shown=False)
+    hidden.show(1, 0.5)
+    hidden.show(2, 0.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_one_process_is_recorded_as_such(toy, tmp_path):
+    record = run(toy(max_steps=1))
+    assert (record["processes"], record["implementation"]) == (1, "lossytp")
+    evaluation = record["curves"]["eval"][0]
+    assert evaluation["replica_drift"] == evaluation["accuracy_spread_clean"] == 0
+    assert evaluation["accuracy_spread_lossy"] == 0
+    assert set(record["final"]) == {
+        f"{name}_{how}" for name in ("accuracy", "cross_entropy") for how in ("clean", "lossy")
+    }
+    dense = run(toy(max_steps=1, tensor_parallel_size=1, output_dir=str(tmp_path / "dense")))
+    assert dense["implementation"] == "dense"
+
+
+def test_gradients_are_clipped_to_the_given_norm(toy, tmp_path):
+    """A limit above all norms changes nothing, also where the training loss is scaled; one below them does."""
+    curves = {}
+    for fp16 in (False, True):
+        for limit in (None, 100.0, 2.0):
+            values = {"fp16": fp16, "gradient_clipping": limit, "warmup_steps": 0}
+            record = run(toy(**values, output_dir=str(tmp_path / f"{fp16} {limit}")))
+            curves[fp16, limit] = [point["loss"] for point in record["curves"]["train_loss"]]
+        assert curves[fp16, None] == curves[fp16, 100.0]
+        assert curves[fp16, None] != pytest.approx(curves[fp16, 2.0], rel=1e-3)
+
+
+def test_layers_have_the_algorithm_and_the_repair_of_the_configuration(toy, tmp_path):
+    records = [
+        run(toy(loss_rate=0.3, output_dir=str(tmp_path / str(number)), **values))
+        for number, values in enumerate(({}, {"repair": "rescale"}, {"algorithm": "sender"}))
+    ]
+    assert records[0]["network"]["training"] == records[1]["network"]["training"]
+    assert records[0]["curves"]["train_loss"] != records[1]["curves"]["train_loss"]
+    assert records[2]["network"]["training"]["by_link"].keys() == {f"{rank}->-1" for rank in range(4)}
 
 
 def test_killed_in_the_middle_leaves_no_record_and_a_rerun_equals_an_undisturbed_run(toy, tmp_path):

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from lossytp.training.config import TrainConfig
 from lossytp.training.record import check_output_folder, read_record, write_atomically, write_record
 
 
@@ -42,3 +43,24 @@ def test_another_configurations_folder_is_refused_and_left_alone(toy, tmp_path):
     with pytest.raises(ValueError, match="another max_steps"):
         check_output_folder(toy())
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == done
+
+
+def test_parameters_that_an_older_record_lacks_have_their_defaults(toy, tmp_path):
+    """And so it is the record of today's configuration, as long as that leaves them alone."""
+    done = {"config": toy().as_dict(), "final": {}}
+    for name in ("output_dir", "gradient_clipping", "data_parallel_size", "implementation"):
+        del done["config"][name]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "record.json").write_text(json.dumps(done))
+    config = read_record(tmp_path / "run")["config"]
+    assert "output_dir" not in config
+    assert TrainConfig.from_dict(config) == TrainConfig.from_dict({**toy().as_dict(), "output_dir": "output"})
+    assert check_output_folder(toy())["config"] == config
+    with pytest.raises(ValueError, match="another data_parallel_size, gradient_clipping:"):
+        check_output_folder(toy(data_parallel_size=2, gradient_clipping=1.0))
+
+
+def test_what_an_older_record_says_is_kept(toy, tmp_path):
+    write_record(tmp_path, {"config": {"max_steps": 7, "of_old": 1}, "final": {}})
+    config = read_record(tmp_path)["config"]
+    assert (config["max_steps"], config["of_old"], config["seed"]) == (7, 1, TrainConfig().seed)

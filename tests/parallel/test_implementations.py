@@ -1,0 +1,190 @@
+"""Tensor parallelism by this project, by PyTorch's DTensor and by Megatron-core: the same model, and its packets."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+import lossytp as ltp
+from lossytp.parallel.dtensor import parallelize_dtensor
+from lossytp.parallel.megatron import megatron_is_installed, parallelize_megatron
+from tests.parallel.conftest import (
+    MODELS,
+    NUM_EXAMPLES,
+    NUM_LAYERS,
+    NUM_TOKENS,
+    WIDTH,
+    gradient_error,
+    gradients,
+    relative_error,
+    tiny_batch,
+    tiny_gpt2,
+)
+from tests.parallel.spread import IMPLEMENTATIONS, WIRE, join, network, spread, whole
+
+OTHERS = IMPLEMENTATIONS[1:]
+
+
+def traffic(lossy: ltp.LossyNetwork) -> dict[str, tuple[int, int]]:
+    """Packets and lost ones, each way; they are taken off the record."""
+    summary = lossy.counters.summary("training")["by_direction"]
+    lossy.counters.load_state_dict({"packets": [], "messages": []})
+    return {direction: (totals["packets"], totals["lost"]) for direction, totals in summary.items()}
+
+
+def on_rank_compute(implementation: str, loss_rate: float, size: int, kinds: list[str]) -> dict[tuple[str, bool], dict]:
+    """By kind of model, and padded or not."""
+    lossy = network(loss_rate)
+    layout = join(lossy, tensor_parallel_size=size)
+    results = {}
+    for kind in kinds:
+        for padded in (False, True):
+            dense, batch = tiny_gpt2(kind), tiny_batch(kind, padded=padded)
+            model = spread(dense, lossy, layout, implementation)
+            with torch.no_grad(), lossy.reliable():
+                logits = model(**batch).logits
+            model(**batch).loss.backward()
+            found = whole(model, dense, lossy, layout, implementation)
+            results[kind, padded] = {"logits": logits, "gradients": found, "traffic": traffic(lossy)}
+    return results
+
+
+def packets_each_way(size: int, itemsize: int) -> int:
+    """Every block's attention and MLP sum one message, of which each rank sends each other one its chunk."""
+    chunk = NUM_EXAMPLES * NUM_TOKENS * WIDTH // size
+    room = (WIRE.mtu_bytes - WIRE.header_bytes) // itemsize
+    return NUM_LAYERS * 2 * size * (size - 1) * (-(-chunk // room))
+
+
+@pytest.mark.parametrize(("number", "kinds"), [(2, list(MODELS)), (4, ["classifier"])], ids=[2, 4])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_logits_and_gradients_equal_the_dense_models_but_for_lost_packets(
+    processes: Callable, implementation: str, number: int, kinds: list[str]
+) -> None:
+    for loss_rate in (0.0, 0.05):
+        answers = processes(number, on_rank_compute, implementation, loss_rate, number, kinds)
+        for (kind, padded), case in ((key, answer[key]) for answer in answers for key in answer):
+            dense, batch = tiny_gpt2(kind), tiny_batch(kind, padded=padded)
+            with torch.no_grad():
+                assert relative_error(case["logits"], dense(**batch).logits) < 1e-12
+            error = gradient_error(case["gradients"], gradients(dense, batch))
+            assert error < 1e-12 if loss_rate == 0 else error > 0.01
+            assert case["traffic"].keys() == {"forward", "backward"}
+            for packets, lost in case["traffic"].values():
+                assert packets == packets_each_way(number, itemsize=8)
+                assert lost / packets == pytest.approx(loss_rate, rel=0.3)
+
+
+def on_rank_autocast(implementation: str) -> dict[str, Any]:
+    lossy = network(0.0)
+    layout = join(lossy, tensor_parallel_size=2)
+    dense, batch = tiny_gpt2(dtype=torch.float32), tiny_batch()
+    model = spread(dense, lossy, layout, implementation)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model(**batch)
+    output.loss.backward()
+    found = whole(model, dense, lossy, layout, implementation)
+    return {"logits": output.logits.detach(), "gradients": found, "traffic": traffic(lossy)}
+
+
+@pytest.mark.parametrize("implementation", ["lossytp", "dtensor"])
+def test_under_autocast_bfloat16_is_on_the_wire(processes: Callable, implementation: str) -> None:
+    dense, batch = tiny_gpt2(dtype=torch.float32), tiny_batch()
+    expected = gradients(dense, batch)
+    logits = dense(**batch).logits
+    for answer in processes(2, on_rank_autocast, implementation):
+        assert answer["logits"].dtype == torch.bfloat16
+        assert 1e-4 < relative_error(answer["logits"].float(), logits) < 0.05
+        assert 1e-4 < gradient_error(answer["gradients"], expected) < 0.05
+        assert {gradient.dtype for gradient in answer["gradients"].values()} == {torch.float32}
+        # autocast casts the input behind DTensor's f, so that its gradient crosses in fp32
+        sizes = {"forward": 2, "backward": 4 if implementation == "dtensor" else 2}
+        expected_traffic = {way: (packets_each_way(2, itemsize), 0) for way, itemsize in sizes.items()}
+        assert answer["traffic"] == expected_traffic
+
+
+# --- what a process holds
+
+
+def local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def on_rank_hold(implementation: str) -> dict[str, Any]:
+    lossy = network(0.0)
+    layout = join(lossy, tensor_parallel_size=2)
+    dense = tiny_gpt2()
+    before = {name: tensor.clone() for name, tensor in dense.state_dict().items()}
+    types = [type(module) for module in dense.modules()]
+    generator = torch.get_rng_state()
+    model = spread(dense, lossy, layout, implementation)
+    drawn = not torch.equal(torch.get_rng_state(), generator)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            local(parameter).add_(1)
+    after = dense.state_dict()
+    unchanged = [type(module) for module in dense.modules()] == types and all(
+        type(after[name]) is Tensor and torch.equal(after[name], tensor) for name, tensor in before.items()
+    )
+    block = model.transformer.h[1]
+    shapes = {
+        f"{name} {kind}": tuple(local(parameter).shape)
+        for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+        for kind, parameter in block.get_submodule(name).named_parameters()
+    }
+    block.attn.c_proj.weight.requires_grad_(True)
+    sizes = [local(p).untyped_storage().nbytes() // p.element_size() for n, p in block.named_parameters() if "c_" in n]
+    return {"unchanged": unchanged, "drawn": drawn, "shapes": shapes, "stored": sum(sizes)}
+
+
+@pytest.mark.parametrize("implementation", OTHERS)
+def test_a_process_holds_its_shard_and_the_callers_model_is_left_alone(
+    processes: Callable, implementation: str
+) -> None:
+    inner = 4 * WIDTH
+    shapes = {
+        "attn.c_attn weight": (3 * WIDTH // 2, WIDTH),
+        "attn.c_attn bias": (3 * WIDTH // 2,),
+        "attn.c_proj weight": (WIDTH, WIDTH // 2),
+        "attn.c_proj bias": (WIDTH,),
+        "mlp.c_fc weight": (inner // 2, WIDTH),
+        "mlp.c_fc bias": (inner // 2,),
+        "mlp.c_proj weight": (WIDTH, inner // 2),
+        "mlp.c_proj bias": (WIDTH,),
+    }
+    for answer in processes(2, on_rank_hold, implementation):
+        assert answer["unchanged"]
+        assert not answer["drawn"], "random numbers"
+        assert answer["shapes"] == shapes
+        assert answer["stored"] == sum(torch.Size(shape).numel() for shape in shapes.values())
+
+
+def test_megatron_is_here_to_be_tested() -> None:
+    assert megatron_is_installed()
+
+
+# --- what is refused
+
+
+class Ranks:
+    """What is asked of a mesh or a process group before anything is made."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def size(self) -> int:
+        return self.number
+
+    def rank(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize("parallelize", [parallelize_dtensor, parallelize_megatron])
+def test_what_cannot_be_parallelized_is_refused(parallelize: Callable) -> None:
+    with pytest.raises(ValueError, match=r"^tensor_parallel_size = 3 does not divide the model's 8 heads"):
+        parallelize(tiny_gpt2(), Ranks(3))
+    with pytest.raises(TypeError, match=r"^Linear cannot be parallelized: give a GPT2LMHeadModel or GPT2ForSeq"):
+        parallelize(nn.Linear(2, 2), Ranks(2))

@@ -1,0 +1,272 @@
+"""Norms, drift, means and decisions of a model that is spread over processes, over a network that would lose them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import lossytp as ltp
+from lossytp.network.counters import Site
+from lossytp.parallel.layout import Layout
+from lossytp.parallel.pipeline import Pipeline
+from lossytp.parallel.replicas import (
+    agreed,
+    clip_gradients_,
+    gathered,
+    mean_over_processes,
+    merge_counters,
+    replica_drift,
+)
+from tests.parallel.conftest import gradient_error, gradients, tiny_batch, tiny_gpt2
+from tests.parallel.spread import IMPLEMENTATIONS, join, network, share, spread, whole
+
+# one float64 a packet, and nearly all packets lost: whatever is summed without saying reliable() is wrong
+HOPELESS = ltp.Wire(mtu_bytes=52)
+
+
+def classifier_batch() -> dict[str, torch.Tensor]:
+    batch = {name: tensor[:6] for name, tensor in tiny_batch("classifier").items()}
+    return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+
+
+def dense_gradients() -> dict[str, torch.Tensor]:
+    return gradients(tiny_gpt2("classifier"), classifier_batch())
+
+
+# --- clipping
+
+# TP ranks, data-parallel replicas, implementation, kind of data parallelism
+ON_TWO = {
+    "lossytp": (2, 1, "lossytp", None),
+    "lossytp, 2 ranks each": (4, 1, "lossytp", None),
+    "dtensor": (2, 1, "dtensor", None),
+    "megatron": (2, 1, "megatron", None),
+    "DDP": (1, 2, "dense", "ddp"),
+    "FSDP": (1, 2, "dense", "fsdp"),
+    "DDP of virtual ranks": (2, 2, "lossytp", "ddp"),
+}
+STRIDED = {"dtensor x fsdp": (2, 2, "dtensor", "fsdp")}
+WITHOUT_MARKS = {"megatron x fsdp": (2, 2, "megatron", "fsdp")}
+ON_FOUR = {"lossytp x fsdp": (2, 2, "lossytp", "fsdp")}
+ON_FOUR |= {f"{name} x ddp": (2, 2, name, "ddp") for name in ("lossytp", "megatron")}  # DDP knows no DTensor
+
+
+def on_rank_clip(cases: dict[str, tuple], max_norms: list[float | None]) -> dict[str, list[tuple[float, Any]]]:
+    """Of each case and largest norm: the norm before, and all gradients after, in the dense model's shapes."""
+    lossy = network(0.9, wire=HOPELESS)
+    ltp.init_process_group(lossy)
+    results = {}
+    for name, (size, replicas, implementation, kind) in cases.items():
+        layout = Layout(size, replicas, 1, dist.get_rank(), dist.get_world_size())
+        results[name] = []
+        for max_norm in max_norms:
+            dense = tiny_gpt2("classifier")
+            with lossy.reliable():
+                model = spread(dense, lossy, layout, implementation, kind)
+                model(**share(classifier_batch(), layout)).loss.backward()
+            norm = clip_gradients_(model, max_norm, layout, lossy)
+            results[name].append((norm, whole(model, tiny_gpt2("classifier"), lossy, layout, implementation)))
+    assert not lossy.counters.rows(), "nothing of it is traffic that may be lost"
+    return results
+
+
+@pytest.mark.parametrize(
+    ("number", "cases"),
+    [
+        (2, ON_TWO),
+        (4, ON_FOUR),
+        (4, STRIDED),
+        (4, WITHOUT_MARKS),
+    ],
+    ids=["2 processes", "4 processes", "4 processes, dtensor x fsdp", "4 processes, megatron x fsdp"],
+)
+def test_clipped_gradients_are_those_of_the_dense_model(processes: Callable, number: int, cases: dict) -> None:
+    norm = torch.stack([gradient.norm() for gradient in dense_gradients().values()]).norm().item()
+    max_norms = [None, norm / 3, norm * 3]
+    answers = processes(number, on_rank_clip, cases, max_norms)
+    for case in cases:
+        for index, max_norm in enumerate(max_norms):
+            dense = tiny_gpt2("classifier")
+            expected = gradients(dense, classifier_batch())
+            if max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(dense.parameters(), max_norm)
+                expected = {name: parameter.grad for name, parameter in dense.named_parameters()}
+            for answer in answers:
+                found, clipped = answer[case][index]
+                assert found == pytest.approx(norm, rel=1e-9), case
+                # torch divides by the norm and 1e-6 more
+                assert gradient_error(clipped, expected) < 1e-6, (case, max_norm)
+
+
+def on_rank_clip_pipeline(max_norm: float) -> tuple[float, float, dict]:
+    """The norm before, that of this stage's gradients alone, and these clipped, by the dense model's names."""
+    lossy = network(0.9, wire=HOPELESS)
+    layout = join(lossy, pipeline_parallel_size=2)
+    stages = layout.process_group("pp")
+    pipeline = Pipeline(
+        tiny_gpt2("classifier"), stages, schedule="gpipe", num_microbatches=2, device=torch.device("cpu")
+    )
+    with lossy.reliable():
+        pipeline.forward_backward(classifier_batch())
+    mine = torch.stack([p.grad.norm() for p in pipeline.stage.parameters()]).norm().item()
+    norm = clip_gradients_(pipeline.stage, max_norm, layout, lossy)
+    named = pipeline.stage.model.named_parameters()
+    return norm, mine, {name.replace("h.0", f"h.{stages.rank()}"): parameter.grad for name, parameter in named}
+
+
+def test_clipped_gradients_of_a_pipeline_are_those_of_the_dense_model(processes: Callable) -> None:
+    expected = dense_gradients()
+    norm = torch.stack([gradient.norm() for gradient in expected.values()]).norm().item()
+    answers = processes(2, on_rank_clip_pipeline, norm / 3)
+    clipped: dict = {}
+    for found, mine, part in answers:
+        assert found == pytest.approx(norm, rel=1e-9)
+        assert mine < 0.99 * norm
+        clipped |= part
+    assert gradient_error(clipped, {name: gradient / 3 for name, gradient in expected.items()}) < 1e-9
+
+
+def test_a_parameter_without_a_gradient_counts_for_nothing() -> None:
+    layer = torch.nn.Linear(2, 2)
+    layer.weight.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    assert clip_gradients_(layer, 2.5, Layout(), network(0.0)) == 5
+    assert layer.weight.grad.tolist() == [[1.5, 0.0], [0.0, 2.0]]
+    assert layer.bias.grad is None
+
+
+# --- drift
+
+
+def on_rank_drift(implementation: str) -> dict[str, float]:
+    lossy = network(0.9, wire=HOPELESS)
+    layout = join(lossy, tensor_parallel_size=2)
+    model = spread(tiny_gpt2(), lossy, layout, implementation)
+    found = {"equal": replica_drift(model, layout, lossy)}
+    block = model.transformer.h[1]
+    with torch.no_grad():
+        for layer in (block.attn.c_attn, block.attn.c_proj):
+            weight = layer.weight.to_local() if implementation == "dtensor" else layer.weight
+            weight += dist.get_rank()
+        found["shards differ"] = replica_drift(model, layout, lossy)
+        model.transformer.wte.weight[2, 3] += 0.001 * dist.get_rank()
+        found["small"] = replica_drift(model, layout, lossy)
+        block.ln_1.weight.zero_()
+        block.ln_1.weight[:2] = torch.tensor([3.0, 4.0])
+        block.ln_1.weight[0] -= 0.5 * dist.get_rank()
+        found["one LayerNorm"] = replica_drift(model, layout, lossy)
+    found["packets"] = len(lossy.counters.rows())
+    return found
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_drift_is_the_largest_relative_spread_of_a_replicated_parameter(
+    processes: Callable, implementation: str
+) -> None:
+    embedding = tiny_gpt2().transformer.wte.weight.norm().item()
+    for found in processes(2, on_rank_drift, implementation):
+        assert found["equal"] == found["shards differ"] == found["packets"] == 0
+        assert found["small"] == pytest.approx(0.001 / embedding, rel=1e-3)
+        assert found["one LayerNorm"] == pytest.approx(0.5 / 5), "spread 0.5, norm of (3, 4)"
+
+
+def on_rank_drift_of_replicas() -> float:
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2, tensor_parallel_size=2)
+    model = spread(tiny_gpt2(), lossy, layout, "lossytp")
+    with torch.no_grad():
+        model.transformer.ln_f.weight += layout.data_index
+    return replica_drift(model, layout, lossy)
+
+
+def test_only_ranks_of_one_replica_can_drift_apart(processes: Callable) -> None:
+    assert processes(4, on_rank_drift_of_replicas) == [0.0] * 4
+    assert replica_drift(tiny_gpt2(), Layout(2), network(0.0)) == 0, "nor virtual ones, which are one"
+
+
+# --- what processes tell each other
+
+
+def on_rank_tell() -> dict[str, Any]:
+    lossy, calls = network(0.9, wire=HOPELESS), []
+    ltp.init_process_group(lossy)
+    rank = dist.get_rank()
+
+    def decide() -> dict:
+        calls.append(rank)
+        return {"of": rank}
+
+    def fail() -> None:
+        raise KeyError(f"rank {rank}")
+
+    answers: dict[str, Any] = {
+        "gathered": gathered({"rank": rank, "numbers": list(range(50))}, lossy),
+        "agreed": agreed(decide, lossy),
+        "calls": calls,
+        "mean": mean_over_processes(0.1 + rank, lossy),
+        "mean of two": mean_over_processes(None if rank == 1 else 0.1 + rank, lossy),
+        "mean of zero": mean_over_processes(0.0 if rank == 1 else None, lossy),
+    }
+    try:
+        agreed(fail, lossy)
+    except BaseException as error:
+        answers["failed"] = repr(error)
+    answers["rows"] = lossy.counters.rows()
+    return answers
+
+
+def test_what_processes_tell_each_other_is_not_lost(processes: Callable) -> None:
+    answers = processes(3, on_rank_tell)
+    assert [answer["failed"] for answer in answers] == ["KeyError('rank 0')", "SystemExit(2)", "SystemExit(2)"]
+    assert [answer["calls"] for answer in answers] == [[0], [], []]
+    for answer in answers:
+        assert answer["gathered"] == [{"rank": rank, "numbers": list(range(50))} for rank in range(3)]
+        assert answer["agreed"] == {"of": 0}
+        assert answer["mean"] == pytest.approx(1.1, rel=1e-15), "in float64"
+        assert answer["mean of two"] == pytest.approx(1.1, rel=1e-15)
+        assert answer["mean of zero"] == 0
+        assert answer["rows"] == []
+
+
+def test_a_process_alone_agrees_with_itself() -> None:
+    lossy = network(0.0)
+    assert gathered(3, lossy) == [3]
+    assert agreed(lambda: 4, lossy) == 4
+    assert mean_over_processes(0.5, lossy) == 0.5
+    merge_counters(lossy)
+    assert lossy.counters.rows() == []
+
+
+def on_rank_merge(disagree: bool) -> Any:
+    lossy = network(0.3)
+    ltp.init_process_group(lossy)
+    rank = dist.get_rank()
+    lossy.lost_packets(0, 1, 100, site=Site(0, "mlp", "forward"))  # both know of it
+    lossy.lost_packets(rank, 1 - rank, 50 + rank, group=f"from {rank}")  # only the sender does
+    lossy.counters.add_message(("training", None, f"from {rank}"), True)
+    if disagree and rank == 1:
+        lossy.lost_packets(0, 1, 1, site=Site(0, "mlp", "forward"))
+    try:
+        merge_counters(lossy)
+    except ValueError as error:
+        return str(error)
+    state = lossy.counters.state_dict()
+    return {name: sorted(state[name], key=repr) for name in state}
+
+
+def test_merged_counters_hold_what_any_process_sent_once(processes: Callable) -> None:
+    answers = processes(2, on_rank_merge, False)
+    assert answers[0] == answers[1]
+    expected = network(0.3)
+    expected.lost_packets(0, 1, 100, site=Site(0, "mlp", "forward"))
+    for rank in (0, 1):
+        expected.lost_packets(rank, 1 - rank, 50 + rank, group=f"from {rank}")
+        expected.counters.add_message(("training", None, f"from {rank}"), True)
+    state = expected.counters.state_dict()
+    assert answers[0] == {name: sorted(state[name], key=repr) for name in state}
+
+
+def test_processes_that_lost_different_packets_do_not_merge(processes: Callable) -> None:
+    for message in processes(2, on_rank_merge, True):
+        assert message.startswith("processes disagree on the traffic of ('training', Site(layer=0, module='mlp'")

@@ -1,0 +1,177 @@
+"""Runs of a small task on several processes, and how many packets they must send, worked out from shapes alone.
+
+Shapes: B examples, T tokens, D model width.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from lossytp.training import tasks
+from lossytp.training.config import TrainConfig
+from lossytp.training.data import load_dataset, training_batches
+from lossytp.training.engine import Engine
+from lossytp.training.loop import run
+
+STEPS, BATCH, SEED = 20, 8, 0
+WIDTH, BLOCKS, VOCABULARY, POSITIONS = 128, 4, 4096, 128  # gpt2-nano's
+ELEMENTS = (1500 - 44) // 4  # of float32 in a packet
+ALL_REDUCES = 4 * BLOCKS  # tensor-parallel ones of a step: attention and MLP, forward and backward
+MICROBATCHES = 4
+FIRST_BUCKET = 2**20 // 4  # DDP's, in elements; the next, of 25 MiB, takes all the rest
+PARALLELISMS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what a configuration says
+    "lossytp": (2, {"tensor_parallel_size": 2}),
+    "lossytp, two ranks a process": (2, {"tensor_parallel_size": 4}),
+    "dtensor": (2, {"tensor_parallel_size": 2, "implementation": "dtensor"}),
+    "megatron": (2, {"tensor_parallel_size": 2, "implementation": "megatron"}),
+    "ddp": (2, {"data_parallel_size": 2}),
+    "fsdp": (2, {"data_parallel_size": 2, "data_parallel_type": "fsdp"}),
+    "gpipe": (2, {"pipeline_parallel_size": 2}),
+    "1f1b": (2, {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b"}),
+    "lossytp and ddp": (4, {"tensor_parallel_size": 2, "data_parallel_size": 2}),
+    "lossytp and fsdp": (4, {"tensor_parallel_size": 2, "data_parallel_size": 2, "data_parallel_type": "fsdp"}),
+    "virtual ranks and ddp": (2, {"tensor_parallel_size": 2, "data_parallel_size": 2}),
+}
+
+
+def texts_of_many_lengths() -> dict[str, list[tuple[str, int]]]:
+    """Batches of them have many shapes. Every word is a token or more."""
+    words = {0: "alpha beta", 1: "delta epsilon"}
+    return {
+        split: [(words[i % 2] + " gamma" * (i % 13) + f" {split} {i}", i % 2) for i in range(number)]
+        for split, number in (("train", 64), ("test", 30))
+    }
+
+
+def settings(folder: Path, **values: Any) -> TrainConfig:
+    """Of a short dense run in a folder below `folder` that its changes name."""
+    name = " ".join(f"{key} {value}" for key, value in values.items()) or "dense"
+    defaults = {"dataset": "lengths", "max_steps": STEPS, "batch_size": BATCH, "seed": SEED, "tensor_parallel_size": 1}
+    return TrainConfig(**{**defaults, "output_dir": str(folder / name), **values})
+
+
+@contextmanager
+def task_in(folder: Path) -> Iterator[None]:
+    """The task is there, its data cached below `folder`."""
+    task = tasks.Task(("first", "second"), texts_of_many_lengths, lambda: "1")
+    with patch.dict(tasks.TASKS, lengths=task), patch.dict(os.environ, XDG_CACHE_HOME=str(folder / "cache")):
+        yield
+
+
+def train(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run here, on this process or as one of several."""
+    with task_in(folder):
+        return run(settings(folder, **values))
+
+
+@contextmanager
+def spied(before: Any = None, after: Any = None) -> Iterator[None]:
+    """Every training step's gradients come between `before(engine)` and `after(engine, scaler)`."""
+    forward_backward = Engine.forward_backward
+
+    def stepped(engine: Engine, batch: dict, scaler: torch.amp.GradScaler) -> float:
+        if before is not None:
+            before(engine)
+        loss = forward_backward(engine, batch, scaler)
+        if after is not None:
+            after(engine, scaler)
+        return loss
+
+    with patch.object(Engine, "forward_backward", stepped):
+        yield
+
+
+def batches(folder: Path, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
+    """The batches that a run trains on, all replicas' shares together."""
+    with task_in(folder):
+        split = load_dataset("lengths", train_samples=None, test_samples=None).train
+        return list(islice(training_batches(split, batch_size=BATCH, max_length=64, seed=SEED), steps))
+
+
+def direct(elements: int, ranks: int) -> int:
+    """Packets of a message of which everyone sends each rank its chunk (or each rank its chunk to everyone)."""
+    chunk = math.ceil(elements / ranks)
+    chunks = [max(0, min(chunk, elements - chunk * rank)) for rank in range(ranks)]
+    return (ranks - 1) * sum(math.ceil(length / ELEMENTS) for length in chunks)
+
+
+def backend(elements: int, ranks: int = 2) -> int:
+    """The same over the backend, where a message of one packet is reliable and counts for nothing."""
+    return direct(elements, ranks) if elements > ELEMENTS else 0
+
+
+def block_shapes(tensor_parallel_size: int, processes: int) -> list[tuple[int, ...]]:
+    """Of one block's parameters in one process: as transformers has them, or as the project's layers do."""
+    ranks, here = tensor_parallel_size, tensor_parallel_size // processes
+    attention, inner = WIDTH // ranks, 4 * WIDTH // ranks
+    norm: list[tuple[int, ...]] = [(WIDTH,), (WIDTH,)]
+    if ranks == 1:
+        layers: list[list[tuple[int, ...]]] = [
+            [(inputs * WIDTH, outputs * WIDTH), (outputs * WIDTH,)]
+            for inputs, outputs in ((1, 3), (1, 1), (1, 4), (4, 1))
+        ]
+    else:
+        layers = [
+            [(WIDTH, 3, here, attention), (3, here, attention)],
+            [(here, attention, WIDTH), (WIDTH,)],
+            [(WIDTH, 1, here, inner), (1, here, inner)],
+            [(here, inner, WIDTH), (WIDTH,)],
+        ]
+    return norm + layers[0] + layers[1] + norm + layers[2] + layers[3]
+
+
+ROOT_SHAPES = [(VOCABULARY, WIDTH), (POSITIONS, WIDTH), (WIDTH,), (WIDTH,), (2, WIDTH)]
+
+
+def expected_packets(shapes: list[tuple[int, int]], processes: int, config: TrainConfig) -> int:
+    """Of training on batches of these shapes (B, T)."""
+    ranks, replicas = config.tensor_parallel_size, config.data_parallel_size
+    tensor_processes = processes // replicas // config.pipeline_parallel_size
+    total = 0
+    for step, (examples, tokens) in enumerate(shapes):
+        if ranks > 1:
+            all_reduce = direct if config.implementation == "lossytp" else backend
+            total += replicas * ALL_REDUCES * all_reduce(examples // replicas * tokens * WIDTH, ranks)
+        if config.pipeline_parallel_size > 1:
+            message = math.ceil(examples // MICROBATCHES * tokens * WIDTH / ELEMENTS)
+            total += 2 * MICROBATCHES * (message if message > 1 else 0)
+        if replicas > 1:
+            block = block_shapes(ranks, tensor_processes)
+            total += tensor_processes * (_fsdp(block) if config.data_parallel_type == "fsdp" else _ddp(block, step))
+    return total
+
+
+def expected_links(processes: int, config: TrainConfig) -> set[str]:
+    """Which ranks send to which: tensor-parallel ones by their own numbers, other parallelisms' by their processes'."""
+    ranks, replicas = config.tensor_parallel_size, config.data_parallel_size
+    groups = [range(ranks * replica, ranks * (replica + 1)) for replica in range(replicas)]
+    apart = processes // (replicas * config.pipeline_parallel_size)
+    groups += [range(first, processes, apart) for first in range(apart) if apart < processes]
+    return {f"{src}->{dst}" for group in groups for src in group for dst in group if src != dst}
+
+
+def _ddp(block: list[tuple[int, ...]], step: int) -> int:
+    """All gradients in one message at first, and from then on in buckets, the last layers' first."""
+    sizes = [math.prod(shape) for shape in reversed(ROOT_SHAPES[:2] + block * BLOCKS + ROOT_SHAPES[2:])]
+    if step == 0:
+        return backend(sum(sizes))
+    first = 0
+    while first < FIRST_BUCKET:
+        first += sizes.pop(0)
+    return backend(first) + backend(sum(sizes))
+
+
+def _fsdp(block: list[tuple[int, ...]]) -> int:
+    """Each unit is gathered, a block once more for backward, and reduce-scattered; rows are padded to shards."""
+
+    def unit(shapes: list[tuple[int, ...]]) -> int:
+        return backend(sum(2 * math.ceil(shape[0] / 2) * math.prod(shape[1:]) for shape in shapes))
+
+    return 2 * unit(ROOT_SHAPES) + 3 * BLOCKS * unit(block)
