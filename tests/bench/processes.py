@@ -4,6 +4,7 @@ All arms live in the same processes and take turns, one step each.
 """
 
 import json
+import random
 import statistics
 import sys
 import time
@@ -24,21 +25,31 @@ from lossytp.parallel.megatron import parallelize_megatron
 from lossytp.training.models import PRESETS
 from lossytp.training.record import write_atomically
 
-ROUNDS, BATCH, LENGTH = 25, 8, 128
+ROUNDS, BATCH, LENGTH = 30, 8, 128
 
 
-def together(arms: dict[str, Callable[[], object]], label: str) -> dict[str, float]:
-    """Median seconds of each arm, from a barrier to a barrier, after two rounds that do not count."""
+def together(arms: dict[str, Callable[[], object]], label: str) -> dict[str, list[float]]:
+    """Seconds of each arm in each round, from a barrier to a barrier, after two rounds that do not count.
+
+    Every round has an order of its own: a step's time depends on which came before it.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for count in tqdm(range(ROUNDS + 2), desc=label, mininterval=5, disable=dist.get_rank() > 0):
-        for name, arm in arms.items():
+        for name in random.Random(count).sample(sorted(arms), len(arms)):
             dist.barrier()
             start = time.perf_counter()
-            arm()
+            arms[name]()
             dist.barrier()
             if count > 1:
                 seconds[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], arm: str, to: str) -> dict:
+    """Of two arms: the median over rounds of their ratio, between its quartiles, and both medians."""
+    low, middle, high = statistics.quantiles([a / b for a, b in zip(seconds[arm], seconds[to], strict=True)], n=4)
+    medians = {f"{name}_s": statistics.median(seconds[name]) for name in (arm, to)}
+    return {**medians, "ratio": middle, "quartiles": [low, high]}
 
 
 def training_step(model: nn.Module, tokens: torch.Tensor) -> Callable[[], None]:
@@ -70,24 +81,15 @@ def main(file: Path) -> None:
     tokens = torch.randint(4096, (BATCH, LENGTH))
     results: dict[str, dict] = {}
 
-    backends = {
-        f"{kind}_{name}_s": training_step(model, tokens)
-        for name, mesh in meshes.items()
-        for kind, model in (
-            ("dtensor", parallelize_dtensor(dense, mesh)),
-            ("ddp", data_parallel(_copy(dense), mesh, "ddp")),
-            ("fsdp", data_parallel(_copy(dense), mesh, "fsdp")),
-        )
+    kinds = {
+        "dtensor": parallelize_dtensor,
+        "ddp": lambda model, mesh: data_parallel(_copy(model), mesh, "ddp"),
+        "fsdp": lambda model, mesh: data_parallel(_copy(model), mesh, "fsdp"),
     }
-    seconds = together(backends, "lossy against plain gloo")
-    for kind in ("dtensor", "ddp", "fsdp"):
-        plain_s, lossy_s = seconds[f"{kind}_plain_s"], seconds[f"{kind}_lossy_s"]
-        results[f"lossy_backend_{kind}"] = {
-            "plain_s": plain_s,
-            "lossy_s": lossy_s,
-            "ratio": lossy_s / plain_s,
-            "target": "at most 1.05",
-        }
+    for kind, build in kinds.items():
+        arms = {name: training_step(build(dense, mesh), tokens) for name, mesh in meshes.items()}
+        seconds = together(arms, f"{kind}, lossy against plain gloo")
+        results[f"lossy_backend_{kind}"] = {**ratio(seconds, "lossy", "plain"), "target": "at most 1.05"}
     implementations = {
         "lossytp": ltp.parallelize(dense, network, tensor_parallel_size=2),
         "dtensor": parallelize_dtensor(dense, meshes["lossy"]),
@@ -96,11 +98,8 @@ def main(file: Path) -> None:
     seconds = together(
         {name: training_step(model, tokens) for name, model in implementations.items()}, "implementations"
     )
-    results["implementations"] = {
-        **{f"{name}_s": value for name, value in seconds.items()},
-        **{f"lossytp_to_{name}": seconds["lossytp"] / seconds[name] for name in ("dtensor", "megatron")},
-        "target": "at most 1 each",
-    }
+    for other in ("dtensor", "megatron"):
+        results[f"lossytp_to_{other}"] = {**ratio(seconds, "lossytp", other), "target": "at most 1"}
     if dist.get_rank() == 0:
         write_atomically(file, json.dumps(results, indent=2))
     dist.destroy_process_group()
