@@ -9,7 +9,7 @@ usage: ./run_all.sh [setup|smoke|laptop|paper|figures|test|bench|lab] [-- snakem
   setup    install into .venv (into the active conda environment where there is one)
   smoke    the whole graph with tiny cells, under 3 minutes
   laptop   the study on 2 cores, under 20 minutes; the default
-  paper    the study with more steps, seeds and rates, about 40 minutes
+  paper    the study with more steps, seeds and rates, about 70 minutes
   figures  figures and PDF from the committed results of the paper, no training
   test     linters, types, tests
   bench    speed ratios, to results/bench/

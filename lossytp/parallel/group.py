@@ -16,15 +16,16 @@ class RankGroup:
 
     Without a `process_group` all of them are virtual ranks in this process, an axis of its tensors; with one they are
     spread evenly over its processes, in order. `first_rank` is the global rank of the first, which names the links;
-    `name` tells groups on the same link apart.
+    left out, it follows from the group's first process. `name` tells groups on the same link apart; left out, it
+    follows from the first rank.
 
     Raises ValueError where `size` is not positive, or not a multiple of the processes.
     """
 
     size: int
-    name: str = "tp"
+    name: str = ""
     process_group: "ProcessGroup | None" = None
-    first_rank: int = 0
+    first_rank: int = -1
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -34,6 +35,18 @@ class RankGroup:
                 f"tensor_parallel_size = {self.size} is not a multiple of the {self.processes} processes that share "
                 f"the ranks: give a multiple of {self.processes}, or start fewer processes"
             )
+
+        if self.first_rank < 0:
+            object.__setattr__(self, "first_rank", self._first_process() * self.size // self.processes)
+        if not self.name:
+            object.__setattr__(self, "name", f"tp{self.first_rank}" if self.first_rank else "tp")
+
+    def _first_process(self) -> int:
+        if self.process_group is None:
+            return 0
+        from torch.distributed import get_global_rank
+
+        return get_global_rank(self.process_group, 0)
 
     @property
     def processes(self) -> int:

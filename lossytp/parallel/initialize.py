@@ -23,7 +23,7 @@ from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
 
 JOIN_TIMEOUT_S = 20.0
-DEVICES = {"gloo": ("cpu", "cuda"), "nccl": ("cuda",)}
+BACKENDS = ("gloo", "nccl")
 
 
 @dataclass
@@ -51,28 +51,30 @@ def init_process_group(
 
     Args:
         network: the same seed, processes and wire on every rank.
-        wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU).
+        wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries what lies on the CPU).
         algorithm: "sender" or "direct", of sums and all-gathers.
         repair: "zero" or "rescale"; what crosses a link is scaled whatever the operation.
         join_timeout_s: how long to wait for the other ranks, where no agent of torchrun has brought them together.
 
     Raises:
         ValueError: not started by torchrun or with a variable missing, a port in use, ranks that do not come, an
-            unknown name.
+            unknown name, torch.distributed initialised already.
     """
     global _settings
-    check_known("wraps", wraps, DEVICES)
+    check_known("wraps", wraps, BACKENDS)
     algorithm_named(algorithm)
     repair_named(repair)
     if not under_torchrun():
         raise ValueError(
             "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"
         )
-    if wraps == "nccl":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    _settings = _Settings(network, wraps, algorithm, repair)
-    Backend.register_backend("lossy", _make_group, extended_api=True, devices=list(DEVICES[wraps]))
+    if dist.is_initialized():
+        raise ValueError("torch.distributed is initialised already: call destroy_process_group() first")
     rank, world = rank_and_world_size()
+    if wraps == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    _settings = _Settings(network, wraps, algorithm, repair)
+    Backend.register_backend("lossy", _make_group, extended_api=True, devices=["cpu", "cuda"])
     if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group("lossy")
     else:
@@ -123,17 +125,15 @@ def _make_group(options: Any, _: Any) -> LossyProcessGroup:
     assert _settings is not None
     rank, size = options.group_rank, options.group_size
     wrapped = ProcessGroup(options.store, rank, size)
-    backend: Any
-    if _settings.wraps == "gloo":
-        kind = ProcessGroup.BackendType.GLOO
-        backend = ProcessGroupGloo(options.store, rank, size, options.timeout)
-    else:
-        kind = ProcessGroup.BackendType.NCCL
-        backend = dist.ProcessGroupNCCL(options.store, rank, size, dist.ProcessGroupNCCL.Options())
-    backend._set_sequence_number_for_group()
-    for device in DEVICES[_settings.wraps]:
+    gloo: Any = ProcessGroupGloo(options.store, rank, size, options.timeout)
+    backends = {"cpu": (ProcessGroup.BackendType.GLOO, gloo), "cuda": (ProcessGroup.BackendType.GLOO, gloo)}
+    if _settings.wraps == "nccl":
+        nccl: Any = dist.ProcessGroupNCCL(options.store, rank, size, dist.ProcessGroupNCCL.Options())
+        backends["cuda"] = (ProcessGroup.BackendType.NCCL, nccl)
+    for device, (kind, backend) in backends.items():
+        backend._set_sequence_number_for_group()
         wrapped._register_backend(torch.device(device), kind, backend)
-    wrapped._set_default_backend(kind)
+    wrapped._set_default_backend(backends["cuda"][0])
     return LossyProcessGroup(
         wrapped,
         name=options.group_id,

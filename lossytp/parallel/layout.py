@@ -41,10 +41,11 @@ class Layout:
                 f"{self.world_size}: start with torchrun --standalone --nproc_per_node {replicas}"
             )
         if self.tensor_parallel_size % self.tensor_processes:
+            fits = [n for n in range(self.tensor_parallel_size, 0, -1) if self.tensor_parallel_size % n == 0]
             raise ValueError(
                 f"tensor_parallel_size = {self.tensor_parallel_size} cannot be spread evenly over "
                 f"{self.tensor_processes} processes: start with torchrun --standalone --nproc_per_node "
-                f"{self.tensor_parallel_size * replicas}, or fewer"
+                f"{' or '.join(str(replicas * number) for number in fits)}"
             )
 
     @property
@@ -78,11 +79,14 @@ class Layout:
         return None if self.mesh is None or self.mesh[axis].size() == 1 else self.mesh.get_group(axis)
 
     def tensor_group(self) -> RankGroup:
-        """The tensor-parallel ranks of this process's replica, numbered through over all replicas."""
+        """The tensor-parallel ranks of this process's replica, numbered through over all replicas.
+
+        Where a process holds several, these numbers, which name the links, are not those of the processes, which name
+        the links of data-parallel and pipeline traffic.
+        """
         first = (self.pipeline_index * self.data_parallel_size + self.data_index) * self.tensor_parallel_size
         return RankGroup(
             self.tensor_parallel_size,
-            name=f"tp{first}" if first else "tp",
             process_group=self.process_group("tp"),
             first_rank=first,
         )
@@ -99,6 +103,8 @@ def under_torchrun() -> bool:
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if given and not os.environ[name].isdigit():
             raise ValueError(f"{name} = {os.environ[name]!r} is not a whole number: start with torchrun, which sets it")
+    if given and not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
+        raise ValueError(f"MASTER_PORT = {os.environ['MASTER_PORT']} is not between 1 and 65535: choose another")
     return bool(given)
 
 

@@ -8,12 +8,14 @@ barriers, smaller messages, and everything within `LossyNetwork.reliable()`.
 Links are named by global ranks. Collectives whose routes every rank knows advance the same links on every rank of the
 group; of sends and all-to-alls the sender alone knows, so they have streams of their own, which it alone advances.
 
+A collective that activation checkpointing calls again draws new losses, as new traffic does; the project's own layers
+replay theirs (`lossytp.parallel.convert`).
+
 The wrapped group is a plain `ProcessGroup`, so each method has the same name and arguments on both sides.
 """
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repair import repair_named
 from lossytp.network.routes import Hop, LostSpans, algorithm_named
 from lossytp.parallel.collectives import lose_
+from lossytp.parallel.work import All, Then
 
 LOSSY_REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 
@@ -101,7 +104,7 @@ class LossyProcessGroup(ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)  # gloo has no coalesced form
-        return _All([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
+        return All([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
 
     # gathers: what arrives has holes, other ones on every rank
 
@@ -114,7 +117,7 @@ class LossyProcessGroup(ProcessGroup):
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
         """`outputs[r][i]` is where rank r's i-th input goes."""
         each = zip(*outputs, strict=True)
-        return _All([self.allgather([list(pieces)], [input]) for pieces, input in zip(each, inputs, strict=True)])
+        return All([self.allgather([list(pieces)], [input]) for pieces, input in zip(each, inputs, strict=True)])
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         work = self.wrapped.all_gather_single(output, input, opts or AllgatherOptions())
@@ -122,7 +125,7 @@ class LossyProcessGroup(ProcessGroup):
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
-        return _All([self.all_gather_single(output, input, opts) for output, input in pairs])
+        return All([self.all_gather_single(output, input, opts) for output, input in pairs])
 
     # from one rank to one other: the sender drops packets from a copy, autograd may need the original
 
@@ -183,7 +186,7 @@ class LossyProcessGroup(ProcessGroup):
                 for piece, part in zip(pieces, message.chunk(len(pieces)), strict=True):
                     piece.copy_(part.view_as(piece))
 
-        return _Then(work, arrive)
+        return Then(work, arrive)
 
     def _lose_sent(self, message: Tensor, bounds: list[tuple[int, int]], operation: str) -> Tensor:
         """A copy of `message` less what is lost of its elements [start, stop) on the way to each position."""
@@ -241,50 +244,6 @@ LossyProcessGroup._reduce_scatter_base = LossyProcessGroup.reduce_scatter_single
 LossyProcessGroup.allgather_into_tensor_coalesced = LossyProcessGroup.all_gather_single_coalesced  # type: ignore[assignment]
 LossyProcessGroup.reduce_scatter_tensor_coalesced = LossyProcessGroup.reduce_scatter_single_coalesced  # type: ignore[assignment]
 LossyProcessGroup.alltoall_base = LossyProcessGroup.all_to_all_single  # type: ignore[assignment]
-
-
-class _Then(Work):
-    """A handle that does something once, when the operation is done and somebody waits for it."""
-
-    def __init__(self, work: Work, action: Callable[[], None]) -> None:
-        super().__init__()
-        self._work = work
-        self._action: Callable[[], None] | None = action
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        done = self._work.wait(timeout)
-        self._act()
-        return done
-
-    def get_future(self) -> Any:
-        def act(future: Any) -> Any:
-            self._act()
-            return future.value()
-
-        return self._work.get_future().then(act)
-
-    def is_completed(self) -> bool:
-        return self._work.is_completed()
-
-    def _act(self) -> None:
-        action, self._action = self._action, None
-        if action is not None:
-            action()
-
-
-class _All(Work):
-    """One handle for several operations."""
-
-    def __init__(self, works: list[Work]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        done = [work.wait(timeout) for work in self._works]  # each of them, also behind one that is not done
-        return all(done)
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
 
 
 def _check_equal(operation: str, pieces: list[Tensor]) -> None:

@@ -31,6 +31,7 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
             gradients.append(gradient)
             squares[int("tp" in axes), int("dp" in axes)] += gradient.double().square().sum().cpu()
     with network.reliable():
+        squares[0] = _sum_over(layout, "tp", squares[0]) / layout.tensor_processes  # replicas may have drifted apart
         squares[1] = _sum_over(layout, "tp", squares[1])
         squares[:, 1] = _sum_over(layout, "dp", squares[:, 1])
         total = _sum_over(layout, "pp", squares.sum())
@@ -41,20 +42,22 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
 
 
 def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> float:
-    """How far apart tensor-parallel processes' copies of replicated parameters are: the largest ratio, over parameters,
-    of the norm of their spread (largest less smallest value) to the norm of the largest. 0 where they are equal."""
-    group = layout.process_group("tp")
-    if group is None:
-        return 0.0
+    """How far apart processes' copies of replicated parameters are, over tensor-parallel and data-parallel processes.
+
+    The largest ratio, over parameters, of the norm of their spread (largest less smallest value) to the norm of the
+    largest; 0 where all copies are equal.
+    """
     drift = 0.0
+    groups = {axis: group for axis in ("tp", "dp") if (group := layout.process_group(axis)) is not None}
     with network.reliable(), torch.no_grad():
         for parameter, axes in _placed(model):
-            if "tp" not in axes:
-                largest, smallest = _local(parameter).clone(), _local(parameter).clone()
-                dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-                dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
-                size = largest.norm().item()
-                drift = max(drift, (largest - smallest).norm().item() / size if size else 0.0)
+            for axis, group in groups.items():
+                if axis not in axes:
+                    largest, smallest = _local(parameter).clone(), _local(parameter).clone()
+                    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+                    dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
+                    size = largest.norm().item()
+                    drift = max(drift, (largest - smallest).norm().item() / size if size else 0.0)
     return drift
 
 

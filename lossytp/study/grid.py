@@ -32,6 +32,7 @@ from lossytp.network.checks import check_known
 from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
 
+KEYS = {"notebook", "processes", "outputs", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "base", "arms"}
 
 
@@ -48,7 +49,7 @@ class Experiment:
 
     def batches(self) -> list[tuple[TrainConfig, ...]]:
         """The cells of one notebook run each."""
-        size = len(self.cells) if self.outputs else self.cells_per_notebook
+        size = self.cells_per_notebook
         return [self.cells[start : start + size] for start in range(0, len(self.cells), size)]
 
 
@@ -59,13 +60,21 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
     """
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for key in content:
+            check_known("key", key, sorted(KEYS))
         check_known("profile", profile, content["profiles"])
         settings = content["profiles"][profile]
         for key in settings:
             check_known("key", key, sorted(PROFILE_KEYS))
-        for key in ("seeds", "cells_per_notebook"):
-            if not isinstance(settings[key], int) or settings[key] < 1:
-                raise ValueError(f"{key} = {settings[key]!r} is not a positive whole number: give one, such as 3")
+        outputs = tuple(str(results / name) for name in content.get("outputs", ()))
+        counts = {"seeds": settings["seeds"], "processes": content.get("processes", 1)}
+        if not outputs:
+            counts["cells_per_notebook"] = settings["cells_per_notebook"]
+        elif "cells_per_notebook" in settings:
+            raise ValueError("cells_per_notebook beside outputs, which are made of all cells: leave one of them out")
+        for key, value in counts.items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{key} = {value!r} is not a positive whole number: give one, such as 3")
         notebook = content["notebook"]
         if not (file.parents[1] / f"{notebook}.ipynb").is_file():
             raise ValueError(f"notebook = {notebook!r} is not in {file.parents[1]}: give one that is")
@@ -73,7 +82,6 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             for name, values in arm.items():
                 if not isinstance(values, list) or not values or name in ("seed", "output_dir"):
                     raise ValueError(f"arm {name} = {values!r}: give a list of values, of another name than seed")
-        outputs = tuple(str(results / name) for name in content.get("outputs", ()))
         folder = results / "runs" / file.stem
         cells = [
             _cell({**settings["base"], **dict(zip(arm, values, strict=True)), "seed": seed}, folder)
@@ -87,9 +95,8 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
-    return Experiment(
-        file.stem, notebook, tuple(cells), settings["cells_per_notebook"], content.get("processes", 1), outputs
-    )
+    together = counts.get("cells_per_notebook", len(cells))
+    return Experiment(file.stem, notebook, tuple(cells), together, counts["processes"], outputs)
 
 
 def _cell(values: dict[str, Any], folder: Path) -> TrainConfig:

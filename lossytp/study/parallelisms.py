@@ -23,7 +23,7 @@ def compare(records: list[dict]) -> pd.DataFrame:
     for record in records:
         config, traffic = record["config"], record["network"]["training"]
         row = {
-            "parallelism": label(config),
+            "parallelism": label({**config, "implementation": record["implementation"]}),
             "implementation": record["implementation"],
             "processes": record["processes"],
             "loss_rate": config["loss_rate"],
@@ -31,6 +31,7 @@ def compare(records: list[dict]) -> pd.DataFrame:
             "status": record["status"],
             "accuracy_clean": record["final"]["accuracy_clean"],
             "accuracy_lossy": record["final"]["accuracy_lossy"],
+            "replica_drift": record["curves"]["eval"][-1]["replica_drift"] if record["curves"]["eval"] else None,
             "step_ms": 1000 * record["timing"]["step_seconds"],
             "packets_a_step": traffic["packets"] / record["timing"]["steps"],
             "observed_loss_rate": traffic["observed_loss_rate"],

@@ -13,7 +13,7 @@ from lossytp.training.record import check_output_folder, read_record
 
 OWN_ERROR = re.compile(r"rank \d+: error: ")
 CONSEQUENCE = "the connection to another process is lost"
-ENDED_BY_SIGNAL = re.compile(r"rank +: (\d+).*?traceback : (Signal \d+ \(\w+\) received)", re.DOTALL)
+ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?traceback : (?!To enable)([^\n]+)", re.DOTALL)
 
 
 def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, Any]:
@@ -60,12 +60,13 @@ def _pass_on(run: subprocess.Popen[str]) -> list[str]:
 
 
 def _reason(lines: list[str]) -> str:
-    """The first rank's error that is not the consequence of another's, or the signal that ended one."""
+    """The first rank's error that is not the consequence of another's, or what torchrun knows of the first to end."""
     errors = [line for line in lines if OWN_ERROR.match(line)]
     own = [line for line in errors if CONSEQUENCE not in line]
     if own:
         return own[0]
-    ended = ENDED_BY_SIGNAL.search("\n".join(lines).partition("Root Cause")[2])
-    if ended:
-        return f"rank {ended[1]}: {ended[2]}"
-    return (errors or lines[-1:] or ["torchrun said nothing"])[0]
+    cause = ROOT_CAUSE.search("\n".join(lines))
+    if cause:
+        return f"rank {cause[1]}: error: {cause[2]}"
+    said = [line for line in lines if line.strip("=- ")]
+    return (errors or said[-1:] or ["torchrun said nothing"])[0]

@@ -40,6 +40,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
         raise ValueError(_in_one_line(complaint.getvalue())) from None
 
 
+SECONDS_TO_SPEAK = 2.0
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
@@ -77,6 +78,8 @@ def _tell(message: str) -> None:
     apart = initialize is not None and initialize.joined()  # before, all processes of a node fail alike
     if apart or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes once the first one has ended
 
 
 def _without_config(words: list[str]) -> tuple[list[str], Path]:

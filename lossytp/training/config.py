@@ -17,7 +17,7 @@ from lossytp.network.presets import LossProcess, gilbert_elliott_preset
 from lossytp.network.repair import repair_named
 from lossytp.network.routes import algorithm_named
 from lossytp.parallel.layout import Layout
-from lossytp.training.models import check_model
+from lossytp.training.models import PRESETS, check_model
 from lossytp.training.tasks import TASKS
 
 POSITIVE = (
@@ -97,7 +97,7 @@ class TrainConfig:
     dropout: float = 0.0
     """Of embeddings, attention and residuals; heads in different processes share their attention masks."""
     bf16: bool = False
-    """Matrix products, and so what is on the wire, in bfloat16."""
+    """Matrix products, and so what tensor parallelism puts on the wire, in bfloat16; other traffic stays float32."""
     fp16: bool = False
     """The same in float16, with the training loss scaled."""
     seed: int = 1234
@@ -142,8 +142,18 @@ class TrainConfig:
             raise ValueError(
                 "implementation = 'megatron' with bf16 or fp16: its layers do not know autocast, leave them out"
             )
-        if self.implementation == "dtensor" and self.data_parallel_size > 1 and self.data_parallel_type == "ddp":
-            raise ValueError("implementation = 'dtensor' under ddp, which takes no DTensors: choose fsdp")
+        if self.implementation == "dtensor" and self.tensor_parallel_size > 1:
+            if self.data_parallel_size > 1 and self.data_parallel_type == "ddp":
+                raise ValueError("implementation = 'dtensor' under ddp, which takes no DTensors: choose fsdp")
+            if self.fp16:
+                raise ValueError(
+                    "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
+                )
+        blocks = PRESETS[self.model_name]["n_layer"]
+        if self.pipeline_parallel_size > blocks:
+            raise ValueError(
+                f"pipeline_parallel_size = {self.pipeline_parallel_size} is above {self.model_name}'s {blocks} blocks"
+            )
         if self.pipeline_parallel_size > 1:
             if self.data_parallel_size > 1:
                 raise ValueError(

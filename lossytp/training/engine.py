@@ -31,8 +31,8 @@ class Engine:
         self.config, self.network, self.layout, self.device = config, network, layout, device
         self.implementation = _implementation(config, layout)
         model: Any = _tensor_parallel(self.implementation, config, dense, network, layout)
-        check_same_function(dense, model, network)
-        model.to(device)
+        original: Any = dense
+        check_same_function(original.to(device), model.to(device), network)
         self.pipeline = None
         self.module: nn.Module = model
         if config.pipeline_parallel_size > 1:
@@ -104,7 +104,7 @@ class Engine:
 
 def check_same_function(dense: PreTrainedModel, parallel: PreTrainedModel, network: LossyNetwork) -> None:
     """Raise ValueError unless `parallel` without losses computes what `dense` does: it holds the same weights."""
-    probe = torch.arange(1, 17).view(2, 8)
+    probe = torch.arange(1, 17, device=next(dense.parameters()).device).view(2, 8)
     training = dense.training, parallel.training
     with network.reliable(), torch.no_grad():
         expected, actual = (model.eval()(probe).logits.double() for model in (dense, parallel))

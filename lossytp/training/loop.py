@@ -40,7 +40,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
     network = LossyNetwork(config.process(), seed=config.seed, wire=Wire(mtu_bytes=config.mtu_bytes))
     if layout.world_size == 1:
         return _run(config, layout, network)
-    device_each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    device_each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     wraps = "nccl" if torch.cuda.is_available() and device_each else "gloo"  # NCCL refuses two ranks on one GPU
     init_process_group(network, wraps=wraps, algorithm=config.algorithm, repair=config.repair)
     try:
@@ -65,7 +65,7 @@ class _Run:
         self.data: Dataset = load_dataset(
             config.dataset, train_samples=config.max_samples, test_samples=config.eval_samples
         )
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_rank = int(os.environ.get("LOCAL_RANK", layout.rank))
         devices = torch.cuda.device_count()
         self.device = torch.device("cuda", local_rank % devices) if devices else torch.device("cpu")
         dense = build_classifier(

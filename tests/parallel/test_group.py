@@ -60,7 +60,9 @@ class FakeProcessGroup:
 
 
 def spread(size: int, processes: int, rank: int, **settings: Any) -> RankGroup:
-    return RankGroup(size, process_group=FakeProcessGroup(processes, rank), **settings)  # type: ignore[arg-type]
+    """Numbered from 0: a group that torch.distributed does not know cannot say where it begins."""
+    group = FakeProcessGroup(processes, rank)
+    return RankGroup(size, process_group=group, **{"first_rank": 0, **settings})  # type: ignore[arg-type]
 
 
 def test_ranks_may_begin_elsewhere() -> None:

@@ -49,17 +49,17 @@ def assert_places(tensor: int, data: int, pipeline: int, processes_each: int) ->
         (
             {"tensor_parallel_size": 4, "world_size": 3},
             "tensor_parallel_size = 4 cannot be spread evenly over 3 processes: "
-            "start with torchrun --standalone --nproc_per_node 4, or fewer",
+            "start with torchrun --standalone --nproc_per_node 4 or 2 or 1",
         ),
         (
             {"tensor_parallel_size": 2, "data_parallel_size": 2, "world_size": 8},
             "tensor_parallel_size = 2 cannot be spread evenly over 4 processes: "
-            "start with torchrun --standalone --nproc_per_node 4, or fewer",
+            "start with torchrun --standalone --nproc_per_node 4 or 2",
         ),
         (
             {"world_size": 2},
             "tensor_parallel_size = 1 cannot be spread evenly over 2 processes: "
-            "start with torchrun --standalone --nproc_per_node 1, or fewer",
+            "start with torchrun --standalone --nproc_per_node 1",
         ),
     ],
     ids=str,

@@ -27,9 +27,10 @@ def record(**values):
     config = TrainConfig(**values)
     return {
         "config": config.as_dict(),
-        "implementation": "lossytp",
+        "implementation": config.implementation,
         "processes": 2,
         "status": "finished",
+        "curves": {"eval": [{"replica_drift": 0.0}, {"replica_drift": 0.25}]},
         "final": {"accuracy_clean": 0.75, "accuracy_lossy": 0.5},
         "timing": {"step_seconds": 0.125, "steps": 10},
         "network": {
@@ -48,6 +49,13 @@ def test_one_row_a_record_in_order():
     assert table["parallelism"].tolist() == ["tp 4 (dtensor)", "tp 4 (lossytp)", "tp 4 (lossytp)"]
     assert table["loss_rate"].tolist() == [0.0, 0.0, 0.1]
     row = table.iloc[-1]
+    assert row["replica_drift"] == 0.25
     assert (row["step_ms"], row["packets_a_step"], row["accuracy_lossy"]) == (125.0, 40.0, 0.5)
     assert (row["collectives_forward"], row["lossy_forward"]) == (7, 3)
     assert (row["collectives_backward"], row["lossy_backward"]) == (0, 0)  # nothing was sent that way
+
+
+def test_layers_that_ran_in_anothers_place_go_by_their_own_name():
+    """Without Megatron-core the project's layers run."""
+    fallen_back = record(implementation="megatron") | {"implementation": "lossytp"}
+    assert compare([fallen_back])["parallelism"].tolist() == ["tp 4 (lossytp)"]

@@ -30,12 +30,13 @@ def test_the_rank_that_failed_is_told_not_those_that_lost_it():
 
 def test_a_rank_that_was_killed_said_nothing_but_torchrun_knows():
     lines = ["rank 0: error: the connection to another process is lost: see why that one ended (reset by peer)"]
-    assert _reason([*lines, *SUMMARY.splitlines()]) == "rank 1: Signal 9 (SIGKILL) received"
+    assert _reason([*lines, *SUMMARY.splitlines()]) == "rank 1: error: Signal 9 (SIGKILL) received by PID 42"
     assert _reason(lines) == lines[0]
 
 
 def test_what_torchrun_itself_says_is_better_than_nothing():
     assert _reason(["Traceback", "OSError: no space left"]) == "OSError: no space left"
+    assert _reason(["[0]: exit code 3", "=======", ""]) == "[0]: exit code 3"
     assert _reason([]) == "torchrun said nothing"
 
 
@@ -60,6 +61,6 @@ def test_a_run_on_two_processes_and_none_where_the_record_is_there(tmp_path, cap
 
 
 def test_a_wrong_number_of_processes_ends_with_the_ranks_own_words(tmp_path):
-    with pytest.raises(ValueError, match=r"rank 0: error: tensor_parallel_size = 2 cannot be spread .* 3 processes"):
+    with pytest.raises(ValueError, match=r"rank \d: error: tensor_parallel_size = 2 cannot be spread .* 3 processes"):
         torchrun(TrainConfig(tensor_parallel_size=2, output_dir=str(tmp_path)), processes=3)
     assert not (tmp_path / "record.json").exists()

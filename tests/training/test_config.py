@@ -61,6 +61,8 @@ from lossytp.training.config import TrainConfig
         ({"data_parallel_size": 3}, ["batch_size = 32", "data_parallel_size = 3", "multiple"]),
         ({"implementation": "megatron", "bf16": True}, ["megatron", "bf16", "autocast"]),
         ({"implementation": "dtensor", "data_parallel_size": 2}, ["dtensor", "ddp", "choose fsdp"]),
+        ({"implementation": "dtensor", "fp16": True}, ["dtensor", "fp16", "choose bf16"]),
+        ({"pipeline_parallel_size": 5}, ["pipeline_parallel_size = 5", "4 blocks"]),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line_that_names_it(values, words):
@@ -81,6 +83,7 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_it(values, words):
         {"pipeline_parallel_size": 2, "bf16": True},
         {"implementation": "dtensor", "bf16": True, "data_parallel_size": 2, "data_parallel_type": "fsdp"},
         {"implementation": "megatron", "data_parallel_size": 2},
+        {"implementation": "dtensor", "data_parallel_size": 2, "tensor_parallel_size": 1, "fp16": True},
     ],
 )
 def test_what_can_be_combined_is_not_refused(values):
