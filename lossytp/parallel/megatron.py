@@ -1,6 +1,6 @@
 """GPT-2 by Megatron-core's tensor-parallel layers, to compare with, over the backend `lossy`.
 
-Megatron-core is an optional extra: `pip install 'lossytp[megatron]'`.
+Megatron-core is an optional extra: `pip install megatron-core`.
 """
 
 import importlib.util

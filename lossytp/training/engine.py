@@ -16,7 +16,7 @@ from lossytp.parallel.layout import Layout
 from lossytp.parallel.replicas import mean_over_processes
 from lossytp.training.config import TrainConfig
 
-INSTALL_MEGATRON = "pip install 'lossytp[megatron]'"
+INSTALL_MEGATRON = "pip install megatron-core"
 
 
 class Engine:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import lossytp as ltp
 from lossytp.network.counters import Counters
-from lossytp.parallel.lossy_backend import _All
+from lossytp.parallel.work import All
 from tests.parallel.operations import LOSSY, RELIABLE, WIRE, Reference, network, whole_numbers
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -270,7 +270,7 @@ class _FakeWork:
 @pytest.mark.parametrize(("done", "all_done"), [([True, True], True), ([False, True], False), ([True, False], False)])
 def test_one_handle_of_several_waits_for_each(done: list[bool], all_done: bool) -> None:
     works = [_FakeWork(each) for each in done]
-    assert _All(works).wait() == _All(works).is_completed() == all_done
+    assert All(works).wait() == All(works).is_completed() == all_done
     assert [work.waited for work in works] == [1, 1]
 
 

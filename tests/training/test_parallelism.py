@@ -296,5 +296,5 @@ def test_without_megatron_the_projects_layers_run_and_one_line_says_how_to_get_i
     assert record["implementation"] == "lossytp"
     assert curve(record) == curve(processes(2, train, folder / "lossytp", PARALLELISMS["lossytp"][1] | LOSSY)[0])
     assert told.count("\n") == 1
-    assert "pip install 'lossytp[megatron]'" in told
+    assert "pip install megatron-core" in told
     assert silence == ""
