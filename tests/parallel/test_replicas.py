@@ -180,9 +180,12 @@ def on_rank_drift_of_replicas() -> float:
     return replica_drift(model, layout, lossy)
 
 
-def test_only_ranks_of_one_replica_can_drift_apart(processes: Callable) -> None:
-    assert processes(4, on_rank_drift_of_replicas) == [0.0] * 4
-    assert replica_drift(tiny_gpt2(), Layout(2), network(0.0)) == 0, "nor virtual ones, which are one"
+def test_data_parallel_replicas_are_compared_and_virtual_ranks_are_one_copy(processes: Callable) -> None:
+    """ln_f's weights of one replica are larger by 1 each."""
+    weight = tiny_gpt2().transformer.ln_f.weight
+    expected = len(weight) ** 0.5 / (weight + 1).norm().item()
+    assert processes(4, on_rank_drift_of_replicas) == pytest.approx([expected] * 4)
+    assert replica_drift(tiny_gpt2(), Layout(2), network(0.0)) == 0
 
 
 # --- what processes tell each other
