@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroupGloo, TCPStore
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 from torch.distributed import Backend, DistNetworkError, DistStoreError, ProcessGroup
 
 from lossytp.network.checks import check_known
@@ -128,7 +128,10 @@ def _make_group(options: Any, _: Any) -> LossyProcessGroup:
     gloo: Any = ProcessGroupGloo(options.store, rank, size, options.timeout)
     backends = {"cpu": (ProcessGroup.BackendType.GLOO, gloo), "cuda": (ProcessGroup.BackendType.GLOO, gloo)}
     if _settings.wraps == "nccl":
-        nccl: Any = dist.ProcessGroupNCCL(options.store, rank, size, dist.ProcessGroupNCCL.Options())
+        settings: Any = dist.ProcessGroupNCCL.Options()
+        settings._timeout = options.timeout
+        store = PrefixStore("nccl", options.store)  # gloo has its own keys in it
+        nccl: Any = dist.ProcessGroupNCCL(store, rank, size, settings)
         backends["cuda"] = (ProcessGroup.BackendType.NCCL, nccl)
     for device, (kind, backend) in backends.items():
         backend._set_sequence_number_for_group()

@@ -123,3 +123,16 @@ def pieces_sent(algorithm: str, rank: int, num_ranks: int, num_elements: int) ->
     chunk = math.ceil(num_elements / num_ranks)
     pieces = [(owner, owner * chunk, min((owner + 1) * chunk, num_elements)) for owner in range(num_ranks)]
     return [(owner, start, stop) for owner, start, stop in pieces if owner != rank and start < stop]
+
+
+class FakeProcessGroup:
+    """What is asked of a process group, or a 1-D mesh, before anything is sent."""
+
+    def __init__(self, size: int, rank: int) -> None:
+        self._size, self._rank = size, rank
+
+    def size(self) -> int:
+        return self._size
+
+    def rank(self) -> int:
+        return self._rank

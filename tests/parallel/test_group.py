@@ -9,7 +9,7 @@ import torch
 
 from lossytp.parallel.collectives import LossyAllReduce
 from lossytp.parallel.group import RankGroup, check_divides
-from tests.parallel.conftest import bernoulli
+from tests.parallel.conftest import FakeProcessGroup, bernoulli
 
 
 @pytest.mark.parametrize("size", [1, 2, 8])
@@ -38,19 +38,10 @@ def test_groups_on_the_same_links_lose_packets_of_their_own() -> None:
     assert losses("tp 0") != losses("tp 1")
 
 
-class FakeProcessGroup:
-    """What a `RankGroup` asks of a process group; sums what it is given with ten more."""
+class SummingProcessGroup(FakeProcessGroup):
+    """Sums what it is given with ten more."""
 
-    def __init__(self, size: int, rank: int) -> None:
-        self._size, self._rank = size, rank
-
-    def size(self) -> int:
-        return self._size
-
-    def rank(self) -> int:
-        return self._rank
-
-    def allreduce(self, tensors: list[torch.Tensor]) -> "FakeProcessGroup":
+    def allreduce(self, tensors: list[torch.Tensor]) -> "SummingProcessGroup":
         self.tensors = tensors
         return self
 
@@ -61,7 +52,7 @@ class FakeProcessGroup:
 
 def spread(size: int, processes: int, rank: int, **settings: Any) -> RankGroup:
     """Numbered from 0: a group that torch.distributed does not know cannot say where it begins."""
-    group = FakeProcessGroup(processes, rank)
+    group = SummingProcessGroup(processes, rank)
     return RankGroup(size, process_group=group, **{"first_rank": 0, **settings})  # type: ignore[arg-type]
 
 
@@ -112,7 +103,7 @@ def test_a_sum_is_complete_when_it_was_waited_for() -> None:
 
 def test_a_sum_goes_over_the_group_that_a_lossy_one_wraps() -> None:
     group, partial = spread(4, 2, 0), torch.ones(3)
-    group.process_group.wrapped = FakeProcessGroup(2, 0)  # type: ignore[union-attr]
+    group.process_group.wrapped = SummingProcessGroup(2, 0)  # type: ignore[union-attr]
     group.begin_sum_(partial)()
     assert partial.tolist() == [11.0] * 3
     assert not hasattr(group.process_group, "tensors")

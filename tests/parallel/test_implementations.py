@@ -17,6 +17,7 @@ from tests.parallel.conftest import (
     NUM_LAYERS,
     NUM_TOKENS,
     WIDTH,
+    FakeProcessGroup,
     gradient_error,
     gradients,
     relative_error,
@@ -169,22 +170,9 @@ def test_megatron_is_here_to_be_tested() -> None:
 # --- what is refused
 
 
-class Ranks:
-    """What is asked of a mesh or a process group before anything is made."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def size(self) -> int:
-        return self.number
-
-    def rank(self) -> int:
-        return 0
-
-
 @pytest.mark.parametrize("parallelize", [parallelize_dtensor, parallelize_megatron])
 def test_what_cannot_be_parallelized_is_refused(parallelize: Callable) -> None:
     with pytest.raises(ValueError, match=r"^tensor_parallel_size = 3 does not divide the model's 8 heads"):
-        parallelize(tiny_gpt2(), Ranks(3))
+        parallelize(tiny_gpt2(), FakeProcessGroup(3, 0))
     with pytest.raises(TypeError, match=r"^Linear cannot be parallelized: give a GPT2LMHeadModel or GPT2ForSeq"):
-        parallelize(nn.Linear(2, 2), Ranks(2))
+        parallelize(nn.Linear(2, 2), FakeProcessGroup(2, 0))

@@ -9,6 +9,8 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,7 +22,9 @@ from lossytp.parallel.initialize import under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+needs_gpu = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU: neither CUDA tensors nor NCCL exist without one"
+)
 
 
 def network(loss_rate: float = 0.0) -> ltp.LossyNetwork:
@@ -209,6 +213,34 @@ def on_rank_share_a_gpu() -> list[float]:
     dist.all_reduce(x_N)
     dist.all_gather_into_tensor(gathered_N, torch.ones(4000, device="cuda"))
     return [x_N.sum().item(), gathered_N.sum().item()]
+
+
+class GlooForNccl:
+    """Stands in for NCCL where there is no GPU: a backend that the CPU's messages must not reach."""
+
+    class Options:
+        pass
+
+    def __new__(cls, store: Any, rank: int, size: int, options: Any) -> Any:
+        return dist.ProcessGroupGloo(store, rank, size, options._timeout)
+
+
+def on_rank_around_nccl() -> tuple[list[int], float, list[str]]:
+    """Objects and a sum of what lies on the CPU, by a group that wraps NCCL."""
+    with patch.object(dist, "ProcessGroupNCCL", GlooForNccl, create=True), patch.object(torch.cuda, "set_device"):
+        ltp.init_process_group(network(), wraps="nccl")
+    objects: list[Any] = [None, None]
+    dist.all_gather_object(objects, dist.get_rank())
+    x = torch.ones(4000)
+    dist.all_reduce(x)
+    wrapped: Any = dist.group.WORLD.wrapped
+    cpu, cuda = (wrapped._get_backend(torch.device(device)) for device in ("cpu", "cuda"))
+    return objects, x.sum().item(), ["apart" if cpu is not cuda else "one"]
+
+
+def test_around_nccl_gloo_carries_objects_and_what_lies_on_the_cpu(processes: Callable) -> None:
+    """Without it no run could start there: who has the record is told as an object."""
+    assert processes(2, on_rank_around_nccl) == [([0, 1], 8000.0, ["apart"])] * 2
 
 
 @needs_gpu

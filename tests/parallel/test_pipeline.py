@@ -17,6 +17,7 @@ from lossytp.parallel.pipeline import Pipeline
 from tests.parallel.conftest import (
     NUM_TOKENS,
     WIDTH,
+    FakeProcessGroup,
     gradient_error,
     gradients,
     relative_error,
@@ -150,21 +151,8 @@ def test_activations_lose_packets_on_the_way_up_and_their_gradients_on_the_way_d
 # --- what is refused
 
 
-class Stages:
-    """What is asked of a process group before anything is sent."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def size(self) -> int:
-        return self.number
-
-    def rank(self) -> int:
-        return self.number - 1
-
-
 def pipeline(model: Any, num_stages: int, schedule: str = "gpipe", num_microbatches: int = 4) -> Pipeline:
-    stages: Any = Stages(num_stages)
+    stages: Any = FakeProcessGroup(num_stages, num_stages - 1)
     device = torch.device("cpu")
     return Pipeline(model, stages, schedule=schedule, num_microbatches=num_microbatches, device=device)  # type: ignore[arg-type]
 
