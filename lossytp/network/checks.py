@@ -15,3 +15,9 @@ def check_known(name: str, value: str, known: object) -> None:
     names = list(known)  # type: ignore[call-overload]
     if value not in names:
         raise ValueError(f"{name} = {value!r} is unknown: choose one of {', '.join(map(str, names))}")
+
+
+def check_at_least(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless `value` is a whole number, and no smaller."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} = {value!r} is no whole number of at least {least}: give one")

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 
 class Site(NamedTuple):
-    """Where a message comes from: a transformer layer, a module of it ("attention" or "mlp"), which way, and the
-    operation.
+    """Where a message comes from: a transformer layer, a module of it ("attention" or "mlp"), which way, the operation
+    and its phase: "reduce", contributions on their way to a sum, or "gather", a result on its way to the ranks.
 
     Below PyTorch's own parallelisms the layer and the module are not known, and None.
     """
@@ -15,26 +15,32 @@ class Site(NamedTuple):
     module: str | None
     direction: str | None  # "forward" or "backward"
     operation: str = "all_reduce"
+    phase: str = "reduce"
 
 
 NOWHERE = Site(None, None, None)
+COUNTED = ("packets", "lost", "extra", "missing")
 Row = tuple[str, Site | None, str, int, int]  # purpose, site, group, src, dst
 Messages = tuple[str, Site | None, str]  # purpose, site, group
 
 
 class Counters:
-    """Running totals for each (purpose, site, group, link); purpose is "training" or "evaluation"."""
+    """Running totals for each (purpose, site, group, link); purpose is "training" or "evaluation".
+
+    Packets are those on the wire, `extra` of them sent by a repair; `missing` are those of the messages' own that no
+    repair brought in the end.
+    """
 
     def __init__(self) -> None:
-        self._totals: dict[Row, list[int]] = {}  # packets, lost
+        self._totals: dict[Row, list[int]] = {}  # in the order of COUNTED
         self._messages: dict[Messages, list[int]] = {}  # messages, those that lost something
 
-    def add(self, row: Row, packets: int, lost: int) -> None:
-        _add(self._totals, row, packets, lost)
+    def add(self, row: Row, packets: int, lost: int, extra: int, missing: int) -> None:
+        _add(self._totals, row, (packets, lost, extra, missing))
 
     def add_message(self, key: Messages, lossy: bool) -> None:
         """One collective call of a group, or one message sent, and whether it lost anything."""
-        _add(self._messages, key, 1, int(lossy))
+        _add(self._messages, key, (1, int(lossy)))
 
     def rows(self, purpose: str | None = None) -> list[dict]:
         """One dict a row, of one purpose or of all, for a table."""
@@ -45,10 +51,9 @@ class Counters:
                 "group": group,
                 "src": src,
                 "dst": dst,
-                "packets": packets,
-                "lost": lost,
+                **dict(zip(COUNTED, counts, strict=True)),
             }
-            for (row_purpose, site, group, src, dst), (packets, lost) in self._totals.items()
+            for (row_purpose, site, group, src, dst), counts in self._totals.items()
             if purpose in (None, row_purpose)
         ]
 
@@ -58,6 +63,7 @@ class Counters:
         groupings: dict[str, Callable[[dict], object]] = {
             "by_direction": lambda row: row["direction"],
             "by_operation": lambda row: row["operation"],
+            "by_phase": lambda row: row["phase"],
             "by_module": lambda row: row["module"],
             "by_layer": lambda row: row["layer"],
             "by_link": lambda row: f"{row['src']}->{row['dst']}",
@@ -85,8 +91,8 @@ class Counters:
     def load_state_dict(self, state: dict[str, list]) -> None:
         """Replace all totals by those of `state_dict()`."""
         self._totals = {
-            (purpose, Site(*site) if site else None, group, src, dst): [packets, lost]
-            for purpose, site, group, src, dst, packets, lost in state["packets"]
+            (purpose, Site(*site) if site else None, group, src, dst): counts
+            for purpose, site, group, src, dst, *counts in state["packets"]
         }
         self._messages = {
             (purpose, Site(*site) if site else None, group): [calls, lossy]
@@ -108,18 +114,18 @@ def _merge(mine: dict, theirs: dict) -> None:
             raise ValueError(f"processes disagree on the traffic of {key}: {mine[key]} and {counts}")
 
 
-def _add(table: dict, key: object, first: int, second: int) -> None:
+def _add(table: dict, key: object, counts: tuple[int, ...]) -> None:
     totals = table.get(key)
     if totals is None:
-        totals = table[key] = [0, 0]
-    totals[0] += first
-    totals[1] += second
+        table[key] = list(counts)
+        return
+    for place, count in enumerate(counts):
+        totals[place] += count
 
 
 def _total(rows: list[dict]) -> dict:
-    packets = sum(row["packets"] for row in rows)
-    lost = sum(row["lost"] for row in rows)
-    return {"packets": packets, "lost": lost, "observed_loss_rate": lost / packets if packets else None}
+    totals = {name: sum(row[name] for row in rows) for name in COUNTED}
+    return {**totals, "observed_loss_rate": totals["lost"] / totals["packets"] if totals["packets"] else None}
 
 
 def _called(counts: Iterable[list[int]]) -> dict:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lossytp.network.bernoulli import NO_PACKETS, Bernoulli, BernoulliLosses
-from lossytp.network.counters import Counters, Site
+from lossytp.network.counters import COUNTED, Counters, Site
 from lossytp.network.gilbert_elliott import GilbertElliott, GilbertElliottLosses
 from lossytp.network.packets import Wire
 from lossytp.network.presets import LossProcess
-from lossytp.network.routes import Hop, LostSpans
+from lossytp.network.repair import ZERO, Repair
+from lossytp.network.routes import Hop, Hops, Missing
+from lossytp.network.scope import EVERYWHERE, Scope
+from lossytp.network.streams import Normals
 from lossytp.network.tape import LossTape
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ class LossyNetwork:
         default: the process of links that `process` does not name; lossless when left out.
         seed: names the random streams; the same seed loses the same packets in any process layout.
         wire: packet geometry.
+        scope: which messages may lose packets; all when left out.
 
     A link's state advances once a packet and carries over from message to message; it starts stationary.
     """
@@ -42,6 +46,7 @@ class LossyNetwork:
         default: LossProcess = LOSSLESS,
         seed: int = 0,
         wire: Wire | None = None,
+        scope: Scope = EVERYWHERE,
     ) -> None:
         self._named: Mapping[Link, LossProcess] = process if isinstance(process, Mapping) else {}
         self._default = default if isinstance(process, Mapping) else process
@@ -50,11 +55,13 @@ class LossyNetwork:
                 raise ValueError(f"{given!r} is no loss process: give one, such as Bernoulli(loss_rate=0.01)")
         self.seed = index(seed)  # numpy's integers would name other streams
         self.wire = wire or Wire()
+        self.scope = scope
         self.counters = Counters()
         self._tape: LossTape | None = None
         self._suspended = False
         self._purpose = TRAINING
         self._links: dict[tuple[str, int, int], BernoulliLosses | GilbertElliottLosses] = {}
+        self._normals: dict[tuple[str, int, int], Normals] = {}
 
     def process(self, src: int, dst: int) -> LossProcess:
         """The loss process of the link src -> dst."""
@@ -73,38 +80,80 @@ class LossyNetwork:
             raise ValueError(f"num_packets = {num_packets} is negative: give 0 or more")
         if self._suspended:
             return NO_PACKETS
+        lost = self._take(group, src, dst, num_packets)
+        self.counters.add((self._purpose[0], site, group, src, dst), num_packets, len(lost), 0, len(lost))
+        return lost
+
+    def _take(self, group: str, src: int, dst: int, num_packets: int) -> np.ndarray:
         link = self._links.get((group, src, dst))
         if link is None:
             key = (self.seed, *self._purpose, group, src, dst)
             link = self._links[group, src, dst] = self.process(src, dst).losses(key)
-        lost = link.take(num_packets)
-        self.counters.add((self._purpose[0], site, group, src, dst), num_packets, len(lost))
-        return lost
+        return link.take(num_packets)
 
-    def lost_spans(
-        self, hops: tuple[Hop, ...], itemsize: int, *, group: str = "tp", site: Site | None = None
-    ) -> LostSpans:
-        """Send one message of `itemsize`-byte elements over `hops`; say who lacks which of its elements.
+    def send(
+        self, hops: Hops, itemsize: int, *, repair: Repair = ZERO, group: str = "tp", site: Site | None = None
+    ) -> Missing:
+        """Send one message of `itemsize`-byte elements over `hops`; say which of its packets each of them lacks.
 
-        Within `reliable()` nothing is lost and no link advances. While a tape replays, its losses come again.
+        Where the network is reliable, as within `reliable()` and outside its scope, no link advances and nothing is
+        counted. While a tape replays, its losses come again.
         """
         if self._tape is not None and self._tape.replaying:
             return self._tape.next()
-        spans = LostSpans([], [], [], reliable=self._suspended)
-        elements = self.wire.elements_per_packet(itemsize)
-        for hop in () if self._suspended else hops:
-            num_packets = self.wire.num_packets(hop.stop - hop.start, itemsize)
-            for packet in self.lost_packets(hop.src, hop.dst, num_packets, group=group, site=site).tolist():
-                start = hop.start + packet * elements
-                for position in hop.positions:
-                    spans.rows.append(position)
-                    spans.starts.append(start)
-                    spans.stops.append(min(start + elements, hop.stop))
-        if hops and not self._suspended:
-            self.counters.add_message((self._purpose[0], site, group), bool(spans.rows))
+        reliable = self._is_reliable(site)
+        missing = Missing([], reliable=True) if reliable else self._send(hops, itemsize, repair, group, site)
         if self._tape is not None:
-            self._tape.record(spans)
-        return spans
+            self._tape.record(missing)
+        return missing
+
+    def _send(self, hops: Hops, itemsize: int, repair: Repair, group: str, site: Site | None) -> Missing:
+        capacity = self.wire.elements_per_packet(itemsize)
+        missing = [self._send_over(hop, capacity, repair, group, site) for hop in hops]
+        if hops:
+            self.counters.add_message((self._purpose[0], site, group), any(len(packets) for packets in missing))
+        return Missing(missing)
+
+    def _send_over(self, hop: Hop, capacity: int, repair: Repair, group: str, site: Site | None) -> np.ndarray:
+        counts = [0, 0, 0]  # packets, lost, extra
+
+        def send(count: int, extra: int = 0) -> np.ndarray:
+            lost = self._take(group, hop.src, hop.dst, count)
+            counts[0] += count
+            counts[1] += len(lost)
+            counts[2] += extra
+            return lost
+
+        elements = repair.elements_on_wire(hop.stop - hop.start, capacity)
+        missing = repair.deliver(-(-elements // capacity), send)
+        packets, lost, extra = counts
+        self.counters.add((self._purpose[0], site, group, hop.src, hop.dst), packets, lost, extra, len(missing))
+        return missing
+
+    def normals(self, hops: Hops, *, group: str = "tp", site: Site | None = None) -> list[np.ndarray]:
+        """Standard normal numbers for the elements of each hop, from a stream of each link's own; nothing is counted.
+
+        None where the network is reliable. While a tape replays, its numbers come again.
+        """
+        if self._tape is not None and self._tape.replaying:
+            return self._tape.next().packets
+        numbers = []
+        for hop in () if self._is_reliable(site) else hops:
+            link = (group, hop.src, hop.dst)
+            if link not in self._normals:
+                self._normals[link] = Normals((self.seed, *self._purpose, *link, "normals"))
+            numbers.append(self._normals[link].take(hop.stop - hop.start))
+        if self._tape is not None:
+            self._tape.record(Missing(numbers))
+        return numbers
+
+    def _is_reliable(self, site: Site | None) -> bool:
+        return self._suspended or not self.scope.covers(site)
+
+    @property
+    def purpose(self) -> tuple[str, int]:
+        """("training", 0), or ("evaluation", step) within `evaluation(step)`."""
+        return self._purpose
 
     @property
     def suspended(self) -> bool:
@@ -123,12 +172,12 @@ class LossyNetwork:
     @contextmanager
     def evaluation(self, step: int) -> Iterator[None]:
         """Within the block losses come from streams of their own, named by `step`: training's are not shifted."""
-        before = self._purpose, self._links
-        self._purpose, self._links = ("evaluation", index(step)), {}
+        before = self._purpose, self._links, self._normals
+        self._purpose, self._links, self._normals = ("evaluation", index(step)), {}, {}
         try:
             yield
         finally:
-            self._purpose, self._links = before
+            self._purpose, self._links, self._normals = before
 
     @contextmanager
     def recording(self, tape: LossTape) -> Iterator[None]:
@@ -144,7 +193,7 @@ class LossyNetwork:
         """Packets, losses and observed rate by purpose, layer, module, direction, operation and link."""
         import pandas  # slow to import, and only a report needs it
 
-        columns = ["purpose", *Site._fields, "group", "src", "dst", "packets", "lost"]
+        columns = ["purpose", *Site._fields, "group", "src", "dst", *COUNTED]
         table = pandas.DataFrame(self.counters.rows(), columns=columns)
         table["observed_loss_rate"] = table["lost"] / table["packets"]
         return table
@@ -154,7 +203,8 @@ class LossyNetwork:
         if self._purpose != TRAINING:
             raise ValueError("state_dict() within evaluation(): call it after the block, where training's links are")
         links = [[list(link), losses.state_dict()] for link, losses in self._links.items()]
-        return {"seed": self.seed, "links": links, "counters": self.counters.state_dict()}
+        normals = [[list(link), stream.position] for link, stream in self._normals.items()]
+        return {"seed": self.seed, "links": links, "normals": normals, "counters": self.counters.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
         """Resume from `state_dict()`; ValueError when it is of another seed, and within `evaluation()`."""
@@ -167,4 +217,8 @@ class LossyNetwork:
             losses = self.process(src, dst).losses((self.seed, *TRAINING, group, src, dst))
             losses.load_state_dict(link_state)
             self._links[group, src, dst] = losses
+        self._normals = {
+            tuple(link): Normals((self.seed, *TRAINING, *link, "normals"), position)
+            for link, position in state["normals"]
+        }
         self.counters.load_state_dict(state["counters"])

@@ -2,14 +2,17 @@
 
 from dataclasses import dataclass
 
+from lossytp.network.checks import check_at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
     """Packet geometry, in bytes. The header's 44: IP 20, UDP 8, and 16 for the key, sequence number and offset that
-    tell a receiver what is missing."""
+    tell a receiver what is missing. `elements`, where given, is how many a packet carries, whatever their size."""
 
     mtu_bytes: int = 1500
     header_bytes: int = 44
+    elements: int | None = None
 
     def __post_init__(self) -> None:
         if self.header_bytes < 0 or self.mtu_bytes < self.header_bytes + 8:
@@ -17,9 +20,13 @@ class Wire:
                 f"mtu_bytes = {self.mtu_bytes} leaves no room for an 8-byte element after a header of "
                 f"{self.header_bytes} bytes: give at least {max(self.header_bytes, 0) + 8}"
             )
+        if self.elements is not None:
+            check_at_least("elements", self.elements, 1)
 
     def elements_per_packet(self, itemsize: int) -> int:
         """Whole elements of `itemsize` bytes that one packet carries: 364 in fp32 at the default MTU."""
+        if self.elements is not None:
+            return self.elements
         return (self.mtu_bytes - self.header_bytes) // itemsize
 
     def num_packets(self, num_elements: int, itemsize: int) -> int:

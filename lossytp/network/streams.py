@@ -11,6 +11,7 @@ Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 import hashlib
 
 import numpy as np
+from scipy.special import ndtri
 
 Key = tuple[int | str, ...]
 WORDS_PER_COUNTER = 4  # Philox 4x64 yields four words a counter value
@@ -39,3 +40,19 @@ class Stream:
         numbers = words.view(np.float64)
         numbers -= 1.0
         return numbers
+
+
+class Normals:
+    """Standard normal numbers, read in order from the Philox stream that `key` names, by inversion."""
+
+    def __init__(self, key: Key, position: int = 0) -> None:
+        self._stream = Stream(key)
+        self._stream.seek(position)
+        self.position = position
+
+    def take(self, count: int) -> np.ndarray:
+        """The next `count` numbers, float64, shape (count,)."""
+        self.position += count
+        uniforms = self._stream.uniforms(count)
+        uniforms += 2.0**-53  # the middle of each of the 2**52 steps: neither 0 nor 1
+        return np.asarray(ndtri(uniforms))

@@ -1,6 +1,6 @@
 """Recorded losses, for collectives that gradient checkpointing runs a second time."""
 
-from lossytp.network.routes import LostSpans
+from lossytp.network.routes import Missing
 
 
 class LossTape:
@@ -10,17 +10,17 @@ class LossTape:
     """
 
     def __init__(self) -> None:
-        self._spans: list[LostSpans] = []
+        self._messages: list[Missing] = []
         self._cursor = 0
         self.replaying = False
 
-    def record(self, spans: LostSpans) -> None:
-        self._spans.append(spans)
+    def record(self, missing: Missing) -> None:
+        self._messages.append(missing)
 
-    def next(self) -> LostSpans:
-        spans = self._spans[self._cursor]
+    def next(self) -> Missing:
+        missing = self._messages[self._cursor]
         self._cursor += 1
-        return spans
+        return missing
 
     def rewind(self) -> None:
         """Replay from the first collective on."""

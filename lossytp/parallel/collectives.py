@@ -1,81 +1,231 @@
-"""All-reduce over a lossy network, evaluated from the losses alone.
+"""Collectives over a lossy network, evaluated from the losses alone.
 
-Every algorithm comes down to which of a rank's elements survive to the sum, followed by an exact sum
-(`lossytp.network.routes`). Its gather phase is reliable. Every process works out all losses of the group by itself,
-so the only messages between processes are those of the sum.
+Every algorithm comes down to which of a rank's elements survive to the sum, an exact sum, and which of the results
+reach a rank (`lossytp.network.routes`). Every process works out all losses of the group by itself, so the only messages
+between processes are those of the sum.
 
 Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lossytp.network.counters import Site
+from lossytp.network.algorithms import algorithm_named
+from lossytp.network.checks import check_known
+from lossytp.network.counters import NOWHERE, Site
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import Repair, repair_named
-from lossytp.network.routes import Hop, LostSpans, algorithm_named
+from lossytp.network.repair import Local, Repair, Stale
+from lossytp.network.repairs import repair_named
+from lossytp.network.routes import Hops, Missing
+from lossytp.parallel.controls import add_noise_, check_noise
 from lossytp.parallel.group import RankGroup
+from lossytp.parallel.missing import Memory, Rows, adjoint_, settle_
+
+WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class LossyAllReduce:
-    """How the ranks of `group` sum their messages over `network`.
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """How ranks exchange messages; `parallelize` takes the same names.
 
-    Raises ValueError for an unknown algorithm or repair, and for `reliable_gather=False`, which lets replicas diverge.
+    Args:
+        algorithm: a name of `lossytp.network.algorithms`.
+        repair: as `lossytp.network.repairs.repair_named` reads it, such as "zero" or "fec(10, 8)".
+        reliable_gather: False loses packets of the results too. Each rank then has a residual stream of its own, or,
+            with `sequence_parallel`, its own holes in what it gathers.
+        sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
+        exact_adjoint: backward knows what forward lost, as no sender does.
+        wire_dtype: "fp32" or "bf16", to which messages are rounded for sending; their own dtype when left out.
+        control: "noise" adds, in place of losses, Gaussian noise of their expected squared error.
+
+    Raises ValueError for an unknown name, and for what cannot be combined.
     """
 
-    network: LossyNetwork
-    group: RankGroup
     algorithm: str = "direct"
     repair: str = "zero"
     reliable_gather: bool = True
+    sequence_parallel: bool = False
+    exact_adjoint: bool = False
+    wire_dtype: str | None = None
+    control: str | None = None
 
     def __post_init__(self) -> None:
         algorithm_named(self.algorithm)
-        repair_named(self.repair)
-        if not self.reliable_gather:
-            raise ValueError("reliable_gather = False (replicas that diverge) is not supported: leave it True")
+        repair = repair_named(self.repair)
+        if self.wire_dtype is not None:
+            check_known("wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        if isinstance(repair, Local):
+            if self.algorithm == "sender":
+                raise ValueError(
+                    "repair = 'local' with algorithm = 'sender': a loss there is everyone's, so no receiver has a part "
+                    "of its own to put in; choose another algorithm"
+                )
+            if self.sequence_parallel and not self.reliable_gather:
+                raise ValueError(
+                    "repair = 'local' with sequence_parallel and reliable_gather = False: a rank has no part of its "
+                    "own of what it gathers; choose another repair"
+                )
+        if self.exact_adjoint:
+            if isinstance(repair, Local):
+                raise ValueError("exact_adjoint with repair = 'local' is not built: choose another repair")
+            if not self.reliable_gather or self.sequence_parallel:
+                raise ValueError(
+                    "exact_adjoint with lossy gathers or sequence_parallel: the adjoint of a gather would be another "
+                    "collective, with losses of its own; leave reliable_gather True and sequence_parallel False"
+                )
+        if self.control is not None:
+            check_known("control", self.control, ("noise",))
+            check_noise(self.algorithm, repair, self.exact_adjoint, self.sequence_parallel)
+        if self.algorithm == "sender" and not self.reliable_gather and not self.sequence_parallel:
+            raise ValueError(
+                "reliable_gather = False with algorithm = 'sender', whose sum reaches every rank: choose another "
+                "algorithm"
+            )
 
-    def sum_(self, parts: Tensor, site: Site | None = None) -> Tensor:
-        """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them; returns (...).
+    @property
+    def own_streams(self) -> bool:
+        """Whether each rank carries a residual stream of its own."""
+        return not self.reliable_gather and not self.sequence_parallel
 
-        `parts` is overwritten: its lost elements with zero, the others scaled as the repair says. One element is
-        `parts`' own dtype on the wire.
+
+@dataclass(frozen=True)
+class LossyCollective:
+    """How the ranks of `group` exchange messages over `network`."""
+
+    network: LossyNetwork
+    group: RankGroup
+    wiring: Wiring = Wiring()
+    memories: dict = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def one_stream(self) -> bool:
+        """Whether all ranks share one residual stream, whole."""
+        return self.wiring.reliable_gather and not self.wiring.sequence_parallel
+
+    def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
+        """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them.
+
+        Returns (...), or where ranks have streams of their own (L, ...): each local rank's result. `parts` is
+        overwritten. With `sequence_parallel` the result is the ranks' shards side by side, of whole `unit`s each.
         """
-        total, wait = self.begin_sum_(parts, site)
-        wait()
-        return total
+        return self.begin_sum_(parts, site, unit).wait()
 
-    def begin_sum_(self, parts: Tensor, site: Site | None = None) -> tuple[Tensor, Callable[[], object]]:
-        """As `sum_`, but returns at once: the sum is complete when the returned function has been called."""
+    def begin_sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> "Sum":
+        """As `sum_`, but returns at once."""
+        wiring = self.wiring
+        if wiring.sequence_parallel:
+            site = (site or NOWHERE)._replace(operation="reduce_scatter")
         parts_LN = parts.view(len(parts), -1)
-        hops = algorithm_named(self.algorithm).reduce(parts_LN.shape[1], self.group.ranks)
-        spans = self.network.lost_spans(hops, parts.element_size(), group=self.group.name, site=site)
-        lose_(parts_LN, self.group.local, hops, spans, repair_named(self.repair), self.network)
+        self._round_(parts_LN)
+        own_LN = parts_LN.clone() if isinstance(self._repair, Local) else None
+        algorithm = algorithm_named(wiring.algorithm)
+        routes = algorithm.reduce_scatter if wiring.sequence_parallel else algorithm.reduce
+        hops = routes(parts_LN.shape[1], self.group.ranks, unit)
+        missing = self._lose_(parts_LN, hops, site, own_LN)
         total = parts.sum(0) if len(parts) > 1 else parts[0]
-        return total, self.group.begin_sum_(total)
+        wait = self.group.begin_sum_(total)
+
+        def finish() -> Tensor:
+            wait()
+            self._round_(total)
+            if not wiring.own_streams:
+                return total
+            results = total.expand(len(self.group.local), *total.shape).clone()
+            hops = algorithm.gather(parts_LN.shape[1], self.group.ranks, unit)
+            gathering = (site or NOWHERE)._replace(phase="gather")
+            self._lose_(results.view(len(results), -1), hops, gathering, own_LN, in_gather=True)
+            return results
+
+        return Sum(finish, hops, missing)
+
+    def gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
+        """Each local rank's copy (L, ...) of `x` (...), whose chunks lie on one rank each, as the network delivers it.
+
+        Where the gather is reliable, `x` itself, repeated without a copy.
+        """
+        copies = x.expand(len(self.group.local), *x.shape)
+        if self.wiring.reliable_gather:
+            return copies
+        copies = copies.clone(memory_format=torch.contiguous_format)
+        copies_LN = copies.view(len(copies), -1)
+        self._round_(copies_LN)
+        hops = algorithm_named(self.wiring.algorithm).all_gather(copies_LN.shape[1], self.group.ranks, unit)
+        gathering = (site or NOWHERE)._replace(operation="all_gather", phase="gather")
+        self._lose_(copies_LN, hops, gathering, None, in_gather=True)
+        return copies
+
+    def adjoint_(self, gradients: Tensor, hops: Hops, missing: Missing) -> None:
+        """From the gradient of a sum, repeated (L, ...), to those of its contributions, in place."""
+        rows = self._rows(gradients.view(len(gradients), -1))
+        adjoint_(rows, hops, missing, self._repair, self.network, self._capacity(gradients))
+
+    def _lose_(
+        self, rows_LN: Tensor, hops: Hops, site: Site | None, own_LN: Tensor | None, *, in_gather: bool = False
+    ) -> Missing:
+        """Send the rows over `hops`, and leave in them what arrives."""
+        rows = self._rows(rows_LN)
+        if self.wiring.control == "noise":
+            add_noise_(rows, hops, self.network, self.group.name, site)
+            return NOTHING_MISSING
+        itemsize = self._itemsize(rows_LN)
+        missing = self.network.send(hops, itemsize, repair=self._repair, group=self.group.name, site=site)
+        memory = self._memory(site) if isinstance(self._repair, Stale) else None
+        capacity = self._capacity(rows_LN)
+        settle_(
+            rows, hops, missing, self._repair, self.network, capacity, own_LN=own_LN, in_gather=in_gather, memory=memory
+        )
+        return missing
+
+    def _rows(self, rows_LN: Tensor) -> Rows:
+        return Rows(rows_LN, self.group.local, self.group.ranks)
+
+    @cached_property
+    def _repair(self) -> Repair:
+        return repair_named(self.wiring.repair)
+
+    def _itemsize(self, message: Tensor) -> int:
+        return WIRE_DTYPES[self.wiring.wire_dtype].itemsize if self.wiring.wire_dtype else message.element_size()
+
+    def _capacity(self, message: Tensor) -> int:
+        return self.network.wire.elements_per_packet(self._itemsize(message))
+
+    def _round_(self, message: Tensor) -> None:
+        """To what the wire's dtype can hold."""
+        if self.wiring.wire_dtype:
+            message.copy_(message.to(WIRE_DTYPES[self.wiring.wire_dtype]))
+
+    def _memory(self, site: Site | None) -> Memory:
+        """What last arrived of this site's messages; evaluation has a memory of its own, that of one step."""
+        purpose = self.network.purpose
+        for other in [kept for kept in self.memories if kept[0] == purpose[0] and kept != purpose]:
+            del self.memories[other]
+        memory: Memory = self.memories.setdefault(purpose, {}).setdefault(site, {})
+        return memory
 
 
-def all_reduce(
-    x_RN: Tensor,
-    network: LossyNetwork,
-    *,
-    algorithm: str = "direct",
-    repair: str = "zero",
-    reliable_gather: bool = True,
-) -> Tensor:
+class Sum(NamedTuple):
+    """A sum under way; what its contributions lost is known already."""
+
+    wait: Callable[[], Tensor]
+    hops: Hops
+    missing: Missing
+
+
+NOTHING_MISSING = Missing([], reliable=True)
+
+
+def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
     """Sum R stacked messages over a lossy network.
 
     Args:
         x_RN: (ranks, elements), one floating-point message a rank; not changed, and not differentiated through.
         network: advanced by the packets the messages fill.
-        algorithm: "sender" or "direct", see `lossytp.network.routes`.
-        repair: "zero" or "rescale", see `lossytp.network.repair`.
-        reliable_gather: must be True.
+        wiring: `Wiring`'s, such as `algorithm` and `repair`; but `sequence_parallel`, which is no all-reduce.
 
     Returns:
         (ranks, elements): the result that each rank holds.
@@ -84,56 +234,8 @@ def all_reduce(
         raise ValueError(
             f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}: stack floating-point messages to (ranks, elements)"
         )
-    collective = LossyAllReduce(network, RankGroup(len(x_RN)), algorithm, repair, reliable_gather)
-    return collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format)).expand_as(x_RN).clone()
-
-
-def lose_(
-    parts_LN: Tensor,
-    positions: Sequence[int],
-    hops: tuple[Hop, ...],
-    spans: LostSpans,
-    repair: Repair,
-    network: LossyNetwork,
-) -> None:
-    """Take from `parts_LN` what the network lost, and scale the rest as the repair says.
-
-    Row i belongs to the rank at `positions[i]` of the group; what other ranks lack is not looked at.
-    """
-    if not spans.reliable:
-        _scale_(parts_LN, positions, hops, repair, network)
-        _zero_spans_(parts_LN, positions, spans)
-
-
-def _scale_(
-    parts_LN: Tensor, positions: Sequence[int], hops: tuple[Hop, ...], repair: Repair, network: LossyNetwork
-) -> None:
-    """Scale what crosses each hop as the repair says."""
-    for hop in hops:
-        weight = repair.weight(network.process(hop.src, hop.dst).loss_rate)
-        if weight != 1:
-            for position in hop.positions:
-                if position in positions:
-                    parts_LN[positions.index(position), hop.start : hop.stop] *= weight
-
-
-def _zero_spans_(parts_LN: Tensor, positions: Sequence[int], spans: LostSpans) -> None:
-    """Set elements [start, stop) to zero for every span of a rank at one of the positions."""
-    row_at = {position: row for row, position in enumerate(positions)}
-    lost = zip(spans.rows, spans.starts, spans.stops, strict=True)
-    here = [(row_at[position], start, stop) for position, start, stop in lost if position in row_at]
-    if not here:
-        return
-    if parts_LN.device.type == "cpu":
-        bytes_LN: Any = parts_LN.view(torch.uint8).numpy()  # numpy slices cost a tenth of torch's, in any dtype
-        size = parts_LN.element_size()
-        for row, start, stop in here:
-            bytes_LN[row, start * size : stop * size] = 0
-        return
-    # on a device: +1 at each start, -1 at each stop, and the running sum is positive inside a span
-    rows, starts, stops = torch.tensor(here, device=parts_LN.device).t()
-    edges = torch.zeros(parts_LN.shape[0], parts_LN.shape[1] + 1, dtype=torch.int32, device=parts_LN.device)
-    one = torch.ones_like(rows, dtype=torch.int32)
-    edges.index_put_((rows, starts), one, accumulate=True)
-    edges.index_put_((rows, stops), -one, accumulate=True)
-    parts_LN.masked_fill_(edges.cumsum(1)[:, :-1] > 0, 0)
+    if wiring.get("sequence_parallel"):
+        raise ValueError("sequence_parallel = True is no all-reduce: leave it out")
+    collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring(**wiring))
+    result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
+    return result if collective.wiring.own_streams else result.expand_as(x_RN).clone()

@@ -19,9 +19,10 @@ from transformers.pytorch_utils import Conv1D
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.tape import LossTape
-from lossytp.parallel.collectives import LossyAllReduce
+from lossytp.parallel.collectives import LossyCollective, Wiring
 from lossytp.parallel.group import RankGroup, check_divides
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from lossytp.parallel.own_streams import OWN_STREAMS, give_own_streams_, shared_again
 
 SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
 
@@ -34,7 +35,7 @@ class TensorParallelBlock(GPT2Block):
         if "_gradient_checkpointing_func" not in self.__dict__:
             raise AttributeError("gradient checkpointing was never enabled")
         checkpoint: Callable = self.__dict__["_gradient_checkpointing_func"]
-        collective: LossyAllReduce = self.attn.c_attn.collective  # type: ignore[assignment]
+        collective: LossyCollective = self.attn.c_attn.collective  # type: ignore[assignment]
 
         def checkpoint_with_tape(function: Callable, *args: Any, **kwargs: Any) -> Any:
             network, tape = collective.network, LossTape()
@@ -57,10 +58,9 @@ def parallelize(
     network: LossyNetwork,
     *,
     tensor_parallel_size: int,
-    algorithm: str = "direct",
-    repair: str = "zero",
-    reliable_gather: bool = True,
     group: RankGroup | None = None,
+    own_copies: bool = False,
+    **wiring: Any,
 ) -> PreTrainedModel:
     """A tensor-parallel copy of `model`, whose all-reduces lose what `network` loses.
 
@@ -68,11 +68,11 @@ def parallelize(
         model: GPT2LMHeadModel or GPT2ForSequenceClassification; not changed. The same on every process.
         network: shared by all layers; `network.report()` tells what each of them sent and lost.
         tensor_parallel_size: ranks; must divide the heads and the MLP's width.
-        algorithm: "sender" or "direct".
-        repair: "zero" or "rescale".
-        reliable_gather: must be True.
         group: where the ranks live. Left out, they are spread over all processes of torch.distributed, this copy
             holding this process's shards alone, or are virtual ranks of this process where it is not initialised.
+        own_copies: whether each rank has copies of its own of the parameters that all ranks hold, which may drift
+            apart; needs `reliable_gather=False`. Left out, the ranks of a process share theirs.
+        wiring: how they exchange messages, as `Wiring` says: algorithm, repair, reliable_gather and others.
 
     Raises:
         TypeError: for another model. ValueError: for a size that does not divide, or an unknown name.
@@ -83,7 +83,13 @@ def parallelize(
         group = RankGroup(tensor_parallel_size, process_group=world)
     if group.size != tensor_parallel_size:
         raise ValueError(f"tensor_parallel_size = {tensor_parallel_size}, but the group is of {group.size}: give one")
-    collective = LossyAllReduce(network, group, algorithm, repair, reliable_gather)
+    collective = LossyCollective(network, group, Wiring(**wiring))
+
+    own_streams = collective.wiring.own_streams
+    if own_copies and not own_streams:
+        raise ValueError(
+            "own_copies = True where all ranks share a stream: give reliable_gather = False, or leave it out"
+        )
 
     def column(conv: Conv1D, num_projections: int, layer: int, module: str) -> nn.Module:
         return ColumnParallelLinear(
@@ -91,12 +97,17 @@ def parallelize(
         )
 
     def row(conv: Conv1D, layer: int, module: str) -> nn.Module:
-        return RowParallelLinear(conv.weight, conv.bias, collective=collective, layer=layer, module=module)
+        return RowParallelLinear(
+            conv.weight, conv.bias, own_bias=own_copies, collective=collective, layer=layer, module=module
+        )
 
-    parallel = with_layers(model, column, row, width_here=model.config.hidden_size // group.processes)
+    ranks_here = len(group.local) if own_streams else 1  # that attention sees one after the other
+    parallel = with_layers(model, column, row, width_here=model.config.hidden_size // (group.processes * ranks_here))
     for block in blocks_of(parallel):
         block.__class__ = TensorParallelBlock
     assert_converted(parallel)
+    if own_streams:
+        give_own_streams_(parallel, group, own_copies=own_copies)
     return parallel
 
 
@@ -153,7 +164,13 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
         for layer in model.modules()
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear)
     }
+    replacements |= shared_again(model)
     dense = copy.deepcopy(model, replacements)
+    for plain, own in OWN_STREAMS.items():
+        if type(dense) is own:
+            dense.__class__ = plain
+            del dense.rank_group
+            dense.tie_weights()
     for block in blocks_of(dense):
         block.__class__ = GPT2Block
         block.attn.split_size = model.config.hidden_size
@@ -168,7 +185,7 @@ def assert_converted(model: PreTrainedModel) -> None:
     """
     for number, block in enumerate(blocks_of(model)):
         kinds = [type(layer) for layer in block.modules() if isinstance(layer, Conv1D | nn.Linear)]
-        expected = {
+        expected: dict[str, type[nn.Module]] = {
             "attn.c_attn": ColumnParallelLinear,
             "attn.c_proj": RowParallelLinear,
             "mlp.c_fc": ColumnParallelLinear,

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 from torch.distributed import Backend, DistNetworkError, DistStoreError, ProcessGroup
 
+from lossytp.network.algorithms import algorithm_named
 from lossytp.network.checks import check_known
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import repair_named
-from lossytp.network.routes import algorithm_named
+from lossytp.network.repairs import repair_named
 from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
 
@@ -34,6 +34,7 @@ class _Settings:
     wraps: str
     algorithm: str
     repair: str
+    reliable_gather: bool
 
 
 _settings: _Settings | None = None
@@ -45,6 +46,7 @@ def init_process_group(
     wraps: str = "gloo",
     algorithm: str = "direct",
     repair: str = "zero",
+    reliable_gather: bool = True,
     join_timeout_s: float = JOIN_TIMEOUT_S,
 ) -> None:
     """Initialise torch.distributed with the backend `lossy`, which sub-groups and meshes then have too.
@@ -52,8 +54,8 @@ def init_process_group(
     Args:
         network: the same seed, processes and wire on every rank.
         wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries what lies on the CPU).
-        algorithm: "sender" or "direct", of sums and all-gathers.
-        repair: "zero" or "rescale"; what crosses a link is scaled whatever the operation.
+        algorithm, repair: of every operation, as `lossytp.parallel.collectives.Wiring`'s.
+        reliable_gather: False loses packets of an all-reduce's result too, other ones on every rank.
         join_timeout_s: how long to wait for the other ranks, where no agent of torchrun has brought them together.
 
     Raises:
@@ -73,7 +75,7 @@ def init_process_group(
     rank, world = rank_and_world_size()
     if wraps == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
-    _settings = _Settings(network, wraps, algorithm, repair)
+    _settings = _Settings(network, wraps, algorithm, repair, reliable_gather)
     Backend.register_backend("lossy", _make_group, extended_api=True, devices=["cpu", "cuda"])
     if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group("lossy")
@@ -144,4 +146,5 @@ def _make_group(options: Any, _: Any) -> LossyProcessGroup:
         network=_settings.network,
         algorithm=_settings.algorithm,
         repair=_settings.repair,
+        reliable_gather=_settings.reliable_gather,
     )

@@ -24,11 +24,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
+from lossytp.network.algorithms import algorithm_named
 from lossytp.network.counters import Site
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import repair_named
-from lossytp.network.routes import Hop, LostSpans, algorithm_named
-from lossytp.parallel.collectives import lose_
+from lossytp.network.repair import Local, Stale
+from lossytp.network.repairs import repair_named
+from lossytp.network.routes import Hop, Hops, Missing
+from lossytp.parallel.missing import Rows, settle_
 from lossytp.parallel.work import All, Then
 
 LOSSY_REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
@@ -42,7 +44,8 @@ class LossyProcessGroup(ProcessGroup):
         name: PyTorch's name of the group; with its first rank, it tells the group's streams from other groups'.
         ranks: global ranks, by position in the group.
         network: the same seed and processes on every rank.
-        algorithm, repair: as `LossyAllReduce`'s.
+        algorithm, repair, reliable_gather: as `Wiring`'s. "stale" is refused where it is first needed: which message
+            follows which is not known here. "local" leaves zero in an all-gather, where no rank has a part.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class LossyProcessGroup(ProcessGroup):
         network: LossyNetwork,
         algorithm: str = "direct",
         repair: str = "zero",
+        reliable_gather: bool = True,
     ) -> None:
         super().__init__(wrapped.rank(), wrapped.size())  # type: ignore[call-arg]
         self.wrapped = wrapped
@@ -62,6 +66,7 @@ class LossyProcessGroup(ProcessGroup):
         self._c10d_name = name
         self._routes = algorithm_named(algorithm)
         self._repair = repair_named(repair)
+        self._reliable_gather = reliable_gather
 
     def getBackendName(self) -> str:
         return "lossy"
@@ -77,18 +82,26 @@ class LossyProcessGroup(ProcessGroup):
     # sums: a rank's own part is lost before it is sent
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
-        options = opts or dist.AllreduceOptions()
-        if options.reduceOp.op in LOSSY_REDUCTIONS:  # type: ignore[union-attr]
-            for tensor in tensors:
-                self._lose_part_(tensor, "all_reduce")
-        return self.wrapped.allreduce(tensors, options)
+        return self._all_reduce(tensors, opts or dist.AllreduceOptions(), self.wrapped.allreduce)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        options = opts or dist.AllreduceCoalescedOptions()
-        if options.reduceOp.op in LOSSY_REDUCTIONS:  # type: ignore[union-attr]
-            for tensor in tensors:
-                self._lose_part_(tensor, "all_reduce")
-        return self.wrapped.allreduce_coalesced(tensors, options)
+        return self._all_reduce(tensors, opts or dist.AllreduceCoalescedOptions(), self.wrapped.allreduce_coalesced)
+
+    def _all_reduce(self, tensors: list[Tensor], options: Any, carry: Callable[[list[Tensor], Any], Work]) -> Work:
+        lossy = [t for t in tensors if self._is_lossy(t)] if options.reduceOp.op in LOSSY_REDUCTIONS else []
+        own = [tensor.clone() if isinstance(self._repair, Local) else None for tensor in lossy]
+        for tensor in lossy:
+            self._lose_(tensor, self._routes.reduce(tensor.numel(), self.ranks, 1), "all_reduce")
+        if self._reliable_gather:
+            return carry(tensors, options)
+        ways = [self._routes.gather(tensor.numel(), self.ranks, 1) for tensor in lossy]
+        drawn = [self._draw(hops, tensor, "all_reduce", "gather") for hops, tensor in zip(ways, lossy, strict=True)]
+
+        def arrive() -> None:
+            for tensor, hops, missing, part in zip(lossy, ways, drawn, own, strict=True):
+                self._settle_(tensor, hops, missing, part, in_gather=True)
+
+        return Then(carry(tensors, options), arrive)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:  # type: ignore[override]
         options = opts or dist.ReduceScatterOptions()
@@ -152,16 +165,11 @@ class LossyProcessGroup(ProcessGroup):
             lost.append(self._lose_sent(tensor, bounds, "send"))
         return self.wrapped.send(lost, dst, tag)
 
-    def _lose_part_(self, part: Tensor, operation: str) -> None:
-        """Take from this rank's contribution to a sum what its links lost."""
-        if self._is_lossy(part):
-            self._lose_(part, self._routes.reduce(part.numel(), self.ranks), operation)
-
     def _lose_from_copy(self, part: Tensor) -> Tensor:
         if not self._is_lossy(part):
             return part
         copy = part.clone(memory_format=torch.contiguous_format)
-        self._lose_part_(copy, "reduce_scatter")
+        self._lose_(copy, self._routes.reduce_scatter(part.numel(), self.ranks, 1), "reduce_scatter")
         return copy
 
     def _lose_from_pieces(self, pieces: list[Tensor]) -> list[Tensor]:
@@ -176,12 +184,12 @@ class LossyProcessGroup(ProcessGroup):
         if not self._is_lossy(pieces[0], elements):
             return work
         _check_equal("all_gather", pieces)
-        hops = self._routes.gather(elements, self.ranks)
-        spans = self._draw(hops, pieces[0], "all_gather")
+        hops = self._routes.all_gather(elements, self.ranks, 1)
+        missing = self._draw(hops, pieces[0], "all_gather", "gather")
 
         def arrive() -> None:
             message = pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
-            self._take_(message, hops, spans)
+            self._settle_(message, hops, missing, None, in_gather=True)
             if len(pieces) > 1:
                 for piece, part in zip(pieces, message.chunk(len(pieces)), strict=True):
                     piece.copy_(part.view_as(piece))
@@ -199,27 +207,39 @@ class LossyProcessGroup(ProcessGroup):
             if position != me and stop > start
         )
         copy = message.clone(memory_format=torch.contiguous_format)
-        self._lose_(copy, hops, operation, one_sided=True)
+        missing = self._draw(hops, copy, operation, "gather", one_sided=True)
+        self._settle_(copy, hops, missing, None, in_gather=True)
         return copy
 
-    def _lose_(self, message: Tensor, hops: tuple[Hop, ...], operation: str, *, one_sided: bool = False) -> None:
-        self._take_(message, hops, self._draw(hops, message, operation, one_sided=one_sided))
+    def _lose_(self, message: Tensor, hops: Hops, operation: str) -> None:
+        """Take from this rank's contribution to a sum what is lost of it."""
+        own = message.clone() if isinstance(self._repair, Local) else None
+        self._settle_(message, hops, self._draw(hops, message, operation, "reduce"), own)
 
-    def _take_(self, message: Tensor, hops: tuple[Hop, ...], spans: LostSpans) -> None:
+    def _settle_(
+        self, message: Tensor, hops: Hops, missing: Missing, own: Tensor | None, *, in_gather: bool = False
+    ) -> None:
         flat = message.detach().reshape(1, -1)  # a copy where the message does not lie in order
-        lose_(flat, (self.rank(),), hops, spans, self._repair, self.network)
+        capacity = self.network.wire.elements_per_packet(message.element_size())
+        own_1N = None if own is None else own.detach().reshape(1, -1)
+        rows = Rows(flat, (self.rank(),), self.ranks)
+        settle_(rows, hops, missing, self._repair, self.network, capacity, own_LN=own_1N, in_gather=in_gather)
         if not message.is_contiguous():
             message.copy_(flat.view(message.shape))
 
-    def _draw(self, hops: tuple[Hop, ...], message: Tensor, operation: str, *, one_sided: bool = False) -> LostSpans:
+    def _draw(self, hops: Hops, message: Tensor, operation: str, phase: str, *, one_sided: bool = False) -> Missing:
+        if isinstance(self._repair, Stale):
+            raise ValueError(
+                "repair = 'stale' over the backend, which does not know what message follows what: choose another"
+            )
         name = f"{self._c10d_name}@{self.ranks[0]}"
         if one_sided:
             name += f" from {self.ranks[self.rank()]}"
         in_backward = torch._C._current_graph_task_id() != -1  # of autograd
         down = operation == "send" and any(hop.dst < hop.src for hop in hops)  # a pipeline sends its gradients so
         direction = "backward" if in_backward or down else "forward"
-        site = Site(None, None, direction, operation)
-        return self.network.lost_spans(hops, message.element_size(), group=name, site=site)
+        site = Site(None, None, direction, operation, phase)
+        return self.network.send(hops, message.element_size(), repair=self._repair, group=name, site=site)
 
     def _is_lossy(self, message: Tensor, elements: int | None = None) -> bool:
         """Whether such a message, of `elements` where that is not all of it, may lose packets."""

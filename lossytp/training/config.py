@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from lossytp.network.algorithms import algorithm_named
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import check_known, check_probability
 from lossytp.network.gilbert_elliott import GilbertElliott
 from lossytp.network.packets import Wire
 from lossytp.network.presets import LossProcess, gilbert_elliott_preset
-from lossytp.network.repair import repair_named
-from lossytp.network.routes import algorithm_named
+from lossytp.network.repairs import repair_named
 from lossytp.parallel.layout import Layout
 from lossytp.training.models import PRESETS, check_model
 from lossytp.training.tasks import TASKS

@@ -1,0 +1,35 @@
+"""Every rank sends chunk c to rank c, which sums it and sends the sum to every other: one hop a phase.
+
+The direct exchange of Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+IJHPCA 2005, section 5 (reduce-scatter by pairwise exchange). An owner's own part crosses no link, so a fraction
+(R - 1) / R of the contributions is at risk.
+"""
+
+from functools import lru_cache
+
+from lossytp.network.routes import Algorithm, Hop, Hops, chunk_bounds
+
+
+@lru_cache(maxsize=1024)
+def reduce(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
+    """A loss on link r -> c is that of rank r's part of chunk c."""
+    return tuple(
+        Hop(src, owner, start, stop, (position,))
+        for position, src in enumerate(ranks)
+        for owner, (start, stop) in zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True)
+        if owner != src and stop > start
+    )
+
+
+@lru_cache(maxsize=1024)
+def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
+    """A loss on link c -> r is that of the sum's chunk c, for rank r alone."""
+    return tuple(
+        Hop(owner, dst, start, stop, (position,))
+        for owner, (start, stop) in zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True)
+        for position, dst in enumerate(ranks)
+        if owner != dst and stop > start
+    )
+
+
+ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather)

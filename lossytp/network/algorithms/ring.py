@@ -1,0 +1,40 @@
+"""Every rank sends to its neighbour alone; chunks travel round the ring twice, growing sums first, then the sums.
+
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009, section 4.
+Rank c owns the sum of chunk c: its partial sum starts at rank c + 1.
+"""
+
+from functools import lru_cache
+
+from lossytp.network.routes import Algorithm, Hop, Hops, chunk_bounds
+
+
+@lru_cache(maxsize=1024)
+def reduce(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
+    """A loss destroys the running partial sum: the parts of all ranks upstream."""
+    size = len(ranks)
+    chunks = chunk_bounds(num_elements, size, unit)
+    hops = []
+    for step in range(size - 1):
+        for position, src in enumerate(ranks):
+            chunk = (position - step - 1) % size
+            upstream = tuple((chunk + 1 + joined) % size for joined in range(step + 1))
+            hops.append(Hop(src, ranks[(position + 1) % size], *chunks[chunk], upstream))
+    return tuple(hop for hop in hops if hop.stop > hop.start)
+
+
+@lru_cache(maxsize=1024)
+def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
+    """A loss starves every rank downstream, which is handed what is not there."""
+    size = len(ranks)
+    chunks = chunk_bounds(num_elements, size, unit)
+    hops = []
+    for step in range(size - 1):
+        for position, src in enumerate(ranks):
+            chunk = (position - step) % size
+            downstream = tuple((position + 1 + passed) % size for passed in range(size - 1 - step))
+            hops.append(Hop(src, ranks[(position + 1) % size], *chunks[chunk], downstream))
+    return tuple(hop for hop in hops if hop.stop > hop.start)
+
+
+ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather)

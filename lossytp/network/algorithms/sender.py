@@ -1,0 +1,25 @@
+"""Earlier studies' abstraction: a rank's packets cross one lossy link of its own, and a loss there is everyone's.
+
+No network works so; it is what a study models that zeroes a rank's message before a plain all-reduce.
+"""
+
+from functools import lru_cache
+
+from lossytp.network.routes import SWITCH, Algorithm, Hop, Hops, chunk_bounds, no_hops
+
+
+@lru_cache(maxsize=1024)
+def reduce(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
+    """A rank's whole contribution; a loss removes it for everyone, its sender included."""
+    return tuple(Hop(rank, SWITCH, 0, num_elements, (position,)) for position, rank in enumerate(ranks) if num_elements)
+
+
+@lru_cache(maxsize=1024)
+def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
+    """A rank's chunk; a loss starves every rank, its sender included."""
+    everyone = tuple(range(len(ranks)))
+    chunks = zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True)
+    return tuple(Hop(rank, SWITCH, start, stop, everyone) for rank, (start, stop) in chunks if stop > start)
+
+
+ALGORITHM = Algorithm(reduce=reduce, gather=no_hops, reduce_scatter=reduce, all_gather=all_gather)

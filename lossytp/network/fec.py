@@ -1,0 +1,94 @@
+"""Forward error correction: parity packets from which a receiver restores what was lost, with nobody asked.
+
+Rizzo, "Effective erasure codes for reliable computer communication protocols", CCR 1997. Only which packets are
+missing in the end is worked out here: restored packets are restored exactly, so no parity is ever computed.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.stats import binom
+
+from lossytp.network.checks import check_at_least, check_known
+from lossytp.network.repair import Repair, Send
+
+CODES = ("mds", "xor")
+
+
+@dataclass(frozen=True)
+class Fec(Repair):
+    """`n` packets are sent for each block of `k` of a message; a last, shorter block takes n - k parity packets too.
+
+    Args:
+        n, k: packets of a block, and how many of them are the message's own.
+        depth: blocks that are interleaved: neighbours on the wire are of different blocks, so that a burst of up to
+            `depth` packets takes one of each.
+        code: "mds", maximum-distance-separable, such as Reed and Solomon's (1960): any n - k losses of a block are
+            restored; "xor": each parity packet is the sum modulo two of every (n - k)-th packet, and restores one of
+            those it covers (RFC 5109). With n = k + 1 they are the same.
+
+    Costs (n - k) / k of the message's packets, and up to depth * n packets' time until a block is complete.
+    """
+
+    n: int
+    k: int
+    depth: int = 1
+    code: str = "mds"
+
+    def __post_init__(self) -> None:
+        for name, least in (("k", 1), ("n", self.k + 1 if isinstance(self.k, int) else 2), ("depth", 1)):
+            check_at_least(name, getattr(self, name), least)
+        check_known("code", self.code, CODES)
+        if self.code == "xor" and self.n - self.k > self.k:
+            raise ValueError(f"n - k = {self.n - self.k} parity packets cover k = {self.k}: give n of at most 2 k")
+
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        if not num_packets:
+            return send(0)
+        packet, group = wire_order(self, num_packets)
+        lost = send(len(packet), extra=len(packet) - num_packets)
+        if not len(lost):
+            return lost
+        restored_at_most = self.n - self.k if self.code == "mds" else 1
+        too_many = np.bincount(group[lost]) > restored_at_most
+        missing = packet[lost[too_many[group[lost]]]]
+        return missing[missing >= 0]
+
+    def missing_rate(self, loss_rate: float) -> float:
+        """p times the probability that too many of the others in its block are lost as well; whole blocks."""
+        parity = self.n - self.k
+        if self.code == "mds":
+            return float(loss_rate * binom.sf(parity - 1, self.n - 1, loss_rate))
+        covered = [len(range(first, self.k, parity)) for first in range(parity)]  # packets of each parity packet
+        return float(sum(size * loss_rate * (1 - (1 - loss_rate) ** size) for size in covered) / self.k)
+
+    def extra_share(self, loss_rate: float) -> float:
+        return (self.n - self.k) / self.k
+
+
+@lru_cache(maxsize=1024)
+def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:
+    """For each packet in the order of sending: its number in the message, -1 for parity, and its group.
+
+    A group is what restores its losses together: a block, or with "xor" a parity packet and those it covers. The
+    message's own packets keep their order: of each run of `depth` blocks first all of them, then all parity.
+    """
+    parity = code.n - code.k
+    packets, groups, first_group = [], [], 0
+    for start in range(0, num_packets, code.depth * code.k):
+        own = np.arange(start, min(start + code.depth * code.k, num_packets))
+        blocks = min(code.depth, -(-len(own) // code.k))
+        member, block = np.divmod(np.arange(len(own)), blocks)
+        parity_number, parity_block = np.divmod(np.arange(parity * blocks), blocks)
+        packets += [own, np.full(parity * blocks, -1)]
+        if code.code == "mds":
+            groups += [first_group + block, first_group + parity_block]
+            first_group += blocks
+        else:
+            groups += [
+                first_group + block * parity + member % parity,
+                first_group + parity_block * parity + parity_number,
+            ]
+            first_group += blocks * parity
+    return np.concatenate(packets), np.concatenate(groups)

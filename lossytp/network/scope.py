@@ -1,0 +1,49 @@
+"""Where in a model packets may be lost: a study of where it hurts makes one part lossy and the rest reliable."""
+
+from dataclasses import dataclass
+
+from lossytp.network.checks import check_known
+from lossytp.network.counters import NOWHERE, Site
+
+DIRECTIONS = ("forward", "backward")
+MODULES = ("attention", "mlp")
+PHASES = ("reduce", "gather")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """Messages that may lose packets; a part left out is not restricted. All others are reliable, and not counted.
+
+    Args:
+        direction: "forward" or "backward".
+        module: "attention" or "mlp".
+        layers: first transformer layer and the one after the last, counted from 0.
+        phase: "reduce" (contributions on their way to a sum) or "gather" (the sum on its way to the ranks).
+
+    Messages that belong to no layer, such as a data-parallel gradient's, lie outside any range of layers or module.
+    Links are restricted by name, `LossyNetwork({(0, 1): process})`.
+    """
+
+    direction: str | None = None
+    module: str | None = None
+    layers: tuple[int, int] | None = None
+    phase: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in (("direction", DIRECTIONS), ("module", MODULES), ("phase", PHASES)):
+            if getattr(self, name) is not None:
+                check_known(name, getattr(self, name), known)
+        if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
+            raise ValueError(f"layers = {self.layers} holds no layer: give the first and the one after the last")
+
+    def covers(self, site: Site | None) -> bool:
+        """Whether a message of this site may lose packets."""
+        site = site or NOWHERE
+        if self.layers is not None and (site.layer is None or not self.layers[0] <= site.layer < self.layers[1]):
+            return False
+        mine = (self.direction, self.module, self.phase)
+        theirs = (site.direction, site.module, site.phase)
+        return all(want is None or want == have for want, have in zip(mine, theirs, strict=True))
+
+
+EVERYWHERE = Scope()

@@ -1,0 +1,199 @@
+"""Diverging replicas: every rank computes on a residual stream of its own, from the embeddings to the logits.
+
+Where results lose packets too, ranks that should hold the same activations do not. The streams of the L ranks of this
+process lie along the batch, rank-major, (L * B, T, D): the inputs are repeated on the way in and the logits taken apart
+on the way out, so GPT-2's own code runs between. The training loss is the mean over the ranks.
+
+Parameters that every rank holds (embeddings, norms, biases after a sum, the head) are one for all ranks of a process,
+which keeps the ranks' copies equal, or where copies may drift one for each, stacked on a leading axis.
+"""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedModel
+
+from lossytp.parallel.functions import own_gradient
+from lossytp.parallel.group import RankGroup
+
+BATCHED = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels")
+
+
+def _on_own_streams(forward: Callable) -> Callable:
+    signature = inspect.signature(forward)
+
+    @functools.wraps(forward)
+    def folded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        ranks_here = len(self.rank_group.local)
+        inputs = signature.bind(self, *args, **kwargs).arguments
+        inputs |= inputs.pop("kwargs", {})
+        del inputs["self"]
+        return_dict = inputs.pop("return_dict", None)
+        tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+        past, positions = inputs.get("past_key_values"), inputs.get("position_ids")
+        _check_cache(past, ranks_here * len(tokens))
+        if positions is None and isinstance(self.transformer.wpe, PerRank):
+            first = past.get_seq_length() if past is not None else 0
+            positions = torch.arange(first, first + tokens.shape[1], device=tokens.device).unsqueeze(0)
+        if positions is not None:
+            inputs["position_ids"] = positions.expand(tokens.shape[:2])
+        for name in BATCHED:
+            if inputs.get(name) is not None:
+                inputs[name] = inputs[name].repeat(ranks_here, *[1] * (inputs[name].ndim - 1))
+        output = forward(self, **inputs, return_dict=True)
+        output.rank_logits = output.logits.view(ranks_here, len(tokens), *output.logits.shape[1:])
+        output.logits = _first_ranks(output.rank_logits[0], self.rank_group)
+        return output if return_dict is not False else output.to_tuple()
+
+    return folded
+
+
+class OwnStreamsLMHeadModel(GPT2LMHeadModel):
+    """Logits are the first rank's; `rank_logits` (L, B, T, V) those of each rank of this process."""
+
+    rank_group: RankGroup
+    forward = _on_own_streams(GPT2LMHeadModel.forward)
+
+
+class OwnStreamsForSequenceClassification(GPT2ForSequenceClassification):
+    """Logits are the first rank's; `rank_logits` (L, B, classes) those of each rank of this process."""
+
+    rank_group: RankGroup
+    forward = _on_own_streams(GPT2ForSequenceClassification.forward)
+
+
+OWN_STREAMS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {
+    GPT2LMHeadModel: OwnStreamsLMHeadModel,
+    GPT2ForSequenceClassification: OwnStreamsForSequenceClassification,
+}
+
+
+class SharedDropout(nn.Dropout):
+    """Dropout with one mask for all ranks of this process, as ranks that share a seed have."""
+
+    def __init__(self, p: float, ranks_here: int) -> None:
+        super().__init__(p)
+        self.ranks_here = ranks_here
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        each = x.view(self.ranks_here, -1, *x.shape[1:])
+        return (each * nn.functional.dropout(torch.ones_like(each[0]), self.p)).view(x.shape)
+
+
+class PerRank(nn.Module):
+    """A replicated module with parameters for each local rank, (L, ...): slice i works on piece i of the input."""
+
+    def __init__(self, module: nn.Module, ranks_here: int) -> None:
+        super().__init__()
+        self.ranks_here = ranks_here
+        self.template = [module]  # in a list, so that its parameters are not this module's
+        self.per_rank = tuple(name for name, _ in module.named_parameters())
+        for name, parameter in module.named_parameters():
+            copies = parameter.detach().expand(ranks_here, *parameter.shape).clone()
+            self.register_parameter(name, nn.Parameter(copies, parameter.requires_grad))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parameters = {name: own_gradient(getattr(self, name), self.ranks_here) for name in self.per_rank}
+        pieces = x.chunk(self.ranks_here)
+        return torch.cat(
+            [
+                functional_call(self.template[0], {name: each[rank] for name, each in parameters.items()}, (piece,))
+                for rank, piece in enumerate(pieces)
+            ]
+        )
+
+    def first(self) -> nn.Module:
+        """A module with the first rank's parameters."""
+        module = copy.deepcopy(self.template[0])
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                parameter.copy_(getattr(self, name)[0])
+        return module
+
+
+def give_own_streams_(model: PreTrainedModel, group: RankGroup, *, own_copies: bool) -> None:
+    """Let `model`, whose blocks are tensor-parallel, compute on a stream for each rank; its replicated parameters too,
+    where the ranks have copies of their own."""
+    ranks_here = len(group.local)
+    own: Any = model
+    own.__class__ = OWN_STREAMS[type(model)]
+    own.rank_group = group
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is nn.Dropout and name != "attn_dropout":
+                setattr(module, name, SharedDropout(child.p, ranks_here).train(child.training))
+            elif own_copies and isinstance(child, nn.LayerNorm | nn.Embedding | nn.Linear):
+                setattr(module, name, PerRank(child, ranks_here).train(child.training))
+    transformer: Any = model.transformer
+    head: Any = getattr(model, "lm_head", None)
+    if own_copies and head is not None and model.config.tie_word_embeddings:
+        head.weight = transformer.wte.weight
+
+
+def shared_again(model: nn.Module) -> dict[int, Any]:
+    """For `deepcopy`: what to take, for one stream, in place of what `give_own_streams_` put there."""
+    group = getattr(model, "rank_group", None)
+    replacements: dict[int, Any] = {id(group): group}  # process groups cannot be copied
+    for module in model.modules():
+        if isinstance(module, SharedDropout):
+            replacements[id(module)] = nn.Dropout(module.p).train(module.training)
+        elif isinstance(module, PerRank):
+            replacements[id(module)] = module.first().train(module.training)
+    return replacements
+
+
+@contextmanager
+def stream_distance(model: PreTrainedModel, blocks: list[nn.Module]) -> Iterator[Callable[[], list[float]]]:
+    """Within the block, how far apart the ranks' streams are behind each transformer layer, over all forward passes.
+
+    Gives a function for afterwards: for each layer the root mean square, over ranks, of the distance of a rank's stream
+    from the mean stream, relative to the norm of that.
+    """
+    group: Any = model.rank_group
+    squares = torch.zeros(len(blocks), 2, dtype=torch.float64)  # of distances, summed over ranks; of the mean
+
+    def measure(layer: int, output: Any) -> None:
+        hidden = output[0] if isinstance(output, tuple) else output
+        each = hidden.detach().view(len(group.local), -1).double()
+        mean = each.sum(0)
+        group.begin_sum_(mean)()
+        mean /= group.size
+        distance = (each - mean).square().sum()
+        group.begin_sum_(distance)()
+        squares[layer] += torch.stack([distance, mean.square().sum()]).cpu()
+
+    handles = [
+        block.register_forward_hook(lambda _, __, output, layer=layer: measure(layer, output))
+        for layer, block in enumerate(blocks)
+    ]
+    try:
+        yield lambda: (squares[:, 0] / group.size / squares[:, 1]).sqrt().tolist()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _check_cache(past: Any, rows: int) -> None:
+    """Beam search reorders the rows of a cache as if they were the batch's."""
+    if past is not None and past.get_seq_length() and len(past.layers[0].keys) != rows:
+        raise ValueError("no beam search where ranks have streams of their own: sample, or search greedily")
+
+
+def _first_ranks(logits: Tensor, group: RankGroup) -> Tensor:
+    """The group's first rank's logits, on every process: what is decided from them is decided alike."""
+    if torch.is_grad_enabled() or group.process_group is None or group.processes == 1:
+        return logits
+    logits = logits.contiguous().clone()
+    plain = getattr(group.process_group, "wrapped", group.process_group)
+    dist.broadcast(logits, group_src=0, group=plain)
+    return logits
