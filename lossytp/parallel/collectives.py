@@ -16,81 +16,17 @@ import torch
 from torch import Tensor
 
 from lossytp.network.algorithms import algorithm_named
-from lossytp.network.checks import check_known
 from lossytp.network.counters import NOWHERE, Site
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repair import Local, Repair, Stale
 from lossytp.network.repairs import repair_named
 from lossytp.network.routes import Hops, Missing
-from lossytp.parallel.controls import add_noise_, check_noise
+from lossytp.parallel.controls import add_noise_
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.missing import Memory, Rows, adjoint_, settle_
+from lossytp.parallel.wiring import Wiring
 
-WIRE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wiring:
-    """How ranks exchange messages; `parallelize` takes the same names.
-
-    Args:
-        algorithm: a name of `lossytp.network.algorithms`.
-        repair: as `lossytp.network.repairs.repair_named` reads it, such as "zero" or "fec(10, 8)".
-        reliable_gather: False loses packets of the results too. Each rank then has a residual stream of its own, or,
-            with `sequence_parallel`, its own holes in what it gathers.
-        sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
-        exact_adjoint: backward knows what forward lost, as no sender does.
-        wire_dtype: "fp32" or "bf16", to which messages are rounded for sending; their own dtype when left out.
-        control: "noise" adds, in place of losses, Gaussian noise of their expected squared error.
-
-    Raises ValueError for an unknown name, and for what cannot be combined.
-    """
-
-    algorithm: str = "direct"
-    repair: str = "zero"
-    reliable_gather: bool = True
-    sequence_parallel: bool = False
-    exact_adjoint: bool = False
-    wire_dtype: str | None = None
-    control: str | None = None
-
-    def __post_init__(self) -> None:
-        algorithm_named(self.algorithm)
-        repair = repair_named(self.repair)
-        if self.wire_dtype is not None:
-            check_known("wire_dtype", self.wire_dtype, WIRE_DTYPES)
-        if isinstance(repair, Local):
-            if self.algorithm == "sender":
-                raise ValueError(
-                    "repair = 'local' with algorithm = 'sender': a loss there is everyone's, so no receiver has a part "
-                    "of its own to put in; choose another algorithm"
-                )
-            if self.sequence_parallel and not self.reliable_gather:
-                raise ValueError(
-                    "repair = 'local' with sequence_parallel and reliable_gather = False: a rank has no part of its "
-                    "own of what it gathers; choose another repair"
-                )
-        if self.exact_adjoint:
-            if isinstance(repair, Local):
-                raise ValueError("exact_adjoint with repair = 'local' is not built: choose another repair")
-            if not self.reliable_gather or self.sequence_parallel:
-                raise ValueError(
-                    "exact_adjoint with lossy gathers or sequence_parallel: the adjoint of a gather would be another "
-                    "collective, with losses of its own; leave reliable_gather True and sequence_parallel False"
-                )
-        if self.control is not None:
-            check_known("control", self.control, ("noise",))
-            check_noise(self.algorithm, repair, self.exact_adjoint, self.sequence_parallel)
-        if self.algorithm == "sender" and not self.reliable_gather and not self.sequence_parallel:
-            raise ValueError(
-                "reliable_gather = False with algorithm = 'sender', whose sum reaches every rank: choose another "
-                "algorithm"
-            )
-
-    @property
-    def own_streams(self) -> bool:
-        """Whether each rank carries a residual stream of its own."""
-        return not self.reliable_gather and not self.sequence_parallel
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -99,13 +35,8 @@ class LossyCollective:
 
     network: LossyNetwork
     group: RankGroup
-    wiring: Wiring = Wiring()
+    wiring: Wiring = field(default_factory=Wiring)
     memories: dict = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def one_stream(self) -> bool:
-        """Whether all ranks share one residual stream, whole."""
-        return self.wiring.reliable_gather and not self.wiring.sequence_parallel
 
     def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them.
@@ -189,7 +120,7 @@ class LossyCollective:
         return repair_named(self.wiring.repair)
 
     def _itemsize(self, message: Tensor) -> int:
-        return WIRE_DTYPES[self.wiring.wire_dtype].itemsize if self.wiring.wire_dtype else message.element_size()
+        return DTYPES[self.wiring.wire_dtype].itemsize if self.wiring.wire_dtype else message.element_size()
 
     def _capacity(self, message: Tensor) -> int:
         return self.network.wire.elements_per_packet(self._itemsize(message))
@@ -197,7 +128,7 @@ class LossyCollective:
     def _round_(self, message: Tensor) -> None:
         """To what the wire's dtype can hold."""
         if self.wiring.wire_dtype:
-            message.copy_(message.to(WIRE_DTYPES[self.wiring.wire_dtype]))
+            message.copy_(message.to(DTYPES[self.wiring.wire_dtype]))
 
     def _memory(self, site: Site | None) -> Memory:
         """What last arrived of this site's messages; evaluation has a memory of its own, that of one step."""

@@ -9,7 +9,6 @@ import torch
 
 from lossytp.network.counters import Site
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import Repair, Zero
 from lossytp.network.routes import Hops
 from lossytp.parallel.missing import Rows
 
@@ -25,15 +24,3 @@ def add_noise_(rows: Rows, hops: Hops, network: LossyNetwork, group: str, site: 
             message = rows.rows_LN[row, hop.start : hop.stop]
             scale = math.sqrt(network.process(hop.src, hop.dst).loss_rate) * message.square().mean().sqrt()
             message += scale * torch.from_numpy(numbers).to(message)
-
-
-def check_noise(algorithm: str, repair: Repair, exact_adjoint: bool, sequence_parallel: bool) -> None:
-    """Raise ValueError, with the reason, where noise cannot stand in for losses."""
-    one_hop = ("sender", "direct") if sequence_parallel else ("sender", "direct", "switch")
-    if algorithm not in one_hop:
-        raise ValueError(
-            f"control = 'noise' with algorithm = {algorithm!r}: its hops carry several ranks' parts, whose error "
-            f"adds up; choose one of {', '.join(one_hop)}"
-        )
-    if not isinstance(repair, Zero) or exact_adjoint:
-        raise ValueError("control = 'noise' loses nothing that a repair or an adjoint could know of: leave them out")

@@ -19,10 +19,11 @@ from transformers.pytorch_utils import Conv1D
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.tape import LossTape
-from lossytp.parallel.collectives import LossyCollective, Wiring
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup, check_divides
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.own_streams import OWN_STREAMS, give_own_streams_, shared_again
+from lossytp.parallel.wiring import Wiring
 
 SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
 

@@ -59,7 +59,7 @@ class ColumnParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
-            function = SharedColumn if self.collective.one_stream else OwnColumn
+            function = SharedColumn if self.collective.wiring.one_stream else OwnColumn
             return function.apply(x, weight, bias, self.collective, self.site)
 
     def dense(self) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ class RowParallelLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
-            function = SharedRow if self.collective.one_stream else OwnRow
+            function = SharedRow if self.collective.wiring.one_stream else OwnRow
             y = function.apply(x, weight, self.collective, self.site)
             if not self.per_rank:
                 return y + bias

@@ -153,13 +153,14 @@ def shared_again(model: nn.Module) -> dict[int, Any]:
 
 
 @contextmanager
-def stream_distance(model: PreTrainedModel, blocks: list[nn.Module]) -> Iterator[Callable[[], list[float]]]:
+def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
     """Within the block, how far apart the ranks' streams are behind each transformer layer, over all forward passes.
 
     Gives a function for afterwards: for each layer the root mean square, over ranks, of the distance of a rank's stream
     from the mean stream, relative to the norm of that.
     """
-    group: Any = model.rank_group
+    own: Any = model
+    group, blocks = own.rank_group, own.transformer.h
     squares = torch.zeros(len(blocks), 2, dtype=torch.float64)  # of distances, summed over ranks; of the mean
 
     def measure(layer: int, output: Any) -> None:

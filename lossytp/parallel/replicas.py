@@ -25,11 +25,11 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
     # squared norms by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
     squares = torch.zeros(2, 2, dtype=torch.float64)
     gradients = []
-    for parameter, axes in _placed(model):
+    for parameter, axes, copies in placed(model):
         if parameter.grad is not None:
-            gradient = _local(parameter.grad)
+            gradient = local(parameter.grad)
             gradients.append(gradient)
-            squares[int("tp" in axes), int("dp" in axes)] += gradient.double().square().sum().cpu()
+            squares[int("tp" in axes), int("dp" in axes)] += gradient.double().square().sum().cpu() / copies
     with network.reliable():
         squares[0] = _sum_over(layout, "tp", squares[0]) / layout.tensor_processes  # replicas may have drifted apart
         squares[1] = _sum_over(layout, "tp", squares[1])
@@ -42,7 +42,7 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
 
 
 def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> float:
-    """How far apart processes' copies of replicated parameters are, over tensor-parallel and data-parallel processes.
+    """How far apart the copies of replicated parameters are, over tensor-parallel ranks and data-parallel processes.
 
     The largest ratio, over parameters, of the norm of their spread (largest less smallest value) to the norm of the
     largest; 0 where all copies are equal.
@@ -50,14 +50,15 @@ def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> fl
     drift = 0.0
     groups = {axis: group for axis in ("tp", "dp") if (group := layout.process_group(axis)) is not None}
     with network.reliable(), torch.no_grad():
-        for parameter, axes in _placed(model):
+        for parameter, axes, copies in placed(model):
+            each = local(parameter) if copies > 1 else local(parameter).unsqueeze(0)
+            largest, smallest = each.amax(0), each.amin(0)
             for axis, group in groups.items():
                 if axis not in axes:
-                    largest, smallest = _local(parameter).clone(), _local(parameter).clone()
                     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
                     dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
-                    size = largest.norm().item()
-                    drift = max(drift, (largest - smallest).norm().item() / size if size else 0.0)
+            size = largest.norm().item()
+            drift = max(drift, (largest - smallest).norm().item() / size if size else 0.0)
     return drift
 
 
@@ -117,8 +118,11 @@ def mean_over_processes(value: float | None, network: LossyNetwork) -> float:
     return float(total / count)
 
 
-def _placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str]]]:
-    """Each parameter, and the axes of the layout over whose processes it is sharded."""
+def placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str], int]]:
+    """Each parameter, the axes of the layout over whose processes it is sharded, and how many ranks' copies it holds.
+
+    Copies, where they are several, lie on the parameter's first axis.
+    """
     seen: set[int] = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -128,14 +132,14 @@ def _placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str]]]:
             axes = set()
             if isinstance(parameter, DTensor):
                 names = parameter.device_mesh.mesh_dim_names or ()
-                placed = zip(names, parameter.placements, strict=True)
-                axes = {axis for axis, placement in placed if not placement.is_replicate()}
+                placements = zip(names, parameter.placements, strict=True)
+                axes = {axis for axis, placement in placements if not placement.is_replicate()}
             if name in getattr(module, "sharded_over_ranks", ()):  # a tensor-parallel layer's own word
                 axes.add("tp")
-            yield parameter, axes
+            yield parameter, axes, len(parameter) if name in getattr(module, "per_rank", ()) else 1
 
 
-def _local(tensor: Any) -> Tensor:
+def local(tensor: Any) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 

@@ -5,18 +5,20 @@ Names are those of earlier studies' flags, so their command lines run here. Impo
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from lossytp.network.algorithms import algorithm_named
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import check_known, check_probability
 from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
 from lossytp.network.presets import LossProcess, gilbert_elliott_preset
-from lossytp.network.repairs import repair_named
+from lossytp.network.scope import Scope
 from lossytp.parallel.layout import Layout
+from lossytp.parallel.wiring import Wiring
 from lossytp.training.models import PRESETS, check_model
 from lossytp.training.tasks import TASKS
 
@@ -27,6 +29,7 @@ POSITIVE = (
     "eval_samples",
     "max_steps",
     "eval_steps",
+    "resync_every",
     "patience",
     "data_parallel_size",
     "pipeline_parallel_size",
@@ -65,9 +68,33 @@ class TrainConfig:
     ge_config: str | None = None
     """A Gilbert-Elliott preset by its id, in place of loss_rate and mean_burst_packets."""
     algorithm: str = "direct"
-    """All-reduce: direct or sender."""
+    """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"
-    """What is done about lost contributions: zero or rescale."""
+    """About losses: zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block) or retransmit(budget)."""
+    reliable_gather: bool = True
+    """False loses packets of sums on their way back too: each rank then computes on a residual stream of its own."""
+    sequence_parallel: bool = False
+    """Reduce-scatter and all-gather around a residual stream in shards; lossytp layers only."""
+    replicated_gradients: Literal["reliable", "lossy", "none"] = "reliable"
+    """How ranks with streams of their own average the gradients of what all of them hold; none lets copies drift."""
+    resync_every: int | None = None
+    """Set drifting copies to their mean every so many steps."""
+    exact_adjoint: bool = False
+    """Backward knows what forward lost (an ablation: no sender does); lossytp layers only."""
+    wire_dtype: str | None = None
+    """Messages are rounded to this for sending, fp32 or bf16; their own dtype when left out; lossytp layers only."""
+    control: str | None = None
+    """In place of packet loss: elements (independent ones are lost) or noise (Gaussian, of equal squared error)."""
+    lossy_direction: str | None = None
+    """Lose packets in forward or backward only."""
+    lossy_module: str | None = None
+    """Lose packets in attention or mlp only."""
+    lossy_layers: str | None = None
+    """Lose packets in these transformer layers only: first:stop, counted from 0."""
+    lossy_phase: str | None = None
+    """Lose packets in the reduce or the gather phase only."""
+    lossy_links: str | None = None
+    """Links that lose packets, as in 0>1,2>3; all when left out; -1 is the switch."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     batch_size: int = 32
@@ -115,9 +142,6 @@ class TrainConfig:
             raise ValueError(f"seed = {self.seed} is above 2**63 - 1: give a smaller one")
         check_known("dataset", self.dataset, TASKS)
         check_model(self.model_name, self.tensor_parallel_size, self.max_length)
-        algorithm_named(self.algorithm)
-        repair_named(self.repair)
-        Wire(mtu_bytes=self.mtu_bytes)
         for name in ("loss_rate", "dropout", "target_accuracy"):
             if getattr(self, name) is not None:
                 check_probability(name, getattr(self, name))
@@ -134,7 +158,9 @@ class TrainConfig:
                 raise ValueError(f"{name} = {value} is negative or not finite: give 0 or more")
         if self.bf16 and self.fp16:
             raise ValueError("bf16 = fp16 = True: choose one of them")
-        self.process()
+        self.wiring()
+        self._check_replicas()
+        self.network()
 
     def _check_parallelism(self) -> None:
         """Refuse, with the reason, what cannot be combined."""
@@ -149,12 +175,17 @@ class TrainConfig:
                 raise ValueError(
                     "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
                 )
+        self._check_backend()
         blocks = PRESETS[self.model_name]["n_layer"]
         if self.pipeline_parallel_size > blocks:
             raise ValueError(
                 f"pipeline_parallel_size = {self.pipeline_parallel_size} is above {self.model_name}'s {blocks} blocks"
             )
         if self.pipeline_parallel_size > 1:
+            if not self.reliable_gather and not self.sequence_parallel:
+                raise ValueError(
+                    "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out"
+                )
             if self.data_parallel_size > 1:
                 raise ValueError(
                     "pipeline_parallel_size and data_parallel_size are both above 1, which is not built: choose one"
@@ -174,6 +205,39 @@ class TrainConfig:
         if self.batch_size % self.data_parallel_size:
             raise ValueError(
                 f"batch_size = {self.batch_size} is not a multiple of data_parallel_size = {self.data_parallel_size}"
+            )
+
+    def _check_backend(self) -> None:
+        """What only this project's own layers know how to do is refused to the others, and to gradients' traffic."""
+        if self.implementation == "lossytp" and self.data_parallel_size == self.pipeline_parallel_size == 1:
+            return
+        own_layers = self.implementation == "lossytp"
+        unknown = {
+            "repair": self.repair if self.repair.strip() == "stale" else None,
+            "control": self.control if self.control == "noise" else None,
+            "sequence_parallel": self.sequence_parallel and not own_layers,
+            "exact_adjoint": self.exact_adjoint and not own_layers,
+            "wire_dtype": None if own_layers else self.wire_dtype,
+            "lossy_module": None if own_layers else self.lossy_module,
+            "lossy_layers": None if own_layers else self.lossy_layers,
+        }
+        for name, value in unknown.items():
+            if value:
+                raise ValueError(
+                    f"{name} = {value!r} needs tensor parallelism alone, by this project's layers, which know where a "
+                    f"message is from: leave it out, or implementation, data_parallel_size and pipeline_parallel_size"
+                )
+
+    def _check_replicas(self) -> None:
+        if self.replicated_gradients != "reliable" and (self.reliable_gather or self.sequence_parallel):
+            raise ValueError(
+                f"replicated_gradients = {self.replicated_gradients!r} where all ranks share a residual stream: give "
+                "reliable_gather = False, or leave it out"
+            )
+        if self.resync_every is not None and self.replicated_gradients == "reliable":
+            raise ValueError(
+                f"resync_every = {self.resync_every} where copies do not drift: give replicated_gradients = 'lossy' or "
+                "'none', or leave it out"
             )
 
     def layout(self, rank: int, world_size: int) -> Layout:
@@ -206,6 +270,33 @@ class TrainConfig:
             raise ValueError("loss_type = 'g-e' needs ge_config, or loss_rate and mean_burst_packets: give one of them")
         return GilbertElliott.from_loss_and_burst(loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets)
 
+    def wiring(self) -> Wiring:
+        """How the tensor-parallel ranks exchange messages."""
+        return Wiring(
+            algorithm=self.algorithm,
+            repair=self.repair,
+            reliable_gather=self.reliable_gather,
+            sequence_parallel=self.sequence_parallel,
+            exact_adjoint=self.exact_adjoint,
+            wire_dtype=self.wire_dtype,
+            control=None if self.control == "elements" else self.control,
+        )
+
+    def network(self) -> LossyNetwork:
+        """A network of such links, none of whose packets was sent yet."""
+        process = self.process()
+        return LossyNetwork(
+            process if self.lossy_links is None else dict.fromkeys(_links(self.lossy_links), process),
+            seed=self.seed,
+            wire=Wire(mtu_bytes=self.mtu_bytes, elements=1 if self.control == "elements" else None),
+            scope=Scope(
+                direction=self.lossy_direction,
+                module=self.lossy_module,
+                layers=None if self.lossy_layers is None else _layers(self.lossy_layers),
+                phase=self.lossy_phase,
+            ),
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """Field names and values, JSON-ready."""
         return asdict(self)
@@ -229,6 +320,20 @@ class TrainConfig:
                 close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
                 raise ValueError(f"unknown parameter {name!r}: {hint}")
+
+
+def _links(text: str) -> list[tuple[int, int]]:
+    matches = [re.fullmatch(r"\s*(-1|\d+)\s*>\s*(-1|\d+)\s*", link) for link in text.split(",")]
+    if not all(matches):
+        raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3")
+    return [(int(match[1]), int(match[2])) for match in matches if match]
+
+
+def _layers(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
+    if not match:
+        raise ValueError(f"lossy_layers = {text!r} is not understood: write first:stop, as in 0:2 for the first two")
+    return int(match[1]), int(match[2])
 
 
 def _check_types(config: TrainConfig) -> None:

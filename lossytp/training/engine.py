@@ -2,7 +2,9 @@
 
 import copy
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -13,7 +15,9 @@ from transformers import PreTrainedModel
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.convert import fuse_gelu_, parallelize
 from lossytp.parallel.layout import Layout
+from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import mean_over_processes
+from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from lossytp.training.config import TrainConfig
 
 INSTALL_MEGATRON = "pip install megatron-core"
@@ -71,6 +75,26 @@ class Engine:
             scaler.scale(loss).backward()
         return mean_over_processes(None if loss is None else loss.item(), self.network)
 
+    def synchronise(self) -> None:
+        """Before an optimiser step: let replicated parameters' gradients be what the configuration says."""
+        config = self.config
+        own_streams = config.wiring().own_streams
+        if config.replicated_gradients != "none" and (own_streams or config.data_parallel_size > 1):
+            lossy = config.replicated_gradients == "lossy"
+            synchronise_gradients_(self.module, self.layout, self.network, lossy=lossy)
+
+    def resynchronise(self, step: int) -> None:
+        """After optimiser step `step`: bring drifting copies together where it is time."""
+        if self.config.resync_every and step % self.config.resync_every == 0:
+            resynchronise_(self.module, self.layout, self.network)
+
+    def stream_distance(self) -> AbstractContextManager[Callable[[], list[float] | None]]:
+        """Within it, how far apart the ranks' residual streams are, layer by layer; None where they share one."""
+        model = next((module for module in self.module.modules() if hasattr(module, "rank_group")), None)
+        if model is None:
+            return nullcontext(lambda: None)
+        return stream_distance(model)
+
     def _share(self, examples: int) -> tuple[slice, float]:
         """Which of a batch's examples are this replica's, and what its mean counts in the mean over replicas.
 
@@ -87,14 +111,23 @@ class Engine:
         return {name: tensor[rows].to(self.device) for name, tensor in batch.items()}
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Logits (examples, classes) on the CPU; None on processes that a pipeline's results do not reach."""
+        """Logits (ranks, examples, classes) on the CPU; None on processes that a pipeline's results do not reach.
+
+        Of each rank of this process where ranks have streams of their own, else of one.
+        """
         batch = self._to_device(batch)
         self.module.eval()
         with self._autocast(), torch.no_grad():
-            logits = self.pipeline.logits(batch) if self.pipeline is not None else self.module(**batch).logits
+            if self.pipeline is not None:
+                logits = self.pipeline.logits(batch)
+            else:
+                output = self.module(**batch)
+                logits = getattr(output, "rank_logits", output.logits)
         if isinstance(self.module, FSDPModule):
             self.module.reshard()  # or the next pass, training's perhaps, would use what this one gathered
-        return None if logits is None else logits.float().cpu()
+        if logits is None:
+            return None
+        return (logits if logits.ndim == 3 else logits.unsqueeze(0)).float().cpu()
 
     def _autocast(self) -> Any:
         if not (self.config.bf16 or self.config.fp16):
@@ -151,7 +184,7 @@ def _tensor_parallel(
         dense,
         network,
         tensor_parallel_size=config.tensor_parallel_size,
-        algorithm=config.algorithm,
-        repair=config.repair,
         group=layout.tensor_group(),
+        own_copies=config.replicated_gradients != "reliable",
+        **asdict(config.wiring()),
     )

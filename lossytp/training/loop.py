@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.packets import Wire
 from lossytp.parallel.initialize import init_process_group
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, clip_gradients_, gathered, merge_counters, replica_drift
@@ -37,12 +36,18 @@ def run(config: TrainConfig) -> dict[str, Any]:
     ends the run, its final figures null.
     """
     layout = config.layout(*rank_and_world_size())
-    network = LossyNetwork(config.process(), seed=config.seed, wire=Wire(mtu_bytes=config.mtu_bytes))
+    network = config.network()
     if layout.world_size == 1:
         return _run(config, layout, network)
     device_each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     wraps = "nccl" if torch.cuda.is_available() and device_each else "gloo"  # NCCL refuses two ranks on one GPU
-    init_process_group(network, wraps=wraps, algorithm=config.algorithm, repair=config.repair)
+    init_process_group(
+        network,
+        wraps=wraps,
+        algorithm=config.algorithm,
+        repair=config.repair,
+        reliable_gather=config.reliable_gather,
+    )
     try:
         return _run(config, layout, network)
     finally:
@@ -137,6 +142,7 @@ class _Run:
         for step in range(1, config.max_steps + 1):
             started = time.perf_counter()
             loss = self._step(next(batches))
+            self.engine.resynchronise(step)
             self.step_seconds.append(time.perf_counter() - started)
             self.losses.append(loss)
             progress.show(step, loss)
@@ -153,6 +159,7 @@ class _Run:
         self.tokens += batch["attention_mask"].numel()
         self.real_tokens += int(batch["attention_mask"].sum())
         loss = self.engine.forward_backward(batch, self.scaler)
+        self.engine.synchronise()
         if self.config.gradient_clipping is not None:
             self.scaler.unscale_(self.optimizer)
             clip_gradients_(self.engine.module, self.config.gradient_clipping, self.layout, self.network)
@@ -165,9 +172,10 @@ class _Run:
     def _evaluate(self, step: int) -> dict:
         with self.network.reliable():
             clean = self._score(self.data.test)
-        with self.network.evaluation(step):
-            lossy = self._score(self.data.test)
         point: dict[str, Any] = {"step": step, "seconds": self.train_seconds}
+        with self.network.evaluation(step), self.engine.stream_distance() as distance:
+            lossy = self._score(self.data.test)
+        point["stream_distance"] = distance()
         for name, everyones in (("clean", clean), ("lossy", lossy)):
             for metric in everyones[0]:
                 values = [scores[metric] for scores in everyones]
@@ -179,17 +187,21 @@ class _Run:
         return point
 
     def _score(self, split: Split) -> list[dict[str, Any]]:
-        """The metrics of each process that has logits."""
+        """The metrics of each process that has logits, or of each rank where ranks have streams of their own."""
         logits: list[Any] = []
         labels = []
         for batch in evaluation_batches(split, batch_size=EVALUATION_BATCH, max_length=self.config.max_length):
             labels.append(batch.pop("labels"))
             logits.append(self.engine.logits(batch))
-        scores = None
+        scores: list[dict[str, Any]] = []
         if logits[0] is not None:
             metric = Classification(keep_in_memory=True)
-            scores = metric.compute(predictions=torch.cat(logits).numpy(), references=torch.cat(labels).numpy())
-        return [theirs for theirs in gathered(scores, self.network) if theirs is not None]
+            references = torch.cat(labels).numpy()
+            scores = [
+                metric.compute(predictions=predictions.numpy(), references=references)
+                for predictions in torch.cat(logits, 1)
+            ]
+        return [score for theirs in gathered(scores, self.network) for score in theirs]
 
 
 FINAL = ("accuracy_clean", "accuracy_lossy", "cross_entropy_clean", "cross_entropy_lossy")

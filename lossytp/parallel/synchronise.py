@@ -1,0 +1,66 @@
+"""Keeping the copies of replicated parameters together: embeddings, norms, biases after a sum, the head.
+
+Tensor-parallel ranks hold copies of them, whose gradients differ where the ranks' streams do, or where each averages
+with other data-parallel replicas over links of its own.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lossytp.network.counters import Site
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.layout import Layout
+from lossytp.parallel.replicas import local, placed
+
+GRADIENTS = Site(None, None, "backward")
+
+
+def synchronise_gradients_(model: nn.Module, layout: Layout, network: LossyNetwork, *, lossy: bool = False) -> None:
+    """Make every replicated parameter's gradient the mean over tensor-parallel ranks.
+
+    Where `lossy`, their sum is one message over the network, of which each rank may lack other packets.
+    """
+    gradients = [local(p.grad) for p, axes, _ in placed(model) if p.grad is not None and "tp" not in axes]
+    copies = max((copies for p, axes, copies in placed(model) if "tp" not in axes), default=1)
+    collective = next((m.collective for m in model.modules() if hasattr(m, "collective")), None)
+    if lossy and isinstance(collective, LossyCollective):
+        _in_one_message_(gradients, copies, lambda each: collective.sum_(each, GRADIENTS) / collective.group.size)
+    elif lossy:
+        _in_one_message_(gradients, copies, lambda each: _mean(each, layout))
+    else:
+        with network.reliable():
+            _in_one_message_(gradients, copies, lambda each: _mean(each.mean(0, keepdim=True), layout).expand_as(each))
+
+
+def resynchronise_(model: nn.Module, layout: Layout, network: LossyNetwork) -> None:
+    """Set every copy of a replicated parameter to the mean over tensor-parallel ranks, without losses.
+
+    As local SGD does with whole models (Stich, "Local SGD converges fast and communicates little", ICLR 2019); the
+    optimiser's moments stay each rank's own.
+    """
+    with network.reliable(), torch.no_grad():
+        for parameter, axes, copies in placed(model):
+            if "tp" not in axes:
+                each = local(parameter) if copies > 1 else local(parameter).unsqueeze(0)
+                each.copy_(_mean(each.mean(0, keepdim=True), layout).expand_as(each))
+
+
+def _in_one_message_(tensors: list[Tensor], copies: int, mean: Callable[[Tensor], Tensor]) -> None:
+    """Replace the tensors, whose first axis are copies where there are several, by their `mean`."""
+    sizes = [tensor.numel() // copies for tensor in tensors]
+    means = mean(torch.cat([tensor.reshape(copies, -1) for tensor in tensors], 1))
+    for tensor, piece in zip(tensors, means.split(sizes, 1), strict=True):
+        tensor.copy_(piece.reshape(tensor.shape))
+
+
+def _mean(values: Tensor, layout: Layout) -> Tensor:
+    group = layout.process_group("tp")
+    if group is None:
+        return values
+    values = values.contiguous().clone()
+    dist.all_reduce(values, group=group)
+    return values / layout.tensor_processes
