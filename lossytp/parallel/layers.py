@@ -77,8 +77,8 @@ class RowParallelLinear(nn.Module):
     Args:
         weight: the dense weight (R * K, D).
         bias: (D,).
-        own_bias: whether each rank has a copy of the bias, (L, D), that may drift from the others'.
         collective, layer, module: as `ColumnParallelLinear`'s.
+        own_bias: whether each rank has a copy of the bias, (L, D), that may drift from the others'.
     """
 
     sharded_over_ranks = ("weight",)
@@ -88,10 +88,10 @@ class RowParallelLinear(nn.Module):
         weight: Tensor,
         bias: Tensor,
         *,
-        own_bias: bool,
         collective: LossyCollective,
         layer: int,
         module: str,
+        own_bias: bool = False,
     ) -> None:
         super().__init__()
         group = collective.group

@@ -728,13 +728,24 @@ def bert(**_: Any) -> PreTrainedModel:
             ValueError,
             "tensor_parallel_size = 0 does not divide the model's 8 heads and its MLP of 256: choose one of 1, 2, 4, 8",
         ),
-        (tiny_gpt2, {"algorithm": "rings"}, ValueError, "algorithm = 'rings' is unknown: choose one of sender, direct"),
-        (tiny_gpt2, {"repair": "magic"}, ValueError, "repair = 'magic' is unknown: choose one of zero, rescale"),
         (
             tiny_gpt2,
-            {"reliable_gather": False},
+            {"algorithm": "rings"},
             ValueError,
-            "reliable_gather = False (replicas that diverge) is not supported: leave it True",
+            "algorithm = 'rings' is unknown: choose one of direct, ring, sender, switch, tree",
+        ),
+        (
+            tiny_gpt2,
+            {"repair": "magic"},
+            ValueError,
+            "repair = 'magic' is unknown: choose one of zero, rescale, rescale_counted, stale, local, fec, hadamard, "
+            "retransmit",
+        ),
+        (
+            tiny_gpt2,
+            {"own_copies": True},
+            ValueError,
+            "own_copies = True where ranks share a stream: give reliable_gather = False, or leave it out",
         ),
         (
             bert,
@@ -774,7 +785,7 @@ def bert(**_: Any) -> PreTrainedModel:
         "no ranks",
         "algorithm",
         "repair",
-        "reliable_gather",
+        "own_copies",
         "another model",
         "no head",
         "two heads",

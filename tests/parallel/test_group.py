@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lossytp.parallel.collectives import LossyAllReduce
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup, check_divides
 from tests.parallel.conftest import FakeProcessGroup, bernoulli
 
@@ -31,7 +31,7 @@ def test_a_group_has_at_least_one_rank(size: int) -> None:
 
 def test_groups_on_the_same_links_lose_packets_of_their_own() -> None:
     def losses(name: str) -> list:
-        collective = LossyAllReduce(bernoulli(0.3), RankGroup(2, name))
+        collective = LossyCollective(bernoulli(0.3), RankGroup(2, name))
         return collective.sum_(torch.ones(2, 20_000)).tolist()
 
     assert losses("tp 0") == losses("tp 0")

@@ -91,7 +91,11 @@ def test_variables_that_are_no_whole_numbers_are_refused(torchrun: Callable, nam
         (dict.fromkeys(VARIABLES), {}, "torch.distributed needs several processes: start with torchrun --standalone "),
         ({"RANK": None}, {}, "WORLD_SIZE is set but RANK is not: start with torchrun"),
         ({}, {"wraps": "mpi"}, "wraps = 'mpi' is unknown: choose one of gloo, nccl"),
-        ({}, {"algorithm": "rings"}, "algorithm = 'rings' is unknown: choose one of sender, direct"),
+        (
+            {},
+            {"algorithm": "rings"},
+            "algorithm = 'rings' is unknown: choose one of direct, ring, sender, switch, tree",
+        ),
         ({}, {"repair": "magic"}, "repair = 'magic' is unknown: choose one of zero, rescale"),
     ],
 )

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 import lossytp as ltp
 from lossytp.network import Site
-from lossytp.parallel.collectives import LossyAllReduce
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from lossytp.parallel.wiring import Wiring
 from tests.parallel.conftest import bernoulli, delivered, relative_error
 
 ALGORITHMS, REPAIRS = ["sender", "direct"], ["zero", "rescale"]
@@ -28,18 +29,20 @@ def randn(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
     return tensor.requires_grad_(grad)
 
 
-def collective(network: ltp.LossyNetwork, num_ranks: int, *names: str) -> LossyAllReduce:
-    return LossyAllReduce(network, RankGroup(num_ranks), *names)
+def collective(network: ltp.LossyNetwork, num_ranks: int, *names: str) -> LossyCollective:
+    return LossyCollective(
+        network, RankGroup(num_ranks), Wiring(**dict(zip(("algorithm", "repair"), names, strict=False)))
+    )
 
 
-def column_layer(weight: Tensor, bias: Tensor, num_projections: int, all_reduce: LossyAllReduce) -> Any:
+def column_layer(weight: Tensor, bias: Tensor, num_projections: int, all_reduce: LossyCollective) -> Any:
     weight, bias = nn.Parameter(weight), nn.Parameter(bias)
     return ColumnParallelLinear(
         weight, bias, num_projections=num_projections, collective=all_reduce, layer=0, module="attention"
     )
 
 
-def row_layer(weight: Tensor, bias: Tensor, all_reduce: LossyAllReduce) -> Any:
+def row_layer(weight: Tensor, bias: Tensor, all_reduce: LossyCollective) -> Any:
     weight, bias = nn.Parameter(weight), nn.Parameter(bias)
     return RowParallelLinear(weight, bias, collective=all_reduce, layer=0, module="mlp")
 

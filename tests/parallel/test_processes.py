@@ -228,7 +228,7 @@ def test_each_module_sums_once_each_way_and_adds_its_bias_once(processes: Callab
         assert answer["bias added once"]
         assert answer["sums"] == [NUM_EXAMPLES * NUM_TOKENS * WIDTH] * 4 * NUM_LAYERS
         assert answer["messages"] == {
-            (layer, module, direction, "all_reduce"): ("tp", 1)
+            (layer, module, direction, "all_reduce", "reduce"): ("tp", 1)
             for layer in range(NUM_LAYERS)
             for module in ("attention", "mlp")
             for direction in ("forward", "backward")
