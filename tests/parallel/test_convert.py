@@ -745,7 +745,7 @@ def bert(**_: Any) -> PreTrainedModel:
             tiny_gpt2,
             {"own_copies": True},
             ValueError,
-            "own_copies = True where ranks share a stream: give reliable_gather = False, or leave it out",
+            "own_copies = True where all ranks share a stream: give reliable_gather = False, or leave it out",
         ),
         (
             bert,
