@@ -1,11 +1,12 @@
 """Ratios measured side by side in one run: `python -m tests.bench OUTPUT_FOLDER`.
 
-Times alone mean little on a shared machine; the arms of a ratio take turns, on one thread, and the ratio of their
-medians is reported beside both.
+Times alone mean little on a shared machine; the arms of a ratio take turns in an order drawn anew each round, on
+one thread, and the ratio of their medians is reported beside both.
 """
 
 import json
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def interleaved(arms: dict[str, Callable[[], object]], rounds: int, label: str) 
     """Median seconds of each arm; the arms run in turn, `rounds` times, after one round that does not count."""
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for count in tqdm(range(rounds + 1), desc=label, mininterval=5):
-        for name, arm in arms.items():
+        for name, arm in random.sample(list(arms.items()), len(arms)):
             start = time.perf_counter()
             arm()
             if count:
@@ -40,19 +41,17 @@ def interleaved(arms: dict[str, Callable[[], object]], rounds: int, label: str) 
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def training_step_ratio(shape: dict, batch: int, length: int, rounds: int, label: str) -> dict:
-    """A virtual-rank training step (TP 4, 1 % loss, direct) against the dense transformers step.
+def training_step_ratios(shape: dict, batch: int, length: int, rounds: int, ways: dict[str, dict]) -> dict:
+    """Virtual-rank training steps (TP 4, 1 % loss) against the dense transformers step; `ways` are their wirings.
 
-    The parallel model computes GPT-2's activation in one kernel, which the dense one does not: a third arm, dense with
-    that kernel, tells how much of the ratio is due to it.
+    The parallel models compute GPT-2's activation in one kernel, which the dense one does not: another arm, dense with
+    that kernel, tells how much of the ratios is due to it.
     """
     torch.manual_seed(0)
     dense = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     fused = GPT2LMHeadModel(
         GPT2Config(**shape, bos_token_id=0, eos_token_id=0, activation_function="gelu_pytorch_tanh")
     )
-    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01))
-    parallel = ltp.parallelize(dense, network, tensor_parallel_size=4)
     tokens = torch.randint(shape["vocab_size"], (batch, length))
 
     def step(model: GPT2LMHeadModel, optimizer: torch.optim.Optimizer) -> None:
@@ -60,26 +59,46 @@ def training_step_ratio(shape: dict, batch: int, length: int, rounds: int, label
         optimizer.step()
         optimizer.zero_grad()
 
-    optimizers = {model: torch.optim.AdamW(model.parameters()) for model in (dense, fused, parallel)}
-    seconds = interleaved(
-        {
-            "dense_s": lambda: step(dense, optimizers[dense]),
-            "dense_fused_gelu_s": lambda: step(fused, optimizers[fused]),
-            "parallel_s": lambda: step(parallel, optimizers[parallel]),
-        },
-        rounds,
-        label,
-    )
-    total = network.counters.summary("training")
+    networks = {name: ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01)) for name in ways}
+    models = {"dense": dense, "dense, one-kernel activation": fused} | {
+        name: ltp.parallelize(dense, networks[name], tensor_parallel_size=4, **wiring) for name, wiring in ways.items()
+    }
+    arms: dict[str, Callable[[], object]] = {
+        name: partial(step, model, torch.optim.AdamW(model.parameters())) for name, model in models.items()
+    }
+    seconds = interleaved(arms, rounds, f"step of {sum(p.numel() for p in dense.parameters()) / 1e6:.0f} M")
     return {
         "parameters": sum(parameter.numel() for parameter in dense.parameters()),
         "tokens": batch * length,
-        **seconds,
-        "ratio": seconds["parallel_s"] / seconds["dense_s"],
-        "ratio_to_fused_gelu": seconds["parallel_s"] / seconds["dense_fused_gelu_s"],
-        "target": "at most 1.05",
-        "observed_loss_rate": total["observed_loss_rate"],
+        "seconds": seconds,
+        "ratio to dense": {name: seconds[name] / seconds["dense"] for name in models},
+        "targets": "direct at most 1.05, own streams at most 1.3",
+        "observed_loss_rate": {
+            name: network.counters.summary("training")["observed_loss_rate"] for name, network in networks.items()
+        },
     }
+
+
+DIRECT: dict[str, dict] = {"direct": {}}
+EVERY_WAY: dict[str, dict] = {
+    **DIRECT,
+    "direct, own streams": {"reliable_gather": False},
+    "direct, own streams and copies": {"reliable_gather": False, "own_copies": True},
+    "direct, sequence-parallel": {"reliable_gather": False, "sequence_parallel": True},
+    **{name: {"algorithm": name} for name in ("ring", "tree", "switch", "sender")},
+    **{
+        f"direct, {repair}": {"repair": repair}
+        for repair in (
+            "rescale",
+            "rescale_counted",
+            "stale",
+            "local",
+            "fec(10, 8)",
+            "hadamard(64)",
+            "retransmit(2)",
+        )
+    },
+}
 
 
 def drawing_ratio() -> dict:
@@ -155,9 +174,9 @@ def main(folder: Path) -> None:
             "gilbert_elliott_0.001_burst_8": message_microseconds(burst),
             "target": "under 10",
         },
-        "step_7M": training_step_ratio(PRESETS["gpt2-micro"], batch=8, length=128, rounds=15, label="7 M step"),
+        "step_7M": training_step_ratios(PRESETS["gpt2-micro"], batch=8, length=128, rounds=15, ways=EVERY_WAY),
         "on_two_processes": on_two_processes(),
-        "step_124M": training_step_ratio(GPT2_SMALL, batch=4, length=64, rounds=9, label="124 M step"),
+        "step_124M": training_step_ratios(GPT2_SMALL, batch=4, length=64, rounds=9, ways=DIRECT),
     }
     text = json.dumps(results, indent=2)
     write_atomically(folder / "bench.json", text)
