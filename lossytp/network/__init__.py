@@ -1,24 +1,37 @@
 """Links that lose packets, and collectives as packet routes over them. Knows nothing of torch or of models."""
 
 from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.correlated import Correlated
 from lossytp.network.counters import Site
+from lossytp.network.four_state import FourState
 from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.loss_processes import LOSS_PROCESSES, loss_process_named
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
+from lossytp.network.per_packet import PerPacket
 from lossytp.network.presets import PRESETS, from_netem, gilbert_elliott_preset
+from lossytp.network.process import LossProcess
 from lossytp.network.repair import REPAIRS
 from lossytp.network.routes import ALGORITHMS, SWITCH
+from lossytp.network.trace import Trace
 
 __all__ = [
     "ALGORITHMS",
+    "LOSS_PROCESSES",
     "PRESETS",
     "REPAIRS",
     "SWITCH",
     "Bernoulli",
+    "Correlated",
+    "FourState",
     "GilbertElliott",
+    "LossProcess",
     "LossyNetwork",
+    "PerPacket",
     "Site",
+    "Trace",
     "Wire",
     "from_netem",
     "gilbert_elliott_preset",
+    "loss_process_named",
 ]
