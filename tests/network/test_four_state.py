@@ -37,6 +37,7 @@ PROCESSES = {
     "bursts with few pauses": FourState(0.005, 0.05, 0.3, 0.4, 0.001),
     "single losses follow upon each other": FourState(0.1, 0.3, 0.3, 0.5, 0.8),
     "no state is kept": FourState(0.5, 0.4, 0.6, 1, 0.5),
+    "a loss every other packet": FourState(0.5, 0.5, p14=0.5),
     "no single losses": FourState(0.03, 0.2, 0.2, 0.1),
     "no pauses": FourState(0.03, 0.2, p14=0.02),
     "single losses alone": FourState(0, 0.2, 0.1, 0.3, 0.05),
@@ -160,7 +161,7 @@ def test_disagrees_with_the_loop_of_another_process():
         assert_same(drawn["share of gaps of 1"], looped["share of gaps of 1"], "gaps")
 
 
-@pytest.mark.parametrize("name", ["all four states", "single losses follow upon each other", "a burst for ever"])
+@pytest.mark.parametrize("name", ["all four states", "a loss every other packet", "a burst for ever"])
 def test_a_link_starts_stationary(name):
     """Which of the first four packets are lost, over 5,000 links, against the matrix; a start in state 1 would show."""
     process = PROCESSES[name]
