@@ -107,7 +107,11 @@ class CorrelatedLosses:
 
     def take(self, num_packets: int) -> np.ndarray:
         """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
-        return np.union1d(self._common.take(num_packets), self._private.take(num_packets))
+        common, private = self._common.take(num_packets), self._private.take(num_packets)
+        if not len(common) or not len(private):
+            return common if len(common) else private
+        lost = np.sort(np.concatenate([common, private]), kind="stable")  # merges what is sorted already
+        return lost[np.diff(lost, prepend=-1) > 0]
 
     def state_dict(self) -> dict:
         return {"common": self._common.state_dict(), "private": self._private.state_dict()}
