@@ -13,7 +13,19 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from lossytp.network import Bernoulli, GilbertElliott, LossyNetwork, Wire, from_netem, gilbert_elliott_preset
+from lossytp.network import (
+    LOSS_PROCESSES,
+    Bernoulli,
+    Correlated,
+    FourState,
+    GilbertElliott,
+    LossyNetwork,
+    PerPacket,
+    Trace,
+    Wire,
+    from_netem,
+    gilbert_elliott_preset,
+)
 
 if TYPE_CHECKING:
     from lossytp.parallel.collectives import all_reduce
@@ -22,9 +34,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "LOSS_PROCESSES",
     "Bernoulli",
+    "Correlated",
+    "FourState",
     "GilbertElliott",
     "LossyNetwork",
+    "PerPacket",
+    "Trace",
     "Wire",
     "all_reduce",
     "from_netem",

@@ -12,6 +12,7 @@ import numpy as np
 
 from lossytp.network.bernoulli import NEVER, NO_PACKETS, BernoulliLosses, block_size, geometric
 from lossytp.network.checks import check_probability
+from lossytp.network.process import mean_burst
 from lossytp.network.streams import Key, Stream
 
 GOOD, BAD = 0, 1
@@ -77,12 +78,8 @@ class GilbertElliott:
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses: rate / P(lost, the packet before it not lost); 0 without losses."""
-        rate = self.loss_rate
-        both_lost = rate**2 + self.autocorrelation(1) * rate * (1 - rate)
-        if rate == 0:
-            return 0.0
-        return math.inf if both_lost >= rate else rate / (rate - both_lost)
+        """Mean run of consecutive losses; 0 without losses, infinite without anything else."""
+        return mean_burst(self.loss_rate, self.autocorrelation(1))
 
     def to_netem(self) -> str:
         """The process in the notation of Linux ``tc netem``: ``gemodel p r 1-h 1-k``."""

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lossytp.network.bernoulli import NO_PACKETS, Bernoulli, BernoulliLosses
+from lossytp.network.bernoulli import NO_PACKETS, Bernoulli
 from lossytp.network.counters import COUNTED, Counters, Site
-from lossytp.network.gilbert_elliott import GilbertElliott, GilbertElliottLosses
 from lossytp.network.packets import Wire
-from lossytp.network.presets import LossProcess
+from lossytp.network.process import LinkLosses, LossProcess
 from lossytp.network.repair import ZERO, Repair
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.scope import EVERYWHERE, Scope
@@ -51,7 +50,7 @@ class LossyNetwork:
         self._named: Mapping[Link, LossProcess] = process if isinstance(process, Mapping) else {}
         self._default = default if isinstance(process, Mapping) else process
         for given in (self._default, *self._named.values()):
-            if not isinstance(given, Bernoulli | GilbertElliott):
+            if isinstance(given, type) or not isinstance(given, LossProcess):
                 raise ValueError(f"{given!r} is no loss process: give one, such as Bernoulli(loss_rate=0.01)")
         self.seed = index(seed)  # numpy's integers would name other streams
         self.wire = wire or Wire()
@@ -60,7 +59,7 @@ class LossyNetwork:
         self._tape: LossTape | None = None
         self._suspended = False
         self._purpose = TRAINING
-        self._links: dict[tuple[str, int, int], BernoulliLosses | GilbertElliottLosses] = {}
+        self._links: dict[tuple[str, int, int], LinkLosses] = {}
         self._normals: dict[tuple[str, int, int], Normals] = {}
 
     def process(self, src: int, dst: int) -> LossProcess:

@@ -27,17 +27,29 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     return expression.func.id, values, named
 
 
-def build(kind: str, text: str, known: Mapping[str, Callable[..., T]]) -> T:
+def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Mapping[str, Any] | None = None) -> T:
     """What `text` names: ``known[name]`` called with its values.
 
-    Raises ValueError for an unknown name, for values that its signature does not take, and whatever it raises itself.
+    `given` are settings from elsewhere, by name: they fill in parameters that the text leaves open. One of 0 leaves a
+    parameter the default that it has; None and 0 may go unused.
+
+    Raises ValueError for an unknown name, for values that its signature does not take, for a setting that it does not
+    take or the text gives too, and whatever it raises itself.
     """
     name, values, named = parse(kind, text)
     check_known(kind, name, known)
-    signature = inspect.signature(known[name])
+    parameters = inspect.signature(known[name]).parameters
+    takes = f"{name} takes " + (", ".join(str(parameter) for parameter in parameters.values()) or "no values")
     try:
-        signature.bind(*values, **named)
+        settled = inspect.signature(known[name]).bind_partial(*values, **named).arguments
+        for setting, value in (given or {}).items():
+            if setting in parameters and setting not in settled:
+                if value or (value is not None and parameters[setting].default is inspect.Parameter.empty):
+                    named[setting] = value
+            elif value:
+                conflict = "is given twice" if setting in parameters else "does not go"
+                raise ValueError(f"{setting} = {value!r} {conflict} with {kind} = {text!r}: leave it out; {takes}")
+        inspect.signature(known[name]).bind(*values, **named)
     except TypeError as error:
-        takes = ", ".join(str(parameter) for parameter in signature.parameters.values()) or "no values"
-        raise ValueError(f"{kind} = {text!r}: {error}; {name} takes {takes}") from error
+        raise ValueError(f"{kind} = {text!r}: {error}; {takes}") from error
     return known[name](*values, **named)

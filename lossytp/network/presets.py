@@ -8,9 +8,8 @@ import re
 
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import check_known
+from lossytp.network.four_state import FourState
 from lossytp.network.gilbert_elliott import GilbertElliott
-
-LossProcess = Bernoulli | GilbertElliott
 
 # id: p_good_to_bad, p_bad_to_good, loss_good, loss_bad
 _VALUES = {
@@ -46,11 +45,13 @@ def gilbert_elliott_preset(name: str) -> GilbertElliott:
     return PRESETS[name]
 
 
-def from_netem(text: str) -> LossProcess:
-    """The process that ``tc netem`` runs for `text`: ``loss [random] 1%`` or ``loss gemodel p [r [1-h [1-k]]]``.
+def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
+    """The process that ``tc netem`` runs for `text`.
 
+    That is ``loss [random] 1%``, ``loss gemodel p [r [1-h [1-k]]]`` or ``loss state p13 [p31 [p32 [p23 [p14]]]]``.
     Percent signs may be left out, as for tc; left-out values take netem's own defaults (r = 1 - p, 1-h = 100 %,
-    1-k = 0 %). ValueError where the text is neither, or where netem's correlation is asked for.
+    1-k = 0 %; p31 = 1 - p13, p32 = 0 %, p23 = 100 %, p14 = 0 %). ValueError where the text is none of them, or where
+    netem's correlation is asked for.
     """
     words = text.split()
     values = [word for word in words if re.fullmatch(r"[0-9.eE+-]+%?", word)]
@@ -62,4 +63,9 @@ def from_netem(text: str) -> LossProcess:
         if names == ["loss", "gemodel"] and len(numbers) <= 4:
             leave, back, bad, good = numbers + [1 - numbers[0], 1.0, 0.0][len(numbers) - 1 :]
             return GilbertElliott(p_good_to_bad=leave, p_bad_to_good=back, loss_bad=bad, loss_good=good)
-    raise ValueError(f"{text!r} is not understood: write 'loss random 1%' or 'loss gemodel 1% 19% 100% 0%'")
+        if names == ["loss", "state"] and len(numbers) <= 5:
+            return FourState(*numbers, *[1 - numbers[0], 0.0, 1.0, 0.0][len(numbers) - 1 :])
+    raise ValueError(
+        f"{text!r} is not understood: write 'loss random 1%' or 'loss gemodel 1% 19% 100% 0%' or "
+        "'loss state 1% 20% 5% 30% 0.1%'"
+    )

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lossytp.network import LossyNetwork
-from lossytp.network.presets import LossProcess
+from lossytp.network.process import LossProcess
 
 STRETCHES = 100  # of packets, each long against a burst; their spread gives the standard errors
 

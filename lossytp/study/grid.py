@@ -21,6 +21,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,8 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
 def _cell(values: dict[str, Any], folder: Path) -> TrainConfig:
     config = TrainConfig.from_dict({**values, "output_dir": TrainConfig.output_dir})
     digest = hashlib.sha256(json.dumps(config.changes(), sort_keys=True).encode()).hexdigest()[:10]
-    name = f"{config.loss_type}_{config.loss_rate:g}_seed{config.seed}_{digest}"
+    process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # the text of one may hold a path
+    name = f"{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
     return dataclasses.replace(config, output_dir=str(folder / name))
 
 

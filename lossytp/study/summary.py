@@ -23,10 +23,11 @@ VARIED = {
 
 def with_arms(table: pd.DataFrame) -> pd.DataFrame:
     """The tidy table with a column `arm`, the runs without losses repeated in every arm, which they are part of."""
-    names = np.where(
-        table["loss_type"] == "ber",
-        "Bernoulli",
-        "Gilbert-Elliott, mean burst " + table["mean_burst_packets"].map("{:g}".format) + " packets",
+    bursts = "Gilbert-Elliott, mean burst " + table["mean_burst_packets"].map("{:g}".format) + " packets"
+    names = np.select(
+        [table["loss_type"] == "ber", table["loss_type"] == "g-e"],
+        ["Bernoulli", bursts],
+        default=table["loss_type"],
     )
     table = table.assign(arm=names)
     lossless, lossy = table[table["loss_rate"] == 0], table[table["loss_rate"] > 0]

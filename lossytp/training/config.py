@@ -13,9 +13,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import check_known, check_probability
 from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.loss_processes import loss_process_named
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
-from lossytp.network.presets import LossProcess, gilbert_elliott_preset
+from lossytp.network.presets import gilbert_elliott_preset
+from lossytp.network.process import LossProcess
 from lossytp.network.scope import Scope
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.wiring import Wiring
@@ -59,8 +61,8 @@ class TrainConfig:
     """In what order a pipeline works off its microbatches."""
     pipeline_microbatches: int = 4
     """Into how many a batch is cut for a pipeline."""
-    loss_type: Literal["ber", "g-e"] = "ber"
-    """Loss process: Bernoulli or Gilbert-Elliott."""
+    loss_type: str = "ber"
+    """Loss process: ber (Bernoulli), g-e (Gilbert-Elliott) or another of LOSS_PROCESSES: "correlated(shared=0.5)"."""
     loss_rate: float = 0.0
     """Stationary packet loss rate of every link, in [0, 1]."""
     mean_burst_packets: float | None = None
@@ -260,6 +262,12 @@ class TrainConfig:
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} = {getattr(self, name)!r} needs loss_type = 'g-e', not 'ber'")
             return Bernoulli(loss_rate=self.loss_rate)
+        if self.loss_type != "g-e":
+            if self.ge_config is not None:
+                raise ValueError(f"ge_config = {self.ge_config!r} needs loss_type = 'g-e', not {self.loss_type!r}")
+            return loss_process_named(
+                self.loss_type, loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets
+            )
         if self.ge_config is not None:
             if self.loss_rate or self.mean_burst_packets is not None:
                 raise ValueError(

@@ -6,8 +6,14 @@ standard deviation / sqrt(100) its standard error. The formula for independent p
 sqrt(1 + 2 * sum of the autocorrelations): 13 times at a mean burst of 100 and a loss rate of 0.1.
 """
 
+import itertools
+import json
+
 import numpy as np
 from hypothesis import settings
+from hypothesis import strategies as st
+
+from lossytp.network import Bernoulli, Correlated, FourState
 
 NUM_BATCHES = 100
 NUM_STANDARD_ERRORS = 4
@@ -76,7 +82,19 @@ def lengths_to_compare(lengths):
 
 
 def chain(process):
-    """Transition matrix (2, 2), loss probabilities (2,) and stationary law (2,) of a Gilbert-Elliott process."""
+    """Transition matrix (n, n), loss probabilities (n,) and stationary law (n,) of a hidden Markov process."""
+    if isinstance(process, Bernoulli):
+        return np.ones((1, 1)), np.array([process.loss_rate]), np.ones(1)
+    if isinstance(process, Correlated):  # both chains at once; delivered where both deliver
+        (one, one_loss, one_law), (other, other_loss, other_law) = chain(process.common), chain(process.private)
+        return np.kron(one, other), 1 - np.kron(1 - one_loss, 1 - other_loss), np.kron(one_law, other_law)
+    if isinstance(process, FourState):
+        transition = np.zeros((4, 4))
+        for step, probability in {(1, 3): process.p13, (1, 4): process.p14, (3, 1): process.p31}.items():
+            transition[step[0] - 1, step[1] - 1] = probability
+        transition[2, 1], transition[1, 2], transition[3, 0] = process.p32, process.p23, 1
+        transition += np.diag(1 - transition.sum(axis=1))
+        return transition, np.array([0.0, 0.0, 1.0, 1.0]), settled(transition)
     leave, back = process.p_good_to_bad, process.p_bad_to_good
     transition = np.array([[1 - leave, leave], [back, 1 - back]])
     balance = np.vstack([transition.T - np.eye(2), np.ones(2)])
@@ -84,8 +102,30 @@ def chain(process):
     return transition, np.array([process.loss_good, process.loss_bad]), stationary
 
 
+def settled(transition):
+    """Where a chain that starts in its first state spends its time in the long run, (n,)."""
+    lazy = (transition + np.eye(len(transition))) / 2  # the same law, without periods
+    for _ in range(60):
+        lazy = lazy @ lazy
+        lazy /= lazy.sum(axis=1, keepdims=True)
+    return lazy[0]
+
+
+def autocorrelation_by_matrix(process, lag):
+    transition, loss, stationary = chain(process)
+    rate = stationary @ loss
+    both_lost = stationary @ np.diag(loss) @ np.linalg.matrix_power(transition, lag) @ loss
+    return (both_lost - rate**2) / (rate * (1 - rate))
+
+
+def mean_burst_by_matrix(process):
+    """Sum over k of P(length > k), which is start (I - lose)^-1 1."""
+    start, lose = burst_start(process)
+    return (start @ np.linalg.inv(np.eye(len(start)) - lose)).sum()
+
+
 def burst_start(process):
-    """Law of the state at a burst's first packet, (2,), and the matrix of one more lost packet, (2, 2)."""
+    """Law of the state at a burst's first packet, (n,), and the matrix of one more lost packet, (n, n)."""
     transition, loss, stationary = chain(process)
     lose = transition @ np.diag(loss)
     start = stationary @ np.diag(1 - loss) @ lose
@@ -93,6 +133,43 @@ def burst_start(process):
 
 
 def share_of_bursts_longer_than(process, packets):
-    """The law of a Gilbert-Elliott burst's length, by matrix powers."""
+    """The law of a burst's length in a hidden Markov process, by matrix powers."""
     start, lose = burst_start(process)
     return (start @ np.linalg.matrix_power(lose, int(packets))).sum()
+
+
+def partitions(total):
+    """Strategy for the edges of up to 13 pieces of `total` packets, some of them empty."""
+    return st.lists(st.integers(0, total), max_size=12).map(lambda cuts: [0, *sorted(cuts), total])
+
+
+def taken_in_pieces(losses, edges):
+    return [start + losses.take(stop - start) for start, stop in itertools.pairwise(edges)]
+
+
+def assert_any_pieces_lose_the_same(process, edges, key):
+    whole = process.losses(key).take(edges[-1])
+    assert whole.dtype == np.int64
+    assert (np.diff(whole, prepend=-1) > 0).all()
+    np.testing.assert_array_equal(np.concatenate(taken_in_pieces(process.losses(key), edges)), whole)
+
+
+def assert_a_saved_state_resumes(process, edges, key):
+    """Saved through JSON after those pieces, loaded into losses that have moved elsewhere."""
+    losses, resumed = process.losses(key), process.losses(key)
+    taken_in_pieces(losses, edges)
+    resumed.take(1234)
+    resumed.load_state_dict(json.loads(json.dumps(losses.state_dict())))
+    assert resumed.state_dict() == losses.state_dict()
+    for num_packets in (0, 17, 20_000):
+        np.testing.assert_array_equal(resumed.take(num_packets), losses.take(num_packets))
+    assert resumed.state_dict() == losses.state_dict()
+
+
+def assert_closed_forms_hold(process, lost, num_packets, lags=(1, 2, 5, 20)):
+    """Of losses among many packets: rate, mean burst and autocorrelations within four standard errors."""
+    is_lost = indicators(lost, num_packets)
+    assert_within(batch_means(is_lost), process.loss_rate, "loss rate")
+    assert_within(batch_means(burst_lengths(lost)), process.mean_burst_packets, "mean burst")
+    for lag in lags:
+        assert_within(autocorrelation(is_lost, lag, process.loss_rate), process.autocorrelation(lag), f"lag {lag}")

@@ -1,6 +1,5 @@
 """Bernoulli packet loss: its closed forms, its law over 10^7 packets, and that it may be taken in any pieces."""
 
-import itertools
 import json
 import math
 import time
@@ -22,6 +21,7 @@ from tests.network.loss_statistics import (
     lengths_to_compare,
     longer_than,
     reproducible,
+    taken_in_pieces,
 )
 
 NUM_PACKETS = 10**7
@@ -119,10 +119,6 @@ def test_the_longest_gaps_of_the_rarest_losses_stay_inside_int64():
 processes = st.sampled_from([0.0, 0.001, 0.3, 0.97, 1.0])
 TOTAL = 40_000  # packets; from a rate of 0.3 on, more losses than a block of 8192 gaps holds
 partitions = st.lists(st.integers(0, TOTAL), max_size=12).map(lambda cuts: [0, *sorted(cuts), TOTAL])
-
-
-def taken_in_pieces(losses, edges):
-    return [start + losses.take(stop - start) for start, stop in itertools.pairwise(edges)]
 
 
 @reproducible

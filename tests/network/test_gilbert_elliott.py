@@ -1,6 +1,5 @@
 """Gilbert-Elliott packet loss: its closed forms, its law over 10^7 packets and against a plain loop, its edges."""
 
-import itertools
 import json
 import math
 import random
@@ -19,16 +18,18 @@ from tests.network.loss_statistics import (
     assert_same,
     assert_within,
     autocorrelation,
+    autocorrelation_by_matrix,
     batch_means,
     burst_lengths,
-    burst_start,
     chain,
     indicators,
     is_within,
     lengths_to_compare,
     longer_than,
+    mean_burst_by_matrix,
     reproducible,
     share_of_bursts_longer_than,
+    taken_in_pieces,
 )
 
 NUM_PACKETS = 10**7
@@ -78,11 +79,8 @@ def test_loss_rate_is_the_stationary_one(process):
 @reproducible
 @given(process=any_process, lag=st.integers(1, 200))
 def test_autocorrelation_from_matrix_powers(process, lag):
-    transition, loss, stationary = chain(process)
-    rate = stationary @ loss
-    assume(1e-6 < rate < 1 - 1e-6)
-    both_lost = stationary @ np.diag(loss) @ np.linalg.matrix_power(transition, lag) @ loss
-    assert process.autocorrelation(lag) == pytest.approx((both_lost - rate**2) / (rate * (1 - rate)), abs=1e-8)
+    assume(1e-6 < process.loss_rate < 1 - 1e-6)
+    assert process.autocorrelation(lag) == pytest.approx(autocorrelation_by_matrix(process, lag), abs=1e-8)
     assert process.autocorrelation(-lag) == process.autocorrelation(lag)
     assert process.autocorrelation(0) == 1
 
@@ -90,11 +88,8 @@ def test_autocorrelation_from_matrix_powers(process, lag):
 @reproducible
 @given(process=any_process)
 def test_mean_burst_is_the_mean_of_the_law_from_matrix_powers(process):
-    """Sum over k of P(length > k), which is start (I - lose)^-1 1."""
     assume(1e-6 < process.loss_rate < 1 - 1e-6)
-    start, lose = burst_start(process)
-    by_matrix = (start @ np.linalg.inv(np.eye(2) - lose)).sum()
-    assert process.mean_burst_packets == pytest.approx(by_matrix, rel=1e-6)
+    assert process.mean_burst_packets == pytest.approx(mean_burst_by_matrix(process), rel=1e-6)
 
 
 @pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
@@ -335,10 +330,6 @@ processes = st.sampled_from(
         general(0.1, 0.2, loss_bad=0, loss_good=0),
     ]
 )
-
-
-def taken_in_pieces(losses, edges):
-    return [start + losses.take(stop - start) for start, stop in itertools.pairwise(edges)]
 
 
 @reproducible

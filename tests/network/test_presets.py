@@ -140,7 +140,8 @@ def test_gemodel_with_p_alone_is_bernoulli():
         "loss 1% random",
         "loss 1% loss 1%",
         "loss random 1% 25%",
-        "loss state 1%",
+        "loss state",
+        "loss state 1% 2% 3% 4% 5% 6%",
         "loss gemodel 1% 2% 3% 4% 5%",
         "loss gemodel p 1%",
         "loss ge 1% 19%",
@@ -148,7 +149,7 @@ def test_gemodel_with_p_alone_is_bernoulli():
     ],
 )
 def test_malformed_text_is_refused(text):
-    """Netem's correlation, deprecated there, and its four-state model are not read."""
+    """Netem's correlation, deprecated there, is not read."""
     with pytest.raises(ValueError, match="is not understood: write 'loss random 1%' or 'loss gemodel") as refusal:
         from_netem(text)
     assert repr(text) in str(refusal.value)

@@ -46,6 +46,18 @@ def test_a_cells_folder_names_its_whole_configuration(tmp_path):
     assert len(folders[0] & folders[1]) == 4  # the cells that the change leaves alone
 
 
+def test_a_processs_text_makes_one_folders_name(tmp_path):
+    text = GRID.split("    arms:")[0] + "    arms: [{{loss_type: [{text}], loss_rate: [0.1]}}]\n"
+    (tmp_path / "20_accuracy_vs_loss.ipynb").touch()
+    file = tmp_path / "experiments" / "grid.yaml"
+    file.parent.mkdir()
+    file.write_text(text.format(text="\"correlated(shared=0.5, switch='rack/1')\""))
+    [cell, _] = load_experiment(file, "tiny", tmp_path).cells
+    assert cell.process().switch == "rack/1"
+    assert Path(cell.output_dir).parent == tmp_path / "runs" / "grid"
+    assert Path(cell.output_dir).name.startswith("correlated-shared-0.5-switch-rack-1_0.1_seed0_")
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

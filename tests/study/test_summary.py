@@ -14,6 +14,13 @@ def test_arms_share_the_runs_without_losses(study):
     assert (arms.groupby("arm").size() == 9).all()
 
 
+def test_arms_of_other_processes_go_by_their_names(record):
+    text = "correlated(shared=0.5)"
+    runs = [record(loss_rate=rate, seed=0, accuracy=0.6, burst=8.0, loss_type=text) for rate in (0.1, 0.2)]
+    arms = with_arms(tidy([record(loss_rate=0.0, seed=0, accuracy=0.6), *runs]))
+    assert arms["arm"].tolist() == [text] * 3
+
+
 def test_budgets_and_differences_of_made_up_records(study):
     summary = summarise(with_arms(tidy(study)), study, BASELINE)
     budgets = [arm["budget"]["value"] for arm in summary["arms"]]

@@ -1,0 +1,121 @@
+"""Packet loss that the links of one switch have in common, for instance when its buffer overflows."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.checks import check_probability
+from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.process import LinkLosses, LossProcess, mean_burst
+from lossytp.network.streams import Key
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlated:
+    """A packet is lost if the switch loses it or the link does: `common` is drawn once a switch, `private` once a link.
+
+    Every link of a group of ranks that has this process, and the same `switch`, sees the same common losses at the
+    same time; and the same time means the same number of packets sent so far on either link. Links that send unequal
+    numbers of packets so drift apart, and groups, whose links run on clocks of their own, have nothing in common.
+    """
+
+    common: LossProcess
+    private: LossProcess
+    switch: int | str = 0
+
+    @classmethod
+    def from_loss_and_share(
+        cls, *, loss_rate: float, shared: float, mean_burst_packets: float | None = None, switch: int | str = 0
+    ) -> "Correlated":
+        """Links of this loss rate each, of whose losses the share `shared`, in [0, 1], is the switch's.
+
+        Both parts are Bernoulli; or, with a mean burst, simple Gilbert channels of equal bursts, such that the
+        link's own runs of consecutive losses have that mean. ValueError where none are short enough.
+        """
+        check_probability("loss_rate", loss_rate)
+        check_probability("shared", shared)
+        common = shared * loss_rate
+        private = (loss_rate - common) / (1 - common) if common < 1 else 0.0
+        if mean_burst_packets is None:
+            return cls(common=Bernoulli(loss_rate=common), private=Bernoulli(loss_rate=private), switch=switch)
+        whole = GilbertElliott.from_loss_and_burst(loss_rate=loss_rate, mean_burst_packets=mean_burst_packets)
+        # A link turns bad as often as `whole` does where (1 - x r)(1 - y r) = 1 - whole.p_good_to_bad, with x and y the
+        # parts' odds of loss and r their way out of a burst. The smaller root keeps both factors above 0.
+        x, y = common / (1 - common), private / (1 - private)
+        turn = whole.p_good_to_bad
+        leave = 2 * turn / (x + y + math.sqrt((x + y) ** 2 - 4 * x * y * turn)) if turn else whole.p_bad_to_good
+        if leave > 1 + 1e-12:
+            shortest = loss_rate / ((1 - loss_rate) * (x + y - x * y))
+            raise ValueError(
+                f"mean_burst_packets = {mean_burst_packets!r} does not go with a loss rate of {loss_rate:g} of which "
+                f"{shared:g} is shared: give at least {shortest:.6g}"
+            )
+        leave = min(1.0, leave)
+        parts = (GilbertElliott(p_good_to_bad=min(1.0, odds * leave), p_bad_to_good=leave) for odds in (x, y))
+        return cls(common=next(parts), private=next(parts), switch=switch)
+
+    @property
+    def loss_rate(self) -> float:
+        """Stationary probability that a packet is lost."""
+        common, private = self.common.loss_rate, self.private.loss_rate
+        return common + private - common * private
+
+    def autocorrelation(self, lag: int) -> float:
+        """Correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies.
+
+        A delivered packet is delivered by both parts, so P(both delivered) is the product of theirs.
+        """
+        rate = self.loss_rate
+        if lag == 0 or rate in (0, 1):
+            return float(lag == 0)
+        (common, common_covariance), (private, private_covariance) = (
+            (part.loss_rate, part.autocorrelation(lag) * part.loss_rate * (1 - part.loss_rate))
+            for part in (self.common, self.private)
+        )
+        covariance = (
+            (1 - common) ** 2 * private_covariance
+            + (1 - private) ** 2 * common_covariance
+            + common_covariance * private_covariance
+        )
+        return covariance / (rate * (1 - rate))
+
+    @property
+    def mean_burst_packets(self) -> float:
+        """Mean run of consecutive losses of one link; 0 without losses, infinite without anything else."""
+        return mean_burst(self.loss_rate, self.autocorrelation(1))
+
+    @property
+    def correlation_between_links(self) -> float:
+        """Correlation of the loss indicators of two links' packets at the same time; 0 where they never vary."""
+        rate, common = self.loss_rate, self.common.loss_rate
+        return 0.0 if rate in (0, 1) else (1 - rate) * common / (rate * (1 - common))
+
+    def losses(self, key: Key) -> "CorrelatedLosses":
+        """The losses of one link; the common ones from a stream that `key`'s src and dst have no part in."""
+        return CorrelatedLosses(
+            self.common.losses((*key[:-2], "switch", self.switch)), self.private.losses((*key, "private"))
+        )
+
+
+class CorrelatedLosses:
+    """Which of a link's packets are lost: those that the switch loses, and those that the link loses."""
+
+    def __init__(self, common: LinkLosses, private: LinkLosses) -> None:
+        self._common, self._private = common, private
+
+    def take(self, num_packets: int) -> np.ndarray:
+        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        common, private = self._common.take(num_packets), self._private.take(num_packets)
+        if not len(common) or not len(private):
+            return common if len(common) else private
+        lost = np.sort(np.concatenate([common, private]), kind="stable")  # merges what is sorted already
+        return lost[np.diff(lost, prepend=-1) > 0]
+
+    def state_dict(self) -> dict:
+        return {"common": self._common.state_dict(), "private": self._private.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._common.load_state_dict(state["common"])
+        self._private.load_state_dict(state["private"])

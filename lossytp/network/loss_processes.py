@@ -1,0 +1,31 @@
+"""Loss processes by name, as a flag, a grid or a notebook gives them: ``correlated(shared=0.5)``."""
+
+from collections.abc import Callable
+
+from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.correlated import Correlated
+from lossytp.network.four_state import FourState
+from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.notation import build
+from lossytp.network.presets import from_netem
+from lossytp.network.process import LossProcess
+from lossytp.network.trace import Trace
+
+LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {
+    "ber": Bernoulli,
+    "g-e": GilbertElliott.from_loss_and_burst,
+    "correlated": Correlated.from_loss_and_share,
+    "four_state": FourState,
+    "netem": from_netem,
+    "trace": Trace.from_file,
+}
+"""Add your own, a class or a function that returns a process, and every configuration knows its name."""
+
+
+def loss_process_named(text: str, **given: float | None) -> LossProcess:
+    """What `text` names, ``name`` or ``name(1, option=2)``.
+
+    `given` (`loss_rate`, `mean_burst_packets`) fills in parameters of these names that the text leaves open; 0 only
+    those that have no default, None nothing. ValueError for what is unknown, left out, or does not go together.
+    """
+    return build("loss_type", text, LOSS_PROCESSES, given)

@@ -1,0 +1,61 @@
+"""What a loss process is: any object with these four members. `LOSS_PROCESSES` names the ones that there are."""
+
+import math
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from lossytp.network.streams import Key
+
+
+class LinkLosses(Protocol):
+    """The losses of one link, in order."""
+
+    def take(self, num_packets: int) -> np.ndarray:
+        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,).
+
+        Taking n packets at once or in any pieces gives the same losses.
+        """
+        ...
+
+    def state_dict(self) -> dict:
+        """All that resuming needs besides the process and the key, as JSON-ready values."""
+        ...
+
+    def load_state_dict(self, state: dict) -> None:
+        """Resume from `state_dict()`, with the same losses as if never stopped."""
+        ...
+
+
+@runtime_checkable
+class LossProcess(Protocol):
+    """A stationary law of losses, of which every link gets its own copy."""
+
+    @property
+    def loss_rate(self) -> float:
+        """Stationary probability that a packet is lost."""
+        ...
+
+    @property
+    def mean_burst_packets(self) -> float:
+        """Mean run of consecutive losses; 0 without losses, infinite where nothing else happens."""
+        ...
+
+    def autocorrelation(self, lag: int) -> float:
+        """Correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies."""
+        ...
+
+    def losses(self, key: Key) -> LinkLosses:
+        """The losses of one link, drawn from the streams below `key`, which ends in (..., group, src, dst)."""
+        ...
+
+
+def mean_burst(loss_rate: float, next_correlation: float) -> float:
+    """Mean run of consecutive losses: rate / P(lost, the packet before it not lost).
+
+    `next_correlation` is the autocorrelation at lag 1.
+    """
+    both_lost = loss_rate**2 + next_correlation * loss_rate * (1 - loss_rate)
+    if loss_rate == 0:
+        return 0.0
+    return math.inf if both_lost >= loss_rate else loss_rate / (loss_rate - both_lost)

@@ -1,0 +1,133 @@
+"""Recorded packet losses, replayed in a circle."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from lossytp.network.bernoulli import NO_PACKETS
+from lossytp.network.streams import Key, Stream
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """Of `num_packets` recorded packets those at the sorted indices `lost` were lost: int64 (num_lost,).
+
+    Each link starts at a uniform offset of its own and wraps from the last packet to the first. The closed forms are
+    exact for that circle. Traces of equal content are equal.
+    """
+
+    lost: np.ndarray | Sequence[int] = field(repr=False)
+    num_packets: int
+
+    def __post_init__(self) -> None:
+        given = np.asarray(self.lost)
+        lost = given.astype(np.int64)
+        if self.num_packets < 1:
+            raise ValueError(f"num_packets = {self.num_packets} is below 1: give a trace of at least one packet")
+        if lost.ndim != 1 or not np.array_equal(lost, given) or (np.diff(lost, prepend=-1) < 1).any():
+            raise ValueError("lost is no rising list of whole numbers from 0: for 0 or 1 a packet use from_indicators")
+        if len(lost) and lost[-1] >= self.num_packets:
+            raise ValueError(f"lost packet {lost[-1]} is not among num_packets = {self.num_packets}: give more packets")
+        lost.setflags(write=False)
+        object.__setattr__(self, "lost", lost)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[int, bytes]:
+        return self.num_packets, np.asarray(self.lost).tobytes()
+
+    @classmethod
+    def from_indicators(cls, is_lost: np.ndarray | Sequence[int]) -> "Trace":
+        """From one number a packet, (num_packets,): 1 or True where it was lost, 0 or False elsewhere."""
+        indicators = np.asarray(is_lost)
+        if indicators.ndim != 1 or not np.isin(indicators, (0, 1)).all():
+            raise ValueError(f"is_lost, of shape {indicators.shape}, is no list of zeros and ones: give one a packet")
+        return cls(lost=np.flatnonzero(indicators), num_packets=len(indicators))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Trace":
+        """From 0 or 1 a packet: a .npy array, or text, where white space and commas are passed over."""
+        file = Path(str(path))
+        try:
+            if file.suffix == ".npy":
+                return cls.from_indicators(np.load(file))
+            text = file.read_text(encoding="utf-8").translate({ord(sign): None for sign in ", \t\r\n"})
+            wrong = set(text) - {"0", "1"}
+            if wrong:
+                raise ValueError(f"{min(wrong)!r} is neither 0 nor 1")
+            return cls.from_indicators(np.frombuffer(text.encode(), dtype=np.uint8) - ord("0"))
+        except OSError as error:
+            raise ValueError(f"trace {file} cannot be read ({error.strerror}): give the path of a file") from error
+        except ValueError as error:
+            raise ValueError(f"trace {file}: {error}") from error
+
+    @property
+    def loss_rate(self) -> float:
+        """Share of the packets that were lost."""
+        return len(self.lost) / self.num_packets
+
+    @property
+    def mean_burst_packets(self) -> float:
+        """Mean run of consecutive losses on the circle; 0 without losses, infinite without anything else."""
+        bursts = len(self.lost) - self._both_lost(1)
+        return len(self.lost) / bursts if bursts else math.inf if len(self.lost) else 0.0
+
+    def autocorrelation(self, lag: int) -> float:
+        """Correlation of the loss indicators of two packets `lag` apart on the circle; 0 where they never vary."""
+        rate = self.loss_rate
+        if lag == 0 or rate in (0, 1):
+            return float(lag == 0)
+        return (self._both_lost(lag) / self.num_packets - rate**2) / (rate * (1 - rate))
+
+    def _both_lost(self, lag: int) -> int:
+        """How many lost packets have a lost one `lag` later."""
+        later = (np.asarray(self.lost) + lag) % self.num_packets
+        return int(np.isin(later, self.lost).sum())
+
+    def losses(self, key: Key) -> "TraceLosses":
+        """The losses of one link, from an offset drawn from the stream of `key`."""
+        return TraceLosses(self, key)
+
+
+class TraceLosses:
+    """Which of a link's packets are lost: those lost in the recording, laid end to end."""
+
+    def __init__(self, trace: Trace, key: Key) -> None:
+        self._lost = np.asarray(trace.lost)
+        self._length = trace.num_packets
+        self._offset = int(Stream((*key, "offset")).uniforms(1)[0] * self._length)
+        self._packets = 0  # taken so far
+
+    @property
+    def wraps(self) -> int:
+        """How many times the recording was left at its end and begun again."""
+        return (self._offset + self._packets) // self._length
+
+    def _lost_before(self, packet: int) -> int:
+        """Losses before `packet`, both counted from the recording's first beginning."""
+        laps, packet_of_lap = divmod(packet, self._length)
+        return laps * len(self._lost) + int(self._lost.searchsorted(packet_of_lap))
+
+    def take(self, num_packets: int) -> np.ndarray:
+        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        first = self._offset + self._packets
+        self._packets += num_packets
+        numbers = np.arange(self._lost_before(first), self._lost_before(first + num_packets))
+        if not len(numbers):
+            return NO_PACKETS
+        laps, number_of_lap = np.divmod(numbers, len(self._lost))
+        return laps * self._length + self._lost[number_of_lap] - first
+
+    def state_dict(self) -> dict:
+        return {"packets": self._packets, "wraps": self.wraps}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._packets = state["packets"]
