@@ -1,0 +1,104 @@
+"""Figures of `12_collectives`, drawn from what `lossytp.study.collectives` measures."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lossytp.study.figures import MARKERS
+
+
+def lost_pieces(lacks: dict[str, dict[str, np.ndarray]]) -> Figure:
+    """Who lacks what: a row of panels for each algorithm, the reduce phase left, the gather phase right.
+
+    Args:
+        lacks: by algorithm, what `who_lacks_what` gives.
+
+    Dark is missing: of a rank's contribution on the left, of the result that a rank holds on the right.
+    """
+    figure, axes = plt.subplots(
+        len(lacks), 2, figsize=(7.2, 0.75 * len(lacks) + 0.6), sharex=True, sharey=True, layout="constrained"
+    )
+    titles = {"reduce": "contributions, as they reach the sum", "gather": "the sum, as it reaches the ranks"}
+    for row, (algorithm, phases) in zip(axes, lacks.items(), strict=True):
+        for ax, (phase, lacks_RN) in zip(row, phases.items(), strict=True):
+            ranks, elements = lacks_RN.shape
+            ax.imshow(
+                lacks_RN,
+                aspect="auto",
+                cmap="Greys",
+                vmin=0,
+                vmax=1.3,
+                interpolation="nearest",
+                extent=(0, elements, ranks - 0.5, -0.5),
+            )
+            for rank in range(1, ranks):
+                ax.axhline(rank - 0.5, color="0.8", linewidth=0.5)
+                ax.axvline(rank * elements / ranks, color="0.8", linewidth=0.5, linestyle=":")
+            ax.set(yticks=range(ranks), title=titles[phase] if algorithm == next(iter(lacks)) else "")
+        row[0].set_ylabel(f"{algorithm}\nrank")
+    for ax in axes[-1]:
+        ax.set_xlabel("element of the message (dotted: chunks)")
+    return figure
+
+
+def errors_of_sums(table: pd.DataFrame) -> Figure:
+    """Relative squared error of the sum, by repair (rows of marks) and algorithm (markers); theory as bars.
+
+    Args:
+        table: of `squared_errors`, of one coherence a panel.
+    """
+    coherences = sorted(table["coherence"].unique())
+    repairs, algorithms = list(table["repair"].unique()), list(table["algorithm"].unique())
+    figure, axes = plt.subplots(
+        1, len(coherences), figsize=(7.2, 3.2), sharey=True, sharex=True, layout="constrained", squeeze=False
+    )
+    for ax, coherence in zip(axes[0], coherences, strict=True):
+        for number, algorithm in enumerate(algorithms):
+            rows = table[(table["algorithm"] == algorithm) & (table["coherence"] == coherence)]
+            y = rows["repair"].map(repairs.index) + (number - (len(algorithms) - 1) / 2) * 0.8 / len(algorithms)
+            ax.plot(rows["expected"], y, "|", color="0.3", markersize=9, label="theory" if not number else None)
+            ax.errorbar(
+                rows["measured"],
+                y,
+                xerr=2 * rows["standard_error"],
+                fmt=MARKERS[number],
+                color=f"C{number}",
+                markersize=3.5,
+                linewidth=1,
+                label=algorithm,
+            )
+        ax.set(xscale="log", xlabel="squared error / squared sum", title=f"coherence of the parts {coherence:g}")
+        ax.set_yticks(range(len(repairs)), repairs)
+    axes[0, 0].invert_yaxis()
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def completion_tails(table: pd.DataFrame) -> Figure:
+    """Completion times by algorithm: mark at the median, line to the 99th and cross at the 99.9th percentile.
+
+    Args:
+        table: of `completion_times`; a panel for each process.
+    """
+    processes, algorithms = list(table["process"].unique()), list(table["algorithm"].unique())
+    transports = list(table["transport"].unique())
+    figure, axes = plt.subplots(
+        1, len(processes), figsize=(7.2, 2.8), sharey=True, sharex=True, layout="constrained", squeeze=False
+    )
+    for ax, process in zip(axes[0], processes, strict=True):
+        for number, transport in enumerate(transports):
+            rows = table[(table["process"] == process) & (table["transport"] == transport)]
+            x = rows["algorithm"].map(algorithms.index) + (number - (len(transports) - 1) / 2) * 0.6 / len(transports)
+            ax.vlines(x, 1e6 * rows["p50_s"], 1e6 * rows["p99_s"], color=f"C{number}", linewidth=1.2)
+            ax.plot(
+                x, 1e6 * rows["p50_s"], MARKERS[number], color=f"C{number}", markersize=4, linestyle="", label=transport
+            )
+            ax.plot(x, 1e6 * rows["p999_s"], "x", color=f"C{number}", markersize=4)
+        ax.set(yscale="log", title=process)
+        ax.set_xticks(range(len(algorithms)), algorithms)
+    axes[0, 0].set_ylabel("completion, microseconds")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
