@@ -1,0 +1,134 @@
+"""The expected squared errors of `lossytp.network.theory` against those of the lossy all-reduce itself.
+
+One element a packet, so that elements are lost independently of each other over Bernoulli links; over Gilbert-Elliott
+links, within a block of `fec` and of `hadamard`, neighbours are lost together. Standard errors are by means of 100
+batches of neighbouring elements, each far longer than a burst and of whole blocks; ranks, which share losses, are
+averaged first.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import lossytp as ltp
+from lossytp.network.algorithms import ALGORITHMS
+from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.presets import LossProcess
+from lossytp.network.theory import expected_squared_error, mean_weights, missing_share
+from lossytp.parallel.collectives import LossyCollective, Wiring
+from lossytp.parallel.group import RankGroup
+from tests.network.loss_statistics import assert_within, batch_means, is_within
+
+REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(4, 2)", "fec(4, 2, code='xor')"]
+REPAIRS += ["hadamard", "hadamard(8)", "retransmit(1)"]
+CASES = [
+    (algorithm, repair, reliable_gather)
+    for algorithm, repair, reliable_gather in itertools.product(ALGORITHMS, REPAIRS, [True, False])
+    if algorithm != "sender" or (repair != "local" and reliable_gather)
+]
+BATCHES, BATCH = 100, 128  # of whole blocks of 64, and of 4
+MESSAGES = 25  # until hops have delivered all elements a few times, and ages are all but stationary
+SETTINGS = [  # ranks, loss rate, coherence
+    (2, 0.3, 1.0),
+    (4, 0.1, 0.0),
+    (8, 0.01, 0.5),
+    (3, 0.3, -0.4),
+    (5, 0.1, 0.5),
+    (7, 0.3, 0.0),
+    (3, 0.3, 1.0),
+    (6, 0.1, -0.15),
+]
+SETTINGS_STALE = [(2, 0.3, 0.0), (4, 0.1, 1.0), (3, 0.3, 0.5), (5, 0.1, -0.2), (8, 0.01, 0.0), (4, 0.3, 0.5)]
+SAME_AS_ZERO = ("switch", "local", True)  # a switch has no part of its own
+SETTINGS_FEW_LEFT = [setting for setting in SETTINGS if setting[1] > 0.01]  # of 0.01, too little to be seen here
+
+
+def parts(ranks: int, coherence: float, elements: int, generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers of unit variance, (ranks, elements), of this coherence."""
+    products_RR = np.full((ranks, ranks), coherence) + (1 - coherence) * np.eye(ranks)
+    values_R, vectors_RR = np.linalg.eigh(products_RR)
+    root_RR = torch.from_numpy(vectors_RR * np.sqrt(np.maximum(values_R, 0)))
+    return root_RR @ torch.randn(ranks, elements, generator=generator, dtype=torch.float64)
+
+
+def collective(process: LossProcess, algorithm: str, repair: str, ranks: int, reliable_gather: bool) -> LossyCollective:
+    network = ltp.LossyNetwork(process, seed=3, wire=ltp.Wire(elements=1))
+    wiring = Wiring(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
+    return LossyCollective(network, RankGroup(ranks), wiring)
+
+
+def simulated(
+    process: LossProcess, algorithm: str, repair: str, ranks: int, coherence: float, reliable_gather: bool
+) -> tuple[float, float]:
+    """Mean of the relative squared error, and its standard error."""
+    lossy = collective(process, algorithm, repair, ranks, reliable_gather)
+    generator = torch.Generator().manual_seed(ranks)
+    batch, messages = (BATCH // 4, MESSAGES) if repair == "stale" else (BATCH, 1)
+    for _ in range(messages):
+        x_RN = parts(ranks, coherence, BATCHES * batch, generator)
+        result = lossy.sum_(x_RN.clone())
+    errors_N = ((result - x_RN.sum(0)) ** 2).view(-1, BATCHES * batch).mean(0)
+    mean, standard_error = batch_means(errors_N.numpy() / (ranks + coherence * ranks * (ranks - 1)))
+    return float(mean), float(standard_error)
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(CASES)))
+def test_bernoulli(number: int, case: tuple[str, str, bool]) -> None:
+    algorithm, repair, reliable_gather = case
+    settings = SETTINGS_STALE if repair == "stale" else SETTINGS
+    settings = SETTINGS_FEW_LEFT if repair.startswith(("fec", "retransmit")) else settings
+    for setting in range(number, number + 2):
+        ranks, rate, coherence = settings[setting % len(settings)]
+        expected = expected_squared_error(algorithm, repair, ranks, rate, coherence, reliable_gather)
+        estimate = simulated(ltp.Bernoulli(loss_rate=rate), algorithm, repair, ranks, coherence, reliable_gather)
+        assert_within(estimate, expected, (case, ranks, rate, coherence))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case[1] in ("zero", "rescale", "rescale_counted", "stale", "local", "hadamard(8)")],
+)
+def test_gilbert_elliott_of_the_same_rate(case: tuple[str, str, bool]) -> None:
+    algorithm, repair, reliable_gather = case
+    process = GilbertElliott.from_loss_and_burst(loss_rate=0.2, mean_burst_packets=4)
+    expected = expected_squared_error(algorithm, repair, 4, process.loss_rate, 0.5, reliable_gather)
+    assert_within(simulated(process, algorithm, repair, 4, 0.5, reliable_gather), expected, case)
+
+
+@pytest.mark.parametrize(("algorithm", "repair", "reliable_gather"), CASES)
+def test_these_comparisons_can_fail(algorithm: str, repair: str, reliable_gather: bool) -> None:
+    """They tell a loss rate from a higher one, a repair from none, and a reliable gather from a lossy one."""
+    coherence = 0.9 if repair == "local" else 0.0
+    estimate = simulated(ltp.Bernoulli(loss_rate=0.3), algorithm, repair, 3, coherence, reliable_gather)
+    wrong = [(repair, 0.4, reliable_gather)]
+    if repair not in ("zero", "hadamard", "hadamard(8)") and (algorithm, repair, reliable_gather) != SAME_AS_ZERO:
+        wrong.append(("zero", 0.3, reliable_gather))
+    if algorithm != "sender":
+        wrong.append((repair, 0.3, not reliable_gather))
+    for other, rate, gather in wrong:
+        expected = expected_squared_error(algorithm, other, 3, rate, coherence, gather)
+        assert not is_within(estimate, expected), (other, rate, gather)
+
+
+@pytest.mark.parametrize("reliable_gather", [True, False])
+@pytest.mark.parametrize("repair", ["zero", "rescale", "rescale_counted", "local", "retransmit(1)"])
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "sender"])
+def test_mean_weights_and_share_missing(algorithm: str, repair: str, reliable_gather: bool) -> None:
+    """One rank's part at a time, over the same losses, with nothing from the others."""
+    ranks, rate, elements = 4, 0.3, BATCHES * BATCH
+    expected = mean_weights(algorithm, repair, ranks, rate, reliable_gather)
+    missing_N = np.zeros(elements)
+    for rank in range(ranks):
+        x_RN = torch.zeros(ranks, elements, dtype=torch.float64)
+        x_RN[rank] = 1
+        process = ltp.Bernoulli(loss_rate=rate)
+        result = collective(process, algorithm, repair, ranks, reliable_gather).sum_(x_RN).view(-1, elements)
+        missing_N += (result == 0).double().mean(0).numpy() / ranks
+        for chunk, weights_N in enumerate(result.mean(0).view(ranks, -1).numpy()):
+            assert_within(batch_means(weights_N), expected[chunk, rank], (algorithm, repair, chunk, rank))
+    if repair != "local":  # whose substitutes are a part's too
+        share = missing_share(algorithm, repair, ranks, rate, reliable_gather)
+        assert_within(batch_means(missing_N), share, (algorithm, repair))
+        assert not is_within(batch_means(missing_N), 1.25 * share)
