@@ -11,6 +11,7 @@ from lossytp.study.grid import load_experiment
 PROFILE = config.get("profile", "laptop")
 RESULTS = f"results/{PROFILE}"
 CELLS_EXIST = bool(config.get("figures_only"))
+CHECKS = ["channel.csv", "bursts.csv", "baseline.json", "collective_errors.csv", "collective_times.csv"]
 NUM_PACKETS = {"smoke": 1_000_000}.get(PROFILE, 10_000_000)
 
 EXPERIMENTS = [load_experiment(file, PROFILE, Path(RESULTS)) for file in sorted(Path("notebooks/experiments").glob("*.yaml"))]
@@ -38,7 +39,7 @@ rule figures:
     input:
         # in a fresh clone every file is new: a record's age says nothing, its folder's name does
         ancient(RECORDS if not CELLS_EXIST else []),
-        [f"{RESULTS}/channel.csv", f"{RESULTS}/bursts.csv", f"{RESULTS}/baseline.json"] if not CELLS_EXIST else [],
+        [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_accuracy_vs_loss_figures.ipynb",
         [f"lossytp/study/{module}.py" for module in ("figures", "records", "statistics", "summary")],
@@ -71,6 +72,22 @@ if not CELLS_EXIST:
         params:
             notebook="10_channel_check",
             values=json.dumps({"results_dir": RESULTS, "num_packets": NUM_PACKETS}),
+        shell:
+            RUN
+
+    rule collectives:
+        input:
+            ancient("notebooks/12_collectives.ipynb"),
+        output:
+            f"{RESULTS}/collective_errors.csv",
+            f"{RESULTS}/collective_times.csv",
+        log:
+            f"{RESULTS}/notebooks/12_collectives.ipynb",
+        params:
+            notebook="12_collectives",
+            values=json.dumps(
+                {"results_dir": RESULTS} | ({"num_messages": 10, "samples": 2_000} if PROFILE == "smoke" else {})
+            ),
         shell:
             RUN
 
