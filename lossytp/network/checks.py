@@ -1,7 +1,7 @@
 """Checks whose messages name the value, the bound and the fix, in one line."""
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 
 
 def check_probability(name: str, value: float) -> None:
@@ -15,3 +15,15 @@ def check_known(name: str, value: str, known: object) -> None:
     names = list(known)  # type: ignore[call-overload]
     if value not in names:
         raise ValueError(f"{name} = {value!r} is unknown: choose one of {', '.join(map(str, names))}")
+
+
+def check_positive(name: str, value: float, unit: str) -> None:
+    """Raise ValueError unless `value` is a finite number above 0."""
+    if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} = {value!r} is not above 0: give a finite number of {unit}")
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise ValueError unless `value` is a whole number of at least 1."""
+    if not (isinstance(value, Integral) and value >= 1):
+        raise ValueError(f"{name} = {value!r} is no count: give a whole number of at least 1")
