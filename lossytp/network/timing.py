@@ -18,7 +18,7 @@ from lossytp.network.presets import LossProcess
 from lossytp.network.transport import BestEffort, Path, Transport
 
 LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
-LOSSES_AT_ONCE = 2**22  # keeps a chunk of samples below about 300 MB
+LOSSES_AT_ONCE = 2**21  # keeps a portion of the samples within about 300 MB
 
 
 class Schedule(NamedTuple):
@@ -128,9 +128,11 @@ def collective_times(
 ) -> CollectiveTimes:
     """Time `samples` all-reduces of `num_elements` elements of `itemsize` bytes among `ranks` ranks.
 
-    Every link has a copy of `process`, which carries over from message to message and from collective to collective;
-    samples are spread over independent runs of such a network, so that links can be worked through together. The same
-    arguments give the same times. ValueError where the algorithm is unknown, or the transport can never deliver.
+    Every link has a copy of `process`, which carries over from message to message and from collective to collective
+    (between portions that fit into memory, a few unused packets are skipped). Samples are spread over independent runs
+    of such a network, so that many links are worked through together: two that follow each other come mostly, but not
+    always, from one run. The same arguments give the same times. ValueError where the algorithm is unknown, or the
+    transport can never deliver.
     """
     check_known("algorithm", algorithm, SCHEDULES)
     for name, value in {"num_elements": num_elements, "itemsize": itemsize, "ranks": ranks, "samples": samples}.items():
@@ -143,22 +145,20 @@ def collective_times(
     links, messages = schedule.links(ranks), schedule.messages(ranks)
     elements = -(-num_elements // ranks) if schedule.split else num_elements
     num_packets = schedule.chunks(ranks) * path.wire.num_packets(elements, itemsize)
-    at_once = max(1, int(LOSSES_AT_ONCE / (links * messages * (1 + num_packets * process.loss_rate))))
+    runs = min(samples, max(1, LINKS_AT_ONCE // links))
+    losses = [process.losses((seed, "timing", algorithm, run, link)) for run in range(runs) for link in range(links)]
+    collectives = -(-samples // runs)  # in each run
+    portion = max(1, int(LOSSES_AT_ONCE / (runs * links * messages * (1 + num_packets * process.loss_rate))))
     seconds, missing = [], []
-    for done in range(0, samples, at_once):
-        wanted = min(at_once, samples - done)
-        runs = min(wanted, max(1, LINKS_AT_ONCE // links))
-        collectives = -(-wanted // runs)
-        losses = [
-            process.losses((seed, "timing", algorithm, done, run, link)) for run in range(runs) for link in range(links)
-        ]
-        delivered = transport.deliver(losses, num_packets, collectives * messages, path)
-        shape = (runs, links, collectives, messages)
+    for done in range(0, collectives, portion):
+        count = min(portion, collectives - done)
+        delivered = transport.deliver(losses, num_packets, count * messages, path)
+        shape = (runs, links, count, messages)
         by_message = delivered.seconds.reshape(shape).transpose(3, 0, 2, 1).reshape(messages, -1, links)
-        seconds.append(schedule.complete(by_message)[:wanted])
-        missing.append(delivered.missing_packets.reshape(shape).sum(axis=(1, 3)).reshape(-1)[:wanted])
-    share = np.concatenate(missing) / (links * messages * num_packets)
-    return CollectiveTimes(np.concatenate(seconds), share)
+        seconds.append(schedule.complete(by_message))
+        missing.append(delivered.missing_packets.reshape(shape).sum(axis=(1, 3)).ravel())
+    share = np.concatenate(missing)[:samples] / (links * messages * num_packets)
+    return CollectiveTimes(np.concatenate(seconds)[:samples], share)
 
 
 class Tail(NamedTuple):

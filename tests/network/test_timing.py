@@ -125,6 +125,11 @@ def test_a_ring_that_waits_for_neighbours_is_sooner_than_one_that_waits_for_all(
     assert (SCHEDULES["ring"].complete(draws) < timing.in_steps(draws)).all()
 
 
+def test_direct_and_switch_wait_for_the_slowest_rank_between_their_two_phases():
+    assert SCHEDULES["direct"].complete(np.array([[[1.0, 2, 3]], [[5, 4, 1]]])).tolist() == [3 + 5]
+    assert SCHEDULES["switch"].complete(np.array([[[1.0, 2, 3, 5, 4, 1]]])).tolist() == [3 + 5]
+
+
 class Labels:
     """A transport whose message m on link row r takes 1000 r + m seconds and misses m packets."""
 

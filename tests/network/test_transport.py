@@ -117,6 +117,15 @@ def test_more_packets_are_drawn_where_the_first_guess_is_too_few(transport):
     assert_same_as_events(transport(window_packets=8, timeout_s=16 * PACKET_S), [Recorded(lost)], 64, 1, path(5))
 
 
+def test_a_retransmission_that_is_due_does_not_wait_for_an_acknowledgement():
+    """Packets 0 and 7 are due at 15 and 22; the window opens at 22.5, when packet 0's repetition is acknowledged."""
+    sender = SelectiveRepeat(window_packets=8, timeout_s=15 * PACKET_S)
+    delivered = sender.deliver([Recorded([1, 0, 0, 0, 0, 0, 0, 1])], 10, 1, path(6.5))
+    # 7 again at 22, 8 at 23, 9 at 24; arrival 1 + 3.25 later
+    assert delivered.seconds[0, 0] == pytest.approx((24 + 1 + 3.25) * PACKET_S, rel=1e-12)
+    assert_same_as_events(sender, [Recorded([1, 0, 0, 0, 0, 0, 0, 1])], 10, 1, path(6.5))
+
+
 @pytest.mark.parametrize("process", PROCESSES)
 @pytest.mark.parametrize("deadline", [11.5, 30.2, 53.9, 54, 70])  # in packets; all 48 have arrived after 54
 def test_best_effort_ends_and_misses_exactly_what_it_does_in_the_event_simulation(process, deadline):
