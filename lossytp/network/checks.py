@@ -1,7 +1,7 @@
 """Checks whose messages name the value, the bound and the fix, in one line."""
 
 import math
-from numbers import Real
+from numbers import Integral, Real
 
 
 def check_probability(name: str, value: float) -> None:
@@ -19,5 +19,11 @@ def check_known(name: str, value: str, known: object) -> None:
 
 def check_at_least(name: str, value: object, least: int) -> None:
     """Raise ValueError unless `value` is a whole number, and no smaller."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} = {value!r} is no whole number of at least {least}: give one")
+
+
+def check_positive(name: str, value: float, unit: str) -> None:
+    """Raise ValueError unless `value` is a finite number above 0."""
+    if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} = {value!r} is not above 0: give a finite number of {unit}")

@@ -23,6 +23,8 @@ from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel, logging
 
 import lossytp as ltp
+from lossytp.network import transport
+from lossytp.network.timing import collective_times
 from lossytp.training.models import PRESETS
 from lossytp.training.record import write_atomically
 
@@ -152,6 +154,36 @@ def message_microseconds(process: object) -> float:
     return statistics.median(medians)
 
 
+def timing_seconds() -> dict:
+    """Seconds to time 10^6 collectives of about 1,000 packets at 1 %: a ring of 4, 24 messages of 42 packets each."""
+    path = transport.Path(bandwidth_bits_per_s=100e9, round_trip_s=10e-6)
+    senders = {
+        "selective_repeat": transport.SelectiveRepeat(window_packets=256, timeout_s=40e-6),
+        "go_back_n": transport.GoBackN(window_packets=256, timeout_s=40e-6),
+        "best_effort": transport.BestEffort(deadline_s=50e-6),
+    }
+    processes = {
+        "bernoulli": ltp.Bernoulli(loss_rate=0.01),
+        "gilbert_elliott_burst_8": ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.01, mean_burst_packets=8),
+    }
+    arms: dict[str, Callable[[], object]] = {
+        f"{name}_{kind}_s": partial(
+            collective_times,
+            "ring",
+            num_elements=4 * 42 * path.wire.elements_per_packet(4),
+            itemsize=4,
+            ranks=4,
+            path=path,
+            transport=sender,
+            process=process,
+            samples=10**6,
+        )
+        for name, sender in senders.items()
+        for kind, process in processes.items()
+    }
+    return {**interleaved(arms, 3, "timing 10^6 collectives"), "target": "under 10"}
+
+
 def on_two_processes() -> dict:
     """The ratios of `tests.bench.processes`."""
     with tempfile.TemporaryDirectory() as folder:
@@ -174,6 +206,7 @@ def main(folder: Path) -> None:
             "gilbert_elliott_0.001_burst_8": message_microseconds(burst),
             "target": "under 10",
         },
+        "timing_of_10^6_collectives_of_1000_packets": timing_seconds(),
         "step_7M": training_step_ratios(PRESETS["gpt2-micro"], batch=8, length=128, rounds=15, ways=EVERY_WAY),
         "on_two_processes": on_two_processes(),
         "step_124M": training_step_ratios(GPT2_SMALL, batch=4, length=64, rounds=9, ways=DIRECT),

@@ -1,0 +1,172 @@
+"""When a sender's packets leave, given which of them are lost: selective repeat and go-back-N, many links at once.
+
+The unit of time here is a gap, the time from one packet's start to the next one's. A sender starts at most one packet
+a gap; it idles only when it has nothing that it may send. So a message costs its packets plus its idling, and only
+losses make a sender idle: what is worked through is the losses, one of each link at a time, not the packets.
+
+All functions take the same arguments:
+    lost: for each link, the sorted indices of its lost packets, counted over all that it sends; int64 (num_lost,).
+    num_packets, num_messages: each link carries that many messages of that many packets, one after the other; a
+        message starts when the one before it is complete, and its times count from its start.
+    window: packet n may leave only when all packets up to n - window are acknowledged.
+    timeout: from the start of a lost packet to its being due again, in gaps, at least 1.
+and return
+    starts: when the last packet of each message starts that is not lost, in gaps: float64 (links, messages).
+    sent: packets that each link sent, retransmissions included: float64 (links,).
+Times are exact where they are whole or dyadic, so that which of two coinciding events is first is not left to rounding.
+"""
+
+import numpy as np
+
+from lossytp.network.bernoulli import NEVER
+
+
+class _Links:
+    """Where each link still at work stands: `sent` packets, in message `message`; its next loss is `lost[cursor]`."""
+
+    def __init__(self, lost: list[np.ndarray], num_packets: int, num_messages: int) -> None:
+        never = np.array([NEVER], dtype=np.float64)  # behind a link's losses, for the cursor to point at in the end
+        self.lost = np.concatenate([piece for losses in lost for piece in (losses, never)])
+        lengths = np.array([len(losses) + 1 for losses in lost])
+        self.cursor = np.cumsum(lengths) - lengths
+        self.sent = np.zeros(len(lost))
+        self.message = np.zeros(len(lost), dtype=np.int64)
+        self.row = np.arange(len(lost))
+        self.time = np.zeros(len(lost))  # when the next packet may start, within the message
+        self.next = np.zeros(len(lost))  # the message's first packet never sent or, in go-back-N, not in order
+        self.starts = np.full((len(lost), num_messages), num_packets - 1.0)
+        self.all_sent = np.zeros(len(lost))
+        self.num_packets, self.num_messages = num_packets, num_messages
+
+    def begin(self, which: np.ndarray) -> None:
+        """Begin the next message that meets a loss; those before it take a gap a packet."""
+        unharmed = (self.lost[self.cursor[which]] - self.sent[which]) // self.num_packets
+        unharmed = np.minimum(unharmed, self.num_messages - self.message[which])
+        self.message[which] += unharmed.astype(np.int64)
+        self.sent[which] += unharmed * self.num_packets
+        self.time[which] = self.next[which] = 0
+
+    def finish(self, which: np.ndarray, starts: np.ndarray) -> np.ndarray | None:
+        """Note when the messages of these links ended and begin their next; say which links still have some left."""
+        self.starts[self.row[which], self.message[which]] = starts
+        self.message[which] += 1
+        self.begin(which)
+        return self.still_at_work()
+
+    def still_at_work(self) -> np.ndarray | None:
+        """Mask of the links that have messages left, None when all have; the others' packets are noted."""
+        working = self.message < self.num_messages
+        if working.all():
+            return None
+        self.all_sent[self.row[~working]] = self.sent[~working]
+        return working
+
+    def keep(self, working: np.ndarray) -> None:
+        for name in ("cursor", "sent", "message", "row", "time", "next"):
+            setattr(self, name, getattr(self, name)[working])
+
+
+def go_back_n(
+    lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Go-back-N (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.2): the receiver takes packets in order.
+
+    Behind a lost packet the sender goes on until that packet's timeout or the window's end, in vain, and then sends
+    everything again from the lost packet on. A packet under way at the timeout is finished first.
+    """
+    links = _Links(lost, num_packets, num_messages)
+    links.begin(np.arange(len(lost)))
+    in_vain = min(np.ceil(timeout), window) - 1
+    working = links.still_at_work()
+    while True:
+        if working is not None:
+            links.keep(working)
+            working = None
+        if not len(links.row):
+            return links.starts, links.all_sent
+        run = links.lost[links.cursor] - links.sent  # packets that arrive in order before the next loss
+        left = num_packets - links.next
+        ends = np.flatnonzero(run >= left)
+        breaks = np.flatnonzero((run >= 0) & (run < left))
+        links.cursor += run < left  # past this loss: met, or among the packets sent in vain
+        run, first = run[breaks], links.next[breaks]
+        wasted = np.minimum(in_vain, left[breaks] - run - 1)
+        links.sent[breaks] += run + 1 + wasted
+        links.time[breaks] += run + np.maximum(timeout, wasted + 1)
+        links.next[breaks] = first + run
+        if len(ends):
+            left = left[ends]
+            links.sent[ends] += left
+            working = links.finish(ends, links.time[ends] + left - 1)
+
+
+def selective_repeat(
+    lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float, acknowledged: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Selective repeat (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.3): only lost packets are repeated.
+
+    Each packet has a timer of its own. A packet that is due again goes before new ones, window or no window; one
+    that arrives is acknowledged `acknowledged` gaps after its start, at most `window` and `timeout`.
+
+    Timeouts being equal, packets fall due in the order in which they were lost: retransmission k is that of loss k.
+    Each round lets every link send new packets up to its next loss, or else until its oldest loss is due again, or
+    until the window ends at a packet that is not acknowledged.
+    """
+    links = _Links(lost, num_packets, num_messages)
+    losses = len(links.lost)
+    due = np.full(losses, np.inf)  # of each loss: when its retransmission may start; inf before it occurs
+    packet = np.full(losses, np.inf)  # which packet of the message was lost
+    first_loss = np.arange(losses)  # where the same packet was lost first
+    # Of a packet's first loss: when it is acknowledged, inf while that is open; of further losses: -inf
+    settled = np.full(losses, np.inf)
+    links.begin(np.arange(len(lost)))
+    oldest = links.cursor.copy()  # the loss to be retransmitted next
+    base = links.cursor.copy()  # the loss that the window's beginning waits for, if it has occurred
+    working = links.still_at_work()
+    while True:
+        if working is not None:
+            links.keep(working)
+            oldest, base = oldest[working], base[working]
+            working = None
+        if not len(links.row):
+            return links.starts, links.all_sent
+        due_next, limit = due[oldest], packet[base] + window
+        new = np.minimum(limit, num_packets) - links.next
+        np.minimum(new, np.ceil(due_next - links.time), out=new)
+        np.minimum(new, links.lost[links.cursor] + 1 - links.sent, out=new)
+        np.maximum(new, 0, out=new)
+        links.sent += new
+        links.next += new
+        links.time += new
+        meets_loss = links.lost[links.cursor] < links.sent
+        exhausted = links.next == num_packets
+        ends = exhausted & (due_next == np.inf) & ~meets_loss
+        waits = (links.next >= limit) & ~exhausted & (settled[base] <= due_next) & ~meets_loss
+        repeats = np.flatnonzero(~(meets_loss | ends | waits))
+
+        which = np.flatnonzero(meets_loss)
+        loss = links.cursor[which]
+        due[loss] = links.time[which] - 1 + timeout
+        packet[loss] = links.next[which] - 1
+        links.cursor[which] += 1
+
+        which = np.flatnonzero(waits)
+        links.time[which] = np.maximum(links.time[which], settled[base[which]])
+        base[which] += 1
+
+        loss, again = oldest[repeats], links.cursor[repeats]
+        start = np.maximum(links.time[repeats], due[loss])
+        fails = links.lost[again] == links.sent[repeats]
+        settled[first_loss[loss[~fails]]] = start[~fails] + acknowledged
+        loss, again = loss[fails], again[fails]
+        due[again] = start[fails] + timeout
+        packet[again], first_loss[again], settled[again] = packet[loss], first_loss[loss], -np.inf
+        links.cursor[repeats] += fails
+        links.sent[repeats] += 1
+        links.time[repeats] = start + 1
+        oldest[repeats] += 1
+
+        which = np.flatnonzero(ends)
+        if len(which):
+            working = links.finish(which, links.time[which] - 1)
+            base[which] = links.cursor[which]

@@ -1,0 +1,187 @@
+"""How long a message takes on one link, reliably or with a deadline, given which packets the link loses.
+
+Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take
+the other half and no bandwidth, and are never lost. Every packet counts as a full one, a message's last one too. A
+retransmission is a further packet of its link, as likely to be lost as its place in the link's process makes it.
+
+Of this model the times are exact: they equal those of a packet-by-packet event simulation. One thing in it is a
+choice: where the window is smaller than what is under way in a round trip, the sender is paced, one packet every
+round trip / window (RFC 9002, 7.7). One that is not sends each window in a burst; without loss it is done at most a
+round trip sooner, and at 1 to 5 % loss and windows of an eighth to a half of a round trip about 3 to 12 % sooner.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from lossytp.network.checks import check_at_least, check_positive
+from lossytp.network.packets import Wire
+from lossytp.network.retransmissions import go_back_n, selective_repeat
+
+STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
+WORST_RATE = 0.9  # of the losses seen so far, for guessing how many packets are needed; too few are added to
+
+
+class Losses(Protocol):
+    """A link's losses, such as `Bernoulli(loss_rate=0.01).losses(key)`."""
+
+    def take(self, num_packets: int) -> np.ndarray:
+        """Sorted indices lost among the next `num_packets` packets."""
+
+
+class Deliveries(NamedTuple):
+    """What became of messages, `(links, messages)`; `sent_packets` counts retransmissions too, `(links,)`."""
+
+    seconds: np.ndarray  # from a message's start to the receiver's having it, or leaving it
+    missing_packets: np.ndarray
+    sent_packets: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Path:
+    """A directed link's speed. `round_trip_s` is propagation there and back, without any packet's time on the wire."""
+
+    bandwidth_bits_per_s: float
+    round_trip_s: float
+    wire: Wire = field(default_factory=Wire)
+
+    def __post_init__(self) -> None:
+        check_positive("bandwidth_bits_per_s", self.bandwidth_bits_per_s, "bits a second")
+        if not (math.isfinite(self.round_trip_s) and self.round_trip_s >= 0):
+            raise ValueError(f"round_trip_s = {self.round_trip_s!r} is negative or infinite: give 0 s or more")
+
+    @property
+    def packet_s(self) -> float:
+        """Seconds that a full packet occupies the link."""
+        return 8 * self.wire.mtu_bytes / self.bandwidth_bits_per_s
+
+    @property
+    def arrival_s(self) -> float:
+        """Seconds from the start of a packet to its arrival."""
+        return self.packet_s + self.round_trip_s / 2
+
+
+def _check_messages(num_packets: int, num_messages: int) -> None:
+    check_at_least("num_packets", num_packets, 1)
+    check_at_least("num_messages", num_messages, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestEffort:
+    """Each packet is sent once. The receiver leaves when the last packet arrives, or `deadline_s` after the message's
+    start when that packet is lost or late; what it then lacks is missing. No window: nothing is acknowledged.
+
+    A bounded transport as in OptiReduce (Warraich et al., NSDI 2025). A link keeps packets in order, so that the last
+    one tells that nothing more will come.
+    """
+
+    deadline_s: float
+
+    def __post_init__(self) -> None:
+        check_positive("deadline_s", self.deadline_s, "seconds")
+
+    def deliver(self, losses: Sequence[Losses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
+        """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links."""
+        _check_messages(num_packets, num_messages)
+        if self.deadline_s < path.arrival_s:
+            raise ValueError(
+                f"deadline_s = {self.deadline_s!r} is over before the first packet arrives: "
+                f"give at least {path.arrival_s:.4g} s"
+            )
+        # 1e-6: a packet whose arrival and the deadline are equal but for rounding is in time
+        in_time = min(num_packets, int((self.deadline_s - path.arrival_s) / path.packet_s + 1e-6) + 1)
+        shape = (len(losses), num_messages)
+        last_lost = np.full(shape, in_time < num_packets)
+        missing = np.full(shape, num_packets - in_time)
+        for row, link in enumerate(losses):
+            message, packet = np.divmod(link.take(num_packets * num_messages), num_packets)
+            last_lost[row, message[packet == num_packets - 1]] = True
+            missing[row] += np.bincount(message[packet < in_time], minlength=num_messages)
+        seconds = np.where(last_lost, self.deadline_s, (num_packets - 1) * path.packet_s + path.arrival_s)
+        return Deliveries(seconds, missing, np.full(len(losses), num_packets * num_messages))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reliable:
+    window_packets: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        check_at_least("window_packets", self.window_packets, 1)
+        check_positive("timeout_s", self.timeout_s, "seconds")
+
+    def gap_s(self, path: Path) -> float:
+        """Seconds from the start of one packet to that of the next: 1 / min(bandwidth, window / round trip)."""
+        return max(path.packet_s, (path.packet_s + path.round_trip_s) / self.window_packets)
+
+    def deliver(self, losses: Sequence[Losses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
+        """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links.
+
+        Does not return where a link loses all its packets; `collective_times` refuses such a process.
+        """
+        _check_messages(num_packets, num_messages)
+        acknowledged_s = path.packet_s + path.round_trip_s
+        if self.timeout_s < acknowledged_s:
+            raise ValueError(
+                f"timeout_s = {self.timeout_s!r} is over before an acknowledgement can come, so that every packet "
+                f"would be sent twice: give at least {acknowledged_s:.4g} s"
+            )
+        gap_s = self.gap_s(path)
+        timeout, acknowledged = (
+            round(seconds / gap_s * STEPS_PER_GAP) / STEPS_PER_GAP for seconds in (self.timeout_s, acknowledged_s)
+        )
+        drawn = needed = num_packets * num_messages
+        lost = [link.take(drawn) for link in losses]
+        worst = min(max(map(len, lost)) / drawn, WORST_RATE)
+        needed += math.ceil(needed * worst / (1 - worst) * self._sent_a_loss(num_packets, timeout))
+        while True:
+            more = [link.take(needed - drawn) + drawn for link in losses]
+            lost = [np.append(*pieces) for pieces in zip(lost, more, strict=True)]
+            drawn = needed
+            starts, sent = self._starts(lost, num_packets, num_messages, timeout, acknowledged)
+            needed = int(sent.max())
+            if needed <= drawn:
+                missing = np.zeros(starts.shape, dtype=np.int64)
+                return Deliveries(starts * gap_s + path.arrival_s, missing, sent.astype(np.int64))
+
+    def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
+        """About how many packets a loss adds."""
+        return 1.0
+
+    def _starts(
+        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveRepeat(_Reliable):
+    """Each lost packet is sent again `timeout_s` after its start, before new packets; packet n waits until all up to
+    n - `window_packets` are acknowledged. The receiver has the message when its last missing packet arrives."""
+
+    def _starts(
+        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return selective_repeat(
+            lost, num_packets, num_messages, window=self.window_packets, timeout=timeout, acknowledged=acknowledged
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoBackN(_Reliable):
+    """The receiver takes packets in order only; `timeout_s` after the start of a lost packet, it and all behind it are
+    sent again. Until then the sender goes on, up to `window_packets` from the lost one, in vain."""
+
+    def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
+        return min(math.ceil(timeout), self.window_packets, num_packets)
+
+    def _starts(
+        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return go_back_n(lost, num_packets, num_messages, window=self.window_packets, timeout=timeout)
+
+
+Transport = SelectiveRepeat | GoBackN | BestEffort

@@ -1,0 +1,288 @@
+"""Collectives' times: which message waits for which, closed forms without loss, tails, and 1,024 ranks."""
+
+import time
+
+import numpy as np
+import pytest
+import simpy
+
+from lossytp.network import timing
+from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.timing import SCHEDULES, collective_times, simulated_seconds, step_seconds, tail
+from lossytp.network.transport import BestEffort, Deliveries, GoBackN, Path, SelectiveRepeat
+
+PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=20e-6)
+RELIABLE = SelectiveRepeat(window_packets=64, timeout_s=100e-6)
+ALPHA_S, BETA_S = 10e-6, 1.2e-6  # half a round trip, and a packet of 1,500 bytes on the wire
+ELEMENTS_PER_PACKET = 364
+
+
+def times(algorithm="ring", **changes):
+    arguments = {
+        "num_elements": 40 * ELEMENTS_PER_PACKET,
+        "itemsize": 4,
+        "ranks": 4,
+        "path": PATH,
+        "transport": RELIABLE,
+        "process": Bernoulli(loss_rate=0.01),
+        "samples": 500,
+    }
+    return collective_times(algorithm, **(arguments | changes))
+
+
+# 4 chunks of 10 packets, or 40 packets as a whole; 5 ranks' chunks are of 8 packets. Ranks 3 and 4 of a tree
+# of 5 are two links from its root
+LOSSLESS_S = {
+    ("sender", 4): ALPHA_S + 40 * BETA_S,
+    ("direct", 4): 2 * (ALPHA_S + 3 * 10 * BETA_S),
+    ("ring", 4): 6 * (ALPHA_S + 10 * BETA_S),
+    ("tree", 4): 4 * (ALPHA_S + 40 * BETA_S),
+    ("switch", 4): 2 * (ALPHA_S + 40 * BETA_S),
+    ("direct", 5): 2 * (ALPHA_S + 4 * 8 * BETA_S),
+    ("ring", 5): 8 * (ALPHA_S + 8 * BETA_S),
+    ("tree", 5): 4 * (ALPHA_S + 40 * BETA_S),
+    ("tree", 8): 6 * (ALPHA_S + 40 * BETA_S),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "ranks"), LOSSLESS_S)
+@pytest.mark.parametrize("transport", [RELIABLE, GoBackN(window_packets=64, timeout_s=1), BestEffort(deadline_s=1)])
+def test_without_loss_an_all_reduce_takes_what_the_alpha_beta_model_says(algorithm, ranks, transport):
+    lossless = times(algorithm, ranks=ranks, transport=transport, process=Bernoulli(loss_rate=0), samples=3)
+    assert lossless.seconds == pytest.approx(np.full(3, LOSSLESS_S[algorithm, ranks]), rel=1e-9)
+    assert (lossless.missing_share == 0).all()
+
+
+def test_every_schedule_has_a_closed_form_above():
+    assert {algorithm for algorithm, _ in LOSSLESS_S} == set(SCHEDULES)
+
+
+def ring_events(seconds: np.ndarray) -> float:
+    """Each rank forwards message k + 1 once it has message k of its predecessor and its own message k is through."""
+    messages, ranks = seconds.shape
+    env = simpy.Environment()
+    arrived = [[env.event() for _ in range(messages)] for _ in range(ranks)]  # of rank r's message k at its successor
+
+    def rank(r):
+        for k in range(messages):
+            if k:
+                yield arrived[r - 1][k - 1]
+            yield env.timeout(seconds[k, r])
+            arrived[r][k].succeed()
+
+    for r in range(ranks):
+        env.process(rank(r))
+    env.run()
+    return env.now
+
+
+def tree_events(up: dict[int, float], down: dict[int, float], ranks: int) -> float:
+    """A rank's children are twice its number and one, and two, more; it hears both, and answers both at once."""
+    env = simpy.Environment()
+    summed, told = [env.event() for _ in range(ranks)], [env.event() for _ in range(ranks)]
+    last = []
+
+    def children(r):
+        return [child for child in (2 * r + 1, 2 * r + 2) if child < ranks]
+
+    def rank(r):
+        for child in children(r):
+            yield summed[child]
+        if r:
+            yield env.timeout(up[r])
+        summed[r].succeed()
+        if r:
+            yield told[(r - 1) // 2]
+            yield env.timeout(down[r])
+        else:
+            yield env.all_of(summed)
+        told[r].succeed()
+        last.append(env.now)
+
+    for r in range(ranks):
+        env.process(rank(r))
+    env.run()
+    return max(last)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16])
+def test_ring_and_tree_wait_for_each_other_as_in_an_event_simulation(ranks):
+    draws = np.random.Generator(np.random.Philox(0))
+    ring = draws.exponential(size=(2 * (ranks - 1), 3, ranks))
+    expected = [ring_events(ring[:, sample]) for sample in range(3)]
+    assert SCHEDULES["ring"].complete(ring) == pytest.approx(np.array(expected))
+    tree = draws.exponential(size=(1, 3, 2 * (ranks - 1)))
+    halves = [np.split(tree[0, sample], 2) for sample in range(3)]
+    expected = [tree_events(dict(enumerate(up, 1)), dict(enumerate(down, 1)), ranks) for up, down in halves]
+    assert SCHEDULES["tree"].complete(tree) == pytest.approx(np.array(expected))
+
+
+def test_a_ring_that_waits_for_neighbours_is_sooner_than_one_that_waits_for_all():
+    draws = np.random.Generator(np.random.Philox(0)).exponential(size=(14, 5, 8))
+    assert (SCHEDULES["ring"].complete(draws) < timing.in_steps(draws)).all()
+
+
+def test_direct_and_switch_wait_for_the_slowest_rank_between_their_two_phases():
+    assert SCHEDULES["direct"].complete(np.array([[[1.0, 2, 3]], [[5, 4, 1]]])).tolist() == [3 + 5]
+    assert SCHEDULES["switch"].complete(np.array([[[1.0, 2, 3, 5, 4, 1]]])).tolist() == [3 + 5]
+
+
+class Labels:
+    """A transport whose message m on link row r takes 1000 r + m seconds and misses m packets."""
+
+    def deliver(self, losses, num_packets, num_messages, path):
+        rows, messages = np.mgrid[: len(losses), :num_messages]
+        return Deliveries(1000.0 * rows + messages, messages, np.zeros(len(losses)))
+
+
+def test_each_sample_is_made_of_its_own_links_and_messages(monkeypatch):
+    """Two ranks, direct: links 2 run and 2 run + 1; a run's collective c has messages 2 c and 2 c + 1."""
+    monkeypatch.setattr(timing, "LINKS_AT_ONCE", 4)  # two runs
+    got = times("direct", ranks=2, transport=Labels(), samples=5)
+    slower_link = np.array([1000, 1000, 1000, 3000, 3000])
+    first_message = np.array([0, 2, 4, 0, 2])
+    assert got.seconds.tolist() == (2 * slower_link + 2 * first_message + 1).tolist()
+    assert got.missing_share == pytest.approx((4 * first_message + 2) / (2 * 2 * 20))
+
+
+def test_an_all_reduce_of_the_earlier_studies_is_as_slow_as_its_slowest_message():
+    """P(no loss on any of 3 links of 40 packets); each loss-free collective takes the lossless time."""
+    got = times("sender", ranks=3, samples=20_000).seconds
+    share = (got < ALPHA_S + 40 * BETA_S + 1e-12).mean()
+    expected = 0.99 ** (3 * 40)
+    assert abs(share - expected) < 4 * np.sqrt(expected * (1 - expected) / len(got))
+    assert abs(share - 0.99**40) > 0.1
+
+
+@pytest.mark.parametrize("algorithm", SCHEDULES)
+@pytest.mark.parametrize("transport", [RELIABLE, GoBackN(window_packets=64, timeout_s=100e-6)])
+def test_time_grows_with_the_loss_rate_and_never_falls_below_the_lossless_one(algorithm, transport):
+    rates = (0.0, 0.001, 0.01, 0.1)
+    by_rate = [times(algorithm, transport=transport, process=Bernoulli(loss_rate=rate)).seconds for rate in rates]
+    means = [seconds.mean() for seconds in by_rate]
+    assert means == sorted(means)
+    assert means[-1] > 1.5 * means[0]
+    assert min(seconds.min() for seconds in by_rate) >= LOSSLESS_S[algorithm, 4] * (1 - 1e-9)
+
+
+def test_bursts_spare_most_messages_and_lengthen_the_tail():
+    burst = GilbertElliott.from_loss_and_burst(loss_rate=0.01, mean_burst_packets=20)
+    rare, often = times(process=burst, samples=4000).seconds, times(samples=4000).seconds
+    assert rare.mean() < often.mean()
+    assert tail(rare).p999_s > 1.5 * tail(often).p999_s
+
+
+@pytest.mark.parametrize("algorithm", SCHEDULES)
+def test_best_effort_misses_the_loss_rate_and_is_done_by_its_deadlines(algorithm):
+    deadline_s = 200e-6
+    got = times(algorithm, transport=BestEffort(deadline_s=deadline_s), samples=4000)
+    assert got.missing_share.mean() == pytest.approx(0.01, rel=0.1)
+    messages_in_a_row = round(LOSSLESS_S[algorithm, 4] / (ALPHA_S + 10 * BETA_S))
+    assert got.seconds.max() <= max(messages_in_a_row, 1) * deadline_s
+    assert tail(got.seconds).p999_s > LOSSLESS_S[algorithm, 4]
+
+
+def test_best_effort_goes_on_where_nothing_arrives():
+    got = times("ring", transport=BestEffort(deadline_s=1), process=Bernoulli(loss_rate=1), samples=2)
+    assert got.seconds.tolist() == [6, 6]
+    assert got.missing_share.tolist() == [1, 1]
+
+
+def test_the_same_arguments_give_the_same_times_and_another_seed_others():
+    assert (times().seconds == times().seconds).all()
+    assert (times(seed=1).seconds != times().seconds).any()
+
+
+def test_samples_in_several_portions_are_as_many_and_as_slow(monkeypatch):
+    whole = times(samples=4000).seconds
+    monkeypatch.setattr(timing, "LOSSES_AT_ONCE", 20_000)
+    portions = times(samples=4000).seconds
+    assert len(portions) == 4000
+    assert len(np.unique(portions)) > 0.5 * len(np.unique(whole))
+    assert (portions != whole).any()
+    standard_error = np.sqrt((portions.var() + whole.var()) / 4000)
+    assert abs(portions.mean() - whole.mean()) < 4 * standard_error
+
+
+@pytest.mark.parametrize("algorithm", SCHEDULES)
+def test_1024_ranks(algorithm):
+    """Of a message of 8 MB, and within seconds; the slowest of many links takes longer than of few."""
+    start = time.perf_counter()
+    many = times(algorithm, ranks=1024, num_elements=2 * 2**20, samples=2).seconds
+    assert time.perf_counter() - start < 30
+    lossless = times(algorithm, ranks=1024, num_elements=2 * 2**20, samples=1, process=Bernoulli(loss_rate=0)).seconds
+    assert (many > 1.05 * lossless).all()
+    few = times(algorithm, ranks=2, num_elements=2 * 2**20, samples=20).seconds
+    few_lossless = times(algorithm, ranks=2, num_elements=2 * 2**20, samples=1, process=Bernoulli(loss_rate=0)).seconds
+    assert (many - lossless).mean() > (few - few_lossless).mean()
+
+
+def test_one_rank_talks_to_nobody():
+    assert times(ranks=1).seconds.tolist() == [0] * 500
+
+
+STEP = {
+    "num_layers": 3,
+    "tokens": 91,
+    "width": 64,  # 16 packets
+    "compute_s": 0.5,
+    "itemsize": 4,
+    "ranks": 4,
+    "path": PATH,
+    "transport": RELIABLE,
+}
+
+
+def test_a_step_is_its_computation_and_four_all_reduces_a_layer():
+    lossless = step_seconds("ring", **STEP, process=Bernoulli(loss_rate=0), samples=2)
+    assert lossless == pytest.approx(np.full(2, 0.5 + 12 * 6 * (ALPHA_S + 4 * BETA_S)), rel=1e-9)
+    lossy = step_seconds("ring", **STEP, process=Bernoulli(loss_rate=0.01), samples=5)
+    collectives = times("ring", num_elements=91 * 64, samples=60).seconds
+    assert lossy == pytest.approx(0.5 + collectives.reshape(5, 12).sum(axis=1))
+
+
+def test_time_to_accuracy_is_steps_times_the_mean_step():
+    assert simulated_seconds(100, np.array([1.0, 3.0])) == 200
+    assert simulated_seconds(None, np.array([1.0, 3.0])) is None
+
+
+def test_tail_is_of_the_sample():
+    assert tail(np.arange(10_001.0)) == (5000, 5000, 9900, 9990)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"algorithm": "mesh"},
+            "algorithm = 'mesh' is unknown: choose one of sender, direct, ring, tree, switch",
+        ),
+        ({"ranks": 0}, "ranks = 0 is no whole number"),
+        ({"samples": 0}, "samples = 0 is no whole number"),
+        ({"num_elements": 1.5}, "num_elements = 1.5 is no whole number"),
+        ({"itemsize": 0}, "itemsize = 0 is no whole number"),
+        ({"process": Bernoulli(loss_rate=1)}, "loss_rate = 1 lets no retransmission through"),
+        (
+            {"transport": SelectiveRepeat(window_packets=4, timeout_s=21e-6)},
+            "timeout_s = 2.1e-05 is over before an acknowledgement can come",
+        ),
+        ({"transport": BestEffort(deadline_s=11e-6)}, "deadline_s = 1.1e-05 is over before the first packet arrives"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        times(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_layers": 0}, "num_layers = 0 is no whole number"),
+        ({"tokens": 0}, "tokens = 0 is no whole number"),
+        ({"compute_s": -1}, "compute_s = -1 is negative or infinite"),
+    ],
+)
+def test_a_step_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        step_seconds("ring", **(STEP | changes), process=Bernoulli(loss_rate=0), samples=1)
