@@ -93,7 +93,6 @@ def missing_share(algorithm: str, repair: str, ranks: int, loss_rate: float, rel
 
 def _checked(algorithm: str, repair: str, ranks: int, loss_rate: float, reliable_gather: bool) -> Repair:
     """The repair that is named; ValueError where there is none, or one of the other values cannot be."""
-    algorithm_named(algorithm)
     check_at_least("ranks", ranks, 1)
     check_probability("loss_rate", loss_rate)
     known = repair_named(repair)
@@ -197,14 +196,12 @@ def _same_age(hops_RR: np.ndarray, others_RR: np.ndarray, rate: float) -> np.nda
 
     A hop's output is k messages older than its input with probability q p^k. Two sums of such ages are equal with
     probability q^(m + n) sum_k binom(m + k - 1, k) binom(n + k - 1, k) p^2k = q^(m + n) F(m, n; 1; p^2) (DLMF 15.2.1),
-    and F(m, n; 1; z) = (1 - z)^(1 - m - n) F(1 - m, 1 - n; 1; z) (DLMF 15.8.1), which has finitely many terms. As its
+    and F(m, n; 1; z) = (1 - z)^(1 - m - n) F(1 - m, 1 - n; 1; z) (DLMF 15.8.1), which has finitely many terms. Its
     moments enter an error as a weight's do, x_r of another message being uncorrelated: E[a_r a_s] is this, and
     E[a_r] the probability of age 0.
     """
-    crossed_RR = hops_RR + others_RR
     finite_RR = hyp2f1(1 - hops_RR, 1 - others_RR, 1, rate**2)
-    both_old_RR = (1 - rate) * (1 + rate) ** (1 - crossed_RR) * finite_RR
-    return np.where(np.minimum(hops_RR, others_RR) > 0, both_old_RR, (1 - rate) ** crossed_RR)
+    return (1 - rate) * (1 + rate) ** (1 - hops_RR - others_RR) * finite_RR
 
 
 def _check_meet_and_stay_together(crosses_HR: np.ndarray) -> None:
