@@ -11,7 +11,7 @@ which keeps the ranks' copies equal, or where copies may drift one for each, sta
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -203,9 +203,17 @@ def _check_cache(past: Any, rows: int) -> None:
 
 def _first_ranks(logits: Tensor, group: RankGroup) -> Tensor:
     """The group's first rank's logits, on every process: what is decided from them is decided alike."""
-    if torch.is_grad_enabled() or group.process_group is None or group.processes == 1:
+    if torch.is_grad_enabled() or group.processes == 1:
         return logits
     logits = logits.contiguous().clone()
-    plain = getattr(group.process_group, "wrapped", group.process_group)
-    dist.broadcast(logits, group_src=0, group=plain)
+    take_first_ranks_([logits], group)
     return logits
+
+
+def take_first_ranks_(tensors: Iterable[Tensor], group: RankGroup) -> None:
+    """Replace the tensors by those of the process that holds the group's first rank."""
+    if group.process_group is None or group.processes == 1:
+        return
+    plain = getattr(group.process_group, "wrapped", group.process_group)
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), group_src=0, group=plain)
