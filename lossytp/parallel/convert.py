@@ -171,7 +171,8 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
     for plain, own in OWN_STREAMS.items():
         if type(dense) is own:
             dense.__class__ = plain
-            take_first_ranks_(dense.parameters(), dense.rank_group)
+            group: Any = dense.rank_group
+            take_first_ranks_(dense.parameters(), group)
             del dense.rank_group
             dense.tie_weights()
     for block in blocks_of(dense):
