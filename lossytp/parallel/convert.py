@@ -22,7 +22,7 @@ from lossytp.network.tape import LossTape
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup, check_divides
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
-from lossytp.parallel.own_streams import OWN_STREAMS, give_own_streams_, shared_again
+from lossytp.parallel.own_streams import OWN_STREAMS, give_own_streams_, shared_again, take_first_ranks_
 from lossytp.parallel.wiring import Wiring
 
 SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
@@ -153,7 +153,8 @@ def fuse_gelu_(model: PreTrainedModel) -> PreTrainedModel:
 def gather(model: PreTrainedModel) -> PreTrainedModel:
     """The dense copy of a parallelized model, as transformers knows it; `gather(parallelize(m))` is bitwise m.
 
-    Where its ranks are spread over processes, each of them must call this, and each gets the whole model.
+    Where its ranks are spread over processes, each of them must call this, and each gets the whole model. Where ranks
+    have drifted apart it is the first rank's.
 
     Raises TypeError for a model that `parallelize` did not make.
     """
@@ -166,10 +167,12 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
         if isinstance(layer, ColumnParallelLinear | RowParallelLinear)
     }
     replacements |= shared_again(model)
-    dense = copy.deepcopy(model, replacements)
+    dense: Any = copy.deepcopy(model, replacements)
     for plain, own in OWN_STREAMS.items():
         if type(dense) is own:
             dense.__class__ = plain
+            group: Any = dense.rank_group
+            take_first_ranks_(dense.parameters(), group)
             del dense.rank_group
             dense.tie_weights()
     for block in blocks_of(dense):

@@ -121,7 +121,7 @@ class OwnColumn(Function):
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             parts_LTD = rank_by_rank(dy_LTO, _by_rank(weight_DPLF).transpose(1, 2))
-            total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=d_width)
+            total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=_unit(ctx.collective, d_width))
         if ctx.needs_input_grad[1]:
             dweight_LDO = rank_by_rank(x_LTD.transpose(1, 2), dy_LTO)
             dweight = dweight_LDO.view(ranks_here, d_width, projections, outputs).permute(1, 2, 0, 3)
@@ -142,7 +142,8 @@ class OwnRow(Function):
         ctx.save_for_backward(x, weight_LKD)
         ctx.collective, ctx.site = collective, site
         parts_LTD = rank_by_rank(_take_up(x, collective, len(weight_LKD), 1), weight_LKD)
-        return collective.sum_(parts_LTD, site, unit=weight_LKD.shape[-1]).view(*x.shape[:-1], -1)
+        unit = _unit(collective, weight_LKD.shape[-1])
+        return collective.sum_(parts_LTD, site, unit).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -185,6 +186,11 @@ def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
 def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
     """The products (L, T, D) of each local rank's matrices; for one rank a plain product, which is faster."""
     return torch.bmm(a_LTK, b_LKD) if len(a_LTK) > 1 else torch.mm(a_LTK[0], b_LKD[0]).unsqueeze(0)
+
+
+def _unit(collective: LossyCollective, d_width: int) -> int:
+    """Elements that chunks are multiples of: whole tokens where they are shards of a stream."""
+    return d_width if collective.wiring.sequence_parallel else 1
 
 
 def _by_rank(weight_DPLF: Tensor) -> Tensor:

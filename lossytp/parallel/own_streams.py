@@ -11,7 +11,7 @@ which keeps the ranks' copies equal, or where copies may drift one for each, sta
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +48,8 @@ def _on_own_streams(forward: Callable) -> Callable:
         for name in BATCHED:
             if inputs.get(name) is not None:
                 inputs[name] = inputs[name].repeat(ranks_here, *[1] * (inputs[name].ndim - 1))
+        if inputs.get("num_items_in_batch") is not None:
+            inputs["num_items_in_batch"] = inputs["num_items_in_batch"] * ranks_here
         output = forward(self, **inputs, return_dict=True)
         output.rank_logits = output.logits.view(ranks_here, len(tokens), *output.logits.shape[1:])
         output.logits = _first_ranks(output.rank_logits[0], self.rank_group)
@@ -57,7 +59,10 @@ def _on_own_streams(forward: Callable) -> Callable:
 
 
 class OwnStreamsLMHeadModel(GPT2LMHeadModel):
-    """Logits are the first rank's; `rank_logits` (L, B, T, V) those of each rank of this process."""
+    """Logits are the first rank's; `rank_logits` (L, B, T, V) those of each rank of this process.
+
+    A training loss of one's own is the mean over `rank_logits`: the others' shards need theirs.
+    """
 
     rank_group: RankGroup
     forward = _on_own_streams(GPT2LMHeadModel.forward)
@@ -113,11 +118,11 @@ class PerRank(nn.Module):
         )
 
     def first(self) -> nn.Module:
-        """A module with the first rank's parameters."""
+        """A module with the first rank's parameters as they are now, dtype and frozen or not."""
         module = copy.deepcopy(self.template[0])
-        with torch.no_grad():
-            for name, parameter in module.named_parameters():
-                parameter.copy_(getattr(self, name)[0])
+        for name in self.per_rank:
+            copies = getattr(self, name)
+            setattr(module, name, nn.Parameter(copies[0].detach().clone(), copies.requires_grad))
         return module
 
 
@@ -158,8 +163,14 @@ def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
 
     Gives a function for afterwards: for each layer the root mean square, over ranks, of the distance of a rank's stream
     from the mean stream, relative to the norm of that.
+
+    Raises ValueError where all ranks share one stream.
     """
     own: Any = model
+    if not hasattr(own, "rank_group"):
+        raise ValueError(
+            "all ranks share one stream: give reliable_gather = False to parallelize, or leave stream_distance out"
+        )
     group, blocks = own.rank_group, own.transformer.h
     squares = torch.zeros(len(blocks), 2, dtype=torch.float64)  # of distances, summed over ranks; of the mean
 
@@ -192,9 +203,17 @@ def _check_cache(past: Any, rows: int) -> None:
 
 def _first_ranks(logits: Tensor, group: RankGroup) -> Tensor:
     """The group's first rank's logits, on every process: what is decided from them is decided alike."""
-    if torch.is_grad_enabled() or group.process_group is None or group.processes == 1:
+    if torch.is_grad_enabled() or group.processes == 1:
         return logits
     logits = logits.contiguous().clone()
-    plain = getattr(group.process_group, "wrapped", group.process_group)
-    dist.broadcast(logits, group_src=0, group=plain)
+    take_first_ranks_([logits], group)
     return logits
+
+
+def take_first_ranks_(tensors: Iterable[Tensor], group: RankGroup) -> None:
+    """Replace the tensors by those of the process that holds the group's first rank."""
+    if group.process_group is None or group.processes == 1:
+        return
+    plain = getattr(group.process_group, "wrapped", group.process_group)
+    for tensor in tensors:
+        dist.broadcast(tensor.detach(), group_src=0, group=plain)

@@ -22,12 +22,17 @@ GRADIENTS = Site(None, None, "backward")
 def synchronise_gradients_(model: nn.Module, layout: Layout, network: LossyNetwork, *, lossy: bool = False) -> None:
     """Make every replicated parameter's gradient the mean over tensor-parallel ranks.
 
-    Where `lossy`, their sum is one message over the network, of which each rank may lack other packets.
+    Where `lossy`, their sum is one message over the network, of which each rank may lack other packets; ValueError
+    where ranks of this process share their copies, and so could not.
     """
     gradients = [local(p.grad) for p, axes, _ in placed(model) if p.grad is not None and "tp" not in axes]
     copies = max((copies for p, axes, copies in placed(model) if "tp" not in axes), default=1)
     collective = next((m.collective for m in model.modules() if hasattr(m, "collective")), None)
     if lossy and isinstance(collective, LossyCollective):
+        if not collective.wiring.own_streams or copies != len(collective.group.local):
+            raise ValueError(
+                "lossy = True where ranks have no copies of their own: give own_copies = True to parallelize"
+            )
         _in_one_message_(gradients, copies, lambda each: collective.sum_(each, GRADIENTS) / collective.group.size)
     elif lossy:
         _in_one_message_(gradients, copies, lambda each: _mean(each, layout))
@@ -51,6 +56,8 @@ def resynchronise_(model: nn.Module, layout: Layout, network: LossyNetwork) -> N
 
 def _in_one_message_(tensors: list[Tensor], copies: int, mean: Callable[[Tensor], Tensor]) -> None:
     """Replace the tensors, whose first axis are copies where there are several, by their `mean`."""
+    if not tensors:
+        return
     sizes = [tensor.numel() // copies for tensor in tensors]
     means = mean(torch.cat([tensor.reshape(copies, -1) for tensor in tensors], 1))
     for tensor, piece in zip(tensors, means.split(sizes, 1), strict=True):

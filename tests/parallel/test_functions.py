@@ -1,0 +1,271 @@
+"""f and g in every mode: whole models against ranks one by one, and layers against what defines them.
+
+Shapes: B examples, T tokens, D model width, R ranks, F outputs of one rank, K inputs of one rank.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lossytp as ltp
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.functions import own_gradient
+from lossytp.parallel.group import RankGroup
+from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from lossytp.parallel.wiring import Wiring
+from tests.parallel.conftest import gradient_error, relative_error, tiny_batch, tiny_gpt2
+from tests.parallel.modes import ALGORITHMS, COMBINATIONS, WIRE, fresh_gradients, network_of, parallel
+from tests.parallel.rank_by_rank import RankByRank, Ranks, training_loss
+
+WAYS = {  # of the reference, by mode
+    "shared": "shared",
+    "own streams": "own",
+    "own copies": "own",
+    "sequence": "sequence",
+    "sequence, lossy gather": "sequence, lossy gather",
+    "exact adjoint": "adjoint",
+}
+
+
+# --- whole models
+
+
+def small_batch(kind: str, padded: bool) -> dict[str, Tensor]:
+    return {name: tensor[-3:] for name, tensor in tiny_batch(kind, padded=padded).items()}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("mode", "algorithm"), COMBINATIONS, ids=lambda value: value)
+def test_with_losses_models_equal_ranks_one_by_one(mode: str, algorithm: str, size: int) -> None:
+    """Each rank's logits; each shard's gradient of its own rank's training loss; replicated parameters' mean, or own.
+
+    Over two steps, since links carry on.
+    """
+    kind, padded = ("language model", False) if size == 2 else ("classifier", True)
+    dense, batch = tiny_gpt2(kind), small_batch(kind, padded)
+    model = parallel(dense, 0.1, mode, size=size, seed=3, algorithm=algorithm)
+    twin = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1), seed=3, wire=WIRE)
+    mask_BT = batch.get("attention_mask", torch.ones_like(batch["input_ids"]))
+    for _ in range(2):
+        reference = RankByRank(dense, Ranks(twin, algorithm, size, WAYS[mode]))
+        expected = reference.logits(batch["input_ids"], mask_BT)
+        sum(training_loss(logits, batch) for logits in expected).backward()
+
+        output = model(**batch)
+        actual = getattr(output, "rank_logits", output.logits.unsqueeze(0))
+        assert len(actual) == len(expected)
+        assert max(map(relative_error, actual, expected)) < 1e-12
+        assert torch.equal(output.logits, actual[0])
+        mean = torch.stack([training_loss(logits, batch) for logits in actual]).mean()
+        assert output.loss.item() == pytest.approx(mean.item(), rel=1e-6 if kind == "language model" else 1e-12)
+        found = fresh_gradients(model, mean)
+        assert gradient_error(found, reference.gradients(own_copies=mode == "own copies")) < 1e-12
+    assert network_of(model).state_dict()["links"] == twin.state_dict()["links"]
+
+
+def test_without_its_own_losses_the_reference_is_another() -> None:
+    """Control: neither another seed, nor another algorithm, nor another way is as near."""
+    dense, batch = tiny_gpt2(), small_batch("language model", False)
+    mask_BT = torch.ones_like(batch["input_ids"])
+    logits = parallel(dense, 0.1, "own streams", algorithm="ring")(**batch).rank_logits
+    for seed, algorithm, way in [(1, "ring", "own"), (0, "direct", "own"), (0, "ring", "shared"), (0, "ring", "own")]:
+        twin = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1), seed=seed, wire=WIRE)
+        expected = RankByRank(dense, Ranks(twin, algorithm, 4, way)).logits(batch["input_ids"], mask_BT)
+        errors = [relative_error(logits[rank], expected[rank % len(expected)]) for rank in range(4)]
+        assert (min(errors) > 1e-3) == ((seed, algorithm, way) != (0, "ring", "own"))
+        assert relative_error(logits[0], logits[1]) > 1e-3
+
+
+def test_gradients_over_a_lossy_sum_are_exact_only_where_asked() -> None:
+    dense, batch = tiny_gpt2(), small_batch("language model", False)
+    found = [fresh_gradients(model, model(**batch).loss) for model in (parallel(dense, 0.1, "shared"),)]
+    found += [fresh_gradients(model, model(**batch).loss) for model in (parallel(dense, 0.1, "exact adjoint"),)]
+    assert gradient_error(*found) > 1e-3
+
+
+# --- one layer
+
+B, T, D, F, K = 3, 4, 8, 5, 6
+
+
+def randn(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
+    tensor = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return tensor.requires_grad_(grad)
+
+
+def collective(loss_rate: float = 0.0, size: int = 4, **wiring: Any) -> LossyCollective:
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), seed=4, wire=ltp.Wire(elements=2))
+    return LossyCollective(network, RankGroup(size), Wiring(**wiring))
+
+
+def column(all_reduce: LossyCollective, projections: int = 1) -> Any:
+    width = projections * all_reduce.group.size * F
+    weight, bias = nn.Parameter(randn(D, width, seed=11)), nn.Parameter(randn(width, seed=12))
+    return ColumnParallelLinear(weight, bias, num_projections=projections, collective=all_reduce, layer=0, module="mlp")
+
+
+def row(all_reduce: LossyCollective, *, own_bias: bool = False) -> Any:
+    weight, bias = nn.Parameter(randn(all_reduce.group.size * K, D, seed=13)), nn.Parameter(randn(D, seed=14))
+    return RowParallelLinear(weight, bias, collective=all_reduce, layer=0, module="mlp", own_bias=own_bias)
+
+
+REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "fec(3, 2)", "hadamard(4)", "retransmit(1)"]
+
+
+@pytest.mark.parametrize("repair", REPAIRS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_exact_adjoint_is_the_adjoint_of_what_the_layer_did(algorithm: str, repair: str) -> None:
+    """<u, dy> = <du, v> for any direction v of the input or the weight, with the same losses (a dot-product test)."""
+    x, upstream = randn(B, T, 4 * K, seed=1, grad=True), randn(B, T, D, seed=2)
+    how = {"algorithm": algorithm, "repair": repair}
+    layer = row(collective(0.3, exact_adjoint=True, **how))
+    y = layer(x)
+    y.backward(upstream)
+    v, w = randn(B, T, 4 * K, seed=3), randn(*layer.weight.shape, seed=4)
+    along_x = row(collective(0.3, **how))(x.detach() + v) - y
+    other = row(collective(0.3, **how))
+    with torch.no_grad():
+        other.weight += w
+    along_weight = other(x) - y
+    assert (x.grad * v).sum().item() == pytest.approx((upstream * along_x).sum().item(), rel=1e-10)
+    assert (layer.weight.grad * w).sum().item() == pytest.approx((upstream * along_weight).sum().item(), rel=1e-10)
+    assert torch.equal(layer.bias.grad, upstream.sum((0, 1)))
+
+    usual = row(collective(0.3, **how))
+    z = x.detach().clone().requires_grad_()
+    usual(z).backward(upstream)
+    assert abs((z.grad * v).sum() - (upstream * along_x).sum()) > 1e-3, "control: g's own backward is not"
+
+
+@pytest.mark.parametrize("wiring", [{"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
+def test_layers_of_either_kind_pass_gradients_on_whatever_is_frozen(wiring: dict) -> None:
+    all_reduce = collective(**wiring)
+    streams = 4 if all_reduce.wiring.own_streams else 1
+    expected = None
+    for frozen in ([], ["weight"], ["bias"], ["weight", "bias"]):
+        layers = column(all_reduce), row_after_column(all_reduce)
+        for layer in layers:
+            for name in frozen:
+                getattr(layer, name).requires_grad_(False)
+        x = randn(streams * B, T, D, seed=1, grad=True)
+        layers[1](layers[0](x)).square().sum().backward()
+        expected = x.grad if expected is None else expected
+        assert torch.equal(x.grad, expected)
+        for layer in layers:
+            assert [name for name, parameter in layer.named_parameters() if parameter.grad is None] == frozen
+    assert expected.any()
+
+
+def row_after_column(all_reduce: LossyCollective) -> Any:
+    weight, bias = nn.Parameter(randn(4 * F, D, seed=13)), nn.Parameter(randn(D, seed=14))
+    return RowParallelLinear(weight, bias, collective=all_reduce, layer=0, module="mlp")
+
+
+@pytest.mark.parametrize("wiring", [{"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
+def test_an_input_that_needs_no_gradient_reduces_nothing_backward(wiring: dict) -> None:
+    all_reduce = collective(**wiring)
+    layer = column(all_reduce)
+    layer(randn(4 * B, T, D)).sum().backward()
+    assert all_reduce.network.report().empty
+    assert layer.weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    "wiring",
+    [{"reliable_gather": False}, {"sequence_parallel": True, "reliable_gather": False}, {"exact_adjoint": True}],
+    ids=str,
+)
+def test_neither_inputs_nor_gradients_of_the_caller_are_modified(wiring: dict) -> None:
+    all_reduce = collective(0.5, repair="rescale", wire_dtype="bf16", **wiring)
+    first, second = column(all_reduce, projections=1), row_after_column(all_reduce)
+    x, upstream = randn(4 * B, T, D, grad=True), randn(4 * B, T, D, seed=1)
+    between = first(x)
+    kept = between.detach().clone()
+    second(between).backward(upstream)
+    assert torch.equal(x, randn(4 * B, T, D))
+    assert torch.equal(upstream, randn(4 * B, T, D, seed=1))
+    assert torch.equal(between, kept)
+    assert torch.equal(second.weight, randn(4 * F, D, seed=13).view(4, F, D))
+
+
+@pytest.mark.parametrize(
+    ("wiring", "expected"),
+    [
+        (
+            {"reliable_gather": False},
+            [(d, "all_reduce", phase) for d in ("forward", "backward") for phase in ("reduce", "gather")],
+        ),
+        ({"sequence_parallel": True}, [(d, "reduce_scatter", "reduce") for d in ("forward", "backward")]),
+        (
+            {"sequence_parallel": True, "reliable_gather": False},
+            [
+                (direction, *of)
+                for direction in ("forward", "backward")
+                for of in (("reduce_scatter", "reduce"), ("all_gather", "gather"))
+            ],
+        ),
+        ({"exact_adjoint": True}, [(d, "all_reduce", "reduce") for d in ("forward", "backward")]),
+    ],
+    ids=str,
+)
+def test_what_is_sent_is_counted_by_direction_operation_and_phase(wiring: dict, expected: list) -> None:
+    """All of it B T D elements; two a packet, of a chunk to each of three others. The adjoint sends nothing."""
+    all_reduce = collective(**wiring)
+    streams = 4 if all_reduce.wiring.own_streams else 1
+    x = randn(streams * B, T, D, grad=True)
+    row_after_column(all_reduce)(column(all_reduce)(x)).sum().backward()
+    table = all_reduce.network.report()
+    packets = table.groupby(["direction", "operation", "phase"])["packets"].sum()
+    assert sorted(packets.index) == sorted(expected)
+    assert set(packets) == {3 * B * T * D // 2}
+
+
+def test_bf16_on_the_wire_rounds_what_is_sent_and_fits_four_times_as_much_in_a_packet() -> None:
+    """Of a float64 model: 182 elements a packet, or 728."""
+    results, packets = [], []
+    for wire_dtype in (None, "bf16"):
+        network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))
+        wiring = Wiring(reliable_gather=False, wire_dtype=wire_dtype)
+        layer = row(LossyCollective(network, RankGroup(2), wiring))
+        results.append(layer(randn(2, 2 * 728, K)))  # a stream each; chunks of 728 * D elements
+        packets.append(network.report()["packets"].tolist())
+    assert packets == [[4 * D] * 4, [D] * 4]
+    assert 1e-4 < relative_error(*results) < 1e-2
+    summed = results[1] - randn(D, seed=14)  # the bias is added after
+    assert relative_error(summed, summed.bfloat16().double()) < 1e-15
+
+
+def test_shards_of_a_sequence_are_whole_tokens() -> None:
+    """Where tokens do not divide by ranks, the first ranks have one more: 5 of 4, as 2, 2, 1, 0."""
+    all_reduce = collective(sequence_parallel=True)
+    row(all_reduce)(randn(1, 5, 4 * K))
+    table = all_reduce.network.report()
+    received = table.groupby("dst")["packets"].sum()
+    assert received.to_dict() == {0: 3 * 2 * D / 2, 1: 3 * 2 * D / 2, 2: 3 * 1 * D / 2}
+
+
+@pytest.mark.parametrize("ranks_here", [1, 3])
+def test_own_gradient_is_that_of_a_ranks_own_training_loss(ranks_here: int) -> None:
+    parameter = randn(ranks_here, 2, grad=True)
+    (own_gradient(parameter, ranks_here) ** 2).sum(1).mean().backward()
+    torch.testing.assert_close(parameter.grad, 2 * parameter.detach())
+
+
+def test_an_own_bias_is_a_copy_for_each_rank() -> None:
+    layer = row(collective(reliable_gather=False), own_bias=True)
+    assert layer.per_rank == ("bias",)
+    assert torch.equal(layer.bias, randn(D, seed=14).expand(4, D))
+    with torch.no_grad():
+        layer.bias += torch.arange(4.0).unsqueeze(1)
+    shared = row(collective(reliable_gather=False))
+    x, upstream = randn(4 * B, T, K), randn(4 * B, T, D, seed=1)
+    y, without = layer(x), shared(x)
+    torch.testing.assert_close(y - without, torch.arange(4.0).double().repeat_interleave(B).view(-1, 1, 1).expand_as(y))
+    y.backward(upstream)
+    without.backward(upstream)
+    torch.testing.assert_close(layer.bias.grad, 4 * upstream.view(4, -1, D).sum(1))
+    torch.testing.assert_close(shared.bias.grad, upstream.sum((0, 1)))
+    assert torch.equal(layer.weight.grad, shared.weight.grad)
+    assert torch.equal(layer.dense()[1], randn(D, seed=14)), "the first rank's"

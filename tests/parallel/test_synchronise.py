@@ -1,0 +1,210 @@
+"""Copies of replicated parameters: gradients averaged, with and without losses, and copies set to their mean."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import lossytp as ltp
+from lossytp.network.counters import Site
+from lossytp.parallel.layout import Layout
+from lossytp.parallel.replicas import clip_gradients_, placed, replica_drift
+from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
+from tests.parallel.conftest import gradients, tiny_batch, tiny_gpt2, training_losses
+from tests.parallel.modes import WIRE, by_rank, network_of, parallel, parameters
+
+SIZE = 4
+LAYOUT = Layout(SIZE)
+
+
+def own_copies(loss_rate: float, **how: Any) -> PreTrainedModel:
+    return parallel(tiny_gpt2("classifier"), loss_rate, "own copies", size=SIZE, **how)
+
+
+def replicated(model: PreTrainedModel) -> dict[str, bool]:
+    """By name of the parameter."""
+    axes = {id(parameter): axes for parameter, axes, _ in placed(model)}
+    return {name: not axes[id(parameter)] for name, parameter in model.named_parameters()}
+
+
+def taken(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+
+
+def test_replicated_are_all_parameters_but_the_shards() -> None:
+    for name, is_replicated in replicated(own_copies(0.0)).items():
+        assert is_replicated == (".c_" not in name or name.endswith("c_proj.bias")), name
+
+
+def test_gradients_become_the_mean_over_ranks_and_shards_keep_theirs() -> None:
+    model = own_copies(0.1)
+    before, network = gradients(model, tiny_batch("classifier")), network_of(model)
+    state = network.state_dict()
+    synchronise_gradients_(model, LAYOUT, network)
+    for name, is_replicated in replicated(model).items():
+        expected = before[name].mean(0).expand_as(before[name]) if is_replicated else before[name]
+        torch.testing.assert_close(taken(model)[name], expected, rtol=1e-14, atol=1e-16)
+        assert not is_replicated or not torch.equal(before[name][0], before[name][1]), "control"
+    assert network.state_dict() == state, "without losses nothing is sent"
+
+
+def test_with_equal_gradients_own_copies_train_as_shared_ones_do() -> None:
+    batch = tiny_batch("classifier")
+    shared, own = (parallel(tiny_gpt2("classifier"), 0.1, mode) for mode in ("own streams", "own copies"))
+    expected = training_losses(shared, batch, steps=4)
+    optimizer, losses = torch.optim.AdamW(own.parameters(), lr=1e-3), []
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss = own(**batch).loss
+        loss.backward()
+        synchronise_gradients_(own, LAYOUT, network_of(own))
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == pytest.approx(expected, rel=1e-12)
+    assert replica_drift(own, LAYOUT, network_of(own)) == 0
+    assert training_losses(parallel(tiny_gpt2("classifier"), 0.1, "own copies"), batch, steps=4) != pytest.approx(
+        expected, rel=1e-6
+    ), "control"
+
+
+@pytest.mark.parametrize("repair", ["zero", "rescale", "local", "hadamard(4)"])
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "tree", "switch"])
+def test_lossy_gradients_are_one_all_reduce_of_all_of_them(algorithm: str, repair: str) -> None:
+    """Twice, as links carry on; divided by the number of ranks."""
+    model = own_copies(0.1, algorithm=algorithm, repair=repair)
+    names = [name for name, is_replicated in replicated(model).items() if is_replicated]
+    order = [id(parameter) for parameter, *_ in placed(model)]
+    names.sort(key=lambda name: order.index(id(model.get_parameter(name))))
+    twin = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1), wire=WIRE)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        before = taken(model)
+        synchronise_gradients_(model, LAYOUT, network_of(model), lossy=True)
+        found = taken(model)
+        message_RN = torch.cat([before[name].view(SIZE, -1) for name in names], 1)
+        reduced = ltp.all_reduce(message_RN, twin, algorithm=algorithm, repair=repair, reliable_gather=False) / SIZE
+        assert torch.equal(torch.cat([found[name].view(SIZE, -1) for name in names], 1), reduced)
+        assert not torch.equal(reduced[0], reduced[1]), "of which each rank lacks other packets"
+        for name, is_replicated in replicated(model).items():
+            assert is_replicated or torch.equal(found[name], before[name])
+    network = network_of(model)
+    assert network.state_dict()["links"] == twin.state_dict()["links"]
+    sites = [Site(*site) for _, site, *_ in network.counters.state_dict()["messages"]]
+    assert sites == [Site(None, None, "backward", "all_reduce", phase) for phase in ("reduce", "gather")]
+
+
+def test_at_a_loss_rate_of_zero_lossy_is_the_mean() -> None:
+    results = []
+    for lossy in (False, True):
+        model = own_copies(0.0)
+        generator = torch.Generator().manual_seed(0)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        synchronise_gradients_(model, LAYOUT, network_of(model), lossy=lossy)
+        results.append(taken(model))
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(results[1][name], gradient, rtol=1e-12, atol=1e-14)
+
+
+def test_lossy_over_a_reliable_network_is_the_mean() -> None:
+    model = own_copies(0.5)
+    before = gradients(model, tiny_batch("classifier"))
+    with network_of(model).reliable():
+        synchronise_gradients_(model, LAYOUT, network_of(model), lossy=True)
+    bias = before["transformer.ln_f.bias"]
+    torch.testing.assert_close(model.transformer.ln_f.bias.grad, bias.mean(0).expand_as(bias))
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_parameters_without_a_gradient_are_left_out(lossy: bool) -> None:
+    model = own_copies(0.1)
+    model.transformer.wte.requires_grad_(False)
+    for parameter in model.transformer.h[0].parameters():
+        parameter.requires_grad_(False)
+    before = gradients_of_some(model)
+    synchronise_gradients_(model, LAYOUT, network_of(model), lossy=lossy)
+    assert taken(model).keys() == before.keys()
+    assert not torch.equal(before["score.weight"], model.score.weight.grad)
+
+
+@pytest.mark.parametrize("lossy", [False, True])
+def test_where_all_that_is_replicated_is_frozen_there_is_nothing_to_do(lossy: bool) -> None:
+    model = own_copies(0.1)
+    for name, is_replicated in replicated(model).items():
+        model.get_parameter(name).requires_grad_(not is_replicated)
+    before = gradients_of_some(model)
+    synchronise_gradients_(model, LAYOUT, network_of(model), lossy=lossy)
+    assert all(torch.equal(gradient, before[name]) for name, gradient in taken(model).items())
+
+
+def gradients_of_some(model: PreTrainedModel) -> dict[str, Tensor]:
+    model(**tiny_batch("classifier")).loss.backward()
+    return taken(model)
+
+
+def test_shared_parameters_have_one_gradient_already() -> None:
+    for mode in ("shared", "own streams", "sequence"):
+        model = parallel(tiny_gpt2("classifier"), 0.1, mode)
+        before = gradients(model, tiny_batch("classifier"))
+        synchronise_gradients_(model, LAYOUT, network_of(model))
+        assert all(torch.equal(gradient, before[name]) for name, gradient in taken(model).items())
+
+
+@pytest.mark.parametrize("mode", ["shared", "own streams", "sequence"])
+def test_lossy_means_need_copies_of_the_ranks_own(mode: str) -> None:
+    model = parallel(tiny_gpt2("classifier"), 0.1, mode)
+    gradients(model, tiny_batch("classifier"))
+    line = "lossy = True where ranks have no copies of their own: give own_copies = True to parallelize"
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        synchronise_gradients_(model, LAYOUT, network_of(model), lossy=True)
+
+
+def test_resynchronised_copies_are_their_mean_and_shards_stay() -> None:
+    model, dense = own_copies(0.1), tiny_gpt2("classifier")
+    training_losses(model, tiny_batch("classifier"), steps=2)
+    network = network_of(model)
+    before = {name: parameter.clone() for name, parameter in parameters(model).items()}
+    state = network.state_dict()
+    assert replica_drift(model, LAYOUT, network) > 1e-6
+    resynchronise_(model, LAYOUT, network)
+    assert replica_drift(model, LAYOUT, network) == 0
+    for name, is_replicated in replicated(model).items():
+        expected = before[name].mean(0).expand_as(before[name]) if is_replicated else before[name]
+        torch.testing.assert_close(parameters(model)[name], expected, rtol=1e-14, atol=1e-16)
+    first, *others = by_rank(model, dense, parameters(model))
+    assert all(torch.equal(other[name], tensor) for other in others for name, tensor in first.items())
+    assert network.state_dict() == state
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in model.parameters())
+    training_losses(model, tiny_batch("classifier"), steps=1)
+
+
+def test_drift_of_copies_is_that_of_the_worst_parameter() -> None:
+    model = own_copies(0.0)
+    with torch.no_grad():
+        model.transformer.ln_f.weight[:] = 0
+        model.transformer.ln_f.weight[:, :2] = torch.tensor([3.0, 4.0])
+        model.transformer.ln_f.weight[2, 0] -= 0.5
+        model.transformer.h[0].attn.c_attn.weight[:, :, 1] += 1  # a shard
+    assert replica_drift(model, LAYOUT, network_of(model)) == pytest.approx(0.1)
+
+
+def test_the_norm_of_copies_gradients_counts_them_once() -> None:
+    """At p = 0 that of the dense model; where they differ the root mean square over ranks."""
+    dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
+    norm = torch.stack([gradient.norm() for gradient in gradients(dense, batch).values()]).norm().item()
+    model = own_copies(0.0)
+    gradients(model, batch)
+    assert clip_gradients_(model, None, LAYOUT, network_of(model)) == pytest.approx(norm, rel=1e-12)
+    model = own_copies(0.2)
+    found = gradients(model, batch)
+    squares = sum(
+        found[name].square().sum().item() / (SIZE if copies else 1) for name, copies in replicated(model).items()
+    )
+    assert clip_gradients_(model, norm / 5, LAYOUT, network_of(model)) == pytest.approx(squares**0.5, rel=1e-12)
+    for name, gradient in taken(model).items():
+        torch.testing.assert_close(gradient, found[name] * (norm / 5 / squares**0.5))
