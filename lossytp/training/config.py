@@ -18,6 +18,8 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
 from lossytp.network.presets import gilbert_elliott_preset
 from lossytp.network.process import LossProcess
+from lossytp.network.repair import Stale
+from lossytp.network.repairs import repair_named
 from lossytp.network.scope import Scope
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.wiring import Wiring
@@ -92,7 +94,7 @@ class TrainConfig:
     lossy_module: str | None = None
     """Lose packets in attention or mlp only."""
     lossy_layers: str | None = None
-    """Lose packets in these transformer layers only: first:stop, counted from 0."""
+    """Lose packets in these transformer layers only: first:stop, counted from 0; in YAML within quotes."""
     lossy_phase: str | None = None
     """Lose packets in the reduce or the gather phase only."""
     lossy_links: str | None = None
@@ -179,6 +181,8 @@ class TrainConfig:
                 )
         self._check_backend()
         blocks = PRESETS[self.model_name]["n_layer"]
+        if self.lossy_layers is not None and _layers(self.lossy_layers)[1] > blocks:
+            raise ValueError(f"lossy_layers = {self.lossy_layers!r} is beyond {self.model_name}'s {blocks} blocks")
         if self.pipeline_parallel_size > blocks:
             raise ValueError(
                 f"pipeline_parallel_size = {self.pipeline_parallel_size} is above {self.model_name}'s {blocks} blocks"
@@ -215,7 +219,7 @@ class TrainConfig:
             return
         own_layers = self.implementation == "lossytp"
         unknown = {
-            "repair": self.repair if self.repair.strip() == "stale" else None,
+            "repair": self.repair if isinstance(repair_named(self.repair), Stale) else None,
             "control": self.control if self.control == "noise" else None,
             "sequence_parallel": self.sequence_parallel and not own_layers,
             "exact_adjoint": self.exact_adjoint and not own_layers,
@@ -252,6 +256,13 @@ class TrainConfig:
             raise ValueError(
                 f"implementation = {self.implementation!r} needs a process for each tensor-parallel rank: start with "
                 f"torchrun --standalone --nproc_per_node {needed}"
+            )
+        own_copies = self.replicated_gradients != "reliable" and layout.tensor_processes != self.tensor_parallel_size
+        if own_copies and self.data_parallel_size > 1 and self.data_parallel_type == "fsdp":
+            raise ValueError(
+                f"replicated_gradients = {self.replicated_gradients!r} with fsdp, which would shard the axis on which "
+                f"a process holds its ranks' copies: choose ddp, or start with torchrun --standalone --nproc_per_node "
+                f"{self.tensor_parallel_size * self.data_parallel_size}"
             )
         return layout
 

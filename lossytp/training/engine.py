@@ -79,8 +79,9 @@ class Engine:
     def synchronise(self) -> None:
         """Before an optimiser step: let replicated parameters' gradients be what the configuration says."""
         config = self.config
-        own_streams = config.wiring().own_streams
-        if config.replicated_gradients != "none" and (own_streams or config.data_parallel_size > 1):
+        each_its_own = config.wiring().own_streams  # of losses, or of what replicas and stages hand on, rank by rank
+        each_its_own |= config.data_parallel_size > 1 or config.pipeline_parallel_size > 1
+        if config.replicated_gradients != "none" and each_its_own:
             lossy = config.replicated_gradients == "lossy"
             synchronise_gradients_(self.module, self.layout, self.network, lossy=lossy)
 

@@ -14,6 +14,7 @@ from torch import nn
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.initialize import init_process_group
 from lossytp.parallel.layout import Layout, rank_and_world_size
+from lossytp.parallel.own_streams import PerRank
 from lossytp.parallel.replicas import agreed, clip_gradients_, gathered, merge_counters, replica_drift
 from lossytp.training.config import TrainConfig
 from lossytp.training.data import PAD_ID, Dataset, Split, evaluation_batches, load_dataset, training_batches
@@ -175,7 +176,8 @@ class _Run:
         point: dict[str, Any] = {"step": step, "seconds": self.train_seconds}
         with self.network.evaluation(step), self.engine.stream_distance() as distance:
             lossy = self._score(self.data.test)
-        point["stream_distance"] = distance()
+        distances = distance()
+        point["stream_distance"] = distances and [each if math.isfinite(each) else None for each in distances]
         for name, everyones in (("clean", clean), ("lossy", lossy)):
             for metric in everyones[0]:
                 values = [scores[metric] for scores in everyones]
@@ -209,7 +211,7 @@ FINAL = ("accuracy_clean", "accuracy_lossy", "cross_entropy_clean", "cross_entro
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter, ICLR 2019); weights of linear layers and embeddings decay, all else not."""
-    norms = {id(p) for module in model.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()}
+    norms = {id(p) for module in model.modules() if _is_norm(module) for p in module.parameters()}
     groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}  # one kernel cannot mix tensors of different meshes
     for name, parameter in model.named_parameters():
         decays = not (name.endswith("bias") or id(parameter) in norms)
@@ -221,6 +223,10 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         ],
         lr=config.learning_rate,
     )
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module.template[0] if isinstance(module, PerRank) else module, nn.LayerNorm)
 
 
 def _scaler(device: torch.device, enabled: bool) -> torch.amp.GradScaler:

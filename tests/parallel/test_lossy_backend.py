@@ -3,33 +3,61 @@
 Functions named `on_rank_...` run in every process. R ranks, N elements of a message.
 """
 
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import init_device_mesh
 
 import lossytp as ltp
+from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.counters import Counters
+from lossytp.parallel import initialize
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.group import RankGroup
+from lossytp.parallel.wiring import Wiring
 from lossytp.parallel.work import All
-from tests.parallel.operations import LOSSY, RELIABLE, WIRE, Reference, network, whole_numbers
+from tests.parallel.operations import LOSSY, RELIABLE, REPAIRS, WIRE, Reference, network, whole_numbers
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 SIZES = [9, 61]  # elements for each rank of a message, which fill no whole number of packets
 
 
+SENT_AGAIN = ("fec(3, 2)", "retransmit(1)")  # little is missing then
+ESSENTIAL = ["all_reduce", "all_reduce, async", "all_reduce, mean", "all_reduce, coalesced", "reduce_scatter"]
+ESSENTIAL += ["all_gather", "all_gather, list", "all_to_all", "send"]
+
+
+def new_group(lossy: ltp.LossyNetwork, **settings: Any) -> ProcessGroup:
+    """Another group of all ranks, with other settings."""
+    assert initialize._settings is not None
+    with patch.object(initialize, "_settings", replace(initialize._settings, network=lossy, **settings)):
+        group = dist.new_group()
+    assert isinstance(group, ProcessGroup)
+    return group
+
+
 def on_rank_compare_with_gloo() -> list[str]:
-    ltp.init_process_group(network(0.0), repair="rescale")
+    lossless = network(0.0)
+    ltp.init_process_group(lossless, repair="rescale")
     gloo, wrong = dist.new_group(backend="gloo"), []
-    for name, run in {**RELIABLE, **{name: run for name, (run, _) in LOSSY.items()}}.items():
-        for dtype in DTYPES:
-            x_N = whole_numbers(dist.get_rank(), 61 * dist.get_world_size()).sin().to(dtype)
-            lossy, plain = run(x_N, dist.group.WORLD), run(x_N, gloo)
-            if not all(map(torch.equal, lossy, plain)) or len(lossy) != len(plain):
-                wrong.append(f"{name} of {dtype}")
+    groups = {"direct": dist.group.WORLD}
+    for algorithm, repair in [("ring", "hadamard(4)"), ("tree", "fec(3, 2)"), ("switch", "local"), ("sender", "zero")]:
+        groups[algorithm] = new_group(lossless, algorithm=algorithm, repair=repair, reliable_gather=False)
+    for algorithm, group in groups.items():
+        for name, run in {**RELIABLE, **{name: run for name, (run, _) in LOSSY.items()}}.items():
+            for dtype in DTYPES if algorithm == "direct" else DTYPES[:1]:
+                x_N = whole_numbers(dist.get_rank(), 61 * dist.get_world_size()).sin().to(dtype)
+                lossy, plain = run(x_N, group), run(x_N, gloo)
+                if not all(map(torch.equal, lossy, plain)) or len(lossy) != len(plain):
+                    wrong.append(f"{name} of {dtype} by {algorithm}")
     return wrong
 
 
@@ -38,47 +66,121 @@ def test_without_losses_is_bitwise_plain_gloo(processes: Callable, num_ranks: in
     assert processes(num_ranks, on_rank_compare_with_gloo) == [[]] * num_ranks
 
 
-def on_rank_compare_with_reference(algorithm: str, repair: str, seed: int) -> tuple[list[str], set[str]]:
-    """What was wrong; and the operations that lost something."""
-    lossy = network()
-    ltp.init_process_group(lossy, algorithm=algorithm, repair=repair)
-    group, me, num_ranks = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
-    reference = Reference(seed, group, algorithm, repair, itemsize=4)
-    wrong, lost = [], set()
-    for dtype in DTYPES:
+def compare_with_reference(lossy: ltp.LossyNetwork, seed: int, names: Any, *how: Any) -> tuple:
+    """What was wrong; the operations that lost something; and this rank's sums."""
+    group = new_group(lossy, **dict(zip(("algorithm", "repair", "reliable_gather"), how, strict=True)))
+    me, num_ranks = dist.get_rank(), dist.get_world_size()
+    reference = Reference(seed, group, *how)
+    wrong, lost, sums = [], set(), []
+    for dtype in DTYPES if how == ("direct", "zero", True) else DTYPES[:1]:
         reference.room = 32 // dtype.itemsize
-        for size in SIZES:
+        for size in SIZES if how[1:] == ("zero", True) else [700] if how[1] in SENT_AGAIN else [61]:
             messages = [whole_numbers(rank, size * num_ranks, dtype) for rank in range(num_ranks)]
-            for name, (run, expect) in LOSSY.items():
+            for name in names:
+                run, expect = LOSSY[name]
                 before = messages[me].clone()
                 results = run(messages[me], group)
                 expected = expect(reference, [message.tolist() for message in messages])
-                if [result.flatten().tolist() for result in results] != [
-                    torch.tensor(values, dtype=dtype).tolist()
-                    for values in expected  # which rounds a mean
-                ]:
-                    wrong.append(f"{name} of {size} {dtype}")
+                for result, values in zip(results, expected, strict=True):
+                    wanted = torch.tensor(values, dtype=dtype)  # which rounds a mean
+                    rtol = 1e-6 if "rescale" in how[1] or "local" in how[1] else 0.0  # sums of whole numbers are exact
+                    if not torch.allclose(result.flatten(), wanted, rtol=rtol, atol=0.0):
+                        wrong.append(f"{name} of {size} {dtype}, {how}")
                 if not torch.equal(messages[me], before):
                     wrong.append(f"{name} changed what it was given")
+                sums += [results[0].tolist()] if name == "all_reduce" else []
                 with lossy.reliable():
                     if not all(map(torch.equal, results, run(messages[me], group))):
                         lost.add(name)
-    return wrong, lost
+    return wrong, lost, sums
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("repair", ["zero", "rescale"])
-@pytest.mark.parametrize("algorithm", ["direct", "sender"])
-def test_equals_the_naive_reference(processes: Callable, algorithm: str, repair: str, num_ranks: int) -> None:
-    wrongs, losts = zip(*processes(num_ranks, on_rank_compare_with_reference, algorithm, repair, 3), strict=True)
-    assert list(wrongs) == [[]] * num_ranks
-    assert all(lost == LOSSY.keys() for lost in losts), "an operation without losses proves nothing"
+def on_rank_compare_every_repair(algorithm: str, seed: int) -> list[tuple]:
+    lossy = network()
+    ltp.init_process_group(lossy)
+    return [
+        compare_with_reference(lossy, seed, ESSENTIAL if number else LOSSY, algorithm, repair, reliable_gather)
+        for number, (repair, reliable_gather) in enumerate(itertools.product(REPAIRS, (True, False)))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "num_ranks"), [*((algorithm, 3) for algorithm in ALGORITHMS), ("direct", 2), ("ring", 4), ("tree", 4)]
+)
+def test_equals_the_naive_reference(processes: Callable, algorithm: str, num_ranks: int) -> None:
+    """Whatever the repair. What is gathered reliably is the same on every rank, and else not."""
+    by_rank = processes(num_ranks, on_rank_compare_every_repair, algorithm, 3)
+    for number, answers in enumerate(zip(*by_rank, strict=True)):
+        wrongs, losts, sums = zip(*answers, strict=True)
+        assert list(wrongs) == [[]] * num_ranks
+        lost, ran = set.union(*losts), set(ESSENTIAL) if number else LOSSY.keys()
+        assert lost == ran, "without losses it proves nothing"
+        reliable_gather = number % 2 == 0 or algorithm == "sender"
+        assert all(each == sums[0] for each in sums) == reliable_gather
+
+
+def on_rank_compare_with_another_seed() -> set[str]:
+    lossy = network()
+    ltp.init_process_group(lossy)
+    wrong, *_ = compare_with_reference(lossy, 4, LOSSY, "direct", "zero", False)
+    return {line.split(" of ")[0] for line in wrong}
 
 
 def test_a_reference_of_another_seed_disagrees(processes: Callable) -> None:
     """Control: every operation's comparison could fail."""
-    for wrong, _ in processes(2, on_rank_compare_with_reference, "direct", "zero", 4):
-        assert {line.split(" of ")[0] for line in wrong} == LOSSY.keys()
+    assert processes(2, on_rank_compare_with_another_seed) == [LOSSY.keys()] * 2
+
+
+def on_rank_compare_with_virtual_ranks(algorithm: str) -> list[str]:
+    """Whatever the repair: this rank's row of what the library's own collectives give stacked ranks."""
+    lossy = network()
+    ltp.init_process_group(lossy)
+    me, num_ranks, wrong = dist.get_rank(), dist.get_world_size(), []
+    for repair, reliable_gather in itertools.product((*REPAIRS, "hadamard(4)"), (True, False)):
+        if algorithm == "sender" and (repair == "local" or not reliable_gather):
+            continue
+        group = new_group(lossy, algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
+        how = {"algorithm": algorithm, "repair": repair, "reliable_gather": reliable_gather}
+        sums = LossyCollective(network(), RankGroup(num_ranks, name=f"{group.group_name}@0"), Wiring(**how))
+        scattered = replace(sums, wiring=Wiring(**how | {"sequence_parallel": True, "reliable_gather": True}))
+        how["repair"] = "zero" if repair == "local" else repair  # no rank has a part of its own of what it gathers
+        shards = replace(sums, wiring=Wiring(**how | {"sequence_parallel": True, "reliable_gather": False}))
+        for size in SIZES:
+            x_RN = torch.stack([whole_numbers(rank, size * num_ranks) for rank in range(num_ranks)])
+            total = sums.sum_(x_RN[:, :-1].contiguous())
+            wanted = {
+                "all_reduce": total if reliable_gather else total[me],
+                "reduce_scatter": scattered.sum_(x_RN.clone()).chunk(num_ranks)[me],
+                "all_gather": shards.gather(x_RN.flatten())[me],
+            }
+            for name, values in wanted.items():
+                (result,) = LOSSY[name][0](x_RN[me], group)
+                if not torch.allclose(result, values, rtol=1e-6, atol=1e-5):
+                    wrong.append(f"{name} of {size} by {how}")
+    return wrong
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_equals_virtual_ranks_over_the_same_streams(processes: Callable, algorithm: str) -> None:
+    assert processes(3, on_rank_compare_with_virtual_ranks, algorithm) == [[]] * 3
+
+
+def on_rank_need_stale(reliable_gather: bool) -> list[str]:
+    ltp.init_process_group(network(), repair="stale", reliable_gather=reliable_gather)
+    told = []
+    for run, _ in LOSSY.values():
+        with pytest.raises(ValueError, match="stale") as error:
+            run(torch.ones(400), dist.group.WORLD)
+        told.append(str(error.value))
+    for run in RELIABLE.values():
+        run(torch.ones(400), dist.group.WORLD)
+    dist.all_reduce(torch.ones(8))  # a single packet
+    return told
+
+
+def test_stale_is_refused_where_it_is_first_needed(processes: Callable) -> None:
+    refusal = "repair = 'stale' over the backend, which does not know what message follows what: choose another"
+    assert processes(2, on_rank_need_stale, False) == [[refusal] * len(LOSSY)] * 2
 
 
 def on_rank_stay_reliable() -> tuple[list[str], list[str], bool]:
@@ -145,7 +247,7 @@ def on_rank_use_sub_groups() -> tuple[list[str], list[list[int]], list[list], Co
     wrong, sums = [], []
     for group in groups:
         ranks = dist.get_process_group_ranks(group)
-        reference = Reference(3, group, "direct", "zero", itemsize=4)
+        reference = Reference(3, group, "direct", "zero")
         messages = [whole_numbers(rank, 200) for rank in ranks]
         for name, (run, expect) in LOSSY.items():
             results = [result.flatten().tolist() for result in run(messages[group.rank()], group)]
@@ -225,10 +327,39 @@ def test_packets_are_counted_as_sizes_and_mtu_say(processes: Callable) -> None:
     }
 
 
+def on_rank_reduce_asynchronously() -> list[bool]:
+    """Their results lose packets too, once each, and the links are drawn in the order of the calls."""
+    lossy = network()
+    ltp.init_process_group(lossy, algorithm="ring", reliable_gather=False)
+    reference = Reference(3, dist.group.WORLD, "ring", "zero", False)
+    messages = [[whole_numbers(rank, size).tolist() for rank in range(2)] for size in (800, 900, 1000)]
+    totals = [torch.tensor(parts[dist.get_rank()]) for parts in messages]
+    works = [dist.all_reduce(total, async_op=True) for total in totals]
+    drawn = lossy.state_dict()
+    works[2].wait()  # in another order than begun
+    works[0].get_future().wait()
+    while not works[1].is_completed():
+        pass
+    once = [total.tolist() for total in totals]
+    for work in works:
+        work.wait()
+        work.get_future().wait()
+    return [
+        once == [reference.sum(parts) for parts in messages],
+        once == [total.tolist() for total in totals],
+        lossy.state_dict() == drawn,
+        all(work.is_completed() for work in works),
+    ]
+
+
+def test_an_asynchronous_sum_is_lossy_both_ways_once_and_in_the_order_of_the_calls(processes: Callable) -> None:
+    assert processes(2, on_rank_reduce_asynchronously) == [[True] * 4] * 2
+
+
 def on_rank_gather_asynchronously() -> list[bool]:
     lossy = network()
     ltp.init_process_group(lossy, repair="rescale")
-    reference = Reference(3, dist.group.WORLD, "direct", "rescale", itemsize=4)
+    reference = Reference(3, dist.group.WORLD, "direct", "rescale")
     messages = [[whole_numbers(rank, size).tolist() for rank in range(2)] for size in (800, 900, 1000)]
     outputs = [torch.empty(2 * len(shards[0])) for shards in messages]
     works = [

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from lossytp.parallel import initialize
 from lossytp.training.command_line import parse, run_as_command
@@ -49,6 +50,38 @@ def test_the_configuration_of_a_record_is_read_with_small_floats_and_booleans(tm
     (tmp_path / "record.json").write_text(json.dumps({"config": config.as_dict(), "final": {}}))
     again = parse(TrainConfig, None, ["--config", str(tmp_path / "record.json")])
     assert again == config
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--repair", "fec(10, 8, depth=2)"], {"repair": "fec(10, 8, depth=2)"}),
+        (["--repair=hadamard(block=16)"], {"repair": "hadamard(block=16)"}),
+        (["--no-reliable-gather"], {"reliable_gather": False}),
+        (["--no_reliable_gather"], {"reliable_gather": False}),
+        (["--reliable_gather", "--sequence-parallel"], {"sequence_parallel": True}),
+        (["--lossy_links", "-1>0,0>-1"], {"lossy_links": "-1>0,0>-1"}),
+        (["--lossy-layers", "1:3", "--lossy-phase", "gather"], {"lossy_layers": "1:3", "lossy_phase": "gather"}),
+        (
+            ["--no_reliable_gather", "--replicated-gradients", "none", "--resync_every", "5"],
+            {"reliable_gather": False, "replicated_gradients": "none", "resync_every": 5},
+        ),
+        (["--wire_dtype", "bf16", "--control", "elements"], {"wire_dtype": "bf16", "control": "elements"}),
+    ],
+)
+def test_the_wiring_from_flags_and_from_the_record_that_they_lead_to(tmp_path, words, expected):
+    config = parse(TrainConfig, None, words)
+    assert config.changes() == expected
+    (tmp_path / "record.json").write_text(json.dumps({"config": config.as_dict(), "final": {}}))
+    assert parse(TrainConfig, None, ["--config", str(tmp_path / "record.json")]) == config
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(expected))
+    assert parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")]) == config
+
+
+def test_a_flag_overrides_a_switch_of_the_file(tmp_path):
+    (tmp_path / "run.yaml").write_text("reliable_gather: false\nrepair: rescale\n")
+    config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--reliable-gather"])
+    assert config.changes() == {"repair": "rescale"}
 
 
 def test_what_a_file_leaves_open_a_flag_may_settle(tmp_path):

@@ -1,10 +1,18 @@
+import dataclasses
+import hashlib
+import itertools
+import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from lossytp.network import Bernoulli, GilbertElliott
+from lossytp.network.packets import Wire
+from lossytp.network.scope import Scope
+from lossytp.parallel.wiring import Wiring
 from lossytp.training.config import TrainConfig
 
 
@@ -88,6 +96,208 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_it(values, words):
 )
 def test_what_can_be_combined_is_not_refused(values):
     assert TrainConfig.from_dict(values).changes() == values
+
+
+NEEDS_OWN_LAYERS = (
+    " needs tensor parallelism alone, by this project's layers, which know where a message is from: leave it out, or "
+    "implementation, data_parallel_size and pipeline_parallel_size"
+)
+ELSEWHERE = [{"implementation": "dtensor"}, {"implementation": "megatron"}]
+SPREAD = [{"data_parallel_size": 2}, {"pipeline_parallel_size": 2}]
+OWN = {"reliable_gather": False}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        *(
+            ({**value, **how}, f"{name} = {value[name]!r}" + NEEDS_OWN_LAYERS)
+            for value, hows in (
+                ({"repair": "stale"}, ELSEWHERE + SPREAD),
+                ({"repair": "stale()"}, SPREAD),
+                ({"control": "noise"}, ELSEWHERE + SPREAD),
+                ({"sequence_parallel": True}, ELSEWHERE),
+                ({"exact_adjoint": True}, ELSEWHERE),
+                ({"wire_dtype": "bf16"}, ELSEWHERE),
+                ({"lossy_module": "mlp"}, ELSEWHERE),
+                ({"lossy_layers": "0:1"}, ELSEWHERE),
+            )
+            for name in value
+            for how in hows
+        ),
+        *(
+            (
+                {"replicated_gradients": how, **shared},
+                f"replicated_gradients = {how!r} where all ranks share a residual stream: give reliable_gather = "
+                "False, or leave it out",
+            )
+            for how in ("lossy", "none")
+            for shared in ({}, {**OWN, "sequence_parallel": True})
+        ),
+        (
+            {**OWN, "resync_every": 5},
+            "resync_every = 5 where copies do not drift: give replicated_gradients = 'lossy' or 'none', or leave it "
+            "out",
+        ),
+        (
+            {**OWN, "pipeline_parallel_size": 2},
+            "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out",
+        ),
+        (
+            {**OWN, "algorithm": "sender"},
+            "reliable_gather = False with algorithm = 'sender', whose sum reaches every rank: choose another algorithm",
+        ),
+        (
+            {"repair": "local", "algorithm": "sender"},
+            "repair = 'local' with algorithm = 'sender': a loss there is everyone's, so no receiver has a part of its "
+            "own to put in; choose another algorithm",
+        ),
+        (
+            {**OWN, "repair": "local", "sequence_parallel": True},
+            "repair = 'local' with sequence_parallel and reliable_gather = False: a rank has no part of its own of "
+            "what it gathers; choose another repair",
+        ),
+        (
+            {"exact_adjoint": True, "repair": "local"},
+            "exact_adjoint with repair = 'local' is not built: choose another repair",
+        ),
+        *(
+            (
+                {"exact_adjoint": True, **how},
+                "exact_adjoint with lossy gathers or sequence_parallel: the adjoint of a gather would be another "
+                "collective, with losses of its own; leave reliable_gather True and sequence_parallel False",
+            )
+            for how in (OWN, {"sequence_parallel": True})
+        ),
+        (
+            {"control": "noise", "algorithm": "ring"},
+            "control = 'noise' with algorithm = 'ring': its hops carry several ranks' parts, whose error adds up; "
+            "choose one of sender, direct, switch",
+        ),
+        (
+            {"control": "noise", "algorithm": "switch", "sequence_parallel": True},
+            "control = 'noise' with algorithm = 'switch': its hops carry several ranks' parts, whose error adds up; "
+            "choose one of sender, direct",
+        ),
+        *(
+            (
+                {"control": "noise", **how},
+                "control = 'noise' loses nothing that a repair or an adjoint could act on: leave them out",
+            )
+            for how in ({"repair": "rescale"}, {"exact_adjoint": True})
+        ),
+        ({"control": "salt"}, "control = 'salt' is unknown: choose one of noise"),
+        ({"wire_dtype": "fp8"}, "wire_dtype = 'fp8' is unknown: choose one of fp32, bf16"),
+        (
+            {"replicated_gradients": "some"},
+            "replicated_gradients = 'some' is unknown: choose one of reliable, lossy, none",
+        ),
+        (
+            {**OWN, "replicated_gradients": "none", "resync_every": 0},
+            "resync_every = 0 is below 1: give a positive number",
+        ),
+        ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give bool"),
+        ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
+        ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
+        ({"lossy_phase": "scatter"}, "phase = 'scatter' is unknown: choose one of reduce, gather"),
+        *(
+            (
+                {"lossy_layers": text},
+                f"lossy_layers = {text!r} is not understood: write first:stop, as in 0:2 for the first two",
+            )
+            for text in ("", "2", "0-2", ":2", "0:", "-1:2", "0:2:1", "a:b")
+        ),
+        ({"lossy_layers": "2:2"}, "layers = (2, 2) holds no layer: give the first and the one after the last"),
+        ({"lossy_layers": "3:1"}, "layers = (3, 1) holds no layer: give the first and the one after the last"),
+        ({"lossy_layers": "3:5"}, "lossy_layers = '3:5' is beyond gpt2-nano's 4 blocks"),
+        ({"lossy_layers": 63}, "lossy_layers = 63 is of the wrong type: give str or nothing"),  # 1:3, as YAML reads it
+        *(
+            (
+                {"lossy_links": text},
+                f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3",
+            )
+            for text in ("", "0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
+        ),
+        ({"repair": "fec(8, 10)"}, "n = 8 is no whole number of at least 11: give one"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_with_the_reason(values, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TrainConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"implementation": "dtensor", **OWN, "algorithm": "ring", "replicated_gradients": "none", "resync_every": 3},
+        {"implementation": "megatron", "repair": "fec(10, 8)", "algorithm": "tree"},
+        {"data_parallel_size": 2, **OWN, "replicated_gradients": "lossy"},
+        {"data_parallel_size": 2, "sequence_parallel": True, "exact_adjoint": False, "wire_dtype": "bf16"},
+        {"pipeline_parallel_size": 2, "sequence_parallel": True, **OWN},
+        {"data_parallel_size": 2, "lossy_module": "mlp", "lossy_layers": "0:4", "control": "elements"},
+        {"sequence_parallel": True, **OWN, "algorithm": "sender"},
+        {"control": "noise", "algorithm": "switch", **OWN},
+        {"repair": "local", **OWN, "algorithm": "tree"},
+        {"repair": "stale", **OWN},
+    ],
+)
+def test_what_can_be_combined_of_the_wiring_is_not_refused(values):
+    config = TrainConfig.from_dict(values)
+    assert config.changes() == {name: value for name, value in values.items() if value is not False or name in OWN}
+
+
+def test_wiring_and_network_are_what_was_asked_for():
+    plain = TrainConfig()
+    assert plain.wiring() == Wiring()
+    assert (plain.network().scope, plain.network().wire, plain.network().seed) == (Scope(), Wire(), 1234)
+    config = TrainConfig(**OWN, algorithm="tree", repair="hadamard(16)", wire_dtype="bf16")
+    assert config.wiring() == Wiring(algorithm="tree", repair="hadamard(16)", reliable_gather=False, wire_dtype="bf16")
+    assert TrainConfig(sequence_parallel=True).wiring() == Wiring(sequence_parallel=True)
+    assert TrainConfig(exact_adjoint=True).wiring() == Wiring(exact_adjoint=True)
+    assert TrainConfig(control="noise").wiring() == Wiring(control="noise")
+    assert TrainConfig(control="elements").wiring() == Wiring()
+    assert TrainConfig(control="elements", mtu_bytes=900).network().wire == Wire(mtu_bytes=900, elements=1)
+    assert TrainConfig(control="noise").network().wire == Wire()
+    parts = {"lossy_direction": "forward", "lossy_module": "mlp", "lossy_layers": " 1 : 3 ", "lossy_phase": "gather"}
+    scope = Scope(direction="forward", module="mlp", layers=(1, 3), phase="gather")
+    assert TrainConfig(**parts).network().scope == scope
+
+
+def test_links_that_are_not_named_lose_nothing():
+    network = TrainConfig(loss_rate=0.25, lossy_links="0>1, 2 > -1,-1>3").network()
+    lossy = {link for link in itertools.product(range(-1, 4), repeat=2) if network.process(*link).loss_rate}
+    assert lossy == {(0, 1), (2, -1), (-1, 3)}
+    assert network.process(2, -1) == Bernoulli(loss_rate=0.25)
+    assert TrainConfig(loss_rate=0.25).network().process(3, 2) == Bernoulli(loss_rate=0.25)
+
+
+def test_virtual_ranks_copies_are_not_sharded():
+    """Only where each rank has a process can FSDP take them."""
+    config = TrainConfig(**OWN, replicated_gradients="none", data_parallel_size=2, data_parallel_type="fsdp")
+    assert config.layout(0, 8).tensor_processes == 4
+    with pytest.raises(ValueError, match="replicated_gradients") as error:
+        config.layout(0, 2)
+    assert str(error.value) == (
+        "replicated_gradients = 'none' with fsdp, which would shard the axis on which a process holds its ranks' "
+        "copies: choose ddp, or start with torchrun --standalone --nproc_per_node 8"
+    )
+    dataclasses.replace(config, data_parallel_type="ddp").layout(0, 2)
+    dataclasses.replace(config, replicated_gradients="reliable").layout(0, 2)
+
+
+def test_what_did_not_exist_changes_no_older_configuration():
+    """Folders of records are named by what their configuration changes."""
+    new = {"reliable_gather", "sequence_parallel", "replicated_gradients", "resync_every", "exact_adjoint"}
+    new |= {"wire_dtype", "control"} | {name for name in TrainConfig().as_dict() if name.startswith("lossy_")}
+    old = {name: value for name, value in TrainConfig(loss_rate=0.1, seed=3).as_dict().items() if name not in new}
+    assert TrainConfig.from_dict(old).changes() == {"loss_rate": 0.1, "seed": 3}
+    records = Path(__file__).parents[2] / "results" / "paper" / "runs"
+    folders = [file.parent for file in records.glob("*/*/record.json")]
+    assert len(folders) >= 55
+    for folder in folders:
+        changes = TrainConfig.from_dict(json.loads((folder / "record.json").read_text())["config"]).changes()
+        digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
+        assert folder.name.endswith(digest)
 
 
 @pytest.mark.parametrize(
