@@ -1,5 +1,7 @@
 """Collective algorithms as packet routes: which links a rank's element crosses, one after another."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ def crossings(hops):
 
 def along(stations):
     """Links from each to the next."""
-    return list(zip(stations, stations[1:], strict=False))
+    return list(itertools.pairwise(stations))
 
 
 def to_the_root(position):

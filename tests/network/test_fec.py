@@ -16,7 +16,7 @@ fecs = codes.map(lambda drawn: Fec(n=drawn[0] + drawn[1], k=drawn[0], depth=draw
 
 
 def missing_of(code, num_packets, lost):
-    """Missing in the end where the packets `lost` of those on the wire are lost; and how many were sent, how many extra."""
+    """Missing in the end where the packets `lost` of those on the wire are lost; how many were sent, how many extra."""
     asked = []
 
     def send(count, extra=0):
@@ -141,7 +141,7 @@ def test_with_one_parity_packet_both_codes_are_the_same(k, depth, num_packets, d
 
 
 def test_what_is_missing_is_closed_form_by_hand():
-    """Three for two: a packet and at least one of two others. Four for two, xor: a packet and the parity of it alone."""
+    """Three for two: a packet and one of two others, or both. Four for two, xor: a packet and the parity of it."""
     assert Fec(3, 2).missing_rate(0.1) == pytest.approx(0.1 * (1 - 0.9**2))
     assert Fec(4, 2, code="xor").missing_rate(0.1) == pytest.approx(0.1 * 0.1)
     assert Fec(4, 2).missing_rate(0.1) == pytest.approx(0.1 * (3 * 0.1**2 * 0.9 + 0.1**3))
