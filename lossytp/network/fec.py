@@ -23,7 +23,7 @@ class Fec(Repair):
     Args:
         n, k: packets of a block, and how many of them are the message's own.
         depth: blocks that are interleaved: neighbours on the wire are of different blocks, so that a burst of up to
-            `depth` packets takes one of each.
+            `depth` packets takes one of each. The last of a message are as few blocks as hold what is left.
         code: "mds", maximum-distance-separable, such as Reed and Solomon's (1960): any n - k losses of a block are
             restored; "xor": each parity packet is the sum modulo two of every (n - k)-th packet, and restores one of
             those it covers (RFC 5109). With n = k + 1 they are the same.
@@ -72,7 +72,8 @@ def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:
     """For each packet in the order of sending: its number in the message, -1 for parity, and its group.
 
     A group is what restores its losses together: a block, or with "xor" a parity packet and those it covers. The
-    message's own packets keep their order: of each run of `depth` blocks first all of them, then all parity.
+    message's own packets keep their order: of each run of `depth` blocks first all of them, then all parity, dealt out
+    to the blocks in turn.
     """
     parity = code.n - code.k
     packets, groups, first_group = [], [], 0
@@ -80,7 +81,8 @@ def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:
         own = np.arange(start, min(start + code.depth * code.k, num_packets))
         blocks = min(code.depth, -(-len(own) // code.k))
         member, block = np.divmod(np.arange(len(own)), blocks)
-        parity_number, parity_block = np.divmod(np.arange(parity * blocks), blocks)
+        parity_number = np.arange(parity * blocks) // blocks
+        parity_block = (len(own) + np.arange(parity * blocks)) % blocks  # on from where the own packets end
         packets += [own, np.full(parity * blocks, -1)]
         if code.code == "mds":
             groups += [first_group + block, first_group + parity_block]

@@ -70,6 +70,7 @@ class RescaleCounted(Repair):
 @dataclass(frozen=True)
 class Stale(Repair):
     """The receiver puts in what last arrived at this place: same layer, direction, hop and position in the message.
+    So it also passes on.
 
     Zero at first, and after a change of the message's size. As the stale parameters of "Distributed training under
     packet loss" (arXiv 2507.07114), for activations. Costs memory: a copy of all that crosses a hop.
@@ -78,9 +79,10 @@ class Stale(Repair):
 
 @dataclass(frozen=True)
 class Local(Repair):
-    """The receiver puts in its own partial sum's share: in a reduce phase once for all that is missing of a hop, in a
-    gather phase in place of the result, as layers whose synchronisation is left out do (Lamprecht et al., "CAAT-Net",
-    NeurIPS 2025). A switch has no part of its own, and leaves zero.
+    """The receiver puts in its own contribution: in a reduce phase once for all that is missing of a hop, also where it
+    adds its own part besides; in a gather phase in place of the result, each rank that lacks it its own, as layers
+    whose synchronisation is left out do (Lamprecht et al., "CAAT-Net", NeurIPS 2025). A switch has no part of its own,
+    and leaves zero.
     """
 
 
@@ -120,6 +122,7 @@ class Hadamard(Repair):
     squared error is zero-fill's, the worst element's is smaller (Suresh et al., "Distributed mean estimation with
     limited communication", ICML 2017, section 3; OptiReduce, NSDI 2025). `block` is a power of two; a message of fewer
     packets takes smaller blocks, one of a single packet none. Costs no packets but for less than a block of padding.
+    Coefficient i of block j is number i * (number of blocks) + j on the wire; element e of a hop has sign e.
     """
 
     block: int = 64

@@ -20,7 +20,7 @@ from lossytp.network.repair import ZERO, Hadamard, Local, Repair, Rescale, Resca
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.streams import Stream
 
-Memory = dict[tuple[int, int], Tensor]  # by number of the hop and position: what last arrived there
+Memory = dict[tuple[int, int, int], Tensor]  # by message's size, number of the hop, position: what last arrived
 FEW_SPANS = 2000  # up to so many, a loop over numpy slices is the fastest
 
 
@@ -76,11 +76,14 @@ def settle_(
 
 
 def adjoint_(rows: Rows, hops: Hops, missing: Missing, repair: Repair, network: LossyNetwork, capacity: int) -> None:
-    """What `settle_` did to contributions, done to their gradients: but for `Local`, it is a symmetric map of each row.
+    """What `settle_` did to contributions, done to their gradients, the last hop first.
+
+    But for `Local`, a hop is a symmetric map of each row; where blocks of Hadamard's are padded, maps do not commute.
 
     What `Stale` put in came from before, and has no gradient.
     """
-    settle_(rows, hops, missing, ZERO if isinstance(repair, Stale) else repair, network, capacity)
+    repair = ZERO if isinstance(repair, Stale) else repair
+    settle_(rows, hops[::-1], missing._replace(packets=missing.packets[::-1]), repair, network, capacity)
 
 
 def _spans(hop: Hop, packets: np.ndarray, capacity: int) -> Iterator[tuple[int, int]]:
@@ -144,12 +147,16 @@ def _scale_by_count_(rows: Rows, hops: Hops, missing: Missing, capacity: int) ->
 
 
 def _stale_(rows: Rows, hops: Hops, missing: Missing, capacity: int, memory: Memory) -> None:
+    size = rows.rows_LN.shape[1]
+    for other in [place for place in memory if place[0] != size]:
+        del memory[other]  # in a message of another size the same number is another hop's, or another piece's
     for number, (hop, packets) in enumerate(zip(hops, missing.packets, strict=True)):
         for row in rows.of(hop.positions):
             arrived = rows.rows_LN[row, hop.start : hop.stop]
-            last = memory.get((number, rows.positions[row]))
+            place = (size, number, rows.positions[row])
+            last = memory.get(place)
             if last is None or last.shape != arrived.shape or last.dtype != arrived.dtype:
-                last = memory[number, rows.positions[row]] = torch.zeros_like(arrived)
+                last = memory[place] = torch.zeros_like(arrived)
             for start, stop in _spans(hop, packets, capacity):
                 span = slice(start - hop.start, stop - hop.start)
                 arrived[span] = last[span]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.counters import NOWHERE, Counters, Site
+from lossytp.network.counters import COUNTED, NOWHERE, Counters, Site
 from tests.network.loss_statistics import reproducible
 
 sites = st.builds(
@@ -16,6 +16,7 @@ sites = st.builds(
     st.sampled_from(["attention", "mlp"]),
     st.sampled_from(["forward", "backward"]),
     st.sampled_from(["all_reduce", "all_gather"]),
+    st.sampled_from(["reduce", "gather"]),
 )
 keys = st.tuples(
     st.sampled_from(["training", "evaluation"]),
@@ -24,14 +25,15 @@ keys = st.tuples(
     st.integers(-1, 2),
     st.integers(-1, 2),
 )
-additions = st.lists(st.tuples(keys, st.integers(0, 1000), st.integers(0, 1000)), max_size=12)
+counts = st.integers(0, 1000)
+additions = st.lists(st.tuples(keys, counts, counts, counts, counts), max_size=12)
 messages = st.lists(st.tuples(keys.map(lambda key: key[:3]), st.booleans()), max_size=12)
 
 
 def counted(calls, called=()):
     counters = Counters()
-    for row, packets, lost in calls:
-        counters.add(row, packets, lost)
+    for row, packets, lost, *repaired in calls:
+        counters.add(row, packets, lost, *(repaired or (0, lost)))
     for key, lossy in called:
         counters.add_message(key, lossy)
     return counters
@@ -40,15 +42,15 @@ def counted(calls, called=()):
 @reproducible
 @given(calls=additions)
 def test_rows_total_what_was_added(calls):
-    packets, lost = Counter(), Counter()
-    for row, more_packets, more_lost in calls:
-        packets[row] += more_packets
-        lost[row] += more_lost
+    expected = {row: Counter() for row, *_ in calls}
+    for row, *more in calls:
+        for name, count in zip(("packets", "lost", "extra", "missing"), more, strict=True):
+            expected[row][name] += count
     rows = {}
     for row in counted(calls).rows():
         site = None if row["layer"] is None else Site(*(row[name] for name in Site._fields))
-        rows[row["purpose"], site, row["group"], row["src"], row["dst"]] = row["packets"], row["lost"]
-    assert rows == {row: (packets[row], lost[row]) for row, _, _ in calls}
+        rows[row["purpose"], site, row["group"], row["src"], row["dst"]] = {name: row[name] for name in COUNTED}
+    assert rows == expected
 
 
 @reproducible
@@ -57,33 +59,33 @@ def test_every_grouping_of_a_summary_adds_up(calls):
     counters = counted(calls)
     for purpose in ("training", "evaluation"):
         summary = counters.summary(purpose)
-        assert summary["packets"] == sum(packets for row, packets, _ in calls if row[0] == purpose)
-        assert summary["lost"] == sum(lost for row, _, lost in calls if row[0] == purpose)
-        for grouping in ("by_direction", "by_operation", "by_module", "by_layer", "by_link"):
-            parts = summary[grouping].values()
-            assert sum(part["packets"] for part in parts) == summary["packets"]
-            assert sum(part["lost"] for part in parts) == summary["lost"]
+        for place, name in enumerate(("packets", "lost", "extra", "missing"), start=1):
+            assert summary[name] == sum(call[place] for call in calls if call[0][0] == purpose)
+            for grouping in ("by_direction", "by_operation", "by_phase", "by_module", "by_layer", "by_link"):
+                assert sum(part[name] for part in summary[grouping].values()) == summary[name]
 
 
 def test_a_summary_by_hand():
     """Two layers, both directions, two links; evaluation and other purposes stay apart."""
     counters = Counters()
-    counters.add(("training", Site(0, "attention", "forward"), "tp", 0, 1), 10, 1)
-    counters.add(("training", Site(0, "attention", "forward"), "tp", 0, 1), 10, 2)
-    counters.add(("training", Site(0, "mlp", "backward"), "tp", 1, 0), 30, 3)
-    counters.add(("training", Site(1, "mlp", "forward"), "tp", 0, 1), 50, 4)
-    counters.add(("evaluation", Site(1, "mlp", "forward"), "tp", 0, 1), 7, 7)
+    counters.add(("training", Site(0, "attention", "forward"), "tp", 0, 1), 10, 1, 2, 0)
+    counters.add(("training", Site(0, "attention", "forward"), "tp", 0, 1), 10, 2, 2, 1)
+    counters.add(("training", Site(0, "mlp", "backward", "all_reduce", "gather"), "tp", 1, 0), 30, 3, 0, 3)
+    counters.add(("training", Site(1, "mlp", "forward"), "tp", 0, 1), 50, 4, 5, 2)
+    counters.add(("evaluation", Site(1, "mlp", "forward"), "tp", 0, 1), 7, 7, 0, 7)
 
-    def total(packets, lost):
-        return {"packets": packets, "lost": lost, "observed_loss_rate": lost / packets}
+    def total(packets, lost, extra, missing):
+        rate = lost / packets
+        return {"packets": packets, "lost": lost, "extra": extra, "missing": missing, "observed_loss_rate": rate}
 
     assert counters.summary("training") == {
-        **total(100, 10),
-        "by_direction": {"forward": total(70, 7), "backward": total(30, 3)},
-        "by_operation": {"all_reduce": total(100, 10)},
-        "by_module": {"attention": total(20, 3), "mlp": total(80, 7)},
-        "by_layer": {"0": total(50, 6), "1": total(50, 4)},
-        "by_link": {"0->1": total(70, 7), "1->0": total(30, 3)},
+        **total(100, 10, 9, 6),
+        "by_direction": {"forward": total(70, 7, 9, 3), "backward": total(30, 3, 0, 3)},
+        "by_operation": {"all_reduce": total(100, 10, 9, 6)},
+        "by_phase": {"reduce": total(70, 7, 9, 3), "gather": total(30, 3, 0, 3)},
+        "by_module": {"attention": total(20, 3, 4, 1), "mlp": total(80, 7, 5, 5)},
+        "by_layer": {"0": total(50, 6, 4, 4), "1": total(50, 4, 5, 2)},
+        "by_link": {"0->1": total(70, 7, 9, 3), "1->0": total(30, 3, 0, 3)},
         "messages": {"called": 0, "lossy": 0, "by_direction": {}},
     }
     assert counters.summary("evaluation")["packets"] == 7
@@ -183,7 +185,7 @@ def test_what_only_one_process_saw_is_taken_in(calls, called):
         before = other.state_dict()
         merged.merge(other)
         assert everything(merged) == everything(counted(calls, called))
-        merged.add(("training", None, second, 0, 1), 1, 1)
+        merged.add(("training", None, second, 0, 1), 1, 1, 1, 1)
         merged.add_message(("training", None, second), True)
         assert other.state_dict() == before, "the other process's counters are now the same object"
 
@@ -193,6 +195,8 @@ def test_what_only_one_process_saw_is_taken_in(calls, called):
     [
         ([(5, 1)], [(5, 2)]),
         ([(5, 1)], [(6, 1)]),
+        ([(5, 1, 1, 0)], [(5, 1, 2, 0)]),
+        ([(5, 1, 1, 0)], [(5, 1, 1, 1)]),
     ],
 )
 def test_processes_that_disagree_on_a_link_ran_apart(first, second):
@@ -223,8 +227,8 @@ def test_a_saved_state_counts_on(calls, more, called, more_called):
     """Through JSON, into counters that have counted something else."""
     resumed = counted(more, more_called)
     resumed.load_state_dict(json.loads(json.dumps(counted(calls, called).state_dict())))
-    for row, packets, lost in more:
-        resumed.add(row, packets, lost)
+    for row, *further in more:
+        resumed.add(row, *further)
     for key, lossy in more_called:
         resumed.add_message(key, lossy)
     assert resumed.rows() == counted(calls + more).rows()

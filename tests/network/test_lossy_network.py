@@ -1,4 +1,4 @@
-"""Links of a lossy network: independent, reproducible, counted; evaluation and reliable blocks; lost elements."""
+"""Links of a lossy network: independent, reproducible, counted; evaluation and reliable blocks; messages over hops."""
 
 import itertools
 import json
@@ -12,8 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network import SWITCH, Bernoulli, GilbertElliott, LossyNetwork, Site, Wire
-from lossytp.network.routes import Hop, LostSpans, direct, sender
+from lossytp.network import ALGORITHMS, SWITCH, Bernoulli, GilbertElliott, LossyNetwork, Scope, Site, Wire
+from lossytp.network.algorithms import direct, ring, sender
+from lossytp.network.repairs import repair_named
+from lossytp.network.routes import Hop, Missing
+from lossytp.network.streams import Normals
 from tests.network.loss_statistics import (
     assert_within,
     batch_means,
@@ -33,9 +36,20 @@ RANKS = (0, 1, 2, 3)
 both_processes = pytest.mark.parametrize("process", [BERNOULLI, BURSTS], ids=["bernoulli", "bursts"])
 
 
-def lost_in(spans):
-    """(row, start, stop) of each lost span."""
-    return list(zip(spans.rows, spans.starts, spans.stops, strict=True))
+def packets_of(missing):
+    """As lists, which can be compared."""
+    return [packets.tolist() for packets in missing.packets]
+
+
+def elements_missing(hops, missing, elements_per_packet):
+    """(position, element) of all that a lost packet carried, as often as one was lost."""
+    lost = []
+    for hop, packets in zip(hops, packets_of(missing), strict=True):
+        for packet in packets:
+            start = hop.start + packet * elements_per_packet
+            stop = min(start + elements_per_packet, hop.stop)
+            lost += [(position, element) for position in hop.positions for element in range(start, stop)]
+    return lost
 
 
 def drawn(network, src=0, dst=1, num_packets=1000, **where):
@@ -116,10 +130,10 @@ def test_links_are_independent(process):
 def test_ranks_do_not_share_one_mask():
     """Two ranks both lose an element at the product of their rates; in an earlier study all lost the same ones."""
     network = LossyNetwork(BERNOULLI, wire=TWO_FLOATS)
-    spans = network.lost_spans(sender(200_000, (0, 1)), 4)
+    hops = sender.reduce(200_000, (0, 1))
     lost = np.zeros((2, 200_000))
-    for row, start, stop in lost_in(spans):
-        lost[row, start:stop] = 1
+    for position, element in elements_missing(hops, network.send(hops, 4), 2):
+        lost[position, element] = 1
     assert_within(batch_means(lost[0]), 0.1, "rank 0")
     assert_within(batch_means(lost[1]), 0.1, "rank 1")
     assert_within(batch_means(lost[0] * lost[1]), 0.01, "both")
@@ -234,35 +248,44 @@ def test_evaluations_nest():
     assert drawn(network) == drawn(plain)
 
 
-def spans_of(network):
-    return network.lost_spans(direct(4000, RANKS), 4)
+def sent(network):
+    missing = network.send(direct.reduce(4000, RANKS), 4)
+    return packets_of(missing), missing.reliable
+
+
+def loses(network):
+    return any(sent(network)[0])
 
 
 def test_reliable_loses_nothing_advances_nothing_counts_nothing():
     network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    assert spans_of(network).rows
+    assert loses(network)
     state = network.state_dict()
     assert not network.suspended
     with network.reliable():
         assert network.suspended
-        assert spans_of(network) == LostSpans([], [], [], reliable=True)
+        assert sent(network) == ([], True)
+        assert network.normals(direct.reduce(4000, RANKS)) == []
     assert not network.suspended
     assert network.state_dict() == state
-    assert not spans_of(network).reliable
-    assert spans_of(network).rows
+    lost, reliable = sent(network)
+    assert any(lost)
+    assert not reliable
 
 
 def test_reliable_does_not_shift_what_follows():
     network, plain = LossyNetwork(BURSTS, wire=TWO_FLOATS), LossyNetwork(BURSTS, wire=TWO_FLOATS)
-    first = spans_of(network)
+    first = sent(network)
     with network.reliable():
-        spans_of(network)
-    assert [first, spans_of(network)] == [spans_of(plain), spans_of(plain)]
+        sent(network)
+    assert [first, sent(network)] == [sent(plain), sent(plain)]
 
 
 def test_a_message_without_losses_is_not_taken_for_a_reliable_one():
     """A repair scales what crossed a lossy link, whether or not anything was lost on the way."""
-    assert spans_of(LossyNetwork(NOTHING)) == LostSpans([], [], [], reliable=False)
+    assert sent(LossyNetwork(NOTHING)) == ([[]] * 12, False)
+    assert not LossyNetwork(NOTHING).send(direct.reduce(4000, RANKS), 4).any
+    assert LossyNetwork({(2, 0): EVERYTHING}).send(direct.reduce(4000, RANKS), 4).any
 
 
 def test_reliable_blocks_nest():
@@ -271,14 +294,14 @@ def test_reliable_blocks_nest():
         with network.reliable():
             assert network.suspended
         assert network.suspended
-        assert spans_of(network).rows == []
-    assert spans_of(network).rows
+        assert not loses(network)
+    assert loses(network)
 
 
 def test_an_evaluation_can_be_made_reliable():
     network = LossyNetwork(EVERYTHING)
     with network.evaluation(3), network.reliable():
-        assert spans_of(network).rows == []
+        assert not loses(network)
     assert network.counters.rows() == []
 
 
@@ -288,17 +311,17 @@ def test_an_exception_ends_a_block(block):
 
     def fail_within():
         with network.reliable() if block == "reliable" else network.evaluation(7):
-            spans_of(network)
+            sent(network)
             raise KeyError
 
     with pytest.raises(KeyError):
         fail_within()
     assert not network.suspended
-    assert spans_of(network) == spans_of(plain)
+    assert sent(network) == sent(plain)
     assert {row["purpose"] for row in network.counters.rows("training")} == {"training"}
 
 
-# Lost elements
+# Messages over hops
 
 
 def test_what_one_dead_link_takes_by_hand():
@@ -307,60 +330,136 @@ def test_what_one_dead_link_takes_by_hand():
     Rank 12, at position 2, sends rank 10's chunk [0, 3) as packets [0, 2) and [2, 3); both are lost.
     """
     network = LossyNetwork({(12, 10): EVERYTHING}, wire=TWO_FLOATS)
-    spans = network.lost_spans(direct(10, (10, 11, 12, 13)), 4)
-    assert spans == LostSpans(rows=[2, 2], starts=[0, 2], stops=[2, 3])
+    hops = direct.reduce(10, (10, 11, 12, 13))
+    missing = network.send(hops, 4)
+    assert packets_of(missing) == [[0, 1] if (hop.src, hop.dst) == (12, 10) else [] for hop in hops]
+    assert missing.reliable is False
+    assert elements_missing(hops, missing, 2) == [(2, 0), (2, 1), (2, 2)]
 
 
 def test_a_dead_uplink_takes_a_rank_s_whole_contribution():
     network = LossyNetwork({(7, SWITCH): EVERYTHING}, wire=TWO_FLOATS)
-    spans = network.lost_spans(sender(5, (6, 7)), 4)
-    assert spans == LostSpans(rows=[1, 1, 1], starts=[0, 2, 4], stops=[2, 4, 5])
+    assert packets_of(network.send(sender.reduce(5, (6, 7)), 4)) == [[], [0, 1, 2]]
 
 
 def test_a_packet_s_elements_follow_their_size():
     network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    for itemsize, stops in ((2, [4, 5]), (4, [2, 4, 5]), (8, [1, 2, 3, 4, 5])):
-        assert network.lost_spans(sender(5, (0,)), itemsize).stops == stops
+    for itemsize, packets in ((2, [0, 1]), (4, [0, 1, 2]), (8, [0, 1, 2, 3, 4])):
+        assert packets_of(network.send(sender.reduce(5, (0,)), itemsize)) == [packets]
 
 
 def test_a_lost_packet_takes_all_it_carries():
     """As in a ring, where the partial sum of several ranks rides on one hop."""
     network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    spans = network.lost_spans((Hop(0, 1, 4, 7, positions=(3, 0)),), 4)
-    assert set(lost_in(spans)) == {(3, 4, 6), (0, 4, 6), (3, 6, 7), (0, 6, 7)}
+    hops = (Hop(0, 1, 4, 7, positions=(3, 0)),)
+    lost = elements_missing(hops, network.send(hops, 4), 2)
+    assert sorted(lost) == [(0, 4), (0, 5), (0, 6), (3, 4), (3, 5), (3, 6)]
 
 
 def test_an_owners_own_part_is_never_lost():
     network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    spans = network.lost_spans(direct(40, RANKS), 4)
-    lost = {(row, element) for row, start, stop in lost_in(spans) for element in range(start, stop)}
-    assert lost == {(row, element) for row in RANKS for element in range(40) if element // 10 != row}
+    hops = direct.reduce(40, RANKS)
+    lost = elements_missing(hops, network.send(hops, 4), 2)
+    assert set(lost) == {(row, element) for row in RANKS for element in range(40) if element // 10 != row}
 
 
 @reproducible
 @given(
     num_elements=st.integers(0, 300),
     ranks=st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(tuple),
-    route=st.sampled_from([sender, direct]),
+    algorithm=st.sampled_from(sorted(ALGORITHMS)),
+    phase=st.sampled_from(["reduce", "gather", "reduce_scatter", "all_gather"]),
     itemsize=st.sampled_from([2, 4, 8]),
     num_messages=st.integers(1, 3),
 )
-def test_lost_elements_are_those_of_the_lost_packets(num_elements, ranks, route, itemsize, num_messages):
-    """Element by element: element e of a hop rides on packet (e - start) // elements of that link."""
+def test_missing_packets_are_those_that_the_links_lost(num_elements, ranks, algorithm, phase, itemsize, num_messages):
+    """Hop by hop, in the order in which they are given; element e of a hop is on packet (e - start) // elements."""
     process = GilbertElliott.from_loss_and_burst(loss_rate=0.3, mean_burst_packets=2)
     network, twin = (LossyNetwork(process, wire=TWO_FLOATS) for _ in range(2))
+    hops = getattr(ALGORITHMS[algorithm], phase)(num_elements, ranks)
+    carried = TWO_FLOATS.elements_per_packet(itemsize)
     for _ in range(num_messages):
-        spans = network.lost_spans(route(num_elements, ranks), itemsize)
-        expected = set()
-        for hop in route(num_elements, ranks):
-            packets = TWO_FLOATS.num_packets(hop.stop - hop.start, itemsize)
-            lost = drawn(twin, hop.src, hop.dst, packets)
+        missing = network.send(hops, itemsize)
+        assert all(packets.dtype == np.int64 for packets in missing.packets)
+        expected = []
+        for hop in hops:
+            lost = drawn(twin, hop.src, hop.dst, -(-(hop.stop - hop.start) // carried))
             for element in range(hop.start, hop.stop):
-                if (element - hop.start) // TWO_FLOATS.elements_per_packet(itemsize) in lost:
-                    expected |= {(row, element) for row in hop.positions}
-        listed = [(row, e) for row, start, stop in lost_in(spans) for e in range(start, stop)]
-        assert len(listed) == len(set(listed))
-        assert set(listed) == expected
+                if (element - hop.start) // carried in lost:
+                    expected += [(position, element) for position in hop.positions]
+        assert sorted(elements_missing(hops, missing, carried)) == sorted(expected)
+
+
+def test_a_repair_s_packets_are_on_the_wire_and_counted():
+    """Two packets of the message and one of parity; sent again twice; half a block of padding."""
+    hops = (Hop(0, 1, 0, 4, positions=(0,)),)
+    for repair, packets, lost, extra, lacks in (
+        ("zero", 2, 2, 0, [0, 1]),
+        ("fec(3, 2)", 3, 3, 1, [0, 1]),
+        ("retransmit(2)", 6, 6, 4, [0, 1]),
+    ):
+        network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
+        assert packets_of(network.send(hops, 4, repair=repair_named(repair))) == [lacks]
+        row = network.counters.rows()[0]
+        assert [row[name] for name in ("packets", "lost", "extra", "missing")] == [packets, lost, extra, 2]
+    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
+    network.send((Hop(0, 1, 0, 9, positions=(0,)),), 4, repair=repair_named("hadamard(4)"))
+    assert network.counters.summary("training")["packets"] == 6, "twelve coefficients"
+
+
+@pytest.mark.parametrize("repair", ["zero", "retransmit(3)", "fec(4, 2)"])
+def test_a_repair_s_packets_advance_their_link_and_no_other(repair):
+    network, twin = LossyNetwork(BURSTS, wire=TWO_FLOATS), LossyNetwork(BURSTS)
+    network.send((Hop(0, 1, 0, 400, positions=(0,)),), 4, repair=repair_named(repair))
+    sent_packets = network.counters.rows()[0]["packets"]
+    assert (sent_packets > 200) == (repair != "zero")
+    drawn(twin, num_packets=sent_packets)
+    assert drawn(network) == drawn(twin)
+    assert drawn(network, 1, 0) == drawn(twin, 1, 0)
+
+
+def test_what_lies_outside_the_scope_is_reliable_and_advances_nothing():
+    network, everywhere = LossyNetwork(BURSTS, scope=Scope(direction="forward")), LossyNetwork(BURSTS)
+    hops = direct.reduce(40_000, RANKS)
+    backward, forward = Site(0, "mlp", "backward"), Site(0, "mlp", "forward")
+    before = network.state_dict()
+    assert network.send(hops, 4, site=backward) == Missing([], reliable=True)
+    assert network.send(hops, 4) == Missing([], reliable=True), "of no direction"
+    assert network.normals(hops, site=backward) == []
+    assert network.state_dict() == before
+    inside = network.send(hops, 4, site=forward)
+    assert not inside.reliable
+    assert packets_of(inside) == packets_of(everywhere.send(hops, 4, site=forward))
+
+
+# Noise
+
+
+def test_each_link_has_normal_numbers_of_its_own_that_carry_over():
+    """One for each element of a hop, and the same whatever else was sent."""
+    network, at_once = LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI)
+    pieces = [network.normals((Hop(0, 1, 3, stop, (0,)), Hop(1, 0, 3, stop, (1,)))) for stop in (5, 8, 3, 103)]
+    whole = at_once.normals((Hop(1, 0, 0, 107, (1,)), Hop(0, 1, 0, 107, (0,))))
+    for number, link in enumerate(((0, 1), (1, 0))):
+        assert np.concatenate([piece[number] for piece in pieces]).tolist() == whole[1 - number].tolist()
+        key = (0, "training", 0, "tp", *link, "normals")
+        assert whole[1 - number].tolist() == Normals(key).take(107).tolist()
+    assert network.counters.rows() == []
+    assert drawn(network) == drawn(LossyNetwork(BERNOULLI)), "a link's losses go on as they were"
+
+
+def test_evaluation_does_not_shift_training_s_noise_and_a_saved_state_holds_it():
+    network, plain, resumed = (LossyNetwork(BERNOULLI) for _ in range(3))
+    hops = ring.reduce(30, (0, 1))
+
+    def noise(of):
+        return [numbers.tolist() for numbers in of.normals(hops)]
+
+    assert noise(network) == noise(plain)
+    with network.evaluation(1):
+        assert noise(network) != noise(LossyNetwork(BERNOULLI))
+    resumed.load_state_dict(json.loads(json.dumps(network.state_dict())))
+    assert noise(network) == noise(resumed) == noise(plain)
 
 
 # Counting
@@ -394,7 +493,7 @@ def test_counters_and_report_say_what_was_drawn():
 def test_a_collectives_packets_are_counted_on_every_link_it_uses():
     """4,000 floats over four ranks: chunks of 1,000, three packets of 364 each, on 12 links."""
     network = LossyNetwork(EVERYTHING)
-    network.lost_spans(direct(4000, RANKS), 4, site=Site(1, "mlp", "forward"))
+    network.send(direct.reduce(4000, RANKS), 4, site=Site(1, "mlp", "forward"))
     summary = network.counters.summary("training")
     assert (summary["packets"], summary["lost"], summary["observed_loss_rate"]) == (36, 36, 1)
     assert set(summary["by_link"]) == {f"{src}->{dst}" for src, dst in itertools.permutations(RANKS, 2)}
@@ -405,7 +504,8 @@ def test_a_collectives_packets_are_counted_on_every_link_it_uses():
 def test_a_report_of_nothing_is_an_empty_table():
     report = LossyNetwork(BERNOULLI).report()
     assert len(report) == 0
-    assert {"purpose", "layer", "module", "direction", "src", "dst", "packets", "lost"} < set(report)
+    places = {"purpose", "layer", "module", "direction", "operation", "phase", "group", "src", "dst"}
+    assert places | {"packets", "lost", "extra", "missing", "observed_loss_rate"} == set(report)
 
 
 # States
@@ -444,11 +544,11 @@ def test_a_state_of_another_seed_is_refused():
 def test_global_random_generators_are_neither_read_nor_moved():
     def lossy_run():
         network = LossyNetwork({(0, 1): BERNOULLI, (1, 0): BURSTS}, default=BURSTS)
-        losses = [spans_of(network), drawn(network), drawn(network, 1, 0)]
+        losses = [sent(network), drawn(network), drawn(network, 1, 0)]
         with network.evaluation(1):
-            losses.append(spans_of(network))
+            losses.append(sent(network))
         network.load_state_dict(network.state_dict())
-        return [*losses, spans_of(network)]
+        return [*losses, sent(network)]
 
     def states():
         return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002

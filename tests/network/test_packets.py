@@ -62,3 +62,17 @@ def test_an_mtu_without_room_for_an_element_is_refused(mtu_bytes, header_bytes, 
 
 def test_the_smallest_mtu_holds_one_8_byte_element():
     assert Wire(mtu_bytes=52).elements_per_packet(8) == 1
+
+
+@reproducible
+@given(elements=st.integers(1, 1000), itemsize=itemsizes, num_elements=st.integers(0, 10**6))
+def test_elements_of_a_packet_may_be_given_whatever_their_size(elements, itemsize, num_elements):
+    wire = Wire(elements=elements)
+    assert wire.elements_per_packet(itemsize) == elements
+    assert wire.num_packets(num_elements, itemsize) == -(-num_elements // elements)
+
+
+@pytest.mark.parametrize("elements", [0, -1, 1.5, True])
+def test_packets_of_no_whole_number_of_elements_are_refused(elements):
+    with pytest.raises(ValueError, match=rf"^elements = {elements} is no whole number of at least 1: give one$"):
+        Wire(elements=elements)

@@ -2,12 +2,13 @@
 
 import hashlib
 import itertools
+from statistics import NormalDist
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.streams import Stream
+from lossytp.network.streams import Normals, Stream
 from tests.network.loss_statistics import assert_within, batch_means, reproducible
 
 KEY = (0, "training", 0, "tp", 0, 1, "gaps")
@@ -96,3 +97,41 @@ def test_a_stream_leaves_the_others_alone():
     first = one.uniforms(5)
     other.uniforms(1000)
     np.testing.assert_array_equal(np.concatenate([first, one.uniforms(5)]), Stream((1,)).uniforms(10))
+
+
+def test_normals_are_the_uniforms_inverted():
+    """At the middle of each step of 2^-52, so that none is infinite."""
+    uniforms = Stream(KEY).uniforms(1000)
+    numbers = Normals(KEY).take(1000)
+    inverse = NormalDist().inv_cdf
+    np.testing.assert_allclose(numbers, [inverse(u + 2.0**-53) for u in uniforms], rtol=1e-9)
+    assert np.isfinite(Normals(KEY).take(10**6)).all()
+
+
+@reproducible
+@given(cuts=st.lists(st.integers(0, 300), max_size=6))
+def test_normals_go_on_from_any_position(cuts):
+    edges = [0, *sorted(cuts), 300]
+    stream = Normals(KEY)
+    pieces = [stream.take(stop - start) for start, stop in itertools.pairwise(edges)]
+    whole = Normals(KEY).take(300)
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    assert stream.position == 300
+    for edge in edges[:-1]:
+        np.testing.assert_array_equal(Normals(KEY, edge).take(300 - edge), whole[edge:])
+
+
+def test_normals_are_normal_and_uncorrelated():
+    numbers = Normals(KEY).take(1_000_000)
+    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
+        assert_within(batch_means(numbers**power), moment, f"moment {power}")
+    assert_within(batch_means(numbers[:-1] * numbers[1:]), 0, "correlation of neighbours")
+    assert_within(batch_means((numbers < -1.959964).astype(np.float64)), 0.025, "lower tail")
+
+
+def test_normals_stay_the_same_across_versions():
+    assert [round(float(number), 12) for number in Normals(KEY).take(3)] == [
+        0.01838324502,
+        0.749901515553,
+        0.229174427683,
+    ]

@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import lossytp as ltp
-from lossytp.network import Site
-from lossytp.network.routes import LostSpans
-from lossytp.parallel.collectives import LossyAllReduce, _zero_spans_, all_reduce
+from lossytp.network import Scope, Site
+from lossytp.parallel.collectives import LossyCollective, Wiring, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli, delivered, pieces_sent
 
-ALGORITHMS, REPAIRS = ["sender", "direct"], ["zero", "rescale"]
+ALGORITHMS, REPAIRS = ["sender", "direct"], ["zero", "rescale"]  # of the naive all-reduce here
+EVERY_ALGORITHM = ["sender", "direct", "ring", "tree", "switch"]
+EVERY_REPAIR = [
+    *("zero", "rescale", "rescale_counted", "stale", "local", "hadamard", "retransmit(1)"),
+    *("fec(10, 8, depth=2)", "fec(6, 4, code='xor')"),
+]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
@@ -92,13 +96,18 @@ def test_another_seed_gives_another_result() -> None:
     )
 
 
-@pytest.mark.parametrize("repair", REPAIRS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_without_losses_is_bitwise_the_plain_sum(algorithm: str, repair: str, dtype: torch.dtype) -> None:
-    x_RN = torch.randn(5, 2000, generator=torch.Generator().manual_seed(0)).to(dtype)
-    result_RN = all_reduce(x_RN, bernoulli(0.0), algorithm=algorithm, repair=repair)
-    assert torch.equal(result_RN, x_RN.sum(0).expand(5, -1))
+@pytest.mark.parametrize("repair", EVERY_REPAIR)
+@pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
+@pytest.mark.parametrize("reliable_gather", [True, False])
+def test_without_losses_is_bitwise_the_plain_sum(algorithm: str, repair: str, reliable_gather: bool) -> None:
+    if algorithm == "sender" and (repair == "local" or not reliable_gather):
+        return  # refused
+    how = {"algorithm": algorithm, "repair": repair, "reliable_gather": reliable_gather}
+    for dtype in DTYPES:
+        x_RN = torch.randn(5, 2000, generator=torch.Generator().manual_seed(0)).to(dtype)
+        network = bernoulli(0.0)
+        assert torch.equal(all_reduce(x_RN, network, **how), x_RN.sum(0).expand(5, -1))
+        assert network.counters.summary("training")["packets"] > 0
 
 
 @pytest.mark.parametrize(("dtype", "elements"), [(torch.float64, 182), (torch.float32, 364), (torch.bfloat16, 728)])
@@ -201,7 +210,7 @@ def test_zero_fill_shrinks_the_sum_by_the_share_at_risk(algorithm: str, expected
 @pytest.mark.parametrize("repair", REPAIRS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sum_takes_parts_of_any_shape_and_sums_over_ranks(algorithm: str, repair: str) -> None:
-    collective = LossyAllReduce(bernoulli(0.2, seed=5), RankGroup(4), algorithm, repair)
+    collective = LossyCollective(bernoulli(0.2, seed=5), RankGroup(4), Wiring(algorithm=algorithm, repair=repair))
     parts = whole_numbers(4, 3000)
     expected = naive_all_reduce(parts, bernoulli(0.2, seed=5), algorithm, repair)
     result = collective.sum_(parts.clone().view(4, 10, 30, 10))
@@ -211,7 +220,7 @@ def test_sum_takes_parts_of_any_shape_and_sums_over_ranks(algorithm: str, repair
 
 def test_packets_are_counted_at_their_site_and_in_their_group() -> None:
     network = bernoulli(0.2)
-    collective = LossyAllReduce(network, RankGroup(2, name="second replica"))
+    collective = LossyCollective(network, RankGroup(2, name="second replica"))
     collective.sum_(torch.ones(2, 728 * 5), Site(3, "mlp", "backward"))
     table = network.report()
     assert table[["layer", "module", "direction", "group", "src", "dst", "packets"]].values.tolist() == [
@@ -236,52 +245,18 @@ def test_no_draw_touches_the_global_generators() -> None:
     assert repr(np.random.get_state()) == numpy_before  # noqa: NPY002
 
 
-class _NotCpu(str):
-    """What `torch.zeros(device=...)` takes for the CPU, but what does not call itself so."""
-
-    type = "other"
-
-
-class _OnADevice(torch.Tensor):
-    """A tensor of the CPU that says it is on another device, and so takes the way of tensors on devices."""
-
-    device = property(lambda self: _NotCpu("cpu"))  # type: ignore[assignment]
-
-    def numpy(self, **_: object) -> np.ndarray:
-        raise AssertionError("a tensor on a device has no numpy view")
-
-
-@settings(derandomize=True, deadline=None, max_examples=100)
-@given(data=st.data(), num_ranks=st.integers(1, 5), num_elements=st.integers(1, 40), dtype=st.sampled_from(DTYPES))
-def test_zeroing_spans_on_a_device_equals_zeroing_them_on_the_cpu(
-    data: st.DataObject, num_ranks: int, num_elements: int, dtype: torch.dtype
-) -> None:
-    edge = st.integers(0, num_elements)
-    drawn = data.draw(st.lists(st.tuples(st.integers(0, num_ranks - 1), edge, edge), max_size=12))
-    spans = LostSpans([row for row, *_ in drawn], [min(ends) for _, *ends in drawn], [max(ends) for _, *ends in drawn])
-    naive, on_cpu = (torch.ones(num_ranks, num_elements, dtype=dtype) for _ in range(2))
-    on_device = torch.ones(num_ranks, num_elements, dtype=dtype).as_subclass(_OnADevice)
-    for row, start, stop in zip(spans.rows, spans.starts, spans.stops, strict=True):
-        for element in range(start, stop):
-            naive[row, element] = 0
-    _zero_spans_(on_cpu, range(len(on_cpu)), spans)
-    _zero_spans_(on_device, range(len(on_device)), spans)
-    assert on_cpu.tolist() == naive.tolist()
-    assert on_device.tolist() == naive.tolist()
-
-
-def test_overlapping_spans_on_a_device_are_zeroed_once_and_nothing_else() -> None:
-    x_RN = torch.ones(2, 10).as_subclass(_OnADevice)
-    _zero_spans_(x_RN, range(2), LostSpans([0, 0, 0, 1], [2, 3, 2, 8], [6, 8, 4, 10]))
-    assert x_RN.tolist() == [[1, 1, 0, 0, 0, 0, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]
-
-
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"algorithm": "rings"}, "algorithm = 'rings' is unknown: choose one of sender, direct"),
+        ({"algorithm": "rings"}, "algorithm = 'rings' is unknown: choose one of direct, ring, sender, switch, tree"),
         ({"repair": "magic"}, "repair = 'magic' is unknown: choose one of zero, rescale"),
-        ({"reliable_gather": False}, r"reliable_gather = False .* is not supported: leave it True"),
+        ({"repair": "fec(8)"}, r"repair = 'fec\(8\)': missing a required argument: 'k'; fec takes n: int, k: int"),
+        ({"wire_dtype": "fp8"}, "wire_dtype = 'fp8' is unknown: choose one of fp32, bf16"),
+        ({"control": "silence"}, "control = 'silence' is unknown: choose one of noise"),
+        ({"sequence_parallel": True}, "sequence_parallel = True is no all-reduce: leave it out"),
+        ({"exact_adjoint": True, "repair": "local"}, "exact_adjoint with repair = 'local' is not built"),
+        ({"exact_adjoint": True, "reliable_gather": False}, "exact_adjoint with lossy gathers or sequence_parallel"),
+        ({"algorithm": "sender", "reliable_gather": False}, "whose sum reaches every rank: choose another algorithm"),
     ],
 )
 def test_what_it_cannot_do_is_refused(settings_: dict, message: str) -> None:
@@ -293,3 +268,126 @@ def test_what_it_cannot_do_is_refused(settings_: dict, message: str) -> None:
 def test_messages_must_be_stacked_and_floating_point(x: torch.Tensor) -> None:
     with pytest.raises(ValueError, match=r"x_RN is torch\..* of shape .*: stack floating-point messages to"):
         all_reduce(x, bernoulli(0.0))
+
+
+# --- a result of each rank's own, shards, and what is rounded for sending
+
+
+def test_a_sum_is_one_for_all_ranks_or_one_for_each() -> None:
+    parts = whole_numbers(4, 60, torch.float64).view(4, 3, 20)
+    shapes = {}
+    for name, how in {
+        "one stream": {},
+        "own streams": {"reliable_gather": False},
+        "shards": {"sequence_parallel": True},
+        "shards, lossily gathered": {"sequence_parallel": True, "reliable_gather": False},
+    }.items():
+        collective = LossyCollective(bernoulli(0.2), RankGroup(4), Wiring(**how))
+        total = collective.sum_(parts.clone(), unit=20)
+        copies = collective.gather(torch.ones(3, 20))
+        shapes[name] = tuple(total.shape), tuple(copies.shape), collective.one_stream, collective.wiring.own_streams
+    assert shapes == {
+        "one stream": ((3, 20), (4, 3, 20), True, False),
+        "own streams": ((4, 3, 20), (4, 3, 20), False, True),
+        "shards": ((3, 20), (4, 3, 20), False, False),
+        "shards, lossily gathered": ((3, 20), (4, 3, 20), False, False),
+    }
+
+
+def test_a_reliable_gather_copies_nothing_and_a_lossy_one_leaves_its_input_as_it_is() -> None:
+    x = torch.ones(40)
+    network = bernoulli(1.0)
+    reliable = LossyCollective(network, RankGroup(2), Wiring(sequence_parallel=True)).gather(x)
+    assert reliable.data_ptr() == x.data_ptr()
+    assert network.counters.rows() == []
+    lossy = LossyCollective(network, RankGroup(2), Wiring(sequence_parallel=True, reliable_gather=False)).gather(x)
+    assert lossy.tolist() == [[1] * 20 + [0] * 20, [0] * 20 + [1] * 20]
+    assert x.tolist() == [1] * 40
+
+
+def test_shards_are_of_whole_units() -> None:
+    """Three tokens of 10 elements over two ranks: two of them, and one."""
+    network = ltp.LossyNetwork({(0, 1): ltp.Bernoulli(loss_rate=1.0)})
+    wiring = Wiring(sequence_parallel=True, reliable_gather=False)
+    collective = LossyCollective(network, RankGroup(2), wiring)
+    assert collective.sum_(torch.ones(2, 30), unit=10).tolist() == [2] * 20 + [1] * 10
+    assert collective.gather(torch.ones(30), unit=10)[1].tolist() == [0] * 20 + [1] * 10
+
+
+def test_each_phase_is_counted_at_a_site_of_its_own() -> None:
+    site = Site(1, "mlp", "forward")
+    for wiring, expected in (
+        (Wiring(reliable_gather=False), {("all_reduce", "reduce"), ("all_reduce", "gather")}),
+        (
+            Wiring(sequence_parallel=True, reliable_gather=False),
+            {("reduce_scatter", "reduce"), ("all_gather", "gather")},
+        ),
+    ):
+        network = bernoulli(0.2)
+        collective = LossyCollective(network, RankGroup(2), wiring)
+        total = collective.sum_(torch.ones(2, 1000), site)
+        if wiring.sequence_parallel:
+            collective.gather(total, site)
+        rows = network.counters.rows()
+        assert {(row["operation"], row["phase"]) for row in rows} == expected
+        assert {(row["layer"], row["module"], row["direction"]) for row in rows} == {(1, "mlp", "forward")}
+        assert network.counters.summary("training")["messages"]["called"] == 2
+
+
+@pytest.mark.parametrize("phase", ["reduce", "gather"])
+def test_one_phase_can_be_lossy_alone(phase: str) -> None:
+    network = bernoulli(1.0, scope=Scope(phase=phase))
+    result = all_reduce(torch.ones(2, 4), network, algorithm="direct", reliable_gather=False)
+    assert result.tolist() == ([[1] * 4] * 2 if phase == "reduce" else [[2, 2, 0, 0], [0, 0, 2, 2]])
+    assert {row["phase"] for row in network.counters.rows()} == {phase}
+
+
+def test_messages_are_rounded_to_the_wires_dtype_and_fill_its_packets() -> None:
+    """1 + 2^-9 is no bfloat16, nor is 257: contributions and sums are rounded, to even."""
+    x_RN = torch.tensor([[1 + 2**-9, 256.0], [1.0, 1.0]]).repeat_interleave(500, 1)
+    for how in ({}, {"algorithm": "ring", "reliable_gather": False}):
+        network = bernoulli(0.0)
+        result_RN = all_reduce(x_RN, network, wire_dtype="bf16", **how)
+        assert result_RN.dtype == torch.float32
+        assert result_RN.tolist() == [[2.0] * 500 + [256.0] * 500] * 2
+        assert {row["packets"] for row in network.counters.rows()} == {1}, "500 elements of 2 bytes"
+    network = bernoulli(0.0)
+    assert all_reduce(x_RN, network)[0].tolist() == [2 + 2**-9] * 500 + [257] * 500
+    assert {row["packets"] for row in network.counters.rows()} == {2}, "500 elements of 4 bytes"
+    network = bernoulli(0.0)
+    all_reduce(x_RN.double(), network, wire_dtype="fp32")
+    assert {row["packets"] for row in network.counters.rows()} == {2}
+
+
+def test_a_sum_begun_is_that_waited_for() -> None:
+    """And says at once what its contributions lost."""
+    one, other = (LossyCollective(bernoulli(0.3), RankGroup(3)) for _ in range(2))
+    parts = whole_numbers(3, 6000, torch.float64)
+    begun = one.begin_sum_(parts.clone())
+    assert begun.missing.any
+    assert torch.equal(begun.wait(), other.sum_(parts.clone()))
+
+
+def test_evaluation_remembers_a_step_of_its_own() -> None:
+    """Stale values of training come from training, and each evaluation starts with none."""
+    network = bernoulli(1.0)
+    collective = LossyCollective(network, RankGroup(2), Wiring(algorithm="switch", repair="stale"))
+
+    good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
+
+    def remember(value: float) -> None:
+        good.sum_(torch.full((2, 4), value))
+
+    def recalled() -> list[float]:
+        return collective.sum_(torch.ones(2, 4)).tolist()
+
+    assert recalled() == [0] * 4
+    remember(5.0)
+    assert recalled() == [10] * 4
+    with network.evaluation(1), good.network.evaluation(1):
+        assert recalled() == [0] * 4
+        remember(7.0)
+        assert recalled() == [14] * 4
+    with network.evaluation(2):
+        assert recalled() == [0] * 4
+    assert recalled() == [10] * 4

@@ -37,7 +37,7 @@ def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops
     positions = range(len(ranks))
     up = [Hop(ranks[c], SWITCH, *chunks[c], tuple(p for p in positions if p != c)) for c in positions]
     down = [Hop(SWITCH, ranks[p], *chunks[c], (p,)) for p in positions for c in positions if c != p]
-    return tuple(hop for hop in up + down if hop.stop > hop.start)
+    return tuple(hop for hop in up + down if hop.stop > hop.start and hop.positions)
 
 
 ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather)

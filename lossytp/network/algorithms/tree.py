@@ -42,7 +42,10 @@ def reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> 
 
 @lru_cache(maxsize=1024)
 def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Each rank's chunk up its branch, where a loss starves all others, then everything down to all."""
+    """Each rank's chunk up its branch, where a loss starves all others, then everything down to all.
+
+    A rank keeps its own chunk; of the others' it takes, and passes on, what comes from above, its own among them.
+    """
     size = len(ranks)
     chunks = chunk_bounds(num_elements, size, unit)
     hops = []

@@ -1,0 +1,63 @@
+"""Where packets may be lost."""
+
+import itertools
+
+import pytest
+
+from lossytp.network.counters import Site
+from lossytp.network.scope import EVERYWHERE, Scope
+
+SITES = [
+    Site(layer, module, direction, "all_reduce", phase)
+    for layer, module, direction, phase in itertools.product(
+        (None, 0, 1, 2, 3), (None, "attention", "mlp"), (None, "forward", "backward"), ("reduce", "gather")
+    )
+]
+
+
+@pytest.mark.parametrize("site", [*SITES, None])
+def test_what_is_left_out_is_not_restricted(site):
+    assert EVERYWHERE.covers(site)
+    assert Scope() == EVERYWHERE
+
+
+@pytest.mark.parametrize(
+    ("scope", "inside"),
+    [
+        (Scope(direction="forward"), lambda site: site.direction == "forward"),
+        (Scope(module="mlp"), lambda site: site.module == "mlp"),
+        (Scope(phase="gather"), lambda site: site.phase == "gather"),
+        (Scope(layers=(1, 3)), lambda site: site.layer in (1, 2)),
+        (Scope(layers=(0, 1)), lambda site: site.layer == 0),
+        (
+            Scope(direction="backward", module="attention", layers=(2, 4), phase="reduce"),
+            lambda site: site.layer in (2, 3) and site[1:] == ("attention", "backward", "all_reduce", "reduce"),
+        ),
+    ],
+)
+def test_a_scope_covers_its_part_and_no_other(scope, inside):
+    covered = [site for site in SITES if scope.covers(site)]
+    assert covered == [site for site in SITES if inside(site)]
+    assert 0 < len(covered) < len(SITES)
+
+
+def test_a_message_of_no_known_place_is_a_reduction_outside_all_layers():
+    assert Scope(phase="reduce").covers(None)
+    assert not Scope(phase="gather").covers(None)
+    assert not Scope(layers=(0, 100)).covers(None)
+    assert not Scope(direction="forward").covers(None)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ({"direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
+        ({"module": "ffn"}, "module = 'ffn' is unknown: choose one of attention, mlp"),
+        ({"phase": "scatter"}, "phase = 'scatter' is unknown: choose one of reduce, gather"),
+        ({"layers": (2, 2)}, r"layers = \(2, 2\) holds no layer: give the first and the one after the last"),
+        ({"layers": (-1, 2)}, r"layers = \(-1, 2\) holds no layer"),
+    ],
+)
+def test_a_part_that_there_is_not_is_refused(what, message):
+    with pytest.raises(ValueError, match=message):
+        Scope(**what)
