@@ -502,6 +502,20 @@ def test_beam_search_is_refused_or_right(mode: str, caching: dict) -> None:
         generate(model, num_beams=3, do_sample=False, **caching)
 
 
+@on_own_streams
+def test_a_cache_goes_on_where_it_stopped(mode: str) -> None:
+    """Also where nobody says at which positions; its rows are the ranks' along the batch."""
+    ids_BT, dense = tiny_batch()["input_ids"], tiny_gpt2().eval()
+    model, results = parallel(dense, 0.0, mode), []
+    for each in (dense, model):
+        cache = each(ids_BT[:, :5], use_cache=True).past_key_values
+        results.append((cache, each(ids_BT[:, 5:], past_key_values=cache, use_cache=True).logits))
+    assert relative_error(results[1][1], results[0][1]) < 1e-12
+    assert relative_error(results[1][1], dense(ids_BT).logits[:, 5:]) < 1e-12
+    keys = [cache.layers[0].keys for cache, _ in results]
+    assert keys[1].shape == (4 * NUM_EXAMPLES, 8 // 4, *keys[0].shape[2:])
+
+
 # --- how far apart streams are
 
 
