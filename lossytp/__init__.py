@@ -21,6 +21,7 @@ from lossytp.network import (
     GilbertElliott,
     LossyNetwork,
     PerPacket,
+    Scope,
     Trace,
     Wire,
     from_netem,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lossytp.parallel.collectives import all_reduce
     from lossytp.parallel.convert import gather, parallelize
     from lossytp.parallel.initialize import init_process_group, reliable
+    from lossytp.parallel.own_streams import stream_distance
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "GilbertElliott",
     "LossyNetwork",
     "PerPacket",
+    "Scope",
     "Trace",
     "Wire",
     "all_reduce",
@@ -50,6 +53,7 @@ __all__ = [
     "init_process_group",
     "parallelize",
     "reliable",
+    "stream_distance",
 ]
 _NEEDS_TORCH = {
     "all_reduce": "lossytp.parallel.collectives",
@@ -57,6 +61,7 @@ _NEEDS_TORCH = {
     "init_process_group": "lossytp.parallel.initialize",
     "reliable": "lossytp.parallel.initialize",
     "parallelize": "lossytp.parallel.convert",
+    "stream_distance": "lossytp.parallel.own_streams",
 }
 
 
