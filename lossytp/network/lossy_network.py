@@ -99,7 +99,8 @@ class LossyNetwork:
         counted. While a tape replays, its losses come again.
         """
         if self._tape is not None and self._tape.replaying:
-            return self._tape.next()
+            missing: Missing = self._tape.next()
+            return missing
         reliable = self._is_reliable(site)
         missing = Missing([], reliable=True) if reliable else self._send(hops, itemsize, repair, group, site)
         if self._tape is not None:
@@ -135,7 +136,8 @@ class LossyNetwork:
         None where the network is reliable. While a tape replays, its numbers come again.
         """
         if self._tape is not None and self._tape.replaying:
-            return self._tape.next().packets
+            recorded: Missing = self._tape.next()
+            return recorded.packets
         numbers = []
         for hop in () if self._is_reliable(site) else hops:
             link = (group, hop.src, hop.dst)
@@ -148,6 +150,11 @@ class LossyNetwork:
 
     def _is_reliable(self, site: Site | None) -> bool:
         return self._suspended or not self.scope.covers(site)
+
+    @property
+    def tape(self) -> LossTape | None:
+        """What records, or replays, within `recording()`."""
+        return self._tape
 
     @property
     def purpose(self) -> tuple[str, int]:

@@ -52,4 +52,9 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
         inspect.signature(known[name]).bind(*values, **named)
     except TypeError as error:
         raise ValueError(f"{kind} = {text!r}: {error}; {takes}") from error
-    return known[name](*values, **named)
+    try:
+        return known[name](*values, **named)
+    except ValueError as error:
+        if "(" in text:  # without, what is wrong came from elsewhere
+            raise ValueError(f"{kind} = {text!r}: {error}") from error
+        raise

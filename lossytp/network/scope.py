@@ -1,5 +1,6 @@
 """Where in a model packets may be lost: a study of where it hurts makes one part lossy and the rest reliable."""
 
+import re
 from dataclasses import dataclass
 
 from lossytp.network.checks import check_known
@@ -47,3 +48,19 @@ class Scope:
 
 
 EVERYWHERE = Scope()
+
+
+def links_named(text: str) -> list[tuple[int, int]]:
+    """Directed links from ``0>1,2>-1``; ValueError where the text is another."""
+    matches = [re.fullmatch(r"\s*(-1|\d+)\s*>\s*(-1|\d+)\s*", link) for link in text.split(",")]
+    if not all(matches):
+        raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3")
+    return [(int(match[1]), int(match[2])) for match in matches if match]
+
+
+def layers_named(text: str) -> tuple[int, int]:
+    """The first layer and the one after the last from ``0:2``; ValueError where the text is another."""
+    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
+    if not match:
+        raise ValueError(f"lossy_layers = {text!r} is not understood: write first:stop, as in 0:2 for the first two")
+    return int(match[1]), int(match[2])

@@ -1,6 +1,6 @@
 """Recorded losses, for collectives that gradient checkpointing runs a second time."""
 
-from lossytp.network.routes import Missing
+from typing import Any
 
 
 class LossTape:
@@ -10,17 +10,18 @@ class LossTape:
     """
 
     def __init__(self) -> None:
-        self._messages: list[Missing] = []
+        self._messages: list[Any] = []
         self._cursor = 0
         self.replaying = False
 
-    def record(self, missing: Missing) -> None:
-        self._messages.append(missing)
+    def record(self, what: object) -> None:
+        """What a message lacked, or what a repair put in."""
+        self._messages.append(what)
 
-    def next(self) -> Missing:
-        missing = self._messages[self._cursor]
+    def next(self) -> Any:
+        """What was recorded at this place."""
         self._cursor += 1
-        return missing
+        return self._messages[self._cursor - 1]
 
     def rewind(self) -> None:
         """Replay from the first collective on."""

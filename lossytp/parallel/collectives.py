@@ -108,7 +108,16 @@ class LossyCollective:
         memory = self._memory(site) if isinstance(self._repair, Stale) else None
         capacity = self._capacity(rows_LN)
         settle_(
-            rows, hops, missing, self._repair, self.network, capacity, own_LN=own_LN, in_gather=in_gather, memory=memory
+            rows,
+            hops,
+            missing,
+            self._repair,
+            self.network,
+            capacity,
+            own_LN=own_LN,
+            in_gather=in_gather,
+            memory=memory,
+            tape=self.network.tape,
         )
         return missing
 

@@ -19,6 +19,7 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repair import ZERO, Hadamard, Local, Repair, Rescale, RescaleCounted, Stale
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.streams import Stream
+from lossytp.network.tape import LossTape
 
 Memory = dict[tuple[int, int, int], Tensor]  # by message's size, number of the hop, position: what last arrived
 FEW_SPANS = 2000  # up to so many, a loop over numpy slices is the fastest
@@ -47,6 +48,7 @@ def settle_(
     own_LN: Tensor | None = None,
     in_gather: bool = False,
     memory: Memory | None = None,
+    tape: LossTape | None = None,
 ) -> None:
     """Take from the rows what their message lacks, and repair it.
 
@@ -56,13 +58,14 @@ def settle_(
         capacity: elements of a packet.
         own_LN: the ranks' own contributions as they were, for `Local`; zeros stand in where there are none.
         in_gather: whether the rows are results.
-        memory: what last arrived, for `Stale`; changed.
+        memory: what last arrived, for `Stale`; changed, unless `tape` replays.
+        tape: where what `Stale` put in is recorded, or comes from again: the memory has gone on meanwhile.
     """
     if missing.reliable:
         return
     if isinstance(repair, Stale):
         assert memory is not None
-        _stale_(rows, hops, missing, capacity, memory)
+        _stale_(rows, hops, missing, capacity, memory, tape)
     elif isinstance(repair, Local) and own_LN is not None:
         _local_(rows, hops, missing, capacity, own_LN, in_gather)
     elif isinstance(repair, Hadamard):
@@ -146,10 +149,18 @@ def _scale_by_count_(rows: Rows, hops: Hops, missing: Missing, capacity: int) ->
     rows.rows_LN[:, torch.from_numpy(elements).to(factor.device)] *= factor
 
 
-def _stale_(rows: Rows, hops: Hops, missing: Missing, capacity: int, memory: Memory) -> None:
+def _stale_(rows: Rows, hops: Hops, missing: Missing, capacity: int, memory: Memory, tape: LossTape | None) -> None:
+    if tape is not None and tape.replaying:
+        put_in = iter(tape.next())
+        for hop, packets in zip(hops, missing.packets, strict=True):
+            for row in rows.of(hop.positions):
+                for start, stop in _spans(hop, packets, capacity):
+                    rows.rows_LN[row, start:stop] = next(put_in)
+        return
     size = rows.rows_LN.shape[1]
     for other in [place for place in memory if place[0] != size]:
         del memory[other]  # in a message of another size the same number is another hop's, or another piece's
+    pieces = []
     for number, (hop, packets) in enumerate(zip(hops, missing.packets, strict=True)):
         for row in rows.of(hop.positions):
             arrived = rows.rows_LN[row, hop.start : hop.stop]
@@ -160,7 +171,11 @@ def _stale_(rows: Rows, hops: Hops, missing: Missing, capacity: int, memory: Mem
             for start, stop in _spans(hop, packets, capacity):
                 span = slice(start - hop.start, stop - hop.start)
                 arrived[span] = last[span]
+                if tape is not None:
+                    pieces.append(last[span].clone())
             last.copy_(arrived)
+    if tape is not None:
+        tape.record(pieces)
 
 
 def _local_(rows: Rows, hops: Hops, missing: Missing, capacity: int, own_LN: Tensor, in_gather: bool) -> None:

@@ -5,7 +5,6 @@ Names are those of earlier studies' flags, so their command lines run here. Impo
 
 import difflib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -18,12 +17,11 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
 from lossytp.network.presets import gilbert_elliott_preset
 from lossytp.network.process import LossProcess
-from lossytp.network.repair import Stale
-from lossytp.network.repairs import repair_named
-from lossytp.network.scope import Scope
+from lossytp.network.scope import Scope, layers_named, links_named
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.wiring import Wiring
-from lossytp.training.models import PRESETS, check_model
+from lossytp.training.combinations import check_combinations
+from lossytp.training.models import check_model
 from lossytp.training.tasks import TASKS
 
 POSITIVE = (
@@ -155,7 +153,6 @@ class TrainConfig:
                 raise ValueError(f"{name} = {value} is below 1: give a positive number")
         if self.gradient_clipping is not None and not self.gradient_clipping > 0:
             raise ValueError(f"gradient_clipping = {self.gradient_clipping} is not above 0: leave it out for no limit")
-        self._check_parallelism()
         for name in ("learning_rate", "weight_decay", "warmup_steps", "seed"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -163,88 +160,8 @@ class TrainConfig:
         if self.bf16 and self.fp16:
             raise ValueError("bf16 = fp16 = True: choose one of them")
         self.wiring()
-        self._check_replicas()
         self.network()
-
-    def _check_parallelism(self) -> None:
-        """Refuse, with the reason, what cannot be combined."""
-        if self.implementation == "megatron" and (self.bf16 or self.fp16):
-            raise ValueError(
-                "implementation = 'megatron' with bf16 or fp16: its layers do not know autocast, leave them out"
-            )
-        if self.implementation == "dtensor" and self.tensor_parallel_size > 1:
-            if self.data_parallel_size > 1 and self.data_parallel_type == "ddp":
-                raise ValueError("implementation = 'dtensor' under ddp, which takes no DTensors: choose fsdp")
-            if self.fp16:
-                raise ValueError(
-                    "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
-                )
-        self._check_backend()
-        blocks = PRESETS[self.model_name]["n_layer"]
-        if self.lossy_layers is not None and _layers(self.lossy_layers)[1] > blocks:
-            raise ValueError(f"lossy_layers = {self.lossy_layers!r} is beyond {self.model_name}'s {blocks} blocks")
-        if self.pipeline_parallel_size > blocks:
-            raise ValueError(
-                f"pipeline_parallel_size = {self.pipeline_parallel_size} is above {self.model_name}'s {blocks} blocks"
-            )
-        if self.pipeline_parallel_size > 1:
-            if not self.reliable_gather and not self.sequence_parallel:
-                raise ValueError(
-                    "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out"
-                )
-            if self.data_parallel_size > 1:
-                raise ValueError(
-                    "pipeline_parallel_size and data_parallel_size are both above 1, which is not built: choose one"
-                )
-            if self.fp16:
-                raise ValueError("fp16 = True with a pipeline: its schedule scales no training loss, choose bf16")
-            microbatches = self.pipeline_microbatches
-            if self.batch_size % microbatches:
-                raise ValueError(
-                    f"batch_size = {self.batch_size} is not a multiple of pipeline_microbatches = {microbatches}"
-                )
-            if self.pipeline_schedule == "1f1b" and microbatches < self.pipeline_parallel_size:
-                raise ValueError(
-                    f"pipeline_microbatches = {microbatches} is below pipeline_parallel_size = "
-                    f"{self.pipeline_parallel_size}, which 1f1b needs to keep every stage busy: give as many or more"
-                )
-        if self.batch_size % self.data_parallel_size:
-            raise ValueError(
-                f"batch_size = {self.batch_size} is not a multiple of data_parallel_size = {self.data_parallel_size}"
-            )
-
-    def _check_backend(self) -> None:
-        """What only this project's own layers know how to do is refused to the others, and to gradients' traffic."""
-        if self.implementation == "lossytp" and self.data_parallel_size == self.pipeline_parallel_size == 1:
-            return
-        own_layers = self.implementation == "lossytp"
-        unknown = {
-            "repair": self.repair if isinstance(repair_named(self.repair), Stale) else None,
-            "control": self.control if self.control == "noise" else None,
-            "sequence_parallel": self.sequence_parallel and not own_layers,
-            "exact_adjoint": self.exact_adjoint and not own_layers,
-            "wire_dtype": None if own_layers else self.wire_dtype,
-            "lossy_module": None if own_layers else self.lossy_module,
-            "lossy_layers": None if own_layers else self.lossy_layers,
-        }
-        for name, value in unknown.items():
-            if value:
-                raise ValueError(
-                    f"{name} = {value!r} needs tensor parallelism alone, by this project's layers, which know where a "
-                    f"message is from: leave it out, or implementation, data_parallel_size and pipeline_parallel_size"
-                )
-
-    def _check_replicas(self) -> None:
-        if self.replicated_gradients != "reliable" and (self.reliable_gather or self.sequence_parallel):
-            raise ValueError(
-                f"replicated_gradients = {self.replicated_gradients!r} where all ranks share a residual stream: give "
-                "reliable_gather = False, or leave it out"
-            )
-        if self.resync_every is not None and self.replicated_gradients == "reliable":
-            raise ValueError(
-                f"resync_every = {self.resync_every} where copies do not drift: give replicated_gradients = 'lossy' or "
-                "'none', or leave it out"
-            )
+        check_combinations(self)
 
     def layout(self, rank: int, world_size: int) -> Layout:
         """This process's place among `world_size`; ValueError where they are too few or too many for the sizes."""
@@ -305,13 +222,13 @@ class TrainConfig:
         """A network of such links, none of whose packets was sent yet."""
         process = self.process()
         return LossyNetwork(
-            process if self.lossy_links is None else dict.fromkeys(_links(self.lossy_links), process),
+            process if self.lossy_links is None else dict.fromkeys(links_named(self.lossy_links), process),
             seed=self.seed,
             wire=Wire(mtu_bytes=self.mtu_bytes, elements=1 if self.control == "elements" else None),
             scope=Scope(
                 direction=self.lossy_direction,
                 module=self.lossy_module,
-                layers=None if self.lossy_layers is None else _layers(self.lossy_layers),
+                layers=None if self.lossy_layers is None else layers_named(self.lossy_layers),
                 phase=self.lossy_phase,
             ),
         )
@@ -339,20 +256,6 @@ class TrainConfig:
                 close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
                 raise ValueError(f"unknown parameter {name!r}: {hint}")
-
-
-def _links(text: str) -> list[tuple[int, int]]:
-    matches = [re.fullmatch(r"\s*(-1|\d+)\s*>\s*(-1|\d+)\s*", link) for link in text.split(",")]
-    if not all(matches):
-        raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3")
-    return [(int(match[1]), int(match[2])) for match in matches if match]
-
-
-def _layers(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
-    if not match:
-        raise ValueError(f"lossy_layers = {text!r} is not understood: write first:stop, as in 0:2 for the first two")
-    return int(match[1]), int(match[2])
 
 
 def _check_types(config: TrainConfig) -> None:

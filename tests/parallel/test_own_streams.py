@@ -371,6 +371,23 @@ def test_checkpointing_replays_the_losses(mode: str, repair: str) -> None:
     assert gradient_error(first, second) > 1e-3, "new losses at each step"
 
 
+@pytest.mark.parametrize("mode", ["shared", "own streams"])
+def test_recomputing_after_another_pass_puts_in_what_was_stale_in_its_own(mode: str) -> None:
+    dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
+    halves = [{name: tensor[rows] for name, tensor in batch.items()} for rows in (slice(0, 2), slice(2, 4))]
+    results = []
+    for checkpointing in (False, True):
+        model = parallel(dense, 0.1, mode, repair="stale")
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        for _ in range(3):  # so that there is something to put in
+            losses = [model(**half, use_cache=False).loss for half in halves]
+        model.zero_grad()
+        sum(losses).backward()
+        results.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    assert all(torch.equal(gradient, results[0][name]) for name, gradient in results[1].items())
+
+
 # --- there and back
 
 

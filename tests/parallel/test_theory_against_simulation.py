@@ -15,7 +15,7 @@ import torch
 import lossytp as ltp
 from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.presets import LossProcess
+from lossytp.network.process import LossProcess
 from lossytp.network.theory import expected_squared_error, mean_weights, missing_share
 from lossytp.parallel.collectives import LossyCollective, Wiring
 from lossytp.parallel.group import RankGroup

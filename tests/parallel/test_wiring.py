@@ -29,7 +29,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "repair = 'magic' is unknown: choose one of zero, rescale, rescale_counted, stale, local, fec, hadamard, "
         "retransmit",
     ),
-    ({"repair": "hadamard(6)"}, "block = 6 is not a power of two: give one, such as 64"),
+    ({"repair": "hadamard(6)"}, "repair = 'hadamard(6)': block = 6 is not a power of two: give one, such as 64"),
     ({"wire_dtype": "fp64"}, "wire_dtype = 'fp64' is unknown: choose one of fp32, bf16"),
     ({"control": "loud"}, "control = 'loud' is unknown: choose one of noise"),
     (

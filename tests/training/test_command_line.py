@@ -60,8 +60,11 @@ def test_the_configuration_of_a_record_is_read_with_small_floats_and_booleans(tm
         (["--no-reliable-gather"], {"reliable_gather": False}),
         (["--no_reliable_gather"], {"reliable_gather": False}),
         (["--reliable_gather", "--sequence-parallel"], {"sequence_parallel": True}),
-        (["--lossy_links", "-1>0,0>-1"], {"lossy_links": "-1>0,0>-1"}),
-        (["--lossy-layers", "1:3", "--lossy-phase", "gather"], {"lossy_layers": "1:3", "lossy_phase": "gather"}),
+        (
+            ["--lossy_links", "-1>0,0>-1", "--algorithm", "switch"],
+            {"lossy_links": "-1>0,0>-1", "algorithm": "switch"},
+        ),
+        (["--lossy-layers", "1:3", "--lossy-phase", "reduce"], {"lossy_layers": "1:3", "lossy_phase": "reduce"}),
         (
             ["--no_reliable_gather", "--replicated-gradients", "none", "--resync_every", "5"],
             {"reliable_gather": False, "replicated_gradients": "none", "resync_every": 5},

@@ -199,6 +199,15 @@ OWN = {"reliable_gather": False}
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give bool"),
         ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
+        ({"lossy_phase": "gather"}, "lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False"),
+        (
+            {"lossy_links": "0>1,2>0", "tensor_parallel_size": 2},
+            "lossy_links names 2>0, over which 'direct' of 2 ranks sends nothing: choose among 0>1,1>0",
+        ),
+        (
+            {"lossy_links": "0>1", "tensor_parallel_size": 1},
+            "lossy_links names 0>1, over which 'direct' of 1 ranks sends nothing: choose among none",
+        ),
         ({"lossy_phase": "scatter"}, "phase = 'scatter' is unknown: choose one of reduce, gather"),
         *(
             (
@@ -218,7 +227,7 @@ OWN = {"reliable_gather": False}
             )
             for text in ("", "0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
         ),
-        ({"repair": "fec(8, 10)"}, "n = 8 is no whole number of at least 11: give one"),
+        ({"repair": "fec(8, 10)"}, "repair = 'fec(8, 10)': n = 8 is no whole number of at least 11: give one"),
     ],
 )
 def test_what_cannot_be_combined_is_refused_with_the_reason(values, message):
@@ -260,13 +269,13 @@ def test_wiring_and_network_are_what_was_asked_for():
     assert TrainConfig(control="noise").network().wire == Wire()
     parts = {"lossy_direction": "forward", "lossy_module": "mlp", "lossy_layers": " 1 : 3 ", "lossy_phase": "gather"}
     scope = Scope(direction="forward", module="mlp", layers=(1, 3), phase="gather")
-    assert TrainConfig(**parts).network().scope == scope
+    assert TrainConfig(**OWN, **parts).network().scope == scope
 
 
 def test_links_that_are_not_named_lose_nothing():
-    network = TrainConfig(loss_rate=0.25, lossy_links="0>1, 2 > -1,-1>3").network()
+    network = TrainConfig(loss_rate=0.25, lossy_links="0>-1, 2 > -1,-1>3", algorithm="switch").network()
     lossy = {link for link in itertools.product(range(-1, 4), repeat=2) if network.process(*link).loss_rate}
-    assert lossy == {(0, 1), (2, -1), (-1, 3)}
+    assert lossy == {(0, -1), (2, -1), (-1, 3)}
     assert network.process(2, -1) == Bernoulli(loss_rate=0.25)
     assert TrainConfig(loss_rate=0.25).network().process(3, 2) == Bernoulli(loss_rate=0.25)
 

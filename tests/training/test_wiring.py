@@ -176,7 +176,7 @@ def test_only_the_links_that_are_named_lose(folder: Path) -> None:
     links = traffic(short(folder, **LOSSY, tensor_parallel_size=4, lossy_links="0>1,3>2"))["by_link"]
     assert len(links) == 12
     assert {link for link, row in links.items() if row["lost"]} == {"0->1", "3->2"}
-    ring = traffic(short(folder, **LOSSY, tensor_parallel_size=4, lossy_links="0>1,3>2", algorithm="ring"))["by_link"]
+    ring = traffic(short(folder, **LOSSY, tensor_parallel_size=4, lossy_links="0>1", algorithm="ring"))["by_link"]
     assert {link: row["lost"] > 0 for link, row in ring.items()} == {
         "0->1": True,
         "1->2": False,

@@ -1,0 +1,120 @@
+"""What parameters cannot be combined, refused with the reason."""
+
+from typing import TYPE_CHECKING
+
+from lossytp.network.algorithms import algorithm_named
+from lossytp.network.repair import Stale
+from lossytp.network.repairs import repair_named
+from lossytp.network.scope import layers_named, links_named
+from lossytp.training.models import PRESETS
+
+if TYPE_CHECKING:
+    from lossytp.training.config import TrainConfig
+
+
+def check_combinations(config: "TrainConfig") -> None:
+    """Raise ValueError for parameters each of which is fine, but not with the others."""
+    _check_parallelism(config)
+    _check_backend(config)
+    _check_replicas(config)
+    _check_scope(config)
+
+
+def _check_parallelism(config: "TrainConfig") -> None:
+    """Refuse, with the reason, what cannot be combined."""
+    if config.implementation == "megatron" and (config.bf16 or config.fp16):
+        raise ValueError(
+            "implementation = 'megatron' with bf16 or fp16: its layers do not know autocast, leave them out"
+        )
+    if config.implementation == "dtensor" and config.tensor_parallel_size > 1:
+        if config.data_parallel_size > 1 and config.data_parallel_type == "ddp":
+            raise ValueError("implementation = 'dtensor' under ddp, which takes no DTensors: choose fsdp")
+        if config.fp16:
+            raise ValueError(
+                "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
+            )
+    blocks = PRESETS[config.model_name]["n_layer"]
+    if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
+        raise ValueError(f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks")
+    if config.pipeline_parallel_size > blocks:
+        raise ValueError(
+            f"pipeline_parallel_size = {config.pipeline_parallel_size} is above {config.model_name}'s {blocks} blocks"
+        )
+    if config.pipeline_parallel_size > 1:
+        if not config.reliable_gather and not config.sequence_parallel:
+            raise ValueError(
+                "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out"
+            )
+        if config.data_parallel_size > 1:
+            raise ValueError(
+                "pipeline_parallel_size and data_parallel_size are both above 1, which is not built: choose one"
+            )
+        if config.fp16:
+            raise ValueError("fp16 = True with a pipeline: its schedule scales no training loss, choose bf16")
+        microbatches = config.pipeline_microbatches
+        if config.batch_size % microbatches:
+            raise ValueError(
+                f"batch_size = {config.batch_size} is not a multiple of pipeline_microbatches = {microbatches}"
+            )
+        if config.pipeline_schedule == "1f1b" and microbatches < config.pipeline_parallel_size:
+            raise ValueError(
+                f"pipeline_microbatches = {microbatches} is below pipeline_parallel_size = "
+                f"{config.pipeline_parallel_size}, which 1f1b needs to keep every stage busy: give as many or more"
+            )
+    if config.batch_size % config.data_parallel_size:
+        raise ValueError(
+            f"batch_size = {config.batch_size} is not a multiple of data_parallel_size = {config.data_parallel_size}"
+        )
+
+
+def _check_backend(config: "TrainConfig") -> None:
+    """What only this project's own layers know how to do is refused to the others, and to gradients' traffic."""
+    if config.implementation == "lossytp" and config.data_parallel_size == config.pipeline_parallel_size == 1:
+        return
+    own_layers = config.implementation == "lossytp"
+    unknown = {
+        "repair": config.repair if isinstance(repair_named(config.repair), Stale) else None,
+        "control": config.control if config.control == "noise" else None,
+        "sequence_parallel": config.sequence_parallel and not own_layers,
+        "exact_adjoint": config.exact_adjoint and not own_layers,
+        "wire_dtype": None if own_layers else config.wire_dtype,
+        "lossy_module": None if own_layers else config.lossy_module,
+        "lossy_layers": None if own_layers else config.lossy_layers,
+    }
+    for name, value in unknown.items():
+        if value:
+            raise ValueError(
+                f"{name} = {value!r} needs tensor parallelism alone, by this project's layers, which know where a "
+                f"message is from: leave it out, or implementation, data_parallel_size and pipeline_parallel_size"
+            )
+
+
+def _check_scope(config: "TrainConfig") -> None:
+    """Refuse a scope in which nothing could be lost, where tensor parallelism is all there is."""
+    if config.implementation != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
+        return
+    if config.lossy_phase == "gather" and config.reliable_gather:
+        raise ValueError("lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False")
+    if config.lossy_links is not None:
+        ranks, algorithm = tuple(range(config.tensor_parallel_size)), algorithm_named(config.algorithm)
+        used = {(hop.src, hop.dst) for routes in algorithm for hop in routes(len(ranks) ** 2, ranks)}
+        for src, dst in links_named(config.lossy_links):
+            if (src, dst) not in used:
+                links = ",".join(f"{src}>{dst}" for src, dst in sorted(used))
+                raise ValueError(
+                    f"lossy_links names {src}>{dst}, over which {config.algorithm!r} of {len(ranks)} ranks sends "
+                    f"nothing: choose among {links or 'none'}"
+                )
+
+
+def _check_replicas(config: "TrainConfig") -> None:
+    if config.replicated_gradients != "reliable" and (config.reliable_gather or config.sequence_parallel):
+        raise ValueError(
+            f"replicated_gradients = {config.replicated_gradients!r} where all ranks share a residual stream: give "
+            "reliable_gather = False, or leave it out"
+        )
+    if config.resync_every is not None and config.replicated_gradients == "reliable":
+        raise ValueError(
+            f"resync_every = {config.resync_every} where copies do not drift: give replicated_gradients = 'lossy' or "
+            "'none', or leave it out"
+        )
