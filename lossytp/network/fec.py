@@ -14,6 +14,7 @@ from lossytp.network.checks import check_at_least, check_known
 from lossytp.network.repair import Repair, Send
 
 CODES = ("mds", "xor")
+MOST_PACKETS = 2**16
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,15 @@ class Fec(Repair):
     code: str = "mds"
 
     def __post_init__(self) -> None:
-        for name, least in (("k", 1), ("n", self.k + 1 if isinstance(self.k, int) else 2), ("depth", 1)):
-            check_at_least(name, getattr(self, name), least)
+        for name in ("n", "k", "depth"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.n <= self.k:
+            raise ValueError(
+                f"n = {self.n} leaves no packet of parity beside k = {self.k}: give n of at least {self.k + 1}"
+            )
         check_known("code", self.code, CODES)
+        if self.n * self.depth > MOST_PACKETS:
+            raise ValueError(f"n * depth = {self.n * self.depth} packets are above {MOST_PACKETS}: give fewer")
         if self.code == "xor" and self.n - self.k > self.k:
             raise ValueError(f"n - k = {self.n - self.k} parity packets cover k = {self.k}: give n of at most 2 k")
 

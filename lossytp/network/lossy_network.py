@@ -77,7 +77,7 @@ class LossyNetwork:
         src, dst, num_packets = index(src), index(dst), index(num_packets)
         if num_packets < 0:
             raise ValueError(f"num_packets = {num_packets} is negative: give 0 or more")
-        if self._suspended:
+        if self._is_reliable(site):
             return NO_PACKETS
         lost = self._take(group, src, dst, num_packets)
         self.counters.add((self._purpose[0], site, group, src, dst), num_packets, len(lost), 0, len(lost))
@@ -203,6 +203,11 @@ class LossyNetwork:
         table = pandas.DataFrame(self.counters.rows(), columns=columns)
         table["observed_loss_rate"] = table["lost"] / table["packets"]
         return table
+
+    def summary(self, purpose: str) -> dict:
+        """Totals of "training" or "evaluation", and grouped; `extra_bytes` counts what repairs sent as full packets."""
+        totals = self.counters.summary(purpose)
+        return {**totals, "extra_bytes": totals["extra"] * self.wire.mtu_bytes}
 
     def state_dict(self) -> dict:
         """Every training link's state and all counters, as JSON-ready values; refused within `evaluation()`."""

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from lossytp.network.checks import check_known
 
 T = TypeVar("T")
+LONGEST = 500
 
 
 def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -16,13 +17,17 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     problem = ValueError(f"{kind} = {text!r} is not understood: write a name, or name(1, option=2) with plain values")
     if re.fullmatch(r"[\w-]+", text.strip()):
         return text.strip(), [], {}
+    if len(text) > LONGEST:
+        raise ValueError(f"{kind} = {text[:40]!r}... is of {len(text)} characters: give at most {LONGEST}")
     try:
         expression = ast.parse(text.strip(), mode="eval").body
         if not isinstance(expression, ast.Call) or not isinstance(expression.func, ast.Name):
             raise problem
         values = [ast.literal_eval(value) for value in expression.args]
         named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in expression.keywords}
-    except (SyntaxError, ValueError) as error:
+        if len(named) < len(expression.keywords):
+            raise problem
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise problem from error
     return expression.func.id, values, named
 

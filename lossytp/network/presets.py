@@ -53,7 +53,7 @@ def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
     1-k = 0 %; p31 = 1 - p13, p32 = 0 %, p23 = 100 %, p14 = 0 %). ValueError where the text is none of them, or where
     netem's correlation is asked for.
     """
-    words = text.split()
+    words = str(text).split()
     values = [word for word in words if re.fullmatch(r"[0-9.eE+-]+%?", word)]
     names = words[: len(words) - len(values)]
     if words[len(names) :] == values and values:

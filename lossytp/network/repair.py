@@ -11,6 +11,9 @@ import numpy as np
 
 from lossytp.network.checks import check_at_least
 
+MOST_BUDGET = 100
+MOST_BLOCK = 4096  # a product with a matrix of block x block
+
 Send = Callable[..., np.ndarray]
 """`send(count, extra=0)` sends `count` packets, `extra` of them by reason of a repair; sorted indices of the lost."""
 
@@ -73,7 +76,8 @@ class Stale(Repair):
     So it also passes on.
 
     Zero at first, and after a change of the message's size. As the stale parameters of "Distributed training under
-    packet loss" (arXiv 2507.07114), for activations. Costs memory: a copy of all that crosses a hop.
+    packet loss" (arXiv 2507.07114), for activations. Costs memory: a copy of all that crosses a hop, which no
+    `state_dict` holds: a run that is resumed starts from zero again.
     """
 
 
@@ -91,13 +95,16 @@ class Retransmit(Repair):
     """What is lost is sent again, at most `budget` times; what is lost then is missing.
 
     Selective repeat, cut short (Kurose and Ross, "Computer Networking", section 3.4). Over a Bernoulli link p^(b + 1)
-    is missing and p + ... + p^b sent beyond the message. Costs a round trip each time (`lossytp.network.timing`).
+    is missing and p + ... + p^b sent beyond the message. They follow at
+    once on the link, so a burst may take them too. Costs a round trip each time.
     """
 
     budget: int
 
     def __post_init__(self) -> None:
         check_at_least("budget", self.budget, 1)
+        if self.budget > MOST_BUDGET:
+            raise ValueError(f"budget = {self.budget} is above {MOST_BUDGET}: give a smaller one")
 
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         missing = send(num_packets)
@@ -129,6 +136,8 @@ class Hadamard(Repair):
 
     def __post_init__(self) -> None:
         check_at_least("block", self.block, 2)
+        if self.block > MOST_BLOCK:
+            raise ValueError(f"block = {self.block} is above {MOST_BLOCK}: give a smaller power of two")
         if self.block & (self.block - 1):
             raise ValueError(f"block = {self.block} is not a power of two: give one, such as 64")
 

@@ -8,6 +8,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from lossytp.network.schedules import Schedule
+
 SWITCH = -1
 
 
@@ -51,6 +53,11 @@ class Routes(Protocol):
     def __call__(self, num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops: ...
 
 
+def no_hops(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
+    """Routes of a phase that is reliable, or does not exist."""
+    return ()
+
+
 class Algorithm(NamedTuple):
     """The routes of every collective operation, each cached."""
 
@@ -62,11 +69,27 @@ class Algorithm(NamedTuple):
     """Contributions on their way to the sum of each rank's own chunk."""
     all_gather: Routes
     """Each rank's chunk on its way to all others."""
+    schedule: Schedule | None = None
+    """How long an all-reduce takes; without one it cannot be timed."""
 
+    @property
+    def routes(self) -> tuple[Routes, ...]:
+        return self.reduce, self.gather, self.reduce_scatter, self.all_gather
 
-def no_hops(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Routes of a phase that is reliable, or does not exist."""
-    return ()
+    @property
+    def sum_reaches_all(self) -> bool:
+        """Whether no packet of a sum can be lost on its way back."""
+        return self.gather is no_hops
+
+    @property
+    def has_receiving_ranks(self) -> bool:
+        """Whether a rank, and not a switch alone, receives parts of an all-reduce."""
+        return any(hop.dst != SWITCH for routes in (self.reduce, self.gather) for hop in routes(16, (0, 1, 2, 3)))
+
+    def hops_carry_one(self, sequence_parallel: bool = False) -> bool:
+        """Whether what is lost on a hop is one rank's alone, of an all-reduce or of a reduce-scatter and all-gather."""
+        pair = (self.reduce_scatter, self.all_gather) if sequence_parallel else (self.reduce, self.gather)
+        return all(len(hop.positions) == 1 for routes in pair for hop in routes(16, (0, 1, 2, 3)))
 
 
 def chunk_bounds(num_elements: int, num_chunks: int, unit: int = 1) -> list[tuple[int, int]]:

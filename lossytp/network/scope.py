@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_at_least, check_known
 from lossytp.network.counters import NOWHERE, Site
 
 DIRECTIONS = ("forward", "backward")
@@ -34,6 +34,8 @@ class Scope:
         for name, known in (("direction", DIRECTIONS), ("module", MODULES), ("phase", PHASES)):
             if getattr(self, name) is not None:
                 check_known(name, getattr(self, name), known)
+        for end in self.layers or ():
+            check_at_least("layers", end, 0)
         if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
             raise ValueError(f"layers = {self.layers} holds no layer: give the first and the one after the last")
 
@@ -62,5 +64,7 @@ def layers_named(text: str) -> tuple[int, int]:
     """The first layer and the one after the last from ``0:2``; ValueError where the text is another."""
     match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
     if not match:
-        raise ValueError(f"lossy_layers = {text!r} is not understood: write first:stop, as in 0:2 for the first two")
+        raise ValueError(
+            f"lossy_layers = {text!r} is not understood: write first:stop, such as 0:2 (in YAML in quotes)"
+        )
     return int(match[1]), int(match[2])

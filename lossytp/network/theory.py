@@ -98,10 +98,12 @@ def _checked(algorithm: str, repair: str, ranks: int, loss_rate: float, reliable
     known = repair_named(repair)
     if not isinstance(known, Zero | Rescale | RescaleCounted | Stale | Local | Fec | Retransmit | Hadamard):
         raise ValueError(f"repair = {repair!r} has no expected squared error here: add the moments of its weights")
-    if algorithm == "sender" and (isinstance(known, Local) or not reliable_gather):
+    routes = algorithm_named(algorithm)
+    nobody_to_repair = isinstance(known, Local) and not routes.has_receiving_ranks
+    if nobody_to_repair or (routes.sum_reaches_all and not reliable_gather):
         raise ValueError(
-            "algorithm = 'sender' with repair = 'local' or reliable_gather = False: a loss there is everyone's, and "
-            "the sum reaches every rank; choose another algorithm"
+            f"algorithm = {algorithm!r} with repair = 'local' or reliable_gather = False: a loss there is everyone's, "
+            "and the sum reaches every rank; choose another algorithm"
         )
     return known
 

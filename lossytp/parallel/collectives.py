@@ -52,7 +52,7 @@ class LossyCollective:
         if wiring.sequence_parallel:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
         parts_LN = parts.view(len(parts), -1)
-        self._round_(parts_LN)
+        parts_LN.copy_(self._rounded(parts_LN))
         own_LN = parts_LN.clone() if isinstance(self._repair, Local) else None
         algorithm = algorithm_named(wiring.algorithm)
         routes = algorithm.reduce_scatter if wiring.sequence_parallel else algorithm.reduce
@@ -63,7 +63,8 @@ class LossyCollective:
 
         def finish() -> Tensor:
             wait()
-            self._round_(total)
+            if not wiring.sequence_parallel:  # there it stays where it is
+                total.copy_(self._rounded(total))
             if not wiring.own_streams:
                 return total
             results = total.expand(len(self.group.local), *total.shape).clone()
@@ -77,14 +78,13 @@ class LossyCollective:
     def gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Each local rank's copy (L, ...) of `x` (...), whose chunks lie on one rank each, as the network delivers it.
 
-        Where the gather is reliable, `x` itself, repeated without a copy.
+        Where the gather is reliable they are all the same, repeated without a copy.
         """
-        copies = x.expand(len(self.group.local), *x.shape)
+        copies = self._rounded(x).expand(len(self.group.local), *x.shape)
         if self.wiring.reliable_gather:
             return copies
         copies = copies.clone(memory_format=torch.contiguous_format)
         copies_LN = copies.view(len(copies), -1)
-        self._round_(copies_LN)
         hops = algorithm_named(self.wiring.algorithm).all_gather(copies_LN.shape[1], self.group.ranks, unit)
         gathering = (site or NOWHERE)._replace(operation="all_gather", phase="gather")
         self._lose_(copies_LN, hops, gathering, None, in_gather=True)
@@ -134,10 +134,9 @@ class LossyCollective:
     def _capacity(self, message: Tensor) -> int:
         return self.network.wire.elements_per_packet(self._itemsize(message))
 
-    def _round_(self, message: Tensor) -> None:
-        """To what the wire's dtype can hold."""
-        if self.wiring.wire_dtype:
-            message.copy_(message.to(DTYPES[self.wiring.wire_dtype]))
+    def _rounded(self, message: Tensor) -> Tensor:
+        """To what the wire's dtype can hold, in its own dtype."""
+        return message.to(DTYPES[self.wiring.wire_dtype]).to(message.dtype) if self.wiring.wire_dtype else message
 
     def _memory(self, site: Site | None) -> Memory:
         """What last arrived of this site's messages; evaluation has a memory of its own, that of one step."""

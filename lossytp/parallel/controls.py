@@ -22,5 +22,6 @@ def add_noise_(rows: Rows, hops: Hops, network: LossyNetwork, group: str, site: 
     for hop, numbers in zip(hops, normals, strict=False):  # none where the network is reliable
         for row in rows.of(hop.positions):
             message = rows.rows_LN[row, hop.start : hop.stop]
-            scale = math.sqrt(network.process(hop.src, hop.dst).loss_rate) * message.square().mean().sqrt()
-            message += scale * torch.from_numpy(numbers).to(message)
+            wide = message.double()  # squares of fp16 would overflow, or vanish
+            scale = math.sqrt(network.process(hop.src, hop.dst).loss_rate) * wide.square().mean().sqrt()
+            message.copy_(wide + scale * torch.from_numpy(numbers).to(wide))

@@ -89,7 +89,8 @@ class LossyProcessGroup(ProcessGroup):
 
     def _all_reduce(self, tensors: list[Tensor], options: Any, carry: Callable[[list[Tensor], Any], Work]) -> Work:
         lossy = [t for t in tensors if self._is_lossy(t)] if options.reduceOp.op in LOSSY_REDUCTIONS else []
-        own = [tensor.clone() if isinstance(self._repair, Local) else None for tensor in lossy]
+        keeps = isinstance(self._repair, Local) and not self._reliable_gather
+        own = [tensor.clone() if keeps else None for tensor in lossy]
         for tensor in lossy:
             self._lose_(tensor, self._routes.reduce(tensor.numel(), self.ranks, 1), "all_reduce")
         if self._reliable_gather:

@@ -44,22 +44,28 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
 def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> float:
     """How far apart the copies of replicated parameters are, over tensor-parallel ranks and data-parallel processes.
 
-    The largest ratio, over parameters, of the norm of their spread (largest less smallest value) to the norm of the
-    largest; 0 where all copies are equal.
+    The norm of their spread, largest less smallest value, over that of the middle between these, of all parameters
+    that have copies together; 0 where all copies are equal.
     """
-    drift = 0.0
+    # squares of both by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
+    squares = torch.zeros(2, 2, 2, dtype=torch.float64)
     groups = {axis: group for axis in ("tp", "dp") if (group := layout.process_group(axis)) is not None}
     with network.reliable(), torch.no_grad():
         for parameter, axes, copies in placed(model):
+            compared = groups.keys() - axes
+            if copies == 1 and not compared:
+                continue
             each = local(parameter) if copies > 1 else local(parameter).unsqueeze(0)
             largest, smallest = each.amax(0), each.amin(0)
-            for axis, group in groups.items():
-                if axis not in axes:
-                    dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
-                    dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=group)
-            size = largest.norm().item()
-            drift = max(drift, (largest - smallest).norm().item() / size if size else 0.0)
-    return drift
+            for axis in sorted(compared):
+                dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=groups[axis])
+                dist.all_reduce(smallest, op=dist.ReduceOp.MIN, group=groups[axis])
+            both = (largest - smallest).double(), (largest + smallest).double() / 2
+            squares[int("tp" in axes), int("dp" in axes)] += torch.stack([part.square().sum() for part in both]).cpu()
+        squares[1] = _sum_over(layout, "tp", squares[1])
+        squares[:, 1] = _sum_over(layout, "dp", squares[:, 1])
+        spread, middle = _sum_over(layout, "pp", squares.sum((0, 1))).sqrt().tolist()
+    return float(spread / middle) if spread else 0.0
 
 
 def gathered(value: Any, network: LossyNetwork) -> list[Any]:

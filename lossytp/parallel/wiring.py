@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lossytp.network.algorithms import algorithm_named
+from lossytp.network.algorithms import ALGORITHMS, algorithm_named
 from lossytp.network.checks import check_known
 from lossytp.network.repair import Local, Repair, Zero
 from lossytp.network.repairs import repair_named
@@ -21,7 +21,8 @@ class Wiring:
             with `sequence_parallel`, its own holes in what it gathers.
         sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
         exact_adjoint: backward knows what forward lost, as no sender does.
-        wire_dtype: "fp32" or "bf16", to which messages are rounded for sending; their own dtype when left out.
+        wire_dtype: "fp32" or "bf16", to which contributions and results are rounded for sending (partial sums on their
+            way are not); their own dtype when left out.
         control: "noise" adds, in place of losses, Gaussian noise of their expected squared error.
 
     Raises ValueError for an unknown name, and for what cannot be combined.
@@ -36,15 +37,15 @@ class Wiring:
     control: str | None = None
 
     def __post_init__(self) -> None:
-        algorithm_named(self.algorithm)
+        algorithm = algorithm_named(self.algorithm)
         repair = repair_named(self.repair)
         if self.wire_dtype is not None:
             check_known("wire_dtype", self.wire_dtype, WIRE_DTYPES)
         if isinstance(repair, Local):
-            if self.algorithm == "sender":
+            if not algorithm.has_receiving_ranks:
                 raise ValueError(
-                    "repair = 'local' with algorithm = 'sender': a loss there is everyone's, so no receiver has a part "
-                    "of its own to put in; choose another algorithm"
+                    f"repair = 'local' with algorithm = {self.algorithm!r}: a loss there is everyone's, so no receiver "
+                    "has a part of its own to put in; choose another algorithm"
                 )
             if self.sequence_parallel and not self.reliable_gather:
                 raise ValueError(
@@ -62,10 +63,10 @@ class Wiring:
         if self.control is not None:
             check_known("control", self.control, ("noise",))
             self._check_noise(repair)
-        if self.algorithm == "sender" and not self.reliable_gather and not self.sequence_parallel:
+        if algorithm.sum_reaches_all and self.own_streams:
             raise ValueError(
-                "reliable_gather = False with algorithm = 'sender', whose sum reaches every rank: choose another "
-                "algorithm"
+                f"reliable_gather = False with algorithm = {self.algorithm!r}, whose sum reaches every rank: choose "
+                "another algorithm"
             )
 
     @property
@@ -79,11 +80,11 @@ class Wiring:
         return self.reliable_gather and not self.sequence_parallel
 
     def _check_noise(self, repair: Repair) -> None:
-        one_hop = ("sender", "direct") if self.sequence_parallel else ("sender", "direct", "switch")
-        if self.algorithm not in one_hop:
+        fit = [name for name, other in ALGORITHMS.items() if other.hops_carry_one(self.sequence_parallel)]
+        if self.algorithm not in fit:
             raise ValueError(
                 f"control = 'noise' with algorithm = {self.algorithm!r}: its hops carry several ranks' parts, whose "
-                f"error adds up; choose one of {', '.join(one_hop)}"
+                f"error adds up; choose one of {', '.join(fit)}"
             )
         if not isinstance(repair, Zero) or self.exact_adjoint:
             raise ValueError("control = 'noise' loses nothing that a repair or an adjoint could act on: leave them out")

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from lossytp.network.algorithms import algorithm_named
-from lossytp.network.repair import Stale
+from lossytp.network.repair import Local, Stale
 from lossytp.network.repairs import repair_named
 from lossytp.network.scope import layers_named, links_named
 from lossytp.training.models import PRESETS
@@ -18,6 +18,11 @@ def check_combinations(config: "TrainConfig") -> None:
     _check_backend(config)
     _check_replicas(config)
     _check_scope(config)
+    if config.control is not None and config.loss_type != "ber":
+        raise ValueError(
+            f"control = {config.control!r} with loss_type = {config.loss_type!r}: what is lost, or added, is "
+            "independent; give loss_type = 'ber'"
+        )
 
 
 def _check_parallelism(config: "TrainConfig") -> None:
@@ -68,36 +73,43 @@ def _check_parallelism(config: "TrainConfig") -> None:
 
 
 def _check_backend(config: "TrainConfig") -> None:
-    """What only this project's own layers know how to do is refused to the others, and to gradients' traffic."""
-    if config.implementation == "lossytp" and config.data_parallel_size == config.pipeline_parallel_size == 1:
-        return
-    own_layers = config.implementation == "lossytp"
-    unknown = {
-        "repair": config.repair if isinstance(repair_named(config.repair), Stale) else None,
-        "control": config.control if config.control == "noise" else None,
-        "sequence_parallel": config.sequence_parallel and not own_layers,
-        "exact_adjoint": config.exact_adjoint and not own_layers,
-        "wire_dtype": None if own_layers else config.wire_dtype,
-        "lossy_module": None if own_layers else config.lossy_module,
-        "lossy_layers": None if own_layers else config.lossy_layers,
-    }
-    for name, value in unknown.items():
-        if value:
+    """Refuse what only this project's layers know how to do to others, and what they do alone to other traffic."""
+    own_layers = config.implementation == "lossytp" and config.tensor_parallel_size > 1
+    if not own_layers:
+        for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers"):
+            value = getattr(config, name)
+            if value:
+                raise ValueError(
+                    f"{name} = {value!r} needs this project's tensor-parallel layers, which know where a message is "
+                    "from: leave it out, or give implementation = 'lossytp' and tensor_parallel_size above 1"
+                )
+    tensor_parallel_alone = config.data_parallel_size == config.pipeline_parallel_size == 1
+    repair = repair_named(config.repair)
+    for name, asked in {"repair": isinstance(repair, Stale), "control": config.control == "noise"}.items():
+        if asked and not (own_layers and tensor_parallel_alone):
             raise ValueError(
-                f"{name} = {value!r} needs tensor parallelism alone, by this project's layers, which know where a "
-                f"message is from: leave it out, or implementation, data_parallel_size and pipeline_parallel_size"
+                f"{name} = {getattr(config, name)!r} needs tensor parallelism alone, by this project's layers: leave "
+                "it out, or implementation, data_parallel_size and pipeline_parallel_size"
             )
+    fully_sharded = config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"
+    if isinstance(repair, Local) and (config.pipeline_parallel_size > 1 or fully_sharded):
+        raise ValueError(
+            "repair = 'local' with a pipeline or fsdp, in whose sends and all-gathers a receiver has no part of its "
+            "own: choose another repair"
+        )
 
 
 def _check_scope(config: "TrainConfig") -> None:
     """Refuse a scope in which nothing could be lost, where tensor parallelism is all there is."""
+    if config.exact_adjoint and config.lossy_direction == "backward":
+        raise ValueError("exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of")
     if config.implementation != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
         return
     if config.lossy_phase == "gather" and config.reliable_gather:
         raise ValueError("lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False")
     if config.lossy_links is not None:
         ranks, algorithm = tuple(range(config.tensor_parallel_size)), algorithm_named(config.algorithm)
-        used = {(hop.src, hop.dst) for routes in algorithm for hop in routes(len(ranks) ** 2, ranks)}
+        used = {(hop.src, hop.dst) for routes in algorithm.routes for hop in routes(len(ranks) ** 2, ranks)}
         for src, dst in links_named(config.lossy_links):
             if (src, dst) not in used:
                 links = ",".join(f"{src}>{dst}" for src, dst in sorted(used))
@@ -108,6 +120,13 @@ def _check_scope(config: "TrainConfig") -> None:
 
 
 def _check_replicas(config: "TrainConfig") -> None:
+    if not config.reliable_gather and config.tensor_parallel_size * config.data_parallel_size == 1:
+        raise ValueError("reliable_gather = False where nothing is summed: give tensor_parallel_size above 1")
+    if config.replicated_gradients != "reliable" and config.tensor_parallel_size == 1:
+        raise ValueError(
+            f"replicated_gradients = {config.replicated_gradients!r} with tensor_parallel_size = 1, where no rank "
+            "holds copies: give more ranks, or leave it out"
+        )
     if config.replicated_gradients != "reliable" and (config.reliable_gather or config.sequence_parallel):
         raise ValueError(
             f"replicated_gradients = {config.replicated_gradients!r} where all ranks share a residual stream: give "

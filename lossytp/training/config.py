@@ -74,7 +74,8 @@ class TrainConfig:
     repair: str = "zero"
     """About losses: zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block) or retransmit(budget)."""
     reliable_gather: bool = True
-    """False loses packets of sums on their way back too: each rank then computes on a residual stream of its own."""
+    """False loses packets of sums on their way back too: each rank then computes on a residual stream of its own.
+    All-gathers of FSDP's and pipelines' sends lose packets always."""
     sequence_parallel: bool = False
     """Reduce-scatter and all-gather around a residual stream in shards; lossytp layers only."""
     replicated_gradients: Literal["reliable", "lossy", "none"] = "reliable"
@@ -159,6 +160,8 @@ class TrainConfig:
                 raise ValueError(f"{name} = {value} is negative or not finite: give 0 or more")
         if self.bf16 and self.fp16:
             raise ValueError("bf16 = fp16 = True: choose one of them")
+        if self.control is not None:
+            check_known("control", self.control, ("elements", "noise"))
         self.wiring()
         self.network()
         check_combinations(self)

@@ -118,7 +118,7 @@ class _Run:
                 "eval": self.evaluations,
             },
             "final": {name: final.get(name) for name in FINAL},
-            "network": {purpose: self.network.counters.summary(purpose) for purpose in ("training", "evaluation")},
+            "network": {purpose: self.network.summary(purpose) for purpose in ("training", "evaluation")},
             "time_to_accuracy": time_to_accuracy(self.evaluations, self.config.target_accuracy),
             "timing": {
                 "train_seconds": self.train_seconds,

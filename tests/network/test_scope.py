@@ -55,7 +55,7 @@ def test_a_message_of_no_known_place_is_a_reduction_outside_all_layers():
         ({"module": "ffn"}, "module = 'ffn' is unknown: choose one of attention, mlp"),
         ({"phase": "scatter"}, "phase = 'scatter' is unknown: choose one of reduce, gather"),
         ({"layers": (2, 2)}, r"layers = \(2, 2\) holds no layer: give the first and the one after the last"),
-        ({"layers": (-1, 2)}, r"layers = \(-1, 2\) holds no layer"),
+        ({"layers": (-1, 2)}, "layers = -1 is no whole number of at least 0: give one"),
     ],
 )
 def test_a_part_that_there_is_not_is_refused(what, message):

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import simpy
 
-from lossytp.network import timing
+from lossytp.network import schedules, timing
+from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.correlated import Correlated
 from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.timing import SCHEDULES, collective_times, simulated_seconds, step_seconds, tail
+from lossytp.network.timing import collective_times, simulated_seconds, step_seconds, tail
 from lossytp.network.transport import BestEffort, Deliveries, GoBackN, Path, SelectiveRepeat
 
+SCHEDULES = {name: algorithm.schedule for name, algorithm in ALGORITHMS.items()}
 PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=20e-6)
 RELIABLE = SelectiveRepeat(window_packets=64, timeout_s=100e-6)
 ALPHA_S, BETA_S = 10e-6, 1.2e-6  # half a round trip, and a packet of 1,500 bytes on the wire
@@ -120,7 +123,7 @@ def test_ring_and_tree_wait_for_each_other_as_in_an_event_simulation(ranks):
 
 def test_a_ring_that_waits_for_neighbours_is_sooner_than_one_that_waits_for_all():
     draws = np.random.Generator(np.random.Philox(0)).exponential(size=(14, 5, 8))
-    assert (SCHEDULES["ring"].complete(draws) < timing.in_steps(draws)).all()
+    assert (SCHEDULES["ring"].complete(draws) < schedules.in_steps(draws)).all()
 
 
 def test_direct_and_switch_wait_for_the_slowest_rank_between_their_two_phases():
@@ -256,7 +259,7 @@ def test_tail_is_of_the_sample():
     [
         (
             {"algorithm": "mesh"},
-            "algorithm = 'mesh' is unknown: choose one of sender, direct, ring, tree, switch",
+            "algorithm = 'mesh' is unknown: choose one of direct, ring, sender, switch, tree",
         ),
         ({"ranks": 0}, "ranks = 0 is no whole number"),
         ({"samples": 0}, "samples = 0 is no whole number"),
@@ -286,3 +289,16 @@ def test_what_cannot_be_is_refused(changes, message):
 def test_a_step_that_cannot_be_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         step_seconds("ring", **(STEP | changes), process=Bernoulli(loss_rate=0), samples=1)
+
+
+def test_runs_are_independent_also_where_a_switchs_links_share_their_losses():
+    shared = Correlated.from_loss_and_share(loss_rate=0.05, shared=1.0)
+    for process in (shared, Bernoulli(loss_rate=0.05)):
+        missing = times(transport=BestEffort(deadline_s=1.0), process=process, samples=400).missing_share
+        assert len(np.unique(missing)) > 5
+
+
+def test_an_algorithm_without_a_schedule_is_not_timed(monkeypatch):
+    monkeypatch.setitem(ALGORITHMS, "mesh", ALGORITHMS["direct"]._replace(schedule=None))
+    with pytest.raises(ValueError, match=r"^algorithm = 'mesh' has no schedule: give its ALGORITHM one, or choose "):
+        times("mesh")

@@ -285,7 +285,8 @@ def test_a_sum_is_one_for_all_ranks_or_one_for_each() -> None:
         collective = LossyCollective(bernoulli(0.2), RankGroup(4), Wiring(**how))
         total = collective.sum_(parts.clone(), unit=20)
         copies = collective.gather(torch.ones(3, 20))
-        shapes[name] = tuple(total.shape), tuple(copies.shape), collective.one_stream, collective.wiring.own_streams
+        how = collective.wiring
+        shapes[name] = tuple(total.shape), tuple(copies.shape), how.one_stream, how.own_streams
     assert shapes == {
         "one stream": ((3, 20), (4, 3, 20), True, False),
         "own streams": ((4, 3, 20), (4, 3, 20), False, True),

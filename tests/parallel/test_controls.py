@@ -58,9 +58,9 @@ def test_a_reliable_network_is_without_noise() -> None:
     ("how", "message"),
     [
         ({"algorithm": "ring"}, "control = 'noise' with algorithm = 'ring': its hops carry several ranks' parts"),
-        ({"algorithm": "tree"}, "choose one of sender, direct, switch"),
-        ({"algorithm": "switch", "sequence_parallel": True}, "choose one of sender, direct$"),
-        ({"repair": "rescale"}, "control = 'noise' loses nothing that a repair or an adjoint could know of"),
+        ({"algorithm": "tree"}, "choose one of direct, sender, switch"),
+        ({"algorithm": "switch", "sequence_parallel": True}, "choose one of direct$"),
+        ({"repair": "rescale"}, "control = 'noise' loses nothing that a repair or an adjoint could act on"),
         ({"exact_adjoint": True}, "control = 'noise' loses nothing"),
     ],
 )

@@ -183,14 +183,18 @@ def test_resynchronised_copies_are_their_mean_and_shards_stay() -> None:
     training_losses(model, tiny_batch("classifier"), steps=1)
 
 
-def test_drift_of_copies_is_that_of_the_worst_parameter() -> None:
+def test_drift_of_copies_is_that_of_all_parameters_together() -> None:
     model = own_copies(0.0)
     with torch.no_grad():
-        model.transformer.ln_f.weight[:] = 0
-        model.transformer.ln_f.weight[:, :2] = torch.tensor([3.0, 4.0])
+        for name, copies in replicated(model).items():
+            if copies:
+                model.get_parameter(name)[:] = 0
+        model.transformer.ln_f.weight[:, :2] = torch.tensor([3.0, -4.0])
         model.transformer.ln_f.weight[2, 0] -= 0.5
+        model.transformer.ln_f.bias[1, 5] = -0.5
         model.transformer.h[0].attn.c_attn.weight[:, :, 1] += 1  # a shard
-    assert replica_drift(model, LAYOUT, network_of(model)) == pytest.approx(0.1)
+    middle = (2.75**2 + 4**2 + 0.25**2) ** 0.5
+    assert replica_drift(model, LAYOUT, network_of(model)) == pytest.approx(0.5**0.5 / middle)
 
 
 def test_the_norm_of_copies_gradients_counts_them_once() -> None:

@@ -99,10 +99,15 @@ def test_what_can_be_combined_is_not_refused(values):
 
 
 NEEDS_OWN_LAYERS = (
-    " needs tensor parallelism alone, by this project's layers, which know where a message is from: leave it out, or "
-    "implementation, data_parallel_size and pipeline_parallel_size"
+    " needs this project's tensor-parallel layers, which know where a message is from: leave it out, or give "
+    "implementation = 'lossytp' and tensor_parallel_size above 1"
+)
+NEEDS_THEM_ALONE = (
+    " needs tensor parallelism alone, by this project's layers: leave it out, or implementation, data_parallel_size "
+    "and pipeline_parallel_size"
 )
 ELSEWHERE = [{"implementation": "dtensor"}, {"implementation": "megatron"}]
+ONE_RANK = [{"tensor_parallel_size": 1}, {"tensor_parallel_size": 1, "data_parallel_size": 2}]
 SPREAD = [{"data_parallel_size": 2}, {"pipeline_parallel_size": 2}]
 OWN = {"reliable_gather": False}
 
@@ -111,19 +116,45 @@ OWN = {"reliable_gather": False}
     ("values", "message"),
     [
         *(
-            ({**value, **how}, f"{name} = {value[name]!r}" + NEEDS_OWN_LAYERS)
-            for value, hows in (
-                ({"repair": "stale"}, ELSEWHERE + SPREAD),
-                ({"repair": "stale()"}, SPREAD),
-                ({"control": "noise"}, ELSEWHERE + SPREAD),
-                ({"sequence_parallel": True}, ELSEWHERE),
-                ({"exact_adjoint": True}, ELSEWHERE),
-                ({"wire_dtype": "bf16"}, ELSEWHERE),
-                ({"lossy_module": "mlp"}, ELSEWHERE),
-                ({"lossy_layers": "0:1"}, ELSEWHERE),
+            ({**value, **how}, f"{name} = {value[name]!r}" + reason)
+            for value, hows, reason in (
+                ({"repair": "stale"}, ELSEWHERE + SPREAD, NEEDS_THEM_ALONE),
+                ({"repair": "stale()"}, SPREAD, NEEDS_THEM_ALONE),
+                ({"control": "noise"}, ELSEWHERE + SPREAD, NEEDS_THEM_ALONE),
+                ({"sequence_parallel": True}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+                ({"exact_adjoint": True}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+                ({"wire_dtype": "bf16"}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+                ({"lossy_module": "mlp"}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+                ({"lossy_layers": "0:1"}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
             )
             for name in value
             for how in hows
+        ),
+        *(
+            (
+                {"repair": "local", **how},
+                "repair = 'local' with a pipeline or fsdp, in whose sends and all-gathers a receiver has no part of "
+                "its own: choose another repair",
+            )
+            for how in ({"pipeline_parallel_size": 2}, {"data_parallel_size": 2, "data_parallel_type": "fsdp"})
+        ),
+        (
+            {"exact_adjoint": True, "lossy_direction": "backward"},
+            "exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of",
+        ),
+        (
+            {"control": "elements", "loss_type": "g-e", "ge_config": "one"},
+            "control = 'elements' with loss_type = 'g-e': what is lost, or added, is independent; give loss_type = "
+            "'ber'",
+        ),
+        (
+            {**OWN, "tensor_parallel_size": 1},
+            "reliable_gather = False where nothing is summed: give tensor_parallel_size above 1",
+        ),
+        (
+            {**OWN, "tensor_parallel_size": 1, "data_parallel_size": 2, "replicated_gradients": "none"},
+            "replicated_gradients = 'none' with tensor_parallel_size = 1, where no rank holds copies: give more ranks, "
+            "or leave it out",
         ),
         *(
             (
@@ -172,12 +203,12 @@ OWN = {"reliable_gather": False}
         (
             {"control": "noise", "algorithm": "ring"},
             "control = 'noise' with algorithm = 'ring': its hops carry several ranks' parts, whose error adds up; "
-            "choose one of sender, direct, switch",
+            "choose one of direct, sender, switch",
         ),
         (
             {"control": "noise", "algorithm": "switch", "sequence_parallel": True},
             "control = 'noise' with algorithm = 'switch': its hops carry several ranks' parts, whose error adds up; "
-            "choose one of sender, direct",
+            "choose one of direct",
         ),
         *(
             (
@@ -186,7 +217,7 @@ OWN = {"reliable_gather": False}
             )
             for how in ({"repair": "rescale"}, {"exact_adjoint": True})
         ),
-        ({"control": "salt"}, "control = 'salt' is unknown: choose one of noise"),
+        ({"control": "salt"}, "control = 'salt' is unknown: choose one of elements, noise"),
         ({"wire_dtype": "fp8"}, "wire_dtype = 'fp8' is unknown: choose one of fp32, bf16"),
         (
             {"replicated_gradients": "some"},
@@ -212,7 +243,7 @@ OWN = {"reliable_gather": False}
         *(
             (
                 {"lossy_layers": text},
-                f"lossy_layers = {text!r} is not understood: write first:stop, as in 0:2 for the first two",
+                f"lossy_layers = {text!r} is not understood: write first:stop, such as 0:2 (in YAML in quotes)",
             )
             for text in ("", "2", "0-2", ":2", "0:", "-1:2", "0:2:1", "a:b")
         ),
@@ -227,7 +258,10 @@ OWN = {"reliable_gather": False}
             )
             for text in ("", "0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
         ),
-        ({"repair": "fec(8, 10)"}, "repair = 'fec(8, 10)': n = 8 is no whole number of at least 11: give one"),
+        (
+            {"repair": "fec(8, 10)"},
+            "repair = 'fec(8, 10)': n = 8 leaves no packet of parity beside k = 10: give n of at least 11",
+        ),
     ],
 )
 def test_what_cannot_be_combined_is_refused_with_the_reason(values, message):

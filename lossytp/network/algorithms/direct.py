@@ -8,6 +8,7 @@ IJHPCA 2005, section 5 (reduce-scatter by pairwise exchange). An owner's own par
 from functools import lru_cache
 
 from lossytp.network.routes import Algorithm, Hop, Hops, chunk_bounds
+from lossytp.network.schedules import Schedule, in_steps
 
 
 @lru_cache(maxsize=1024)
@@ -32,4 +33,6 @@ def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
     )
 
 
-ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather)
+# a rank's R - 1 chunks share its port, as one message; as many come back once the last rank has sent its own
+SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 2, lambda ranks: ranks - 1, True, in_steps)
+ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather, schedule=SCHEDULE)

@@ -7,6 +7,7 @@ Rank c owns the sum of chunk c: its partial sum starts at rank c + 1.
 from functools import lru_cache
 
 from lossytp.network.routes import Algorithm, Hop, Hops, chunk_bounds
+from lossytp.network.schedules import Schedule, around_ring
 
 
 @lru_cache(maxsize=1024)
@@ -37,4 +38,5 @@ def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
     return tuple(hop for hop in hops if hop.stop > hop.start)
 
 
-ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather)
+SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 2 * (ranks - 1), lambda ranks: 1, True, around_ring)
+ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather, schedule=SCHEDULE)

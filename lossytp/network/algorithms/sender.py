@@ -6,6 +6,7 @@ No network works so; it is what a study models that zeroes a rank's message befo
 from functools import lru_cache
 
 from lossytp.network.routes import SWITCH, Algorithm, Hop, Hops, chunk_bounds, no_hops
+from lossytp.network.schedules import Schedule, in_steps
 
 
 @lru_cache(maxsize=1024)
@@ -22,4 +23,6 @@ def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops
     return tuple(Hop(rank, SWITCH, start, stop, everyone) for rank, (start, stop) in chunks if stop > start)
 
 
-ALGORITHM = Algorithm(reduce=reduce, gather=no_hops, reduce_scatter=reduce, all_gather=all_gather)
+# the way back is free
+SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 1, lambda ranks: 1, False, in_steps)
+ALGORITHM = Algorithm(reduce=reduce, gather=no_hops, reduce_scatter=reduce, all_gather=all_gather, schedule=SCHEDULE)

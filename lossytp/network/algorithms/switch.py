@@ -7,6 +7,7 @@ Sapio et al., "Scaling distributed machine learning with in-network aggregation"
 from functools import lru_cache
 
 from lossytp.network.routes import SWITCH, Algorithm, Hop, Hops, chunk_bounds
+from lossytp.network.schedules import Schedule, through_switch
 
 
 @lru_cache(maxsize=1024)
@@ -40,4 +41,7 @@ def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops
     return tuple(hop for hop in up + down if hop.stop > hop.start and hop.positions)
 
 
-ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather)
+SCHEDULE = Schedule(lambda ranks: 2 * ranks, lambda ranks: 1, lambda ranks: 1, False, through_switch)
+ALGORITHM = Algorithm(
+    reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather, schedule=SCHEDULE
+)

@@ -9,6 +9,7 @@ broadcast, reduction and scan", Parallel Computing 2009.)
 from functools import lru_cache
 
 from lossytp.network.routes import Algorithm, Hop, Hops, chunk_bounds
+from lossytp.network.schedules import Schedule, over_tree
 
 
 @lru_cache(maxsize=1024)
@@ -77,4 +78,7 @@ def _down(child: int, ranks: tuple[int, ...], start: int, stop: int, positions: 
     return Hop(ranks[(child - 1) // 2], ranks[child], start, stop, positions)
 
 
-ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather)
+SCHEDULE = Schedule(lambda ranks: 2 * (ranks - 1), lambda ranks: 1, lambda ranks: 1, False, over_tree)
+ALGORITHM = Algorithm(
+    reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather, schedule=SCHEDULE
+)

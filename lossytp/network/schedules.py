@@ -1,0 +1,67 @@
+"""What waits for what in a collective: each algorithm's messages as `lossytp.network.timing` times them."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Schedule(NamedTuple):
+    """Messages of an all-reduce among R ranks, and `complete`, which says when all ranks have the result.
+
+    Each of `links(R)` links carries `messages(R)` messages, one after the other, each of `chunks(R)` chunks of
+    ceil(n / R) elements if `split`, else of the n elements. A rank that sends to several at once has one port for all
+    (`direct`, whose chunks are one message) or one for each (`tree`). `complete` takes their seconds, `(messages,
+    samples, links)`, and gives those of the collectives, `(samples,)`.
+    """
+
+    links: Callable[[int], int]
+    messages: Callable[[int], int]
+    chunks: Callable[[int], int]
+    split: bool
+    complete: Callable[[np.ndarray], np.ndarray]
+
+
+def in_steps(seconds: np.ndarray) -> np.ndarray:
+    """Link r is rank r's, and each step ends with the slowest rank's message."""
+    return seconds.max(axis=-1).sum(axis=0)
+
+
+def around_ring(seconds: np.ndarray) -> np.ndarray:
+    """Rank r's message k + 1 starts when its message k has arrived and rank r - 1's message k has reached it.
+
+    2 (R - 1) steps of chunks (Patarasuk and Yuan, JPDC 2009). Only neighbours wait for each other, so that the time is
+    a recursion in max and plus (Baccelli et al., "Synchronization and linearity", 1992), not the sum of slowest links.
+    """
+    arrived = np.zeros(seconds.shape[1:])
+    for message in seconds:
+        arrived = np.maximum(arrived, np.roll(arrived, 1, axis=-1)) + message
+    return arrived.max(axis=-1)
+
+
+def over_tree(seconds: np.ndarray) -> np.ndarray:
+    """The binary tree of `lossytp.network.algorithms.tree`: rank r's link up to its parent is r - 1, down R - 2 + r.
+
+    A rank sends its sum up once it has both children's, and the result down to both at once.
+    """
+    (ways,) = seconds
+    up, down = np.split(ways, 2, axis=-1)
+    ranks = up.shape[-1] + 1
+    ready = np.zeros((len(ways), ranks))
+    for child in range(ranks - 1, 0, -1):
+        parent = (child - 1) // 2
+        ready[:, parent] = np.maximum(ready[:, parent], ready[:, child] + up[:, child - 1])
+    for child in range(1, ranks):
+        ready[:, child] = ready[:, (child - 1) // 2] + down[:, child - 1]
+    return ready.max(axis=-1)
+
+
+def through_switch(seconds: np.ndarray) -> np.ndarray:
+    """Rank r's link up to the switch is r, down R + r; the switch sends the sum when it has all of every rank's.
+
+    In-network aggregation (Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI
+    2021) without their streaming, which would let the way down overlap the way up.
+    """
+    (ways,) = seconds
+    up, down = np.split(ways, 2, axis=-1)
+    return up.max(axis=-1) + down.max(axis=-1)
