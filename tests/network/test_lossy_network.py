@@ -572,3 +572,17 @@ def test_the_network_needs_neither_torch_nor_pandas():
             [sys.executable, "-c", f"{check}{extra}; {tell}"], capture_output=True, text=True, check=True
         )
         assert run.stdout.strip() == imported
+
+
+def test_packets_taken_by_hand_are_lost_within_the_scope_alone():
+    network = LossyNetwork(Bernoulli(loss_rate=0.5), scope=Scope(direction="forward"))
+    assert len(network.lost_packets(0, 1, 100, site=Site(0, "mlp", "backward"))) == 0
+    assert network.counters.rows() == []
+    assert len(network.lost_packets(0, 1, 100, site=Site(0, "mlp", "forward"))) > 20
+
+
+def test_a_summary_counts_what_repairs_sent_in_bytes():
+    network = LossyNetwork(Bernoulli(loss_rate=0.1), wire=Wire(mtu_bytes=900))
+    network.send(sender.reduce(800 * 214, (0,)), 4, repair=repair_named("fec(10, 8)"))
+    summary = network.summary("training")
+    assert (summary["packets"], summary["extra"], summary["extra_bytes"]) == (1000, 200, 200 * 900)

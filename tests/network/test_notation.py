@@ -69,3 +69,16 @@ def test_what_is_named_is_built():
 def test_what_cannot_be_built_is_refused_with_what_it_takes(text, message):
     with pytest.raises(ValueError, match=message):
         build("shape", text, SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fec(" + "-" * 600 + "1)", "characters: give at most 500"),
+        ("fec(" + "-" * 480 + "1)", "not understood"),
+        ("square(side=1, side=2)", "not understood"),
+    ],
+)
+def test_endless_and_doubled_text_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse("shape", text)

@@ -58,3 +58,11 @@ def test_values_that_a_repair_cannot_take_are_refused(text, message):
     with pytest.raises(ValueError, match=re.escape(message)) as refusal:
         repair_named(text)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["fec(100000000000, 1)", "fec(10, 8, depth=100000)", "retransmit(1000000000)", "hadamard(1048576)"]
+)
+def test_what_would_never_end_is_refused_with_its_bound(text):
+    with pytest.raises(ValueError, match=r"above \d+: give"):
+        repair_named(text)

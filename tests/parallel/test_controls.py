@@ -67,3 +67,14 @@ def test_a_reliable_network_is_without_noise() -> None:
 def test_noise_is_refused_where_it_cannot_stand_in_for_losses(how: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Wiring(control="noise", **how)
+
+
+@pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])
+def test_noise_in_half_precision_is_as_strong_as_elsewhere(size: float) -> None:
+    """Squares of such numbers overflow float16, or vanish."""
+    x_RN = size * torch.randn(4, 4000, generator=torch.Generator().manual_seed(0))
+    errors = {}
+    for dtype in (torch.float64, torch.float16):
+        result = ltp.all_reduce(x_RN.to(dtype), ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1)), control="noise")
+        errors[dtype] = (result[0].double() - x_RN.double().sum(0)).norm().item()
+    assert errors[torch.float16] == pytest.approx(errors[torch.float64], rel=0.02)

@@ -626,3 +626,16 @@ def test_a_per_rank_module_is_each_ranks_own() -> None:
         torch.testing.assert_close(y[mine], functional.linear(x[mine], linear.weight + rank, linear.bias))
     assert torch.equal(each.first().weight, linear.weight)
     assert each.first() is not linear
+
+
+@pytest.mark.parametrize("reliable_gather", [True, False])
+def test_shards_are_rounded_for_their_gather_and_nothing_else(reliable_gather: bool) -> None:
+    """At p = 0 what each rank gathers is rounded, whether or not gathers may lose packets."""
+    dense, batch = tiny_gpt2("classifier"), tiny_batch("classifier")
+    logits = []
+    for gather in (True, reliable_gather):
+        how = {"sequence_parallel": True, "reliable_gather": gather, "wire_dtype": "bf16"}
+        logits.append(parallel(dense, 0.0, "shared", **how)(**batch).logits)
+    assert torch.equal(*logits)
+    error = (logits[0] - dense(**batch).logits).abs().max() / dense(**batch).logits.abs().max()
+    assert 1e-5 < error < 5e-2
