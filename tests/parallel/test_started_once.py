@@ -52,7 +52,7 @@ def test_tensor_parallel_ranks_clip_alike_where_their_copies_differ(processes: C
         assert norms[0] == norms[1]
         assert norms[2] == norms[3]
         assert after == pytest.approx([1.0] * 4)
-        assert drift > 1e-3, "the control: their gradients lost different packets"
+        assert drift > 1e-4, "the control: their gradients lost different packets"
 
 
 def on_rank_drift() -> float:
@@ -62,12 +62,13 @@ def on_rank_drift() -> float:
     model = data_parallel(tiny_gpt2("classifier"), layout.mesh["dp"], "ddp")
     assert replica_drift(model, layout, network) == 0
     if dist.get_rank() == 1:
-        model.module.transformer.ln_f.weight.data.mul_(1.5)
+        for parameter in model.parameters():
+            parameter.data.mul_(1.5)
     return replica_drift(model, layout, network)
 
 
 def test_data_parallel_copies_are_compared_too(processes: Callable) -> None:
-    assert processes(2, on_rank_drift) == pytest.approx([1 / 3] * 2)
+    assert processes(2, on_rank_drift) == pytest.approx([0.5 / 1.25] * 2)
 
 
 def on_rank_sub_groups() -> tuple[tuple[int, ...], str, int]:

@@ -321,7 +321,7 @@ def test_tensor_parallel_ranks_stay_equal_though_each_gets_losses_of_its_own(
     record = four(4, train, folder / "equal", values)[0]
     assert evaluations(record, "replica_drift") == [0]
     control = four(4, on_rank_leave_gradients, folder / "control", values)[0]
-    assert evaluations(control, "replica_drift")[0] > 0.01
+    assert evaluations(control, "replica_drift")[0] > 1e-4
 
 
 @pytest.mark.parametrize("name", ["dtensor", "megatron", "ddp"])
@@ -329,9 +329,11 @@ def test_over_the_backend_results_lose_packets_too_and_copies_drift(
     processes: Callable, folder: Path, name: str
 ) -> None:
     number, values = PARALLELISMS[name]
-    values = {**values, **LOSSY, **OWN, "max_steps": 3, "algorithm": "ring", "replicated_gradients": "none"}
+    values = {**values, **LOSSY, **OWN, "max_steps": 3, "algorithm": "ring"}
+    if name != "ddp":  # whose one rank holds no copies of another's
+        values["replicated_gradients"] = "none"
     record = processes(number, train, folder / "backend", values)[0]
-    assert evaluations(record, "replica_drift")[0] > 0.01
+    assert evaluations(record, "replica_drift")[0] > 1e-4
     phases = traffic(record)["by_phase"]
     assert phases["gather"]["packets"] == phases["reduce"]["packets"]
     kept = processes(
