@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import GPT2Config, GPT2LMHeadModel, logging
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedModel, logging
 
 import lossytp as ltp
 from lossytp.network import transport
@@ -43,21 +43,25 @@ def interleaved(arms: dict[str, Callable[[], object]], rounds: int, label: str) 
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def training_step_ratios(shape: dict, batch: int, length: int, rounds: int, ways: dict[str, dict]) -> dict:
+def training_step_ratios(
+    shape: dict, batch: int, length: int, rounds: int, ways: dict[str, dict], classes: int | None = None
+) -> dict:
     """Virtual-rank training steps (TP 4, 1 % loss) against the dense transformers step; `ways` are their wirings.
 
     The parallel models compute GPT-2's activation in one kernel, which the dense one does not: another arm, dense with
-    that kernel, tells how much of the ratios is due to it.
+    that kernel, tells how much of the ratios is due to it. With `classes` they classify; without, they predict the
+    next token, whose head each rank with a stream of its own computes for itself, at R times the cost.
     """
     torch.manual_seed(0)
-    dense = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
-    fused = GPT2LMHeadModel(
-        GPT2Config(**shape, bos_token_id=0, eos_token_id=0, activation_function="gelu_pytorch_tanh")
-    )
-    tokens = torch.randint(shape["vocab_size"], (batch, length))
+    kind = GPT2ForSequenceClassification if classes else GPT2LMHeadModel
+    ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "num_labels": classes or 2}
+    dense = kind(GPT2Config(**shape, **ids))
+    fused = kind(GPT2Config(**shape, **ids, activation_function="gelu_pytorch_tanh"))
+    tokens = torch.randint(1, shape["vocab_size"], (batch, length))
+    labels = torch.randint(classes, (batch,)) if classes else tokens
 
-    def step(model: GPT2LMHeadModel, optimizer: torch.optim.Optimizer) -> None:
-        model(tokens, labels=tokens, use_cache=False).loss.backward()
+    def step(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+        model(tokens, labels=labels, use_cache=False).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -82,11 +86,14 @@ def training_step_ratios(shape: dict, batch: int, length: int, rounds: int, ways
 
 
 DIRECT: dict[str, dict] = {"direct": {}}
-EVERY_WAY: dict[str, dict] = {
+STREAMS: dict[str, dict] = {
     **DIRECT,
     "direct, own streams": {"reliable_gather": False},
     "direct, own streams and copies": {"reliable_gather": False, "own_copies": True},
     "direct, sequence-parallel": {"reliable_gather": False, "sequence_parallel": True},
+}
+EVERY_WAY: dict[str, dict] = {
+    **STREAMS,
     **{name: {"algorithm": name} for name in ("ring", "tree", "switch", "sender")},
     **{
         f"direct, {repair}": {"repair": repair}
@@ -208,6 +215,9 @@ def main(folder: Path) -> None:
         },
         "timing_of_10^6_collectives_of_1000_packets": timing_seconds(),
         "step_7M": training_step_ratios(PRESETS["gpt2-micro"], batch=8, length=128, rounds=15, ways=EVERY_WAY),
+        "step_7M_classifier": training_step_ratios(
+            PRESETS["gpt2-micro"], batch=8, length=128, rounds=15, ways=STREAMS, classes=8
+        ),
         "on_two_processes": on_two_processes(),
         "step_124M": training_step_ratios(GPT2_SMALL, batch=4, length=64, rounds=9, ways=DIRECT),
     }
