@@ -74,6 +74,7 @@ class Algorithm(NamedTuple):
 
     @property
     def routes(self) -> tuple[Routes, ...]:
+        """Those of all four, without the schedule."""
         return self.reduce, self.gather, self.reduce_scatter, self.all_gather
 
     @property

@@ -11,25 +11,20 @@ round trip sooner, and at 1 to 5 % loss and windows of an eighth to a half of a 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from lossytp.network.checks import check_at_least, check_positive
 from lossytp.network.packets import Wire
+from lossytp.network.process import LinkLosses
 from lossytp.network.retransmissions import go_back_n, selective_repeat
 
 STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
 WORST_RATE = 0.9  # of the losses seen so far, for guessing how many packets are needed; too few are added to
-
-
-class Losses(Protocol):
-    """A link's losses, such as `Bernoulli(loss_rate=0.01).losses(key)`."""
-
-    def take(self, num_packets: int) -> np.ndarray:
-        """Sorted indices lost among the next `num_packets` packets."""
 
 
 class Deliveries(NamedTuple):
@@ -83,7 +78,7 @@ class BestEffort:
     def __post_init__(self) -> None:
         check_positive("deadline_s", self.deadline_s, "seconds")
 
-    def deliver(self, losses: Sequence[Losses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
+    def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
         """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links."""
         _check_messages(num_packets, num_messages)
         if self.deadline_s < path.arrival_s:
@@ -105,7 +100,7 @@ class BestEffort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reliable:
+class _Reliable(ABC):
     window_packets: int
     timeout_s: float
 
@@ -117,7 +112,7 @@ class _Reliable:
         """Seconds from the start of one packet to that of the next: 1 / min(bandwidth, window / round trip)."""
         return max(path.packet_s, (path.packet_s + path.round_trip_s) / self.window_packets)
 
-    def deliver(self, losses: Sequence[Losses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
+    def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
         """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links.
 
         Does not return where a link loses all its packets; `collective_times` refuses such a process.
@@ -151,10 +146,11 @@ class _Reliable:
         """About how many packets a loss adds."""
         return 1.0
 
+    @abstractmethod
     def _starts(
         self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        raise NotImplementedError
+        """When each message's last missing packet starts, (links, messages), and packets sent, (links,); in gaps."""
 
 
 @dataclass(frozen=True, kw_only=True)

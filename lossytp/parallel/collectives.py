@@ -31,7 +31,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class LossyCollective:
-    """How the ranks of `group` exchange messages over `network`."""
+    """How the ranks of `group` exchange messages over `network`.
+
+    `memories` hold, for the repair `Stale`, what last arrived: by the network's purpose, then by site.
+    """
 
     network: LossyNetwork
     group: RankGroup

@@ -54,7 +54,7 @@ def init_process_group(
     Args:
         network: the same seed, processes and wire on every rank.
         wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries what lies on the CPU).
-        algorithm, repair: of every operation, as `lossytp.parallel.collectives.Wiring`'s.
+        algorithm, repair: of every operation, as `lossytp.parallel.wiring.Wiring`'s.
         reliable_gather: False loses packets of an all-reduce's result too, other ones on every rank.
         join_timeout_s: how long to wait for the other ranks, where no agent of torchrun has brought them together.
 

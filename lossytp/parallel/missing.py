@@ -82,7 +82,6 @@ def adjoint_(rows: Rows, hops: Hops, missing: Missing, repair: Repair, network: 
     """What `settle_` did to contributions, done to their gradients, the last hop first.
 
     But for `Local`, a hop is a symmetric map of each row; where blocks of Hadamard's are padded, maps do not commute.
-
     What `Stale` put in came from before, and has no gradient.
     """
     repair = ZERO if isinstance(repair, Stale) else repair

@@ -4,13 +4,14 @@ acknowledgement as events of their own. Shares no code with `lossytp.network.tra
 Times are fractions: of events that coincide, rounding would let now one, now the other be first.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from fractions import Fraction
 
 import simpy
 
 
-class Simulation:
+class Simulation(ABC):
     """`lost` tells for each packet the link carries, in order, whether it is lost; it is read on by later messages."""
 
     def __init__(self, lost: Iterator[bool], num_packets: int, packet_s: float, round_trip_s: float) -> None:
@@ -27,8 +28,9 @@ class Simulation:
         self.env.run(self.done)
         return float(self.env.now)
 
+    @abstractmethod
     def sender(self):
-        raise NotImplementedError
+        """Sends all packets, as a simpy process."""
 
     def cross(self, packet: int):
         """Packet by packet: on the wire, then half a round trip to the receiver, unless it is lost."""
@@ -83,11 +85,13 @@ class Reliable(Simulation):
         self.acknowledged.add(packet)
         self.woken()
 
+    @abstractmethod
     def choose(self) -> int | None:
-        raise NotImplementedError
+        """The packet to send next; None where there is none to send now."""
 
+    @abstractmethod
     def timer(self, packet: int):
-        raise NotImplementedError
+        """What the sender does once `packet` is on the wire, as a simpy process."""
 
 
 class SelectiveRepeatEvents(Reliable):

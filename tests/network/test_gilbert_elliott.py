@@ -1,6 +1,5 @@
 """Gilbert-Elliott packet loss: its closed forms, its law over 10^7 packets and against a plain loop, its edges."""
 
-import json
 import math
 import random
 import time
@@ -15,6 +14,7 @@ from scipy.stats import chisquare
 from lossytp.network.bernoulli import LARGEST_BLOCK, Bernoulli
 from lossytp.network.gilbert_elliott import GilbertElliott
 from tests.network.loss_statistics import (
+    assert_a_saved_state_resumes,
     assert_same,
     assert_within,
     autocorrelation,
@@ -350,16 +350,7 @@ def test_packet_by_packet_loses_the_same_packets(name):
 @reproducible
 @given(process=processes, edges=partitions, cut=st.integers(0, 12))
 def test_a_saved_state_resumes_with_the_same_losses(process, edges, cut):
-    """Saved through JSON after any piece, loaded into losses that have moved elsewhere."""
-    losses = process.losses(KEY)
-    taken_in_pieces(losses, edges[: cut + 1])
-    resumed = process.losses(KEY)
-    resumed.take(1234)
-    resumed.load_state_dict(json.loads(json.dumps(losses.state_dict())))
-    assert resumed.state_dict() == losses.state_dict()
-    for num_packets in (0, 17, 20_000):
-        np.testing.assert_array_equal(resumed.take(num_packets), losses.take(num_packets))
-    assert resumed.state_dict() == losses.state_dict()
+    assert_a_saved_state_resumes(process, edges[: cut + 1], KEY)
 
 
 # Cost
