@@ -42,6 +42,34 @@ def lost_pieces(lacks: dict[str, dict[str, np.ndarray]]) -> Figure:
     return figure
 
 
+def error_maps(errors: dict[tuple[str, str], np.ndarray]) -> Figure:
+    """Where a sum is wrong, and on which rank: a column for each algorithm, a row for each repair.
+
+    Args:
+        errors: by (algorithm, repair), what `errors_by_rank` gives; a pair that cannot be is left out.
+    """
+    algorithms, repairs = (list(dict.fromkeys(pair[place] for pair in errors)) for place in (0, 1))
+    figure, axes = plt.subplots(
+        len(repairs), len(algorithms), figsize=(7.2, 0.5 * len(repairs) + 0.6), layout="constrained", squeeze=False
+    )
+    worst = max(error.max() for error in errors.values())
+    for row, repair in zip(axes, repairs, strict=True):
+        for ax, algorithm in zip(row, algorithms, strict=True):
+            ax.set(xticks=[], yticks=[])
+            if (algorithm, repair) not in errors:
+                ax.text(0.5, 0.5, "cannot be", ha="center", va="center", transform=ax.transAxes, color="0.5")
+                continue
+            image = ax.imshow(
+                errors[algorithm, repair], aspect="auto", cmap="Greys", vmin=0, vmax=worst, interpolation="nearest"
+            )
+    for ax, algorithm in zip(axes[0], algorithms, strict=True):
+        ax.set_title(algorithm)
+    for ax, repair in zip(axes[:, 0], repairs, strict=True):
+        ax.set_ylabel(repair, rotation=0, ha="right", va="center", fontsize=7)
+    figure.colorbar(image, ax=axes, label="error", shrink=0.6)
+    return figure
+
+
 def errors_of_sums(table: pd.DataFrame) -> Figure:
     """Relative squared error of the sum, by repair (rows of marks) and algorithm (markers); theory as bars.
 

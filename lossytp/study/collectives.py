@@ -3,6 +3,8 @@
 Shapes: R ranks, N elements of one message.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 import pandas as pd
 import torch
@@ -47,6 +49,35 @@ def _lacking(hops: Hops, missing: Missing, capacity: int, ranks: int, num_elemen
     return lacks_RN
 
 
+def errors_by_rank(
+    process: LossProcess, way: dict, *, ranks: int, coherence: float, num_packets: int, seed: int
+) -> np.ndarray:
+    """Root mean square error in each packet's elements of what each rank holds, after a message like many before it.
+
+    Shape (ranks, num_packets), in units of the root mean square of a rank's part; where a rank's own result is that of
+    all, the rows are equal.
+    """
+    network = LossyNetwork(process, seed=seed)
+    capacity = network.wire.elements_per_packet(4)
+    *_, error = _errors(network, way, ranks, coherence, num_packets * capacity, SETTLING_MESSAGES + 1, seed)
+    by_packet = error.view(-1, num_packets, capacity).square().mean(2).sqrt()
+    return np.asarray(by_packet.expand(ranks, num_packets))
+
+
+def _errors(
+    network: LossyNetwork, way: dict, ranks: int, coherence: float, num_elements: int, num_messages: int, seed: int
+) -> Iterator[torch.Tensor]:
+    """Message by message, lossy sum less exact sum of Gaussian parts: (N,), or (R, N) where results differ by rank."""
+    collective = LossyCollective(network, RankGroup(ranks), Wiring(**way))
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(num_messages):
+        common_N = torch.randn(num_elements, generator=generator)
+        own_RN = torch.randn(ranks, num_elements, generator=generator)
+        parts_RN = coherence**0.5 * common_N + (1 - coherence) ** 0.5 * own_RN
+        exact_N = parts_RN.sum(0)
+        yield collective.sum_(parts_RN) - exact_N
+
+
 def squared_errors(
     process: LossProcess,
     ways: list[dict],
@@ -68,15 +99,9 @@ def squared_errors(
     """
     rows = []
     for way in tqdm(ways, desc="errors of sums", mininterval=5):
-        collective = LossyCollective(LossyNetwork(process, seed=seed), RankGroup(ranks), Wiring(**way))
-        generator = torch.Generator().manual_seed(seed)
-        errors = []
-        for _ in range(SETTLING_MESSAGES + num_messages):
-            common_N = torch.randn(num_elements, generator=generator)
-            own_RN = torch.randn(ranks, num_elements, generator=generator)
-            parts_RN = coherence**0.5 * common_N + (1 - coherence) ** 0.5 * own_RN
-            exact_N = parts_RN.sum(0)
-            errors.append((collective.sum_(parts_RN) - exact_N).square().mean().item())
+        network = LossyNetwork(process, seed=seed)
+        each = _errors(network, way, ranks, coherence, num_elements, SETTLING_MESSAGES + num_messages, seed)
+        errors = [error.square().mean().item() for error in each]
         expected_square = ranks + coherence * ranks * (ranks - 1)
         measured = np.array(errors[SETTLING_MESSAGES:]) / expected_square
         rows.append(
