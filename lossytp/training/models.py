@@ -6,7 +6,7 @@ from lossytp.network.checks import check_known
 from lossytp.parallel.group import check_divides
 
 if TYPE_CHECKING:
-    from transformers import GPT2ForSequenceClassification
+    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"n_embd": 128, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
@@ -44,3 +44,23 @@ def build_classifier(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return GPT2ForSequenceClassification(config)
+
+
+def build_language_model(name: str, tokenizer: "PreTrainedTokenizerFast", *, seed: int) -> "GPT2LMHeadModel":
+    """The preset with a language-modelling head, its weights drawn from `seed`, without dropout."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        **{**PRESETS[name], "vocab_size": len(tokenizer)},
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        use_cache=False,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return GPT2LMHeadModel(config)

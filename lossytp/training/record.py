@@ -80,13 +80,18 @@ def describe(config: TrainConfig) -> dict[str, Any]:
     return {
         "config": _portable(config),
         "seed": config.seed,
-        "commit": _commit(),
-        "environment": {
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "processor": _processor(),
-            **{name: version(name) for name in ("torch", "transformers", "numpy")},
-        },
+        "commit": commit(),
+        "environment": environment(),
+    }
+
+
+def environment() -> dict[str, str]:
+    """The versions and the processor that a run's last digits depend on."""
+    return {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "processor": _processor(),
+        **{name: version(name) for name in ("torch", "transformers", "numpy")},
     }
 
 
@@ -98,12 +103,12 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit this code is of, "+" behind it where the library differs from it; None outside a git checkout."""
     here = Path(__file__).parent.parent
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
         changes = subprocess.run(["git", "status", "--porcelain", "."], cwd=here, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
+    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")

@@ -1,0 +1,188 @@
+"""Running text for language modelling: documents in a fixed order, packed into blocks of tokens.
+
+Shapes: B blocks, T tokens a block.
+"""
+
+import glob
+import hashlib
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.parquet
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from lossytp.network.streams import Stream
+
+STDLIB = "stdlib"
+HELD_OUT_PERCENT = 2  # of stdlib's files
+SHUFFLED_BLOCKS = 8192  # blocks that are put into a random order together
+DOCUMENTS_AT_ONCE = 64
+
+
+class Position(NamedTuple):
+    """A document: the `row`-th of the `shard`-th file, in pass `epoch` over all of them."""
+
+    epoch: int
+    shard: int
+    row: int
+
+
+BEGINNING = Position(0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Text files: parquet with a column `text`, a document a row; any other file is one document."""
+
+    files: tuple[str, ...]
+
+    def documents(self, start: Position = BEGINNING) -> Iterator[tuple[Position, list[str]]]:
+        """Portions of documents from `start` on, each with the position behind it; without end."""
+        epoch, first_shard, first_row = start
+        while True:
+            for shard in range(first_shard, len(self.files)):
+                row = 0
+                for texts in _texts(self.files[shard]):
+                    wanted = texts[max(0, first_row - row) :]
+                    row += len(texts)
+                    if wanted:
+                        yield Position(epoch, shard, row), wanted
+                first_row = 0
+            epoch, first_shard = epoch + 1, 0
+
+    def texts(self) -> Iterator[str]:
+        """All documents once."""
+        for position, texts in self.documents():
+            if position.epoch:
+                return
+            yield from texts
+
+
+def corpus(data_glob: str, *, split: str) -> Corpus:
+    """The files that a pattern names, or for "stdlib" the sources of Python's standard library, sorted.
+
+    `split`, "train" or "validation", chooses among the sources of the standard library alone.
+
+    ValueError where there are none, or one is of no kind that is read.
+    """
+    if data_glob == STDLIB:
+        root = Path(sysconfig.get_paths()["stdlib"])
+        everything = [file for file in sorted(root.rglob("*.py")) if not {"site-packages", "test"} & {*file.parts}]
+        held_out = [
+            int(hashlib.blake2b(str(file.relative_to(root)).encode()).hexdigest(), 16) % 100 for file in everything
+        ]
+        chosen = [
+            str(file)
+            for file, number in zip(everything, held_out, strict=True)
+            if (number < HELD_OUT_PERCENT) == (split == "validation")
+        ]
+        return Corpus(tuple(chosen))
+    files = sorted(glob.glob(data_glob, recursive=True))
+    if not files:
+        raise ValueError(f"data_glob = {data_glob!r} matches no file: give another pattern, or 'stdlib'")
+    return Corpus(tuple(files))
+
+
+def _texts(file: str) -> Iterator[list[str]]:
+    if not file.endswith(".parquet"):
+        yield [Path(file).read_text(encoding="utf-8", errors="replace")]
+        return
+    with pyarrow.parquet.ParquetFile(file) as table:
+        if "text" not in table.schema_arrow.names:
+            raise ValueError(
+                f"{file} has no column 'text' but {', '.join(table.schema_arrow.names)}: give one that has"
+            )
+        for portion in table.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
+            yield [text for text in portion.column(0).to_pylist() if text]
+
+
+class PackedBlocks:
+    """Blocks of `block_size` tokens, without padding: documents one after another, each followed by the end token.
+
+    Blocks are shuffled among the next few thousand, or where not `streaming` among all of a pass, in an order that
+    `seed` names. `state_dict()` tells where it
+    stands; what it yields after `load_state_dict()` is what it would have yielded.
+    """
+
+    def __init__(
+        self, text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int, seed: int, streaming: bool = True
+    ) -> None:
+        self.text, self.tokenizer, self.block_size, self.seed = text, tokenizer, block_size, seed
+        self.streaming = streaming
+        self._start = self._position = BEGINNING
+        self._rest = self._rest_at_start = np.zeros(0, dtype=np.int64)
+        self._portion = -1  # shuffled portions so far
+        self._blocks = np.zeros((0, block_size), dtype=np.int64)
+        self._taken = 0  # of the blocks of this portion
+
+    @property
+    def position(self) -> Position:
+        """Behind the last document that was read."""
+        return self._position
+
+    def batch(self, size: int) -> Tensor:
+        """The next `size` blocks, (B, T)."""
+        parts: list[np.ndarray] = []
+        missing = size
+        while missing:
+            if self._taken == len(self._blocks):
+                self._fill()
+            parts.append(self._blocks[self._taken : self._taken + missing])
+            self._taken += len(parts[-1])
+            missing -= len(parts[-1])
+        return torch.from_numpy(np.concatenate(parts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the blocks of this portion start in the text, and how many were taken."""
+        return {
+            "start": list(self._start),
+            "rest": torch.from_numpy(self._rest_at_start),
+            "portion": self._portion,
+            "taken": self._taken,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._position, self._rest = Position(*state["start"]), state["rest"].numpy()
+        self._portion = state["portion"] - 1
+        if state["portion"] >= 0:
+            self._fill()
+        self._taken = state["taken"]
+
+    def _fill(self) -> None:
+        self._start, self._rest_at_start = self._position, self._rest
+        self._portion += 1
+        enough, pieces, length = SHUFFLED_BLOCKS * self.block_size, [self._rest], len(self._rest)
+        for position, texts in self.text.documents(self._position):
+            if not self.streaming and position.epoch > self._start.epoch and length >= self.block_size:
+                self._position = Position(position.epoch, 0, 0)
+                break
+            self._position = position
+            pieces += encode(self.tokenizer, texts)
+            length += sum(map(len, pieces[-len(texts) :]))
+            if self.streaming and length >= enough:
+                break
+        tokens = np.concatenate(pieces)
+        wanted = enough if self.streaming else length // self.block_size * self.block_size
+        blocks, self._rest = tokens[:wanted].reshape(-1, self.block_size), tokens[wanted:]
+        draws = Stream((self.seed, "blocks", self._portion)).uniforms(len(blocks))
+        self._blocks = blocks[np.argsort(draws, kind="stable")]
+        self._taken = 0
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[np.ndarray]:
+    """Token ids of each text, int64, the end token behind."""
+    encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
+    return [np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.int64) for encoding in encodings]
+
+
+def all_blocks(text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int) -> Tensor:
+    """All whole blocks of the text, in order, (B, T)."""
+    tokens = np.concatenate([ids for document in text.texts() for ids in encode(tokenizer, [document])])
+    whole = len(tokens) // block_size
+    return torch.from_numpy(tokens[: whole * block_size].reshape(whole, block_size))

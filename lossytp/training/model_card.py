@@ -1,0 +1,52 @@
+"""The README.md of a pretrained model: what a reader must know to use it, and to make it again."""
+
+from typing import Any
+
+TEMPLATE = """\
+---
+language: en
+library_name: transformers
+pipeline_tag: text-generation
+---
+# {model_name}
+
+A GPT-2 of {parameters:,} parameters for experiments on lossy tensor parallelism: small enough to fine-tune on a laptop,
+pretrained so that fine-tuning measures tolerance of packet loss, not how fast a model learns from nothing.
+It knows a little English and no facts.
+
+| | |
+|---|---|
+| data | {data}, packed into blocks of {block_size} tokens |
+| vocabulary | byte-level BPE of {vocabulary} tokens |
+| training | {tokens:,} tokens: {steps:,} steps of {batch_size} blocks |
+| learning rate | {learning_rate:g}, cosine decay to {smallest:g} |
+| held out | {validation_tokens:,} tokens: {validation_loss:.4f} nats a token, perplexity {perplexity:.2f} |
+| weights | stored in bfloat16, trained in float32 |
+| code | commit {commit} |
+| made on | {processor}, {threads} threads, torch {torch}, {hours:.1f} hours |
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```
+
+Text from Wikipedia is under CC BY-SA, sources of Python's standard library under the PSF licence; the weights are under
+this project's.
+"""
+
+
+def model_card(statistics: dict[str, Any]) -> str:
+    """Markdown, from what pretrain.json holds."""
+    config, where = statistics["config"], statistics["environment"]
+    numbers = {name: statistics[name] for name in ("parameters", "data", "steps", "tokens", "commit", "threads")}
+    numbers |= {name: statistics[name] for name in ("validation_loss", "perplexity", "validation_tokens")}
+    return TEMPLATE.format(
+        **numbers,
+        **{name: config[name] for name in ("model_name", "block_size", "batch_size", "learning_rate")},
+        vocabulary=statistics["vocabulary"],
+        smallest=config["min_learning_rate"],
+        processor=where["processor"],
+        torch=where["torch"],
+        hours=statistics["train_seconds"] / 3600,
+    )

@@ -1,0 +1,54 @@
+"""AdamW, and learning rates that warm up and decay."""
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from lossytp.parallel.own_streams import PerRank
+
+SCHEDULES = ("linear", "cosine", "constant")
+
+
+def build_optimizer(
+    model: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter, ICLR 2019); weights of linear layers and embeddings decay, all else not.
+
+    Frozen parameters are left out.
+    """
+    norms = {id(p) for module in model.modules() if _is_norm(module) for p in module.parameters()}
+    groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}  # one kernel cannot mix tensors of different meshes
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = not (name.endswith("bias") or id(parameter) in norms)
+            groups.setdefault((decays, getattr(parameter, "device_mesh", None)), []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
+            for (decays, _), parameters in groups.items()
+        ],
+        lr=learning_rate,
+        betas=betas,
+    )
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module.template[0] if isinstance(module, PerRank) else module, nn.LayerNorm)
+
+
+def learning_rate_factor(
+    step: int, *, schedule: str, warmup_steps: int, total_steps: int, smallest: float = 0.0
+) -> float:
+    """Factor of the peak learning rate at `step`, counted from 0: linear warm-up, then decay to `smallest`.
+
+    `schedule` is "linear", "cosine" (Loshchilov and Hutter, ICLR 2017, without restarts) or "constant".
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    share = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    remaining = 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
+    return smallest + (1 - smallest) * remaining

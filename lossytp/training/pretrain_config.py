@@ -1,0 +1,96 @@
+"""The configuration of one pretraining run. Importing this module costs no torch."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from lossytp.network.checks import check_known
+from lossytp.training.models import PRESETS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """What a pretrained base depends on, and where it goes."""
+
+    model_name: str = "gpt2-nano"
+    """The shape: gpt2-nano or gpt2-micro; weights are drawn from the seed."""
+    tokenizer_path: str | None = None
+    """A folder with a tokenizer; left out, a vocabulary is made of the text's beginning."""
+    checkpoint_path: str | None = None
+    """A checkpoint, or a folder whose newest is taken, to go on from; left out, output_dir's if it has one."""
+    data_glob: str = "stdlib"
+    """Pattern of parquet (column text) or text files; stdlib is the sources of Python's standard library."""
+    validation_glob: str | None = None
+    """Held-out files; needed where data_glob is not stdlib, which holds out some itself."""
+    streaming: bool = True
+    """Shuffle the next few thousand blocks; --no-streaming reads all text first and shuffles all."""
+    num_proc: int = 2
+    """Threads that work on microbatches side by side, which changes no result."""
+    trust_remote_code: bool = False
+    """Let a tokenizer run code that came with it."""
+    batch_size: int = 64
+    """Blocks a step."""
+    microbatch_size: int = 4
+    """Blocks whose activations are in memory together, for each thread; small ones stay in a CPU's cache."""
+    block_size: int = 128
+    """Tokens a block."""
+    learning_rate: float = 3e-3
+    """Peak learning rate of AdamW."""
+    min_learning_rate: float = 1e-4
+    """Where its cosine decay ends."""
+    warmup_steps: int = 100
+    """Steps of linear warm-up."""
+    total_steps: int = 6200
+    """Optimiser steps."""
+    weight_decay: float = 0.1
+    """Decoupled weight decay, on matrices alone."""
+    gradient_clipping: float = 1.0
+    """Largest norm of all gradients together."""
+    bf16: bool = False
+    """Matrix products in bfloat16; helps on GPUs and the few CPUs that have it."""
+    eval_steps: int = 500
+    """Validate, save a checkpoint and show a sample every so many steps."""
+    seed: int = 0
+    """Of initial weights and the order of blocks."""
+    output_dir: str = "output/pretrain"
+    """Folder for the model, its card, checkpoint and pretrain.json."""
+
+    def __post_init__(self) -> None:
+        check_known("model_name", self.model_name, PRESETS)
+        for name in ("num_proc", "batch_size", "microbatch_size", "block_size", "total_steps", "eval_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} is below 1: give a positive number")
+        for name in ("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "seed", "gradient_clipping"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} = {value} is negative or not finite: give 0 or more")
+        if self.batch_size % self.microbatch_size:
+            raise ValueError(
+                f"batch_size = {self.batch_size} is not a multiple of microbatch_size = {self.microbatch_size}"
+            )
+        positions = PRESETS[self.model_name]["n_positions"]
+        if not 2 <= self.block_size <= positions:
+            raise ValueError(
+                f"block_size = {self.block_size} is not from 2 to {self.model_name}'s {positions} positions"
+            )
+        if self.data_glob != "stdlib" and self.validation_glob is None:
+            raise ValueError(
+                f"data_glob = {self.data_glob!r} without validation_glob: name the files to validate on, which must "
+                "not be among them"
+            )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values, JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise ValueError for a name that is no field."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+                raise ValueError(f"unknown parameter {name!r}: {hint}")
