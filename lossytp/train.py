@@ -26,7 +26,7 @@ def main() -> None:
         )
     else:
         print(
-            f"accuracy {final['accuracy_lossy']:.4f} with loss, {final['accuracy_clean']:.4f} without "
+            f"{record['data']['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without "
             f"({record['status']}): see {config.output_dir}/record.json"
         )
 

@@ -23,6 +23,7 @@ from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrai
 
 from lossytp.parallel.functions import own_gradient
 from lossytp.parallel.group import RankGroup
+from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
 
 BATCHED = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels")
 
@@ -38,13 +39,14 @@ def _on_own_streams(forward: Callable) -> Callable:
         del inputs["self"]
         return_dict = inputs.pop("return_dict", None)
         tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
+        rows, length = (tokens.flatten(0, -2) if tokens is inputs.get("input_ids") else tokens).shape[:2]
         past, positions = inputs.get("past_key_values"), inputs.get("position_ids")
         _check_cache(past, ranks_here * len(tokens))
         if positions is None and isinstance(self.transformer.wpe, PerRank):
             first = past.get_seq_length() if past is not None else 0
-            positions = torch.arange(first, first + tokens.shape[1], device=tokens.device).unsqueeze(0)
+            positions = torch.arange(first, first + length, device=tokens.device).unsqueeze(0)
         if positions is not None:
-            inputs["position_ids"] = positions.expand(tokens.shape[:2])
+            inputs["position_ids"] = positions.expand(rows, length)
         for name in BATCHED:
             if inputs.get(name) is not None:
                 inputs[name] = inputs[name].repeat(ranks_here, *[1] * (inputs[name].ndim - 1))
@@ -75,7 +77,15 @@ class OwnStreamsForSequenceClassification(GPT2ForSequenceClassification):
     forward = _on_own_streams(GPT2ForSequenceClassification.forward)
 
 
+class OwnStreamsForMultipleChoice(GPT2ForMultipleChoice):
+    """Logits are the first rank's; `rank_logits` (L, B, options) those of each rank of this process."""
+
+    rank_group: RankGroup
+    forward = _on_own_streams(GPT2ForMultipleChoice.forward)
+
+
 OWN_STREAMS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {
+    GPT2ForMultipleChoice: OwnStreamsForMultipleChoice,
     GPT2LMHeadModel: OwnStreamsLMHeadModel,
     GPT2ForSequenceClassification: OwnStreamsForSequenceClassification,
 }

@@ -1,18 +1,21 @@
 """What parameters cannot be combined, refused with the reason."""
 
+import math
 from typing import TYPE_CHECKING
 
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.repair import Local, Stale
 from lossytp.network.repairs import repair_named
 from lossytp.network.scope import layers_named, links_named
-from lossytp.training.models import PRESETS
+from lossytp.training.models import shape_of
+from lossytp.training.tasks import task_named
 
 if TYPE_CHECKING:
     from lossytp.training.config import TrainConfig
+    from lossytp.training.evaluate_config import EvaluateConfig
 
 
-def check_combinations(config: "TrainConfig") -> None:
+def check_combinations(config: "TrainConfig | EvaluateConfig") -> None:
     """Raise ValueError for parameters each of which is fine, but not with the others."""
     _check_parallelism(config)
     _check_backend(config)
@@ -25,7 +28,7 @@ def check_combinations(config: "TrainConfig") -> None:
         )
 
 
-def _check_parallelism(config: "TrainConfig") -> None:
+def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
     """Refuse, with the reason, what cannot be combined."""
     if config.implementation == "megatron" and (config.bf16 or config.fp16):
         raise ValueError(
@@ -38,7 +41,8 @@ def _check_parallelism(config: "TrainConfig") -> None:
             raise ValueError(
                 "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
             )
-    blocks = PRESETS[config.model_name]["n_layer"]
+    shape = shape_of(config.model_name)
+    blocks = math.inf if shape is None else shape.layers  # of a model on the hub: known once it is there
     if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
         raise ValueError(f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks")
     if config.pipeline_parallel_size > blocks:
@@ -46,6 +50,9 @@ def _check_parallelism(config: "TrainConfig") -> None:
             f"pipeline_parallel_size = {config.pipeline_parallel_size} is above {config.model_name}'s {blocks} blocks"
         )
     if config.pipeline_parallel_size > 1:
+        kind = task_named(config.dataset or "docstrings").kind
+        if kind != "classification":
+            raise ValueError(f"dataset = {config.dataset!r} with a pipeline, which knows classification, not {kind}")
         if not config.reliable_gather and not config.sequence_parallel:
             raise ValueError(
                 "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out"
@@ -72,7 +79,7 @@ def _check_parallelism(config: "TrainConfig") -> None:
         )
 
 
-def _check_backend(config: "TrainConfig") -> None:
+def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
     """Refuse what only this project's layers know how to do to others, and what they do alone to other traffic."""
     own_layers = config.implementation == "lossytp" and config.tensor_parallel_size > 1
     if not own_layers:
@@ -99,7 +106,7 @@ def _check_backend(config: "TrainConfig") -> None:
         )
 
 
-def _check_scope(config: "TrainConfig") -> None:
+def _check_scope(config: "TrainConfig | EvaluateConfig") -> None:
     """Refuse a scope in which nothing could be lost, where tensor parallelism is all there is."""
     if config.exact_adjoint and config.lossy_direction == "backward":
         raise ValueError("exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of")
@@ -119,7 +126,7 @@ def _check_scope(config: "TrainConfig") -> None:
                 )
 
 
-def _check_replicas(config: "TrainConfig") -> None:
+def _check_replicas(config: "TrainConfig | EvaluateConfig") -> None:
     if not config.reliable_gather and config.tensor_parallel_size * config.data_parallel_size == 1:
         raise ValueError("reliable_gather = False where nothing is summed: give tensor_parallel_size above 1")
     if config.replicated_gradients != "reliable" and config.tensor_parallel_size == 1:

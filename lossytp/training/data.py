@@ -1,6 +1,6 @@
 """Examples as token ids, and batches of them.
 
-Shapes: B examples, T tokens of the longest of them.
+Shapes: B examples, O options of the one that has most, T tokens of the longest sequence.
 """
 
 import hashlib
@@ -11,81 +11,103 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
 from lossytp.training.cache import cached
-from lossytp.training.tasks import TASKS, Example
+from lossytp.training.task_kinds import Example, Task
+from lossytp.training.tasks import task_named
 
-PAD, END = "<|pad|>", "<|endoftext|>"
-PAD_ID = 0
-VOCABULARY = 4096
 BUCKET_BATCHES = 50  # batches whose examples are sorted by length together
+ANSWER_TOKENS = 32  # that a generated answer may have
+IGNORED = -100  # the label of tokens that training does not predict
 
 
 @dataclass(frozen=True)
 class Split:
-    """Token ids of many examples, one after another; example i is `tokens[offsets[i]:offsets[i + 1]]`."""
+    """Token ids of many examples of one kind of task.
 
+    Sequence s is `tokens[offsets[s]:offsets[s + 1]]`; example i has the sequences `first[i]` to `first[i + 1] - 1`, one
+    an option, else one alone, and the label `labels[i]`. Of a generation task a sequence is a prompt, its last
+    `answer_lengths[s]` tokens the answer, and `answers[i]` are the accepted ones.
+    """
+
+    kind: str
     tokens: np.ndarray
     offsets: np.ndarray
+    first: np.ndarray
     labels: np.ndarray
+    answer_lengths: np.ndarray
+    answers: tuple[tuple[str, ...], ...]
+    pad_id: int
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def lengths(self, max_length: int) -> np.ndarray:
-        """Tokens of each example once cut to `max_length`, int64 (examples,)."""
-        return np.minimum(np.diff(self.offsets), max_length)
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example's longest sequence, int64 (examples,)."""
+        return np.maximum.reduceat(np.diff(self.offsets), self.first[:-1])
 
-    def head(self, examples: int | None) -> "Split":
-        """A fixed pseudo-random sample of so many examples; all when `examples` is None."""
-        if examples is None or examples >= len(self):
-            return self
-        chosen = sample_indices(len(self), examples)
-        parts = [self.tokens[self.offsets[i] : self.offsets[i + 1]] for i in chosen]
-        offsets = np.concatenate(([0], np.cumsum([len(part) for part in parts])))
-        return Split(np.concatenate(parts), offsets, self.labels[chosen])
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """The examples padded on the right: input_ids and attention_mask (B, T), or (B, O, T) of multiple choice.
 
-    def batch(self, indices: np.ndarray, max_length: int) -> dict[str, Tensor]:
-        """The examples padded on the right: input_ids and attention_mask (B, T), labels (B,)."""
-        lengths = self.lengths(max_length)[indices]
-        input_ids = np.full((len(indices), lengths.max()), PAD_ID, dtype=np.int64)
-        for row, (index, length) in enumerate(zip(indices, lengths, strict=True)):
-            start = self.offsets[index]
-            input_ids[row, :length] = self.tokens[start : start + length]
-        mask = np.arange(input_ids.shape[1]) < lengths[:, None]
-        return {
-            "input_ids": torch.from_numpy(input_ids),
-            "attention_mask": torch.from_numpy(mask.astype(np.int64)),
-            "labels": torch.from_numpy(self.labels[indices].astype(np.int64)),
-        }
+        labels are (B,); or (B, T) of generation, what is no answer `IGNORED`. An absent option's mask is all 0.
+        """
+        counts = np.diff(self.first)[indices]
+        sequences = [range(self.first[i], self.first[i + 1]) for i in indices]
+        rows = [s for example in sequences for s in (*example, *[example[0]] * (counts.max() - len(example)))]
+        input_ids, mask = self._padded([self._tokens(s) for s in rows], left=False)
+        batch = {"input_ids": input_ids, "attention_mask": mask}
+        if self.kind == "multiple choice":
+            batch = {name: tensor.view(len(indices), counts.max(), -1) for name, tensor in batch.items()}
+            absent = np.arange(counts.max()) >= counts[:, None]
+            batch["attention_mask"][torch.from_numpy(absent)] = 0
+        if self.kind == "generation":
+            labels = input_ids.masked_fill(mask == 0, IGNORED)
+            for row, s in enumerate(rows):
+                labels[row, : len(self._tokens(s)) - self.answer_lengths[s]] = IGNORED
+            return {**batch, "labels": labels}
+        kind = np.float32 if self.kind == "regression" else np.int64
+        return {**batch, "labels": torch.from_numpy(self.labels[indices].astype(kind))}
+
+    def prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Of a generation task's examples the prompts alone, padded on the left, as generation goes on from them."""
+        rows = [self._tokens(i)[: -self.answer_lengths[i]] for i in indices]
+        input_ids, mask = self._padded(rows, left=True)
+        return {"input_ids": input_ids, "attention_mask": mask}
+
+    def _tokens(self, sequence: int) -> np.ndarray:
+        return self.tokens[self.offsets[sequence] : self.offsets[sequence + 1]]
+
+    def _padded(self, rows: list[np.ndarray], *, left: bool) -> tuple[Tensor, Tensor]:
+        longest = max(map(len, rows))
+        input_ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
+        mask = np.zeros_like(input_ids)
+        for number, row in enumerate(rows):
+            where = slice(longest - len(row), None) if left else slice(len(row))
+            input_ids[number, where], mask[number, where] = row, 1
+        return torch.from_numpy(input_ids), torch.from_numpy(mask)
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task's splits as token ids, its label names, and the hash of all of it."""
+    """A task's splits as token ids, the tokenizer they were made with, and the hash of all of it."""
 
+    task: Task
     train: Split
     test: Split
-    labels: tuple[str, ...]
+    tokenizer: PreTrainedTokenizerFast
     sha256: str
 
 
-def sample_indices(available: int, examples: int | None) -> np.ndarray:
-    """Sorted indices of a fixed pseudo-random sample of `examples` out of `available`; of all when None."""
-    order = np.argsort(Stream(("sample",)).uniforms(available), kind="stable")
-    return np.sort(order[:examples])
-
-
-def training_batches(split: Split, *, batch_size: int, max_length: int, seed: int) -> Iterator[dict[str, Tensor]]:
+def training_batches(split: Split, *, batch_size: int, seed: int, skip: int = 0) -> Iterator[dict[str, Tensor]]:
     """Batches without end, in an order that `seed` names: shuffled, examples of like length together.
 
-    Padding would hide losses, a lost packet of padding being harmless, so little of it is made.
+    Padding would hide losses, a lost packet of padding being harmless, so little of it is made. The first `skip`
+    batches are left out.
     """
-    lengths = split.lengths(max_length)
+    lengths = split.lengths()
     epoch = 0
     while True:
         draws = Stream((seed, "order", epoch))
@@ -96,72 +118,87 @@ def training_batches(split: Split, *, batch_size: int, max_length: int, seed: in
             bucket = bucket[np.argsort(lengths[bucket], kind="stable")]
             batches += [bucket[i : i + batch_size] for i in range(0, len(bucket), batch_size)]
         for number in np.argsort(draws.uniforms(len(batches)), kind="stable"):
-            yield split.batch(batches[number], max_length)
+            if skip:
+                skip -= 1
+            else:
+                yield split.batch(batches[number])
         epoch += 1
 
 
-def evaluation_batches(split: Split, *, batch_size: int, max_length: int) -> Iterator[dict[str, Tensor]]:
-    """Every example once, sorted by length."""
-    order = np.argsort(split.lengths(max_length), kind="stable")
+def evaluation_batches(split: Split, *, batch_size: int) -> Iterator[np.ndarray]:
+    """The indices of every example once, sorted by length."""
+    order = np.argsort(split.lengths(), kind="stable")
     for start in range(0, len(order), batch_size):
-        yield split.batch(order[start : start + batch_size], max_length)
+        yield order[start : start + batch_size]
 
 
-def load_dataset(name: str, *, train_samples: int | None, test_samples: int | None) -> Dataset:
-    """The task's data, prepared once and cached: text, a byte-level BPE vocabulary of its training split, token ids."""
-    folder = _prepared(name)
-    splits = {}
+def load_dataset(
+    name: str,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_length: int,
+    train_samples: int | None,
+    test_samples: int | None,
+) -> Dataset:
+    """The task's data as token ids, prepared once and cached. ValueError where the data is nowhere to be found."""
+    task = task_named(name)
     digest = hashlib.sha256()
-    for split in ("train", "test"):
-        with np.load(folder / f"{split}.npz") as arrays:
-            splits[split] = Split(**arrays)
-        for array in (splits[split].tokens, splits[split].offsets, splits[split].labels):
+    splits = {}
+    for split, samples in (("train", train_samples), ("test", test_samples)):
+        splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
+        for array in (splits[split].tokens, splits[split].offsets, splits[split].first, splits[split].labels):
             digest.update(array.tobytes())
-    train, test = splits["train"].head(train_samples), splits["test"].head(test_samples)
-    return Dataset(train, test, TASKS[name].labels, digest.hexdigest())
+    return Dataset(task, splits["train"], splits["test"], tokenizer, digest.hexdigest())
 
 
-def load_texts(name: str) -> dict[str, list[Example]]:
-    """The task's text before it became token ids: {"train": [(text, label), ...], "test": [...]}."""
-    content = json.loads((_prepared(name) / "texts.json").read_text(encoding="utf-8"))
-    return {split: [(text, label) for text, label in examples] for split, examples in content.items()}
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """The task's tokenizer, as transformers knows it."""
-    return PreTrainedTokenizerFast(tokenizer_file=str(_prepared(name) / "tokenizer.json"), pad_token=PAD, eos_token=END)
-
-
-def train_tokenizer(texts: list[str]) -> Tokenizer:
-    """A byte-level BPE of 4,096 tokens (Sennrich et al., ACL 2016; bytes as in GPT-2, Radford et al., 2019)."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=[PAD, END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def _prepared(name: str) -> Path:
-    task = TASKS[name]
+def _load_split(
+    name: str, task: Task, split: str, tokenizer: PreTrainedTokenizerFast, max_length: int, samples: int | None
+) -> Split:
+    vocabulary = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=8).hexdigest()
     code = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
-    return cached(name, f"{task.version()} {code}", lambda part: _prepare(task.load(), part))
+    key = json.dumps([split, samples, max_length, task.fingerprint(), vocabulary, code])
+    folder = cached(
+        f"{name}-{split}", key, lambda part: _prepare(task, task.examples(split, samples), tokenizer, max_length, part)
+    )
+    answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
+    with np.load(folder / "arrays.npz") as arrays:
+        return Split(**arrays, kind=task.kind, answers=tuple(map(tuple, answers)), pad_id=int(tokenizer.pad_token_id))
 
 
-def _prepare(splits: dict[str, list[Example]], folder: Path) -> None:
-    (folder / "texts.json").write_text(json.dumps(splits), encoding="utf-8")
-    tokenizer = train_tokenizer([text for text, _ in splits["train"]])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    for split, examples in splits.items():
-        rows = [encoding.ids for encoding in tokenizer.encode_batch([text for text, _ in examples])]
-        np.savez(
-            folder / f"{split}.npz",
-            tokens=np.concatenate(rows).astype(np.int16),
-            offsets=np.cumsum([0, *map(len, rows)]),
-            labels=np.array([label for _, label in examples], dtype=np.int16),
-        )
+def _prepare(
+    task: Task, examples: list[Example], tokenizer: PreTrainedTokenizerFast, max_length: int, folder: Path
+) -> None:
+    """Write the arrays of a split: every ending's sequence, the body cut so that it fits into `max_length`."""
+    if not examples:
+        raise ValueError(f"a split of {task} has no examples: give other files")
+    generates = task.kind == "generation"
+
+    def encoded(texts: list[str]) -> list[list[int]]:  # in parallel, by the tokenizer's own threads
+        return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    bodies = encoded([example.body for example in examples])
+    endings = iter(encoded([ending for example in examples for ending in example.endings]))
+    targets = encoded([f" {example.label[0]}" for example in examples]) if generates else []
+    longest = max_length - ANSWER_TOKENS if generates else max_length
+    sequences: list[list[int]] = []
+    answer_lengths: list[int] = []
+    for number, example in enumerate(examples):
+        for _ in example.endings:
+            ending = next(endings)[:longest]
+            room = longest - len(ending)
+            body = bodies[number]
+            body = body[:room] if task.cut == "right" else body[max(0, len(body) - room) :]
+            answer = [*targets[number][: ANSWER_TOKENS - 1], tokenizer.eos_token_id] if generates else []
+            # a text of no tokens would have no last one to classify
+            sequences.append([*(body + ending or [tokenizer.eos_token_id]), *answer])
+            answer_lengths.append(len(answer))
+    np.savez(
+        folder / "arrays.npz",
+        tokens=np.concatenate(sequences).astype(np.int32),
+        offsets=np.cumsum([0, *map(len, sequences)]),
+        first=np.cumsum([0, *(len(example.endings) for example in examples)]),
+        labels=np.array([0.0 if generates else example.label for example in examples], dtype=np.float64),
+        answer_lengths=np.array(answer_lengths),
+    )
+    answers = [example.label for example in examples] if generates else []
+    (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")

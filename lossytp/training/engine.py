@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
@@ -19,6 +20,7 @@ from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from lossytp.training.config import TrainConfig
+from lossytp.training.evaluate_config import EvaluateConfig
 
 INSTALL_MEGATRON = "pip install megatron-core"
 
@@ -30,7 +32,12 @@ class Engine:
     """
 
     def __init__(
-        self, config: TrainConfig, dense: PreTrainedModel, network: LossyNetwork, layout: Layout, device: torch.device
+        self,
+        config: TrainConfig | EvaluateConfig,
+        dense: PreTrainedModel,
+        network: LossyNetwork,
+        layout: Layout,
+        device: torch.device,
     ) -> None:
         self.config, self.network, self.layout, self.device = config, network, layout, device
         self.implementation = _implementation(config, layout)
@@ -122,14 +129,39 @@ class Engine:
         with self._autocast(), torch.no_grad():
             if self.pipeline is not None:
                 logits = self.pipeline.logits(batch)
+                logits = None if logits is None else logits.unsqueeze(0)
             else:
                 output = self.module(**batch)
-                logits = getattr(output, "rank_logits", output.logits)
+                logits = getattr(output, "rank_logits", output.logits.unsqueeze(0))
         if isinstance(self.module, FSDPModule):
             self.module.reshard()  # or the next pass, training's perhaps, would use what this one gathered
-        if logits is None:
-            return None
-        return (logits if logits.ndim == 3 else logits.unsqueeze(0)).float().cpu()
+        return None if logits is None else logits.float().cpu()
+
+    def loss(self, batch: dict[str, Tensor]) -> float:
+        """The mean training loss over `batch`, without gradients."""
+        self.module.eval()
+        with self._autocast(), torch.no_grad():
+            loss: float = self.module(**self._to_device(batch)).loss.item()
+        return loss
+
+    def generate(self, prompts: dict[str, Tensor], *, new_tokens: int, tokenizer: Any, **sampling: Any) -> Tensor:
+        """Token ids (B, T + new ones) of the prompts, padded on the left, and what greedy search makes of them.
+
+        `sampling` is handed on to transformers. Where ranks have streams of their own, the tokens are the first's.
+        """
+        self.module.eval()
+        model: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        with self._autocast(), torch.no_grad():
+            ids: Tensor = model.generate(
+                **self._to_device(prompts),
+                max_new_tokens=new_tokens,
+                pad_token_id=tokenizer.pad_token_id,
+                eos_token_id=tokenizer.eos_token_id,
+                **{"do_sample": False, "use_cache": True, **sampling},
+            )
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()
+        return ids.cpu()
 
     def _autocast(self) -> Any:
         if not (self.config.bf16 or self.config.fp16):
@@ -152,7 +184,7 @@ def check_same_function(
         raise ValueError(f"the parallel model's logits differ from the dense model's by {error:.1e}, relative")
 
 
-def _implementation(config: TrainConfig, layout: Layout) -> str:
+def _implementation(config: TrainConfig | EvaluateConfig, layout: Layout) -> str:
     if config.tensor_parallel_size == 1:
         return "dense"
     if config.implementation == "megatron":
@@ -169,7 +201,11 @@ def _implementation(config: TrainConfig, layout: Layout) -> str:
 
 
 def _tensor_parallel(
-    implementation: str, config: TrainConfig, dense: PreTrainedModel, network: LossyNetwork, layout: Layout
+    implementation: str,
+    config: TrainConfig | EvaluateConfig,
+    dense: PreTrainedModel,
+    network: LossyNetwork,
+    layout: Layout,
 ) -> PreTrainedModel:
     if implementation == "dense":  # a rank alone has nobody to all-reduce with
         return fuse_gelu_(copy.deepcopy(dense))

@@ -1,7 +1,6 @@
 """One training run, from configuration to record."""
 
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,19 +11,19 @@ import torch.distributed as dist
 from torch import nn
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.initialize import init_process_group
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.own_streams import PerRank
-from lossytp.parallel.replicas import agreed, clip_gradients_, gathered, merge_counters, replica_drift
+from lossytp.parallel.replicas import agreed, clip_gradients_, merge_counters, replica_drift
 from lossytp.training.config import TrainConfig
-from lossytp.training.data import PAD_ID, Dataset, Split, evaluation_batches, load_dataset, training_batches
+from lossytp.training.data import Dataset, load_dataset, training_batches
 from lossytp.training.engine import Engine
-from lossytp.training.metrics import Classification, time_to_accuracy
-from lossytp.training.models import build_classifier
+from lossytp.training.metrics import time_to_accuracy
+from lossytp.training.models import build_model, load_tokenizer
+from lossytp.training.processes import this_device, together
 from lossytp.training.progress import Progress
 from lossytp.training.record import check_output_folder, describe, write_record
+from lossytp.training.scoring import scores
 
-EVALUATION_BATCH = 64
 CURVE_POINTS = 200  # training losses kept in a record
 
 
@@ -37,22 +36,8 @@ def run(config: TrainConfig) -> dict[str, Any]:
     ends the run, its final figures null.
     """
     layout = config.layout(*rank_and_world_size())
-    network = config.network()
-    if layout.world_size == 1:
+    with together(config, layout) as network:
         return _run(config, layout, network)
-    device_each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
-    wraps = "nccl" if torch.cuda.is_available() and device_each else "gloo"  # NCCL refuses two ranks on one GPU
-    init_process_group(
-        network,
-        wraps=wraps,
-        algorithm=config.algorithm,
-        repair=config.repair,
-        reliable_gather=config.reliable_gather,
-    )
-    try:
-        return _run(config, layout, network)
-    finally:
-        dist.destroy_process_group()
 
 
 def _run(config: TrainConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
@@ -69,17 +54,22 @@ class _Run:
         self.config, self.layout, self.network = config, layout, network
         self.start = time.perf_counter()
         self.data: Dataset = load_dataset(
-            config.dataset, train_samples=config.max_samples, test_samples=config.eval_samples
+            config.dataset,
+            load_tokenizer(config.model_name),
+            max_length=config.max_length,
+            train_samples=config.max_samples,
+            test_samples=config.eval_samples,
         )
-        local_rank = int(os.environ.get("LOCAL_RANK", layout.rank))
-        devices = torch.cuda.device_count()
-        self.device = torch.device("cuda", local_rank % devices) if devices else torch.device("cpu")
-        dense = build_classifier(
+        self.device = this_device(layout)
+        task = self.data.task
+        dense = build_model(
             config.model_name,
-            labels=self.data.labels,
-            pad_token_id=PAD_ID,
+            task.kind,
+            labels=task.labels,
+            tokenizer=self.data.tokenizer,
             dropout=config.dropout,
             seed=config.seed,
+            tensor_parallel_size=config.tensor_parallel_size,
         )
         self.engine = Engine(config, dense, network, layout, self.device)
         self.optimizer = build_optimizer(self.engine.module, config)
@@ -100,7 +90,6 @@ class _Run:
         every = max(1, len(self.losses) // CURVE_POINTS)
         curve = [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, 1) if step % every == 0]
         merge_counters(self.network)
-        labels = np.bincount(self.data.test.labels, minlength=len(self.data.labels))
         return {
             **describe(self.config),
             "status": status,
@@ -110,7 +99,10 @@ class _Run:
                 "sha256": self.data.sha256,
                 "train_examples": len(self.data.train),
                 "test_examples": len(self.data.test),
-                "majority_share": float(labels.max() / labels.sum()),
+                "kind": self.data.task.kind,
+                "metric": self.data.task.metrics[0],
+                "majority_share": self.data.task.chance(self.data.test.labels),
+                "subsets": [split for split in ("train", "test") if self.data.task.subset(split)],
                 "real_token_share": self.real_tokens / self.tokens,
             },
             "curves": {
@@ -135,9 +127,7 @@ class _Run:
         config = self.config
         other_masks = self.layout.data_index + self.layout.pipeline_index  # tensor-parallel ranks share theirs
         torch.manual_seed(config.seed + other_masks)  # dropout's
-        batches = training_batches(
-            self.data.train, batch_size=config.batch_size, max_length=config.max_length, seed=config.seed
-        )
+        batches = training_batches(self.data.train, batch_size=config.batch_size, seed=config.seed)
         best, since_best = -1.0, 0
         progress = Progress(config.max_steps, shown=self.layout.rank == 0)
         for step in range(1, config.max_steps + 1):
@@ -150,8 +140,8 @@ class _Run:
             if not math.isfinite(loss):
                 return "not finite"
             if step == config.max_steps or (config.eval_steps and step % config.eval_steps == 0):
-                accuracy = self._evaluate(step)["accuracy_lossy"]
-                best, since_best = (accuracy, 0) if accuracy > best else (best, since_best + 1)
+                score = self._evaluate(step)["score_lossy"]
+                best, since_best = (score, 0) if score > best else (best, since_best + 1)
                 if config.patience and since_best >= config.patience and step < config.max_steps:
                     return "stopped early"
         return "finished"
@@ -172,41 +162,26 @@ class _Run:
 
     def _evaluate(self, step: int) -> dict:
         with self.network.reliable():
-            clean = self._score(self.data.test)
+            clean = scores(self.engine, self.data)
         point: dict[str, Any] = {"step": step, "seconds": self.train_seconds}
         with self.network.evaluation(step), self.engine.stream_distance() as distance:
-            lossy = self._score(self.data.test)
+            lossy = scores(self.engine, self.data)
         distances = distance()
         point["stream_distance"] = distances and [each if math.isfinite(each) else None for each in distances]
         for name, everyones in (("clean", clean), ("lossy", lossy)):
             for metric in everyones[0]:
-                values = [scores[metric] for scores in everyones]
+                values = [theirs[metric] for theirs in everyones]
                 point[f"{metric}_{name}"] = None if None in values else sum(values) / len(values)
-            accuracies = [scores["accuracy"] for scores in everyones]
-            point[f"accuracy_spread_{name}"] = max(accuracies) - min(accuracies)
+            headline = [theirs["score"] for theirs in everyones]
+            point[f"score_spread_{name}"] = max(headline) - min(headline)
         point["replica_drift"] = replica_drift(self.engine.module, self.layout, self.network)
         self.evaluations.append(point)
         return point
 
-    def _score(self, split: Split) -> list[dict[str, Any]]:
-        """The metrics of each process that has logits, or of each rank where ranks have streams of their own."""
-        logits: list[Any] = []
-        labels = []
-        for batch in evaluation_batches(split, batch_size=EVALUATION_BATCH, max_length=self.config.max_length):
-            labels.append(batch.pop("labels"))
-            logits.append(self.engine.logits(batch))
-        scores: list[dict[str, Any]] = []
-        if logits[0] is not None:
-            metric = Classification(keep_in_memory=True)
-            references = torch.cat(labels).numpy()
-            scores = [
-                metric.compute(predictions=predictions.numpy(), references=references)
-                for predictions in torch.cat(logits, 1)
-            ]
-        return [score for theirs in gathered(scores, self.network) for score in theirs]
 
-
-FINAL = ("accuracy_clean", "accuracy_lossy", "cross_entropy_clean", "cross_entropy_lossy")
+FINAL = tuple(
+    f"{metric}_{network}" for metric in ("score", "accuracy", "cross_entropy") for network in ("clean", "lossy")
+)
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

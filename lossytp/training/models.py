@@ -1,66 +1,218 @@
-"""GPT-2 by name: presets that train on a laptop's CPU, from random weights."""
+"""GPT-2 by name: the project's own small ones, the hub's, or one in a folder; pretrained, or with random weights.
 
-from typing import TYPE_CHECKING, Any
+`-scratch` behind a name takes its shape and its tokenizer, and draws the weights.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lossytp.network.checks import check_known
 from lossytp.parallel.group import check_divides
 
 if TYPE_CHECKING:
-    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
+MODELS = Path(__file__).parents[2] / "models"  # of a checkout: the pretrained bases that are committed
+SCRATCH = "-scratch"
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"n_embd": 128, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-micro": {"n_embd": 256, "n_layer": 8, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
 }
+HUB = {
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "distilgpt2": "distilbert/distilgpt2",
+}
+
+
+class Shape(NamedTuple):
+    """What tensor and pipeline parallelism divide, and the longest text."""
+
+    width: int
+    layers: int
+    heads: int
+    positions: int
+
+
+HUB_SHAPES = {
+    "gpt2": Shape(768, 12, 12, 1024),
+    "gpt2-medium": Shape(1024, 24, 16, 1024),
+    "gpt2-large": Shape(1280, 36, 20, 1024),
+    "gpt2-xl": Shape(1600, 48, 25, 1024),
+    "distilgpt2": Shape(768, 6, 12, 1024),
+}
+
+
+def shape_of(name: str) -> Shape | None:
+    """The named model's shape; None for one on the hub that is not known before its configuration is there.
+
+    ValueError for a folder that holds no GPT-2, and for a name that is neither known, nor a folder, nor `owner/name`.
+    """
+    base = name.removesuffix(SCRATCH)
+    if base in PRESETS:
+        preset = PRESETS[base]
+        return Shape(preset["n_embd"], preset["n_layer"], preset["n_head"], preset["n_positions"])
+    if base in HUB_SHAPES:
+        return HUB_SHAPES[base]
+    if Path(base).is_dir():
+        return _shape_in(Path(base))
+    if base.count("/") == 1 and not base.startswith((".", "/")):
+        return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
+    check_known("model_name", base, (*PRESETS, *HUB, "a folder", "owner/name on the hub"))
+    raise AssertionError("check_known refuses what is not known")
 
 
 def check_model(name: str, tensor_parallel_size: int, max_length: int) -> None:
-    """Raise ValueError where there is no such preset, or it cannot be split so many ways or read so many tokens."""
-    check_known("model_name", name, PRESETS)
-    shape = PRESETS[name]
-    check_divides(tensor_parallel_size, heads=shape["n_head"], inner=4 * shape["n_embd"])
-    if max_length > shape["n_positions"]:
-        raise ValueError(f"max_length = {max_length} is above {name}'s {shape['n_positions']} positions: give fewer")
+    """Raise ValueError where there is no such model, or it cannot be split so many ways or read so many tokens."""
+    shape = shape_of(name)
+    if shape is not None:
+        _check_shape(name, shape, tensor_parallel_size, max_length)
 
 
-def build_classifier(
-    name: str, *, labels: tuple[str, ...], pad_token_id: int, dropout: float, seed: int
-) -> "GPT2ForSequenceClassification":
-    """The preset with a classification head, its weights drawn from `seed`; torch's generator is left as it was."""
+def _check_shape(name: str, shape: Shape, tensor_parallel_size: int, max_length: int) -> None:
+    check_divides(tensor_parallel_size, heads=shape.heads, inner=4 * shape.width)
+    if max_length > shape.positions:
+        raise ValueError(f"max_length = {max_length} is above {name}'s {shape.positions} positions: give fewer")
+
+
+def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
+    """The model's tokenizer, which pads with its end token where it knows no other. ValueError where there is none."""
+    from transformers import AutoTokenizer
+
+    where = _location(name, weights=False)
+    tokenizer: Any = _loaded(name, where, AutoTokenizer.from_pretrained)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def build_model(
+    name: str,
+    kind: str,
+    *,
+    labels: tuple[str, ...] = (),
+    tokenizer: "PreTrainedTokenizerFast",
+    dropout: float,
+    seed: int,
+    tensor_parallel_size: int = 1,
+) -> "PreTrainedModel":
+    """The model with the head that a kind of task needs; what is not pretrained is drawn from `seed`.
+
+    Args:
+        kind: "classification" among `labels`, "regression", "multiple choice" or "generation".
+
+    torch's generator is left as it was. ValueError where it is nowhere to be found, or is no GPT-2 of a fitting shape.
+    """
     import torch  # here, so that a configuration is checked without waiting for torch
-    from transformers import GPT2Config, GPT2ForSequenceClassification
+    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, GPT2Model
 
-    config = GPT2Config(
-        **PRESETS[name],
-        id2label=dict(enumerate(labels)),
-        pad_token_id=pad_token_id,
-        bos_token_id=None,
-        eos_token_id=None,
-        embd_pdrop=dropout,
-        attn_pdrop=dropout,
-        resid_pdrop=dropout,
-        use_cache=False,
-    )
+    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+
+    config = _configuration(name, tokenizer)
+    _check_shape(name, Shape(config.n_embd, config.n_layer, config.n_head, config.n_positions), tensor_parallel_size, 0)
+    config.update({"embd_pdrop": dropout, "attn_pdrop": dropout, "resid_pdrop": dropout, "use_cache": False})
+    if kind == "classification":
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: number for number, label in enumerate(labels)}
+    else:
+        config.num_labels = 1
+    classes: dict[str, Any] = {"generation": GPT2LMHeadModel, "multiple choice": GPT2ForMultipleChoice}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return GPT2ForSequenceClassification(config)
+        model: Any = classes.get(kind, GPT2ForSequenceClassification)(config)
+    if not name.endswith(SCRATCH):
+        where = _location(name, weights=True)
+        pretrained = _loaded(name, where, GPT2Model.from_pretrained, dtype=torch.float32)
+        model.transformer.load_state_dict(pretrained.state_dict())
+        model.tie_weights()
+    return model
+
+
+def load_model(name: str) -> "PreTrainedModel":
+    """The model as it was saved, with the head that it has. ValueError where it is not there, or has no known head."""
+    import torch
+    import transformers
+    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
+
+    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+
+    where = _location(name, weights=True)
+    config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
+    classes = {kind.__name__: kind for kind in (GPT2LMHeadModel, GPT2ForSequenceClassification, GPT2ForMultipleChoice)}
+    heads = [classes[each] for each in config.architectures or () if each in classes]
+    if not heads:
+        raise ValueError(f"model_name = {name!r} is of {config.architectures}: give one of {', '.join(classes)}")
+    model: Any = _loaded(name, where, heads[0].from_pretrained, dtype=torch.float32)
+    model.config.use_cache = False
+    return model
 
 
 def build_language_model(name: str, tokenizer: "PreTrainedTokenizerFast", *, seed: int) -> "GPT2LMHeadModel":
-    """The preset with a language-modelling head, its weights drawn from `seed`, without dropout."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
+    """The named preset's shape with a language-modelling head, its weights drawn from `seed`, without dropout."""
+    model: Any = build_model(name + SCRATCH, "generation", tokenizer=tokenizer, dropout=0.0, seed=seed)
+    return model
 
-    config = GPT2Config(
-        **{**PRESETS[name], "vocab_size": len(tokenizer)},
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        resid_pdrop=0.0,
-        use_cache=False,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return GPT2LMHeadModel(config)
+
+def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "GPT2Config":
+    from transformers import AutoConfig, GPT2Config
+
+    base = name.removesuffix(SCRATCH)
+    if base in PRESETS:
+        config = GPT2Config(**{**PRESETS[base], "vocab_size": len(tokenizer)})
+    else:
+        config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
+        if not isinstance(config, GPT2Config):
+            raise ValueError(f"model_name = {name!r} is a {config.model_type}, no GPT-2: give one that is")
+    config.pad_token_id = tokenizer.pad_token_id
+    config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+    return config
+
+
+def _location(name: str, *, weights: bool) -> str:
+    """The folder that holds the model, or its name on the hub."""
+    base = name.removesuffix(SCRATCH)
+    if base in PRESETS:
+        folder = MODELS / base
+        if not weights and not folder.is_dir():
+            folder = MODELS / "gpt2-nano"  # they share its vocabulary
+        if not folder.is_dir():
+            raise ValueError(
+                f"model_name = {name!r}: {folder} is not there; run ./run_all.sh pretrain in a checkout"
+                + (f", or give {name}{SCRATCH}" if weights else "")
+            )
+        return str(folder)
+    if Path(base).is_dir():
+        return base
+    path = HUB.get(base, base)
+    data = os.environ.get("LOSSYTP_DATA")
+    folder = Path(data or "") / path
+    here = data is not None and (folder / "config.json").is_file()
+    return str(folder) if here and (not weights or any(folder.glob("*.safetensors"))) else path
+
+
+def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
+    """What `load` makes of a folder or a name on the hub; its complaints in one line."""
+    try:
+        return load(where, **options)
+    except (OSError, ValueError) as error:
+        data = os.environ.get("LOSSYTP_DATA")
+        looked = f"in LOSSYTP_DATA = {data}" if data else "LOSSYTP_DATA is not set"
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor to be had from the hub; give a "
+            f"folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights ({first})"
+        ) from error
+
+
+def _shape_in(folder: Path) -> Shape:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if config["model_type"] != "gpt2":
+            raise ValueError(f"a {config['model_type']}")
+        return Shape(config["n_embd"], config["n_layer"], config["n_head"], config["n_positions"])
+    except (OSError, KeyError, ValueError) as error:
+        raise ValueError(f"model_name = {str(folder)!r} holds no GPT-2 ({error}): give a folder that does") from error

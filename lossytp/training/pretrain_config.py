@@ -1,17 +1,14 @@
 """The configuration of one pretraining run. Importing this module costs no torch."""
 
-import difflib
-import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from lossytp.network.checks import check_known
 from lossytp.training.models import PRESETS
+from lossytp.training.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
+class PretrainConfig(Settings):
     """What a pretrained base depends on, and where it goes."""
 
     model_name: str = "gpt2-nano"
@@ -58,14 +55,11 @@ class PretrainConfig:
     """Folder for the model, its card, checkpoint and pretrain.json."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_known("model_name", self.model_name, PRESETS)
-        for name in ("num_proc", "batch_size", "microbatch_size", "block_size", "total_steps", "eval_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} is below 1: give a positive number")
-        for name in ("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "seed", "gradient_clipping"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} = {value} is negative or not finite: give 0 or more")
+        self.check_positive("num_proc", "batch_size", "microbatch_size", "block_size", "total_steps", "eval_steps")
+        self.check_not_negative("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "seed")
+        self.check_not_negative("gradient_clipping")
         if self.batch_size % self.microbatch_size:
             raise ValueError(
                 f"batch_size = {self.batch_size} is not a multiple of microbatch_size = {self.microbatch_size}"
@@ -80,17 +74,3 @@ class PretrainConfig:
                 f"data_glob = {self.data_glob!r} without validation_glob: name the files to validate on, which must "
                 "not be among them"
             )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values, JSON-ready."""
-        return asdict(self)
-
-    @classmethod
-    def check_names(cls, values: Mapping[str, Any]) -> None:
-        """Raise ValueError for a name that is no field."""
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                close = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-                raise ValueError(f"unknown parameter {name!r}: {hint}")

@@ -57,8 +57,8 @@ class _Pretraining:
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.threads = 1 if self.device.type == "cuda" else config.num_proc
         model: Any = build_language_model(config.model_name, tokenizer, seed=config.seed)
-        self.model: Any = fuse_gelu_(model)
-        self.model.to(self.device)
+        fuse_gelu_(model)
+        self.model = model.to(self.device)
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(
             self.model, learning_rate=config.learning_rate, weight_decay=config.weight_decay, betas=BETAS

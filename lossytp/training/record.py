@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import TrainConfig
+from lossytp.training.network_config import NetworkConfig
 
 RECORD = "record.json"
 
@@ -70,12 +71,12 @@ def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:
     return record
 
 
-def _portable(config: TrainConfig) -> dict[str, Any]:
+def _portable(config: NetworkConfig) -> dict[str, Any]:
     """The configuration less its folder, which does not change the result and may differ from machine to machine."""
     return {name: value for name, value in config.as_dict().items() if name != "output_dir"}
 
 
-def describe(config: TrainConfig) -> dict[str, Any]:
+def describe(config: NetworkConfig) -> dict[str, Any]:
     """The part of a record that is known before the run: configuration, seed, commit and environment."""
     return {
         "config": _portable(config),

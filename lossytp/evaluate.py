@@ -1,0 +1,35 @@
+"""Evaluate GPT-2 over a lossy network, without training: a task's score, perplexity, a text.
+
+python -m lossytp.evaluate --model_name output/best --loss_rate 0.05
+python -m lossytp.evaluate --model_name gpt2-nano --data_glob stdlib --prompt "The river" --loss_rate 0.05
+"""
+
+from lossytp.parallel.layout import rank_and_world_size
+from lossytp.training.command_line import parse, run_as_command
+from lossytp.training.evaluate_config import EvaluateConfig
+
+
+def main() -> None:
+    config = parse(EvaluateConfig, __doc__)
+    layout = config.layout(*rank_and_world_size())
+
+    from lossytp.training.evaluation import run  # after the arguments were checked: torch takes seconds to import
+
+    result = run(config)
+    if layout.rank > 0:
+        return
+    if "metric" in result:
+        lossy, clean = result["lossy"], result["clean"]
+        print(
+            f"{result['dataset']}{' (subset)' if result['subset'] else ''}: {result['metric']} {lossy['score']:.4f} "
+            f"with loss, {clean['score']:.4f} without, on {result['test_examples']} examples"
+        )
+    if "perplexity" in result:
+        print(f"perplexity {result['perplexity']['lossy']:.2f} with loss, {result['perplexity']['clean']:.2f} without")
+    if "text" in result:
+        print(f"with loss: {result['text']['lossy']!r}\nwithout: {result['text']['clean']!r}")
+    print(f"see {config.output_dir}/evaluation.json")
+
+
+if __name__ == "__main__":
+    run_as_command(main)

@@ -1,0 +1,35 @@
+"""GPT-2 for multiple choice: every option is read and scored on its own, the largest score is the answer.
+
+The form is Radford et al., "Improving Language Understanding by Generative Pre-Training" (2018), figure 1.
+Shapes: B examples, O options of the one that has most, T tokens.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2ForSequenceClassification
+
+
+class GPT2ForMultipleChoice(GPT2ForSequenceClassification):
+    """A classifier of one logit, softmax over the options of an example.
+
+    Takes input_ids and attention_mask (B, O, T) and labels (B,); gives logits (B, O). An option whose mask is all 0
+    is none, and its logit minus infinity. Two axes, (B, T), are examples of one option each.
+    """
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Any = None, **kwargs: Any
+    ) -> Any:
+        options = input_ids.shape[1] if input_ids.ndim == 3 else 1
+        tokens = input_ids.shape[-1]
+        absent = torch.zeros(len(input_ids), options, dtype=torch.bool, device=input_ids.device)
+        if attention_mask is not None:
+            absent = ~attention_mask.view(-1, options, tokens).bool().any(-1)
+            attention_mask = attention_mask.reshape(-1, tokens).clone()
+            attention_mask[absent.view(-1), 0] = 1  # softmax over nothing is no number
+        output = super().forward(input_ids.reshape(-1, tokens), attention_mask=attention_mask, **kwargs)
+        output.logits = output.logits.view(-1, options).masked_fill(absent, -torch.inf)
+        if labels is not None:
+            output.loss = nn.functional.cross_entropy(output.logits.float(), labels)
+        return output

@@ -1,0 +1,119 @@
+"""What a trained model answers over a lossy network: a task's score, perplexity, a text."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.layout import Layout, rank_and_world_size
+from lossytp.parallel.replicas import agreed, mean_over_processes, merge_counters
+from lossytp.training.corpus import all_blocks, corpus
+from lossytp.training.data import load_dataset, sample_indices
+from lossytp.training.engine import Engine
+from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.models import load_model, load_tokenizer
+from lossytp.training.processes import this_device, together
+from lossytp.training.record import describe, write_atomically
+from lossytp.training.scoring import scores
+from lossytp.training.tasks import task_named
+
+BLOCKS_AT_ONCE = 8
+EVALUATION = "evaluation.json"
+
+
+def run(config: EvaluateConfig) -> dict[str, Any]:
+    """Evaluate as `config` says with and without losses, write evaluation.json, and return what it holds.
+
+    Under torchrun every process runs it, the first writes, and all return it. ValueError where the model has no head
+    for what is asked.
+    """
+    layout = config.layout(*rank_and_world_size())
+    with together(config, layout) as network:
+        return _evaluate(config, layout, network)
+
+
+def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
+    tokenizer = load_tokenizer(config.model_name)
+    dense = load_model(config.model_name)
+    dataset = config.dataset or getattr(dense.config, "finetuning_task", None)
+    _check_head(config, dense, dataset)
+    engine = Engine(config, dense, network, layout, this_device(layout))
+    result: dict[str, Any] = {**describe(config), "dataset": dataset}
+    if dataset is not None:
+        data = load_dataset(
+            dataset, tokenizer, max_length=config.max_length, train_samples=1, test_samples=config.eval_samples
+        )
+        result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
+        result["subset"] = bool(data.task.subset("test"))
+        with network.reliable():
+            clean = scores(engine, data)
+        with network.evaluation(0):
+            lossy = scores(engine, data)
+        result |= {"clean": _mean(clean), "lossy": _mean(lossy)}
+    if config.data_glob is not None:
+        with network.reliable():
+            clean_perplexity = _perplexity(config, engine, tokenizer)
+        with network.evaluation(0):
+            result["perplexity"] = {"clean": clean_perplexity, "lossy": _perplexity(config, engine, tokenizer)}
+    if config.prompt is not None:
+        prompts = tokenizer([config.prompt], return_tensors="pt")
+        prompts = {name: prompts[name] for name in ("input_ids", "attention_mask")}
+        with network.reliable():
+            clean_ids = engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
+        with network.evaluation(0):
+            lossy_ids = engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
+        result["text"] = {"clean": tokenizer.decode(clean_ids[0]), "lossy": tokenizer.decode(lossy_ids[0])}
+    merge_counters(network)
+    result["network"] = network.summary("evaluation")
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+    agreed(lambda: write_atomically(Path(config.output_dir) / EVALUATION, text), network)
+    return result
+
+
+def _mean(everyones: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Of each metric the mean over the ranks; None where a rank has none."""
+    return {
+        metric: None if any(each[metric] is None for each in everyones) else sum(each[metric] for each in everyones) / n
+        for metric in everyones[0]
+        for n in [len(everyones)]
+    }
+
+
+def _perplexity(config: EvaluateConfig, engine: Engine, tokenizer: Any) -> float:
+    """exp of the mean cross-entropy of a token, given those before it in its block of `max_length`."""
+    assert config.data_glob is not None
+    blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=config.max_length)
+    blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
+    total = 0.0
+    for part in blocks.split(BLOCKS_AT_ONCE):
+        batch = {"input_ids": part, "attention_mask": torch.ones_like(part), "labels": part}
+        total += engine.loss(batch) * len(part)
+    return math.exp(mean_over_processes(total / len(blocks), engine.network))
+
+
+def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None:
+    """Raise ValueError where the model cannot answer what is asked, or nothing is."""
+    generates = type(dense).__name__ == "GPT2LMHeadModel"
+    for name in ("data_glob", "prompt"):
+        if getattr(config, name) is not None and not generates:
+            raise ValueError(f"{name} = {getattr(config, name)!r} needs a language model, {config.model_name} is none")
+    if dataset is None:
+        if config.data_glob is None and config.prompt is None:
+            raise ValueError(f"nothing to ask of {config.model_name}: give dataset, data_glob or prompt")
+        return
+    task = task_named(dataset)
+    heads = {
+        "classification": ("GPT2ForSequenceClassification", len(task.labels)),
+        "regression": ("GPT2ForSequenceClassification", 1),
+        "multiple choice": ("GPT2ForMultipleChoice", 1),
+        "generation": ("GPT2LMHeadModel", None),
+    }
+    head, outputs = heads[task.kind]
+    if type(dense).__name__ != head or outputs not in (None, dense.config.num_labels):
+        raise ValueError(
+            f"dataset = {dataset!r} needs a model fine-tuned on it, {config.model_name} is not: run lossytp.train "
+            f"--dataset {dataset} --save_model, and give the folder it wrote"
+        )

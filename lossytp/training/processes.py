@@ -1,0 +1,42 @@
+"""The processes of one run: alone, or under torchrun over the lossy backend."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.initialize import init_process_group
+from lossytp.parallel.layout import Layout
+from lossytp.training.network_config import NetworkConfig
+
+
+@contextmanager
+def together(config: NetworkConfig, layout: Layout) -> Iterator[LossyNetwork]:
+    """Within the block the processes of `layout`, if they are several, are connected; gives the configured network."""
+    network = config.network()
+    if layout.world_size == 1:
+        yield network
+        return
+    device_each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
+    wraps = "nccl" if torch.cuda.is_available() and device_each else "gloo"  # NCCL refuses two ranks on one GPU
+    init_process_group(
+        network,
+        wraps=wraps,
+        algorithm=config.algorithm,
+        repair=config.repair,
+        reliable_gather=config.reliable_gather,
+    )
+    try:
+        yield network
+    finally:
+        dist.destroy_process_group()
+
+
+def this_device(layout: Layout) -> torch.device:
+    """This process's GPU, shared where there are fewer than processes, or the CPU."""
+    devices = torch.cuda.device_count()
+    local_rank = int(os.environ.get("LOCAL_RANK", layout.rank))
+    return torch.device("cuda", local_rank % devices) if devices else torch.device("cpu")

@@ -1,0 +1,76 @@
+"""What every configuration can: read names and values, refuse what it does not know, and be written down.
+
+Values come from the command line, a YAML file or a notebook's parameters. Importing this module costs no torch.
+"""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+from lossytp.network.checks import check_known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A frozen, typed configuration. ValueError, naming the field, for a value of another type than the field's."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        for field in fields(self):  # 8 and 8.0 are one configuration, with one hash
+            value = getattr(self, field.name)
+            if isinstance(value, int) and "float" in str(field.type):
+                object.__setattr__(self, field.name, float(value))
+
+    def check_positive(self, *names: str) -> None:
+        """Raise ValueError where one of the fields is below 1; None passes."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} = {value} is below 1: give a positive number")
+
+    def check_not_negative(self, *names: str) -> None:
+        """Raise ValueError where one of the fields is negative or not finite; None passes."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} = {value} is negative or not finite: give 0 or more")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values, JSON-ready."""
+        return asdict(self)
+
+    def changes(self) -> dict[str, Any]:
+        """Names and values of the fields that are not at their default."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """From names and values; ValueError names an unknown one and the closest that there is."""
+        cls.check_names(values)
+        return cls(**values)
+
+    @classmethod
+    def check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise ValueError for a name that is no field."""
+        known = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+                raise ValueError(f"unknown parameter {name!r}: {hint}")
+
+
+def _check_types(config: Settings) -> None:
+    """Values from YAML or a notebook carry no types: refuse what is not of its field's."""
+    for name, hint in get_type_hints(type(config)).items():
+        value = getattr(config, name)
+        if get_origin(hint) is Literal:
+            check_known(name, value, get_args(hint))
+            continue
+        allowed = get_args(hint) or (hint,)
+        matches = isinstance(value, (*allowed, int) if float in allowed else allowed)
+        if not matches or (isinstance(value, bool) and bool not in allowed):
+            expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
+            raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}")
