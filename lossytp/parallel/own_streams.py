@@ -38,8 +38,9 @@ def _on_own_streams(forward: Callable) -> Callable:
         inputs |= inputs.pop("kwargs", {})
         del inputs["self"]
         return_dict = inputs.pop("return_dict", None)
-        tokens = inputs["input_ids"] if inputs.get("input_ids") is not None else inputs["inputs_embeds"]
-        rows, length = (tokens.flatten(0, -2) if tokens is inputs.get("input_ids") else tokens).shape[:2]
+        ids = inputs.get("input_ids")
+        tokens = inputs["inputs_embeds"] if ids is None else ids
+        rows, length = (tokens if ids is None else ids.flatten(0, -2)).shape[:2]  # of options, where there are several
         past, positions = inputs.get("past_key_values"), inputs.get("position_ids")
         _check_cache(past, ranks_here * len(tokens))
         if positions is None and isinstance(self.transformer.wpe, PerRank):

@@ -138,6 +138,15 @@ class PackedBlocks:
             missing -= len(parts[-1])
         return torch.from_numpy(np.concatenate(parts))
 
+    def in_order(self) -> Iterator[np.ndarray]:
+        """Blocks (T,) as they follow each other in the text, from its beginning, not shuffled, without end."""
+        rest = np.zeros(0, dtype=np.int64)
+        for _, texts in self.text.documents():
+            tokens = np.concatenate([rest, *encode(self.tokenizer, texts)])
+            whole = len(tokens) // self.block_size * self.block_size
+            yield from tokens[:whole].reshape(-1, self.block_size)
+            rest = tokens[whole:]
+
     def state_dict(self) -> dict[str, Any]:
         """Where the blocks of this portion start in the text, and how many were taken."""
         return {

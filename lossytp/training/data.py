@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
 from lossytp.training.cache import cached
+from lossytp.training.sources import Split as SplitName
 from lossytp.training.task_kinds import Example, Task
 from lossytp.training.tasks import task_named
 
@@ -44,6 +45,13 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def references(self) -> np.ndarray | tuple[tuple[str, ...], ...]:
+        """What a metric compares with: labels (examples,), or accepted answers."""
+        if self.kind == "generation":
+            return self.answers
+        return self.labels if self.kind == "regression" else self.labels.astype(np.int64)
 
     def lengths(self) -> np.ndarray:
         """Tokens of each example's longest sequence, int64 (examples,)."""
@@ -144,7 +152,8 @@ def load_dataset(
     task = task_named(name)
     digest = hashlib.sha256()
     splits = {}
-    for split, samples in (("train", train_samples), ("test", test_samples)):
+    wanted: dict[SplitName, int | None] = {"train": train_samples, "test": test_samples}
+    for split, samples in wanted.items():
         splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
         for array in (splits[split].tokens, splits[split].offsets, splits[split].first, splits[split].labels):
             digest.update(array.tobytes())
@@ -152,7 +161,7 @@ def load_dataset(
 
 
 def _load_split(
-    name: str, task: Task, split: str, tokenizer: PreTrainedTokenizerFast, max_length: int, samples: int | None
+    name: str, task: Task, split: SplitName, tokenizer: PreTrainedTokenizerFast, max_length: int, samples: int | None
 ) -> Split:
     vocabulary = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=8).hexdigest()
     code = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
@@ -178,7 +187,8 @@ def _prepare(
 
     bodies = encoded([example.body for example in examples])
     endings = iter(encoded([ending for example in examples for ending in example.endings]))
-    targets = encoded([f" {example.label[0]}" for example in examples]) if generates else []
+    answers = [example.label for example in examples if isinstance(example.label, tuple)]
+    targets = encoded([f" {accepted[0]}" for accepted in answers])
     longest = max_length - ANSWER_TOKENS if generates else max_length
     sequences: list[list[int]] = []
     answer_lengths: list[int] = []
@@ -200,5 +210,4 @@ def _prepare(
         labels=np.array([0.0 if generates else example.label for example in examples], dtype=np.float64),
         answer_lengths=np.array(answer_lengths),
     )
-    answers = [example.label for example in examples] if generates else []
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")

@@ -1,7 +1,7 @@
 """The configuration of an evaluation without training. Importing this module costs no torch."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lossytp.parallel.layout import Layout
 from lossytp.training.combinations import check_combinations
@@ -30,9 +30,9 @@ class EvaluateConfig(NetworkConfig):
     # what only training varies
     implementation: ClassVar[str] = "lossytp"
     data_parallel_size: ClassVar[int] = 1
-    data_parallel_type: ClassVar[str] = "ddp"
+    data_parallel_type: ClassVar[Literal["ddp"]] = "ddp"
     pipeline_parallel_size: ClassVar[int] = 1
-    pipeline_schedule: ClassVar[str] = "gpipe"
+    pipeline_schedule: ClassVar[Literal["gpipe"]] = "gpipe"
     pipeline_microbatches: ClassVar[int] = 1
     replicated_gradients: ClassVar[str] = "reliable"
     resync_every: ClassVar[None] = None

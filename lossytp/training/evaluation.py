@@ -11,13 +11,14 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, mean_over_processes, merge_counters
 from lossytp.training.corpus import all_blocks, corpus
-from lossytp.training.data import load_dataset, sample_indices
+from lossytp.training.data import load_dataset
 from lossytp.training.engine import Engine
 from lossytp.training.evaluate_config import EvaluateConfig
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.processes import this_device, together
 from lossytp.training.record import describe, write_atomically
 from lossytp.training.scoring import scores
+from lossytp.training.sources import sample_indices
 from lossytp.training.tasks import task_named
 
 BLOCKS_AT_ONCE = 8
@@ -47,7 +48,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
             dataset, tokenizer, max_length=config.max_length, train_samples=1, test_samples=config.eval_samples
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
-        result["subset"] = bool(data.task.subset("test"))
+        result["subset"] = bool(data.task.source.subset("test"))
         with network.reliable():
             clean = scores(engine, data)
         with network.evaluation(0):
@@ -106,7 +107,7 @@ def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None
         return
     task = task_named(dataset)
     heads = {
-        "classification": ("GPT2ForSequenceClassification", len(task.labels)),
+        "classification": ("GPT2ForSequenceClassification", len(getattr(task, "labels", ()))),
         "regression": ("GPT2ForSequenceClassification", 1),
         "multiple choice": ("GPT2ForMultipleChoice", 1),
         "generation": ("GPT2LMHeadModel", None),

@@ -65,12 +65,13 @@ class _Run:
         dense = build_model(
             config.model_name,
             task.kind,
-            labels=task.labels,
+            labels=getattr(task, "labels", ()),
             tokenizer=self.data.tokenizer,
             dropout=config.dropout,
             seed=config.seed,
             tensor_parallel_size=config.tensor_parallel_size,
         )
+        dense.config.finetuning_task = config.dataset
         self.engine = Engine(config, dense, network, layout, self.device)
         self.optimizer = build_optimizer(self.engine.module, config)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: learning_rate_at(step, config))
@@ -101,8 +102,8 @@ class _Run:
                 "test_examples": len(self.data.test),
                 "kind": self.data.task.kind,
                 "metric": self.data.task.metrics[0],
-                "majority_share": self.data.task.chance(self.data.test.labels),
-                "subsets": [split for split in ("train", "test") if self.data.task.subset(split)],
+                "majority_share": self.data.task.chance(list(self.data.test.references))["score"],
+                "subsets": [split for split in ("train", "test") if self.data.task.source.subset(split)],
                 "real_token_share": self.real_tokens / self.tokens,
             },
             "curves": {

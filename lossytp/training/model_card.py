@@ -21,6 +21,7 @@ It knows a little English and no facts.
 | training | {tokens:,} tokens: {steps:,} steps of {batch_size} blocks |
 | learning rate | {learning_rate:g}, cosine decay to {smallest:g} |
 | held out | {validation_tokens:,} tokens: {validation_loss:.4f} nats a token, perplexity {perplexity:.2f} |
+| beside | a Kneser-Ney trigram model of {trigram_tokens:,} of the same tokens: perplexity {trigram_perplexity:.2f} |
 | weights | stored in bfloat16, trained in float32 |
 | code | commit {commit} |
 | made on | {processor}, {threads} threads, torch {torch}, {hours:.1f} hours |
@@ -41,6 +42,7 @@ def model_card(statistics: dict[str, Any]) -> str:
     config, where = statistics["config"], statistics["environment"]
     numbers = {name: statistics[name] for name in ("parameters", "data", "steps", "tokens", "commit", "threads")}
     numbers |= {name: statistics[name] for name in ("validation_loss", "perplexity", "validation_tokens")}
+    numbers |= {name: statistics[name] for name in ("trigram_perplexity", "trigram_tokens")}
     return TEMPLATE.format(
         **numbers,
         **{name: config[name] for name in ("model_name", "block_size", "batch_size", "learning_rate")},

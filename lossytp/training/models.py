@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MODELS = Path(__file__).parents[2] / "models"  # of a checkout: the pretrained bases that are committed
 SCRATCH = "-scratch"
+SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"n_embd": 128, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-micro": {"n_embd": 256, "n_layer": 8, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
@@ -161,14 +162,13 @@ def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "GPT2Conf
     from transformers import AutoConfig, GPT2Config
 
     base = name.removesuffix(SCRATCH)
+    special = {token: getattr(tokenizer, token) for token in SPECIAL}
     if base in PRESETS:
-        config = GPT2Config(**{**PRESETS[base], "vocab_size": len(tokenizer)})
-    else:
-        config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
-        if not isinstance(config, GPT2Config):
-            raise ValueError(f"model_name = {name!r} is a {config.model_type}, no GPT-2: give one that is")
-    config.pad_token_id = tokenizer.pad_token_id
-    config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+        return GPT2Config(**{**PRESETS[base], "vocab_size": len(tokenizer)}, **special)
+    config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
+    if not isinstance(config, GPT2Config):
+        raise ValueError(f"model_name = {name!r} is a {config.model_type}, no GPT-2: give one that is")
+    config.update(special)
     return config
 
 

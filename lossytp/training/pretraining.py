@@ -15,10 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoTokenizer, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lossytp.parallel.convert import fuse_gelu_
 from lossytp.training.corpus import PackedBlocks, all_blocks, corpus
@@ -27,11 +28,14 @@ from lossytp.training.models import PRESETS, build_language_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.pretrain_config import PretrainConfig
 from lossytp.training.record import commit, environment, write_atomically
+from lossytp.training.trigram import trigram_perplexity
 from lossytp.training.vocabulary import train_tokenizer
 
 VOCABULARY_DOCUMENTS = 4000
 VALIDATION_BLOCKS = 512  # while training; all in the end
+TRIGRAM_TOKENS = 2**26
 CHECKPOINT = "checkpoint.pt"
+STATISTICS = "pretrain.json"
 SECONDS_BETWEEN_LINES = 30.0
 BETAS = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
 PROMPT = "The "
@@ -41,9 +45,13 @@ MOVES_NO_NUMBER = ("checkpoint_path", "output_dir", "num_proc", "eval_steps")
 def run(config: PretrainConfig) -> dict[str, Any]:
     """Pretrain as `config` says, save the model with its tokenizer and card, and return what pretrain.json holds.
 
-    Stopped at any time and started again, it goes on from its last checkpoint to the same model.
+    Stopped at any time and started again, it goes on from its last checkpoint to the same model; finished, it is not
+    run again.
     """
     folder = Path(config.output_dir)
+    done = _finished(config, folder)
+    if done is not None:
+        return done
     folder.mkdir(parents=True, exist_ok=True)
     state = _checkpoint(config)
     tokenizer = _tokenizer(config, folder)
@@ -108,13 +116,14 @@ class _Pretraining:
                         spoken = time.monotonic()
                         print(self._progress(step), file=sys.stderr, flush=True)
                     if step % config.eval_steps == 0 or step == config.total_steps:
-                        self._evaluate(step, pool, whole=step == config.total_steps)
+                        loss = self._validation_loss(self.validation[:VALIDATION_BLOCKS], pool)
+                        self.evaluations.append({"step": step, "validation_loss": loss, "seconds": self.seconds})
                         tqdm.write(f"{self._progress(step)}, {self._sample()!r}", file=sys.stderr)
                         self._save_checkpoint(folder)
+                return self._export(folder, pool)
         finally:
             bar.close()
             torch.set_num_threads(threads)
-        return self._export(folder)
 
     def _step(self, step: int, pool: ThreadPoolExecutor) -> float:
         config = self.config
@@ -150,15 +159,12 @@ class _Pretraining:
             loss: Tensor = self.model(blocks, labels=blocks).loss
         return loss
 
-    def _evaluate(self, step: int, pool: ThreadPoolExecutor, *, whole: bool) -> None:
-        blocks = self.validation if whole else self.validation[:VALIDATION_BLOCKS]
-
+    def _validation_loss(self, blocks: Tensor, pool: ThreadPoolExecutor) -> float:
         def total(part: Tensor) -> float:
             with torch.no_grad():
                 return self._loss(part.to(self.device)).item() * len(part)
 
-        loss = sum(pool.map(total, blocks.split(self.config.microbatch_size))) / len(blocks)
-        self.evaluations.append({"step": step, "validation_loss": loss, "seconds": self.seconds, "blocks": len(blocks)})
+        return sum(pool.map(total, blocks.split(self.config.microbatch_size))) / len(blocks)
 
     def _progress(self, step: int) -> str:
         position = self.blocks.position
@@ -201,20 +207,24 @@ class _Pretraining:
         torch.save(state, part)
         part.replace(folder / CHECKPOINT)
 
-    def _export(self, folder: Path) -> dict[str, Any]:
-        """The model in bfloat16 as transformers reads it, its tokenizer, its card and the statistics."""
+    def _export(self, folder: Path, pool: ThreadPoolExecutor) -> dict[str, Any]:
+        """The model in bfloat16 as transformers reads it, its tokenizer, its card and the statistics of what it saves."""
         config = self.config
+        self.model.to(torch.bfloat16).to(torch.float32)
+        print("pretraining: validating, on all that is held out", file=sys.stderr, flush=True)
+        validation_loss = self._validation_loss(self.validation, pool)
         every = max(1, len(self.losses) // 200)
         statistics = {
-            "config": {name: value for name, value in config.as_dict().items() if name not in MOVES_NO_NUMBER},
-            "data": config.data_glob if config.data_glob == "stdlib" else self._files(),
+            "config": _described(config),
+            "data": _portable(config.data_glob),
             "parameters": sum(parameter.numel() for parameter in self.parameters),
             "vocabulary": len(self.tokenizer),
             "tokens": config.total_steps * config.batch_size * config.block_size,
             "steps": config.total_steps,
             "passes": self.blocks.position.epoch + 1,
-            "validation_loss": self.evaluations[-1]["validation_loss"],
-            "perplexity": math.exp(self.evaluations[-1]["validation_loss"]),
+            "validation_loss": validation_loss,
+            "perplexity": math.exp(validation_loss),
+            **self._trigram(),
             "validation_tokens": self.validation.numel(),
             "commit": commit(),
             "environment": environment(),
@@ -231,18 +241,47 @@ class _Pretraining:
         exported.to(torch.bfloat16).save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
         write_atomically(folder / "README.md", model_card(statistics))
-        write_atomically(folder / "pretrain.json", json.dumps(statistics, indent=1, allow_nan=False) + "\n")
+        write_atomically(folder / STATISTICS, json.dumps(statistics, indent=1, allow_nan=False) + "\n")
         return statistics
 
-    def _files(self) -> str:
-        """The pattern's last part: its folder differs from machine to machine."""
-        return "/".join(Path(self.config.data_glob).parts[-4:])
+    def _trigram(self) -> dict[str, Any]:
+        """The perplexity of a trigram model of the same training text, or of its beginning where that is long."""
+        blocks = PackedBlocks(
+            self.blocks.text, self.tokenizer, block_size=self.config.block_size, seed=self.config.seed
+        ).in_order()
+        number = min(TRIGRAM_TOKENS, self.config.total_steps * self.config.batch_size * self.config.block_size)
+        train = np.concatenate(list(islice(blocks, number // self.config.block_size)))
+        held_out = self.validation.numpy().ravel()
+        return {
+            "trigram_perplexity": trigram_perplexity(train, held_out, len(self.tokenizer)),
+            "trigram_tokens": len(train),
+        }
 
 
-def load_pretrained(folder: Path) -> GPT2LMHeadModel:
-    """The language model of a folder, in float32."""
-    model: GPT2LMHeadModel = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
-    return model
+def _finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
+    """What pretrain.json holds, if it is of this configuration; None where there is none of it."""
+    try:
+        statistics: dict[str, Any] = json.loads((folder / STATISTICS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{folder / STATISTICS} is not JSON ({error}): delete it, and it is made again") from error
+    wanted = _described(config)
+    if statistics["config"] != wanted:
+        changed = ", ".join(name for name, value in wanted.items() if statistics["config"].get(name) != value)
+        raise ValueError(f"output_dir = {str(folder)!r} holds a model with another {changed}: name another folder")
+    return statistics
+
+
+def _described(config: PretrainConfig) -> dict[str, Any]:
+    """The configuration, less what changes no number."""
+    described = {name: value for name, value in config.as_dict().items() if name not in MOVES_NO_NUMBER}
+    return described | {name: _portable(described[name]) for name in ("data_glob", "validation_glob", "tokenizer_path")}
+
+
+def _portable(pattern: str | None) -> str | None:
+    """The last parts of a path: its folder differs from machine to machine."""
+    return pattern and "/".join(Path(pattern).parts[-4:])
 
 
 def _tokenizer(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFast:

@@ -5,7 +5,9 @@ Shapes: L ranks, B examples, C classes or options.
 
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from lossytp.parallel.replicas import gathered
 from lossytp.training.data import ANSWER_TOKENS, Dataset, evaluation_batches
@@ -24,16 +26,18 @@ def scores(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
 
 
 def _chosen(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
-    logits = []
-    order = []
+    logits: list[Tensor] = []
+    order: list[int] = []
     for indices in evaluation_batches(data.test, batch_size=EVALUATION_BATCH):
         batch = data.test.batch(indices)
         del batch["labels"]
-        order.extend(indices)
-        logits.append(engine.logits(batch))  # (L, B, C)
-    if logits[0] is None:
+        answers = engine.logits(batch)  # (L, B, C)
+        if answers is not None:
+            order.extend(indices)
+            logits.append(answers)
+    if not logits:
         return []
-    references = data.test.labels[order]
+    references = np.asarray(data.test.references)[order]
     options = max(each.shape[-1] for each in logits)  # of a batch's examples, which may have fewer than another's
     padded = [torch.nn.functional.pad(each, (0, options - each.shape[-1]), value=-torch.inf) for each in logits]
     metric = data.task.metric()

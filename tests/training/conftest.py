@@ -8,21 +8,29 @@ from lossytp.training.config import TrainConfig
 WORDS = {0: "alpha beta gamma", 1: "delta epsilon zeta"}
 
 
-def toy_texts() -> dict[str, list[tuple[str, int]]]:
-    return {
-        "train": [(f"{WORDS[i % 2]} number {i}", i % 2) for i in range(64)],
-        "test": [(f"{WORDS[i % 2]} other {i}", i % 2) for i in range(30)],
-    }
+TRAIN = [{"text": f"{WORDS[i % 2]} number {i}", "label": i % 2} for i in range(64)]
+TEST = [{"text": f"{WORDS[i % 2]} other {i}", "label": i % 2} for i in range(30)]
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """A function that makes a configuration of the toy task; data is cached below tmp_path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(tasks.TASKS, "toy", tasks.Task(("first", "second"), toy_texts, lambda: "1"))
+    monkeypatch.setitem(
+        tasks.TASKS,
+        "toy",
+        tasks.Classification(source=tasks.Table(train=TRAIN, test=TEST), body="{text}", labels=("first", "second")),
+    )
 
     def config(**values):
-        defaults = {"dataset": "toy", "max_steps": 6, "batch_size": 8, "output_dir": str(tmp_path / "run"), "seed": 0}
+        defaults = {
+            "model_name": "gpt2-nano-scratch",
+            "dataset": "toy",
+            "max_steps": 6,
+            "batch_size": 8,
+            "output_dir": str(tmp_path / "run"),
+            "seed": 0,
+        }
         return TrainConfig(**{**defaults, **values})
 
     return config

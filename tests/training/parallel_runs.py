@@ -16,11 +16,13 @@ import torch
 
 from lossytp.training import tasks
 from lossytp.training.config import TrainConfig
-from lossytp.training.data import load_dataset, training_batches
+from lossytp.training.data import Dataset, load_dataset, training_batches
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
+from lossytp.training.models import load_tokenizer
 
 STEPS, BATCH, SEED = 20, 8, 0
+MODEL = "gpt2-nano-scratch"
 WIDTH, BLOCKS, VOCABULARY, POSITIONS = 128, 4, 4096, 128  # gpt2-nano's
 ELEMENTS = (1500 - 44) // 4  # of float32 in a packet
 ALL_REDUCES = 4 * BLOCKS  # tensor-parallel ones of a step: attention and MLP, forward and backward
@@ -41,26 +43,34 @@ PARALLELISMS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what a
 }
 
 
-def texts_of_many_lengths() -> dict[str, list[tuple[str, int]]]:
+def texts_of_many_lengths() -> tasks.Table:
     """Batches of them have many shapes. Every word is a token or more."""
     words = {0: "alpha beta", 1: "delta epsilon"}
-    return {
-        split: [(words[i % 2] + " gamma" * (i % 13) + f" {split} {i}", i % 2) for i in range(number)]
+    rows = {
+        split: [{"text": words[i % 2] + " gamma" * (i % 13) + f" {split} {i}", "label": i % 2} for i in range(number)]
         for split, number in (("train", 64), ("test", 30))
     }
+    return tasks.Table(train=rows["train"], test=rows["test"])
 
 
 def settings(folder: Path, **values: Any) -> TrainConfig:
     """Of a short dense run in a folder below `folder` that its changes name."""
     name = " ".join(f"{key} {value}" for key, value in values.items()) or "dense"
-    defaults = {"dataset": "lengths", "max_steps": STEPS, "batch_size": BATCH, "seed": SEED, "tensor_parallel_size": 1}
+    defaults = {
+        "model_name": MODEL,
+        "dataset": "lengths",
+        "max_steps": STEPS,
+        "batch_size": BATCH,
+        "seed": SEED,
+        "tensor_parallel_size": 1,
+    }
     return TrainConfig(**{**defaults, "output_dir": str(folder / name), **values})
 
 
 @contextmanager
 def task_in(folder: Path) -> Iterator[None]:
     """The task is there, its data cached below `folder`."""
-    task = tasks.Task(("first", "second"), texts_of_many_lengths, lambda: "1")
+    task = tasks.Classification(source=texts_of_many_lengths(), body="{text}", labels=("first", "second"))
     with patch.dict(tasks.TASKS, lengths=task), patch.dict(os.environ, XDG_CACHE_HOME=str(folder / "cache")):
         yield
 
@@ -91,8 +101,12 @@ def spied(before: Any = None, after: Any = None) -> Iterator[None]:
 def batches(folder: Path, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
     """The batches that a run trains on, all replicas' shares together."""
     with task_in(folder):
-        split = load_dataset("lengths", train_samples=None, test_samples=None).train
-        return list(islice(training_batches(split, batch_size=BATCH, max_length=64, seed=SEED), steps))
+        return list(islice(training_batches(the_data().train, batch_size=BATCH, seed=SEED), steps))
+
+
+def the_data() -> Dataset:
+    """What a run reads, within `task_in`."""
+    return load_dataset("lengths", load_tokenizer(MODEL), max_length=64, train_samples=None, test_samples=None)
 
 
 def direct(elements: int, ranks: int) -> int:

@@ -1,35 +1,96 @@
+"""Splits, batches, and examples cut to length."""
+
 import numpy as np
 import pytest
 import torch
 
-from lossytp.training.data import (
-    END,
-    PAD_ID,
-    Split,
-    evaluation_batches,
-    load_dataset,
-    load_tokenizer,
-    sample_indices,
-    training_batches,
-)
+from lossytp.training import tasks
+from lossytp.training.data import ANSWER_TOKENS, IGNORED, Split, evaluation_batches, load_dataset, training_batches
+from lossytp.training.models import load_tokenizer
+from lossytp.training.task_kinds import Task
+
+PAD = 0
+
+
+def split_of(sequences, options=None, labels=None, **values):
+    """A split of sequences of these tokens; `options` are how many of them an example has."""
+    counts = options or [1] * len(sequences)
+    defaults = {"kind": "classification", "answer_lengths": np.zeros(len(sequences), dtype=int), "answers": ()}
+    return Split(
+        tokens=np.concatenate(sequences),
+        offsets=np.cumsum([0, *map(len, sequences)]),
+        first=np.cumsum([0, *counts]),
+        labels=np.array(labels or np.arange(len(counts)) % 3, dtype=float),
+        pad_id=PAD,
+        **{**defaults, **values},
+    )
 
 
 @pytest.fixture
 def split():
-    lengths = np.array([3, 9, 1, 4, 7, 2, 5, 8, 6, 10] * 20)
-    tokens = np.concatenate([np.full(length, number + 1) for number, length in enumerate(lengths)])
-    return Split(tokens, np.concatenate(([0], np.cumsum(lengths))), np.arange(len(lengths)) % 3)
+    lengths = [3, 9, 1, 4, 7, 2, 5, 8, 6, 10] * 20
+    return split_of([np.full(length, number + 1) for number, length in enumerate(lengths)])
 
 
-def test_a_batch_is_padded_on_the_right_and_cut(split):
-    batch = split.batch(np.array([0, 1]), max_length=5)
-    assert batch["input_ids"].tolist() == [[1, 1, 1, PAD_ID, PAD_ID], [2, 2, 2, 2, 2]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("gpt2-nano-scratch")
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch, tokenizer):
+    """A function that loads a task made of rows, cached below tmp_path."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def loaded(kind: type[Task], rows, *, max_length=64, train_samples=None, **values):
+        task = kind(source=tasks.Table(train=rows, test=rows), **values)
+        monkeypatch.setitem(tasks.TASKS, "rows", task)
+        return load_dataset("rows", tokenizer, max_length=max_length, train_samples=train_samples, test_samples=None)
+
+    return loaded
+
+
+def texts_in(split, tokenizer, example):
+    return [
+        tokenizer.decode(split.tokens[split.offsets[s] : split.offsets[s + 1]])
+        for s in range(split.first[example], split.first[example + 1])
+    ]
+
+
+def test_a_batch_is_padded_on_the_right():
+    batch = split_of([[5, 5, 5], [6] * 5], labels=[0, 1]).batch(np.array([0, 1]))
+    assert batch["input_ids"].tolist() == [[5, 5, 5, PAD, PAD], [6] * 5]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1] * 5]
     assert batch["labels"].tolist() == [0, 1]
+    assert batch["labels"].dtype == torch.int64
+
+
+def test_numbers_stay_numbers():
+    batch = split_of([[5], [6]], labels=[2.5, 0.25], kind="regression").batch(np.array([1, 0]))
+    assert batch["labels"].tolist() == [0.25, 2.5]
+    assert batch["labels"].dtype == torch.float32
+
+
+def test_every_option_is_in_the_batch_and_an_absent_one_is_masked():
+    split = split_of([[1, 1], [2], [3, 3, 3], [4], [5]], options=[2, 3], labels=[1, 0], kind="multiple choice")
+    batch = split.batch(np.array([0, 1]))
+    assert batch["input_ids"].tolist() == [[[1, 1, 0], [2, 0, 0], [1, 1, 0]], [[3, 3, 3], [4, 0, 0], [5, 0, 0]]]
+    assert batch["attention_mask"].sum(-1).tolist() == [[2, 1, 0], [3, 1, 1]]
+    assert batch["labels"].tolist() == [1, 0]
+
+
+def test_only_the_answer_is_trained_on_and_prompts_end_where_it_begins():
+    split = split_of([[1, 2, 3, 8, 9], [4, 7]], kind="generation", answer_lengths=np.array([2, 1]))
+    batch = split.batch(np.array([0, 1]))
+    assert batch["input_ids"].tolist() == [[1, 2, 3, 8, 9], [4, 7, PAD, PAD, PAD]]
+    assert batch["labels"].tolist() == [[IGNORED] * 3 + [8, 9], [IGNORED, 7] + [IGNORED] * 3]
+    prompts = split.prompts(np.array([0, 1]))
+    assert prompts["input_ids"].tolist() == [[1, 2, 3], [PAD, PAD, 4]]
+    assert prompts["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
 def test_an_epoch_of_training_batches_holds_every_example_once(split):
-    batches = training_batches(split, batch_size=8, max_length=16, seed=0)
+    batches = training_batches(split, batch_size=8, seed=0)
     seen = [int(row[0]) for _ in range(25) for row in next(batches)["input_ids"]]
     assert sorted(seen) == list(range(1, 201))
     second = [int(row[0]) for _ in range(25) for row in next(batches)["input_ids"]]
@@ -37,9 +98,18 @@ def test_an_epoch_of_training_batches_holds_every_example_once(split):
     assert second != seen
 
 
+def test_skipped_batches_are_those_that_would_have_come(split):
+    whole = training_batches(split, batch_size=8, seed=0)
+    for _ in range(30):  # into the second epoch
+        next(whole)
+    late = training_batches(split, batch_size=8, seed=0, skip=30)
+    for _ in range(3):
+        assert torch.equal(next(whole)["input_ids"], next(late)["input_ids"])
+
+
 def test_order_depends_on_the_seed_alone(split):
     def order(seed):
-        batches = training_batches(split, batch_size=8, max_length=16, seed=seed)
+        batches = training_batches(split, batch_size=8, seed=seed)
         return torch.cat([next(batches)["labels"] for _ in range(10)]).tolist()
 
     torch.manual_seed(1)
@@ -50,36 +120,97 @@ def test_order_depends_on_the_seed_alone(split):
 
 
 def test_batches_of_like_length_hold_little_padding(split):
-    batches = training_batches(split, batch_size=8, max_length=16, seed=0)
+    batches = training_batches(split, batch_size=8, seed=0)
     masks = [next(batches)["attention_mask"] for _ in range(25)]
     real = sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
-    at_random = split.lengths(16).mean() / 10  # padded to the longest of all
+    at_random = split.lengths().mean() / 10  # padded to the longest of all
     assert real > 0.9 > at_random
 
 
-def test_evaluation_covers_every_example_once(split):
-    rows = [
-        int(row[0]) for batch in evaluation_batches(split, batch_size=7, max_length=4) for row in batch["input_ids"]
-    ]
-    assert sorted(rows) == list(range(1, 201))
+def test_evaluation_covers_every_example_once_by_length(split):
+    order = np.concatenate(list(evaluation_batches(split, batch_size=7)))
+    assert sorted(order) == list(range(200))
+    assert (np.diff(split.lengths()[order]) >= 0).all()
 
 
-def test_a_sample_is_fixed_and_of_the_size_asked_for(split):
-    assert len(split.head(50)) == 50
-    assert np.array_equal(split.head(50).tokens, split.head(50).tokens)
-    assert split.head(None) is split
-    assert split.head(1000) is split
-    assert list(split.head(50).labels) == list(split.labels[sample_indices(200, 50)])
+def test_the_length_of_a_multiple_choice_is_its_longest_options():
+    split = split_of([[1], [2] * 4, [3] * 3, [4]], options=[2, 2], kind="multiple choice")
+    assert split.lengths().tolist() == [4, 3]
 
 
-def test_tokenizer_round_trip_and_cached_data(toy):
-    data = load_dataset("toy", train_samples=None, test_samples=10)
-    assert (len(data.train), len(data.test)) == (64, 10)
-    tokenizer = load_tokenizer("toy")
-    text = "alpha beta gamma number 0"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    assert tokenizer.pad_token_id == PAD_ID
-    assert tokenizer.eos_token == END
-    first = data.train.tokens[: data.train.offsets[1]]
-    assert tokenizer(text)["input_ids"] == first.tolist()
-    assert load_dataset("toy", train_samples=None, test_samples=10).sha256 == data.sha256
+PAIRS = [{"premise": "one two three four five six seven eight nine ten", "claim": "numbers", "label": 1}] * 3
+
+
+def test_a_body_too_long_is_cut_on_the_right_and_its_ending_kept(load, tokenizer):
+    values = {"body": "{premise}", "ending": " Claim: {claim}", "labels": ("no", "yes")}
+    whole = texts_in(load(tasks.Classification, PAIRS, **values).train, tokenizer, 0)[0]
+    assert whole == "one two three four five six seven eight nine ten Claim: numbers"
+    cut = load(tasks.Classification, PAIRS, max_length=10, **values).train
+    assert cut.lengths().tolist() == [10] * 3
+    text = texts_in(cut, tokenizer, 0)[0]
+    assert text.startswith("one two")
+    assert text.endswith(" Claim: numbers")
+
+
+def test_options_are_encoded_behind_a_body_cut_on_the_left(load, tokenizer):
+    rows = [{"question": "zero " * 30 + "which", "options": ["this one", "that"], "label": 1}] * 2
+    split = load(tasks.MultipleChoice, rows, max_length=8, body="{question}", options="options").train
+    first, second = texts_in(split, tokenizer, 0)
+    assert first.endswith(" which this one")
+    assert second.endswith(" which that")
+    assert split.lengths().tolist() == [8, 8]
+    assert len(split) == 2
+
+
+def test_an_answer_ends_with_the_end_token_and_leaves_its_prompt_room(load, tokenizer):
+    rows = [{"context": "sea " * 100, "question": "where", "answer": "at sea"}] * 2
+    split = load(
+        tasks.Generation, rows, body="{context}", ending=" Question: {question} Answer:", answers="answer"
+    ).test
+    ids = split.tokens[: split.offsets[1]]
+    answer = ids[-split.answer_lengths[0] :]
+    assert tokenizer.decode(answer) == f" at sea{tokenizer.eos_token}"
+    assert len(ids) - len(answer) == 64 - ANSWER_TOKENS
+    assert split.answers == (("at sea",),) * 2
+    prompt = tokenizer.decode(split.prompts(np.array([0]))["input_ids"][0])
+    assert prompt.endswith("sea sea Question: where Answer:")
+
+
+def test_an_answer_too_long_is_cut_and_still_ends(load, tokenizer):
+    rows = [{"context": "sea", "question": "where", "answer": "far away " * 40}] * 2
+    split = load(tasks.Generation, rows, body="{context}", ending=" {question}?", answers="answer").test
+    assert split.answer_lengths.tolist() == [ANSWER_TOKENS] * 2
+    assert split.tokens[split.offsets[1] - 1] == tokenizer.eos_token_id
+
+
+def test_text_without_a_token_has_one(load, tokenizer):
+    rows = [{"text": "", "label": 0}, {"text": "word", "label": 1}]
+    split = load(tasks.Classification, rows, body="{text}", labels=("a", "b")).train
+    assert split.lengths().tolist()[0] == 1
+
+
+def test_data_is_prepared_once_and_again_where_rows_length_or_sample_change(load, monkeypatch):
+    values = {"body": "{text}", "labels": ("a", "b")}
+    rows = [{"text": f"text number {i}", "label": i % 2} for i in range(20)]
+    first = load(tasks.Classification, rows, **values)
+    with monkeypatch.context() as patch:
+        patch.setattr(Task, "examples", lambda *_: pytest.fail("examples are made again"))
+        assert load(tasks.Classification, rows, **values).sha256 == first.sha256
+    others = (
+        load(tasks.Classification, rows, max_length=3, **values),
+        load(tasks.Classification, rows, train_samples=5, **values),
+        load(tasks.Classification, [{**row, "label": 1 - row["label"]} for row in rows], **values),
+    )
+    assert len({first.sha256, *(other.sha256 for other in others)}) == 4
+    assert len(others[1].train) == 5
+    assert len(others[1].test) == 20
+
+
+def test_a_sample_is_drawn_before_anything_is_tokenised(load, monkeypatch, tokenizer):
+    rows = [{"text": f"text number {i}", "label": i % 2} for i in range(50)]
+    seen = []
+    example = tasks.Classification.example
+    monkeypatch.setattr(tasks.Classification, "example", lambda task, row: seen.append(row) or example(task, row))
+    data = load(tasks.Classification, rows, train_samples=5, body="{text}", labels=("a", "b"))
+    assert len(seen) == 5 + 50
+    assert len(data.train) == 5

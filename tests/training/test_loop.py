@@ -149,8 +149,8 @@ def test_one_process_is_recorded_as_such(toy, tmp_path):
     record = run(toy(max_steps=1))
     assert (record["processes"], record["implementation"]) == (1, "lossytp")
     evaluation = record["curves"]["eval"][0]
-    assert evaluation["replica_drift"] == evaluation["accuracy_spread_clean"] == 0
-    assert evaluation["accuracy_spread_lossy"] == 0
+    assert evaluation["replica_drift"] == evaluation["score_spread_clean"] == 0
+    assert evaluation["score_spread_lossy"] == 0
     assert set(record["final"]) == {
         f"{name}_{how}" for name in ("accuracy", "cross_entropy") for how in ("clean", "lossy")
     }

@@ -67,7 +67,7 @@ def test_without_losses_every_parallelism_trains_as_one_process_does(
     tensor_parallel = "tensor_parallel_size" in values
     assert record["implementation"] == (values.get("implementation", "lossytp") if tensor_parallel else "dense")
     evaluation = record["curves"]["eval"][-1]
-    assert evaluation["accuracy_spread_clean"] == evaluation["accuracy_spread_lossy"] == 0
+    assert evaluation["score_spread_clean"] == evaluation["score_spread_lossy"] == 0
     assert evaluation["replica_drift"] == 0
 
 
@@ -191,8 +191,8 @@ def test_all_ranks_stop_at_the_same_evaluation_though_their_accuracies_differ(
     assert comparable(records[0]) == comparable(records[1])
     assert records[0]["status"] == "stopped early"
     evaluations = records[0]["curves"]["eval"]
-    assert max(evaluation["accuracy_spread_lossy"] for evaluation in evaluations) > 0
-    assert max(evaluation["accuracy_spread_clean"] for evaluation in evaluations) == 0
+    assert max(evaluation["score_spread_lossy"] for evaluation in evaluations) > 0
+    assert max(evaluation["score_spread_clean"] for evaluation in evaluations) == 0
 
 
 def on_rank_overflow(folder: Path, values: dict) -> tuple[list[float], list[float]]:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from lossytp.parallel.own_streams import PerRank
-from lossytp.training.data import evaluation_batches, load_dataset
+from lossytp.training.data import evaluation_batches
 from lossytp.training.engine import Engine
 from lossytp.training.loop import build_optimizer, run
-from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, PARALLELISMS, settings, spied, task_in, train
+from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, PARALLELISMS, settings, spied, task_in, the_data, train
 from tests.training.test_parallelism import curve
 
 SHORT = {"tensor_parallel_size": 2, "max_steps": 4}
@@ -80,7 +80,7 @@ def test_without_losses_every_option_trains_as_none_does(folder: Path, name: str
     lossy = short(folder, **LOSSY, **OPTIONS[name])
     assert curve(lossy) != pytest.approx(curve(plain), rel=1e-3)
     for point in record["curves"]["eval"]:
-        assert point["accuracy_spread_clean"] == point["accuracy_spread_lossy"] == 0
+        assert point["score_spread_clean"] == point["score_spread_lossy"] == 0
         assert point["replica_drift"] == pytest.approx(0, abs=1e-6)
         assert point["stream_distance"] == (pytest.approx([0] * BLOCKS, abs=1e-6) if "own" in name else None)
 
@@ -257,14 +257,14 @@ def test_accuracy_is_the_mean_over_ranks_and_its_spread_is_recorded(folder: Path
     clean, lossy = seen
     assert clean.shape == lossy.shape == (4, 30, 2)
     with task_in(folder / "scored"):
-        test = load_dataset("lengths", train_samples=None, test_samples=None).test
-    labels = torch.cat([batch["labels"] for batch in evaluation_batches(test, batch_size=64, max_length=64)])
+        test = the_data().test
+    labels = torch.cat([test.batch(indices)["labels"] for indices in evaluation_batches(test, batch_size=64)])
     right = (lossy.argmax(-1) == labels).double().mean(-1)
     point = record["curves"]["eval"][-1]
     assert point["accuracy_lossy"] == pytest.approx(right.mean().item(), abs=1e-12)
-    assert point["accuracy_spread_lossy"] == pytest.approx((right.max() - right.min()).item(), abs=1e-12)
-    assert point["accuracy_spread_lossy"] > 0
-    assert point["accuracy_spread_clean"] == 0
+    assert point["score_spread_lossy"] == pytest.approx((right.max() - right.min()).item(), abs=1e-12)
+    assert point["score_spread_lossy"] > 0
+    assert point["score_spread_clean"] == 0
     entropy = torch.nn.functional.cross_entropy(lossy.double().flatten(0, 1), labels.repeat(4))
     assert point["cross_entropy_lossy"] == pytest.approx(entropy.item(), rel=1e-6)
 
@@ -301,7 +301,7 @@ def test_ranks_in_processes_train_as_virtual_ones_do(processes: Callable, folder
         assert theirs["stream_distance"] == (mine["stream_distance"] and pytest.approx(mine["stream_distance"], 1e-4))
         assert (theirs["replica_drift"] > 0) == (mine["replica_drift"] > 0)
         if name in APART or "local" in name:
-            assert theirs["accuracy_spread_lossy"] == pytest.approx(mine["accuracy_spread_lossy"])
+            assert theirs["score_spread_lossy"] == pytest.approx(mine["score_spread_lossy"])
 
 
 def on_rank_leave_gradients(folder: Path, values: dict) -> dict:

@@ -1,0 +1,92 @@
+"""GPT-2 that scores options one by one: dense against a classifier of one logit, tensor-parallel against dense."""
+
+import pytest
+import torch
+from transformers import GPT2ForSequenceClassification
+
+import lossytp as ltp
+from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+from tests.parallel.conftest import VOCABULARY, bernoulli, gradient_error, gradients, relative_error, tiny_gpt2
+
+EXAMPLES, OPTIONS, TOKENS, RANKS = 5, 3, 9, 4
+WAYS = {
+    "one stream": {},
+    "own streams": {"reliable_gather": False},
+    "own copies": {"reliable_gather": False, "own_copies": True},
+    "shards": {"sequence_parallel": True},
+}
+
+
+@pytest.fixture
+def dense(monkeypatch):
+    monkeypatch.setitem(tiny_gpt2.__globals__["MODELS"], "multiple choice", GPT2ForMultipleChoice)
+    return tiny_gpt2("multiple choice", num_labels=1)
+
+
+@pytest.fixture
+def batch():
+    """The last example has two options alone; sequences have lengths of their own."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, VOCABULARY, (EXAMPLES, OPTIONS, TOKENS), generator=generator)
+    lengths = torch.randint(2, TOKENS + 1, (EXAMPLES, OPTIONS, 1), generator=generator)
+    mask = (torch.arange(TOKENS) < lengths).long()
+    mask[-1, -1] = 0
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": torch.tensor([0, 1, 2, 1, 0])}
+
+
+def test_every_option_is_scored_as_if_it_were_alone(dense, batch):
+    classifier = GPT2ForSequenceClassification(dense.config).double().eval()
+    classifier.load_state_dict(dense.state_dict())
+    logits = dense.eval()(**batch).logits
+    for example in range(EXAMPLES):
+        for option in range(OPTIONS):
+            if not batch["attention_mask"][example, option].any():
+                continue
+            length = int(batch["attention_mask"][example, option].sum())
+            alone = classifier(batch["input_ids"][example, option, :length].unsqueeze(0)).logits
+            assert logits[example, option].item() == pytest.approx(alone.item(), abs=1e-12)
+
+
+def test_an_option_that_is_none_is_never_chosen_and_moves_nothing(dense, batch):
+    output = dense(**batch)
+    assert output.logits[-1, -1] == -torch.inf
+    present = torch.log_softmax(output.logits[-1, :2], 0)[0]
+    others = torch.log_softmax(output.logits[:-1], 1)[range(EXAMPLES - 1), batch["labels"][:-1]]
+    assert output.loss.item() == pytest.approx(-(present + others.sum()).item() / EXAMPLES, rel=1e-12)
+    before = gradients(dense, batch)
+    batch["input_ids"][-1, -1] = 5
+    assert gradient_error(gradients(dense, batch), before) < 1e-12
+    assert all(gradient.isfinite().all() for gradient in before.values())
+
+
+def test_permuted_options_have_permuted_logits(dense, batch):
+    order = [2, 0, 1]
+    logits = dense.eval()(**batch).logits
+    permuted = {name: batch[name][:, order] for name in ("input_ids", "attention_mask")}
+    assert torch.equal(dense(**permuted).logits, logits[:, order])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_losses_it_is_the_dense_model(dense, batch, way):
+    expected, expected_gradients = dense(**batch).logits, gradients(dense, batch)
+    model = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=RANKS, **WAYS[way])
+    output = model(**batch)
+    finite = expected.isfinite()
+    assert torch.equal(output.logits.isfinite(), finite)
+    assert relative_error(output.logits[finite], expected[finite]) < 1e-12
+    if "reliable_gather" in WAYS[way]:
+        assert output.rank_logits.shape == (RANKS, EXAMPLES, OPTIONS)
+        assert relative_error(output.rank_logits[:, finite], expected[finite].expand(RANKS, -1)) < 1e-12
+    output.loss.backward()
+    dense_again = ltp.gather(model)
+    assert type(dense_again) is GPT2ForMultipleChoice
+    if way in ("one stream", "shards"):
+        norm = dict(model.named_parameters())["transformer.ln_f.weight"].grad
+        assert relative_error(norm, expected_gradients["transformer.ln_f.weight"]) < 1e-12
+
+
+def test_with_losses_ranks_with_streams_of_their_own_score_apart(dense, batch):
+    model = ltp.parallelize(dense, bernoulli(0.3), tensor_parallel_size=RANKS, reliable_gather=False)
+    logits = model(**batch).rank_logits
+    assert (logits[0] != logits[1])[logits[0].isfinite()].any()
+    assert torch.equal(logits.isfinite(), logits[:1].isfinite().expand_as(logits))
