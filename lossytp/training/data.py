@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
 from lossytp.training.cache import cached
+from lossytp.training.sources import sample_indices
 from lossytp.training.tasks import TASKS, Example
 
 PAD, END = "<|pad|>", "<|endoftext|>"
@@ -72,12 +73,6 @@ class Dataset:
     test: Split
     labels: tuple[str, ...]
     sha256: str
-
-
-def sample_indices(available: int, examples: int | None) -> np.ndarray:
-    """Sorted indices of a fixed pseudo-random sample of `examples` out of `available`; of all when None."""
-    order = np.argsort(Stream(("sample",)).uniforms(available), kind="stable")
-    return np.sort(order[:examples])
 
 
 def training_batches(split: Split, *, batch_size: int, max_length: int, seed: int) -> Iterator[dict[str, Tensor]]:

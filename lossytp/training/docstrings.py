@@ -10,12 +10,21 @@ import gc
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lossytp.training.cache import cached
+from lossytp.training.sources import Split
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 LIBRARIES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sqlalchemy", "sympy", "torch", "transformers")
 ALIASES = ("mpl", "plt", "nx", "np", "pd", "sp", "sa", "pytorch", "hf", "huggingface", "hugging face")
@@ -27,7 +36,29 @@ TEST_PERCENT = 15
 _NAMES = re.compile(
     r"(?<![a-z])(" + "|".join(sorted((*LIBRARIES, *ALIASES), key=len, reverse=True)) + r")(?![a-z])", re.IGNORECASE
 )
-Example = tuple[str, int]  # text, index into LIBRARIES
+
+
+@dataclass(frozen=True)
+class Docstrings:
+    """The source of the embedded task: rows of text and label, the index into LIBRARIES."""
+
+    def __str__(self) -> str:
+        return "docstrings"
+
+    def rows(self, split: Split) -> "Dataset":
+        """All rows of the split, read from the libraries once and then from the cache."""
+        import datasets
+
+        folder = cached("docstrings-text", version(), _write)
+        return datasets.Dataset.from_dict(json.loads((folder / f"{split}.json").read_text(encoding="utf-8")))
+
+    def subset(self, split: Split) -> None:
+        """There is no official number."""
+        return
+
+    def fingerprint(self, split: Split) -> str:
+        """What the text depends on."""
+        return version()
 
 
 def mask_names(text: str) -> str:
@@ -68,7 +99,7 @@ def _docstrings_of_files(files: list[Path]) -> list[list[str]]:
     return [docstrings_of(source) if '"""' in source else [] for source in sources]
 
 
-def load_docstrings() -> dict[str, list[Example]]:
+def load_docstrings() -> dict[str, list[tuple[str, int]]]:
     """{"train": [...], "test": [...]} of (masked text, label), in an order that depends on the libraries alone."""
     files = [
         (label, root, file) for label, root in enumerate(map(_root, LIBRARIES)) for file in sorted(root.rglob("*.py"))
@@ -76,7 +107,7 @@ def load_docstrings() -> dict[str, list[Example]]:
     batches = [[file for _, _, file in files[start : start + 100]] for start in range(0, len(files), 100)]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         texts = [texts for batch in pool.map(_docstrings_of_files, batches) for texts in batch]
-    splits: dict[str, list[Example]] = {"train": [], "test": []}
+    splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     seen: set[str] = set()
     for (label, root, file), file_texts in zip(files, texts, strict=True):
         split = split_of(f"{LIBRARIES[label]}/{file.relative_to(root).as_posix()}")
@@ -92,6 +123,13 @@ def version() -> str:
     versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
     code = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
     return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code])
+
+
+def _write(folder: Path) -> None:
+    for split, examples in load_docstrings().items():
+        texts, labels = zip(*examples, strict=True)
+        content = json.dumps({"text": texts, "label": labels})
+        (folder / f"{split}.json").write_text(content, encoding="utf-8")
 
 
 def _root(library: str) -> Path:

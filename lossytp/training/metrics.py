@@ -1,50 +1,147 @@
-"""Metrics as `evaluate` knows them, computed here: `evaluate.load` by name would ask a server."""
+"""Metrics as `evaluate` knows them, computed here: `evaluate.load` by name would ask a server.
 
+Each gives its metrics and, as "score", the first of them. Predictions that are not finite count as wrong.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import datasets
 import evaluate
 import numpy as np
 from scipy.special import logsumexp
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import f1_score, matthews_corrcoef
 
 
-class Classification(evaluate.Metric):
-    """Accuracy and cross-entropy (nats) of logits against labels.
+class TaskMetric(evaluate.Metric):
+    """What the metrics of all kinds of tasks share: the names that are wanted, the headline first."""
 
-    `predictions` are logits (examples, classes), `references` labels (examples,). Logits that are not finite score
-    as a wrong answer, and make the cross-entropy null.
-    """
+    predictions: Any = datasets.Sequence(datasets.Value("float32"))
+    references: Any = datasets.Value("int64")
+    inputs = "predictions: logits, references: labels"
+
+    def __init__(self, metrics: Sequence[str], **options: Any) -> None:
+        self.metrics = tuple(metrics)
+        super().__init__(**{"keep_in_memory": True, **options})
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
-            description="accuracy and cross-entropy of a classifier",
+            description=str(self.__doc__),
             citation="",
-            inputs_description="predictions: logits, references: labels",
-            features=datasets.Features(
-                {"predictions": datasets.Sequence(datasets.Value("float32")), "references": datasets.Value("int64")}
-            ),
+            inputs_description=self.inputs,
+            features=datasets.Features({"predictions": self.predictions, "references": self.references}),
         )
 
     def _compute(self, predictions: Any, references: Any) -> dict[str, float | None]:
+        scores = self.scores(predictions, references)
+        return {**scores, "score": scores[self.metrics[0]]}
+
+    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
+        """The metrics by name."""
+        raise NotImplementedError
+
+
+class ClassificationMetric(TaskMetric):
+    """Accuracy and cross-entropy (nats) of logits (examples, classes) against labels (examples,); also, where they
+    are wanted, Matthews' correlation and the F1 of class 1. Logits that are not finite make the cross-entropy null.
+    """
+
+    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
         logits = np.asarray(predictions, dtype=np.float64)
         labels = np.asarray(references)
-        finite = np.isfinite(logits).all(axis=1)
-        correct = finite & (logits.argmax(axis=1) == labels)
-        losses = logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]
+        finite: np.ndarray = np.isfinite(logits).all(axis=1)
+        chosen = np.where(finite, logits.argmax(axis=1), (labels + 1) % logits.shape[1])  # the next class is wrong
+        scores = {"accuracy": float((chosen == labels).mean()), "cross_entropy": _cross_entropy(logits, labels, finite)}
+        if "matthews_correlation" in self.metrics:
+            scores["matthews_correlation"] = float(matthews_corrcoef(labels, chosen))
+        if "f1" in self.metrics:
+            scores["f1"] = float(f1_score(labels, chosen, zero_division=0))
+        return scores
+
+
+class RegressionMetric(TaskMetric):
+    """Pearson's and Spearman's correlation of logits (examples, 1) with numbers (examples,); 0 where the predictions
+    are all the same or one is not finite.
+    """
+
+    references = datasets.Value("float32")
+
+    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
+        numbers, truth = np.asarray(predictions, dtype=np.float64)[:, 0], np.asarray(references, dtype=np.float64)
+        defined = np.isfinite(numbers).all() and np.ptp(numbers) > 0 and np.ptp(truth) > 0
+        correlations: dict[str, Any] = {"pearson": pearsonr, "spearman": spearmanr}
+        return {name: float(correlations[name](numbers, truth).statistic) if defined else 0.0 for name in self.metrics}
+
+
+class MultipleChoiceMetric(TaskMetric):
+    """Accuracy and cross-entropy (nats) of logits (examples, options), -inf where there is no such option, against
+    indices (examples,). Other logits that are not finite make the cross-entropy null.
+    """
+
+    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
+        logits = np.asarray(predictions, dtype=np.float64)
+        labels = np.asarray(references)
+        right = logits[np.arange(len(labels)), labels]
+        usable: np.ndarray = (np.isfinite(logits) | np.isneginf(logits)).all(axis=1) & np.isfinite(right)
+        correct = usable & (logits.argmax(axis=1) == labels)
+        return {"accuracy": float(correct.mean()), "cross_entropy": _cross_entropy(logits, labels, usable)}
+
+
+class GenerationMetric(TaskMetric):
+    """Exact match and F1 of words of generated strings against the accepted answers of each (Rajpurkar et al., EMNLP
+    2016, section 6.1), the best over the answers; both in [0, 1].
+    """
+
+    predictions = datasets.Value("string")
+    references = datasets.Sequence(datasets.Value("string"))
+    inputs = "predictions: strings, references: lists of accepted strings"
+
+    def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
+        pairs = list(zip(predictions, references, strict=True))
+        measures = {"exact_match": exact_match, "f1": word_f1}
         return {
-            "accuracy": float(correct.mean()),
-            "cross_entropy": float(losses.mean()) if finite.all() else None,
+            name: float(np.mean([max(measure(given, answer) for answer in answers) for given, answers in pairs]))
+            for name, measure in measures.items()
         }
 
 
-def time_to_accuracy(evaluations: list[dict], target: float | None) -> dict | None:
-    """Step and seconds of the first evaluation at which lossy accuracy reached `target` and held it at the next one.
+def normalised(text: str) -> str:
+    """Lower case, without punctuation and articles, white space folded: as SQuAD's own script compares answers."""
+    letters = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
 
-    `evaluations` have "step", "seconds" and "accuracy_lossy". None where there is no target or it was never held.
+
+def exact_match(given: str, answer: str) -> float:
+    """1 where both are the same once normalised."""
+    return float(normalised(given) == normalised(answer))
+
+
+def word_f1(given: str, answer: str) -> float:
+    """Harmonic mean of precision and recall of the words, each counted as often as it is there."""
+    words, expected = normalised(given).split(), normalised(answer).split()
+    common = sum((Counter(words) & Counter(expected)).values())
+    return 2 * common / (len(words) + len(expected)) if common else 0.0
+
+
+def _cross_entropy(logits: np.ndarray, labels: np.ndarray, usable: np.ndarray) -> float | None:
+    if not usable.all():
+        return None
+    return float((logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]).mean())
+
+
+def time_to_accuracy(evaluations: list[dict], target: float | None) -> dict | None:
+    """Step and seconds of the first evaluation at which the lossy score reached `target` and held it at the next one.
+
+    `evaluations` have "step", "seconds" and "score_lossy". None where there is no target or it was never held.
     """
     if target is None:
         return None
-    reached = [evaluation["accuracy_lossy"] >= target for evaluation in evaluations]
+    scores = [evaluation["score_lossy"] for evaluation in evaluations]
+    reached = [score is not None and score >= target for score in scores]
     for now, following, evaluation in zip(reached, reached[1:], evaluations, strict=False):
         if now and following:
             return {"target": target, "step": evaluation["step"], "seconds": evaluation["seconds"]}
