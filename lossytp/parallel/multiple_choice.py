@@ -31,5 +31,5 @@ class GPT2ForMultipleChoice(GPT2ForSequenceClassification):
         output = super().forward(input_ids.reshape(-1, tokens), attention_mask=attention_mask, **kwargs)
         output.logits = output.logits.view(-1, options).masked_fill(absent, -torch.inf)
         if labels is not None:
-            output.loss = nn.functional.cross_entropy(output.logits.float(), labels)
+            output.loss = nn.functional.cross_entropy(output.logits, labels)
         return output

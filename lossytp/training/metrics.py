@@ -53,7 +53,7 @@ class ClassificationMetric(TaskMetric):
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
         logits = np.asarray(predictions, dtype=np.float64)
         labels = np.asarray(references)
-        finite = np.isfinite(logits).all(axis=1)
+        finite: np.ndarray = np.isfinite(logits).all(axis=1)
         chosen = np.where(finite, logits.argmax(axis=1), (labels + 1) % logits.shape[1])  # the next class is wrong
         scores = {"accuracy": float((chosen == labels).mean()), "cross_entropy": _cross_entropy(logits, labels, finite)}
         if "matthews_correlation" in self.metrics:
@@ -73,7 +73,7 @@ class RegressionMetric(TaskMetric):
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
         numbers, truth = np.asarray(predictions, dtype=np.float64)[:, 0], np.asarray(references, dtype=np.float64)
         defined = np.isfinite(numbers).all() and np.ptp(numbers) > 0 and np.ptp(truth) > 0
-        correlations = {"pearson": pearsonr, "spearman": spearmanr}
+        correlations: dict[str, Any] = {"pearson": pearsonr, "spearman": spearmanr}
         return {name: float(correlations[name](numbers, truth).statistic) if defined else 0.0 for name in self.metrics}
 
 
@@ -86,7 +86,7 @@ class MultipleChoiceMetric(TaskMetric):
         logits = np.asarray(predictions, dtype=np.float64)
         labels = np.asarray(references)
         right = logits[np.arange(len(labels)), labels]
-        usable = (np.isfinite(logits) | np.isneginf(logits)).all(axis=1) & np.isfinite(right)
+        usable: np.ndarray = (np.isfinite(logits) | np.isneginf(logits)).all(axis=1) & np.isfinite(right)
         correct = usable & (logits.argmax(axis=1) == labels)
         return {"accuracy": float(correct.mean()), "cross_entropy": _cross_entropy(logits, labels, usable)}
 

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -98,7 +98,7 @@ class Source:
         import datasets
 
         _quiet()
-        with _hub_or_its_cache():
+        with _hub_or_its_cache() as answers:
             try:
                 try:
                     return datasets.load_dataset(self.path, self.name, split=split)
@@ -107,10 +107,10 @@ class Source:
                         raise
                     return datasets.load_dataset(self.path, data_dir=self.name, split=split, revision=EXPORT)
             except (OSError, ValueError, RuntimeError) as error:
-                why = " ".join(str(error).split())[:200]
+                why = " ".join(str(error).split())[:200] if answers else "which does not answer"
                 looked = f"which has no folder {self.folder}" if self.folder else "which is not set"
                 raise ValueError(
-                    f"{self} is neither on the hub ({type(error).__name__}: {why}) nor in {DATA_VARIABLE}, {looked}: "
+                    f"{self} is neither in {DATA_VARIABLE}, {looked}, nor had from the hub ({why}): "
                     f"go online once, or set {DATA_VARIABLE} to a folder that has {Path(self.path, self.name or '')}"
                 ) from None
 
@@ -142,9 +142,7 @@ class Files:
         if file.suffix not in FORMATS:
             raise ValueError(f"{split} = {str(file)!r} is of no kind that is read: give one of {', '.join(FORMATS)}")
         if not file.is_file():
-            raise ValueError(
-                f"{split} = {str(file)!r} is not there: give a file that is, from {Path.cwd()} or absolute"
-            )
+            raise ValueError(f"{split} = {str(file)!r} is no file, seen from {Path.cwd()}: give one that is")
         return file
 
 
@@ -207,23 +205,26 @@ def _quiet() -> None:
     """No progress bars into a log."""
     if not sys.stderr.isatty():
         import datasets
-        import huggingface_hub.utils
+        from huggingface_hub.utils.tqdm import disable_progress_bars
 
         datasets.disable_progress_bars()
-        huggingface_hub.utils.disable_progress_bars()
+        disable_progress_bars()
 
 
 @contextmanager
-def _hub_or_its_cache() -> Iterator[None]:
-    """Go offline while the hub does not answer: its client would try for half a minute, then read its cache."""
+def _hub_or_its_cache() -> Iterator[bool]:
+    """Go offline where the hub does not answer: its client would try for half a minute, then read its cache.
+
+    Yields whether it answers.
+    """
     import datasets
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    if not any(before) and not _hub_answers(int(time.monotonic() / 60)):
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    answers = not any(before) and _hub_answers(int(time.monotonic() / 60))
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = not answers
     try:
-        yield
+        yield answers
     finally:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
@@ -236,10 +237,8 @@ def _hub_answers(minute: int) -> bool:
     answers: list[int] = []
 
     def ask() -> None:
-        try:
+        with suppress(Exception):  # of whatever client: refused, timed out, a proxy's error
             answers.append(get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S).status_code)
-        except Exception:
-            pass  # of whatever client: refused, timed out, a proxy's error
 
     asking = threading.Thread(target=ask, daemon=True)  # a name server that is silent knows no time limit
     asking.start()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import evaluate
 
 Text = str | Callable[[Row], str]
+Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
 ROWS_AT_ONCE = 1000
 
@@ -72,9 +73,9 @@ class Task(ABC):
         """The row as text; None where it has no label."""
 
     def examples(self, split: Split, samples: int | None = None) -> list[Example]:
-        """The split's examples, or those of a fixed pseudo-random sample of its rows; rows without a label are left out.
+        """The split's examples, or those of a fixed pseudo-random sample of its rows.
 
-        ValueError where none has one, or the rows lack a column.
+        Rows without a label are left out. ValueError where none has one, or the rows lack a column.
         """
         rows = self.source.rows(split)
         if samples is not None and samples < len(rows):
@@ -112,7 +113,7 @@ class Classification(Task):
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy", "matthews_correlation", "f1")
 
     ending: Text = ""
-    label: Text = "label"
+    label: Column = "label"
     """A column, or function of the row, with the class's index or name."""
     labels: tuple[str, ...]
     """Names of the classes."""
@@ -154,7 +155,7 @@ class Regression(Task):
     known_metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
 
     ending: Text = ""
-    label: Text = "label"
+    label: Column = "label"
 
     @property
     def num_logits(self) -> int:
@@ -183,11 +184,11 @@ class MultipleChoice(Task):
     cut: ClassVar[Literal["left", "right"]] = "left"
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
-    options: str | tuple[str, ...] | Callable[[Row], Sequence[str]]
+    options: Column | tuple[str, ...]
     """The column that lists them, a column for each, or a function of the row."""
     ending: Text = " {option}"
     """What follows the body where this option is chosen; `option` counts as a column."""
-    answer: Text = "label"
+    answer: Column = "label"
     """A column, or function of the row, with the right one's index, counted from 0."""
 
     @property
@@ -222,7 +223,7 @@ class Generation(Task):
 
     ending: Text
     """What comes between the body and the answer, such as " Question: {question} Answer:"."""
-    answers: str | Callable[[Row], Sequence[str]]
+    answers: Column
     """A column, or function of the row, with the accepted answers, or the only one."""
 
     @property
@@ -250,7 +251,7 @@ def _each(rows: Any) -> Iterator[dict[str, Any]]:
             yield dict(zip(batch, values, strict=True))
 
 
-def _value(column: Any, row: Row) -> Any:
+def _value(column: Column, row: Row) -> Any:
     return column(row) if callable(column) else row[column]
 
 

@@ -163,7 +163,7 @@ TASKS: dict[str, Task] = {
         answer=lambda row: row["answerKey"] and row["choices"]["label"].index(row["answerKey"]),
         targets=(0.4, 0.6, 0.7),
     ),
-    "quality": MultipleChoice(  # Pang et al., NAACL 2022; of an article of 5,000 words the end is read, then the question
+    "quality": MultipleChoice(  # Pang et al., NAACL 2022; of a long article the end is read, then the question
         source=Source(path="emozilla/quality", official_rows={"train": 2523, "test": 2086}),
         body="{article}",
         options="options",
