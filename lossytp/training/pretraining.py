@@ -10,7 +10,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,27 +18,31 @@ import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from lossytp.parallel.convert import fuse_gelu_
 from lossytp.training.corpus import PackedBlocks, all_blocks, corpus
 from lossytp.training.model_card import model_card
-from lossytp.training.models import PRESETS, build_language_model
+from lossytp.training.models import build_language_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.pretrain_config import PretrainConfig
+from lossytp.training.pretrain_folder import (
+    CHECKPOINT,
+    STATISTICS,
+    checkpoint_of,
+    described,
+    finished,
+    portable,
+    tokenizer_for,
+)
 from lossytp.training.record import commit, environment, write_atomically
 from lossytp.training.trigram import trigram_perplexity
-from lossytp.training.vocabulary import train_tokenizer
 
-VOCABULARY_DOCUMENTS = 4000
 VALIDATION_BLOCKS = 512  # while training; all in the end
 TRIGRAM_TOKENS = 2**26
-CHECKPOINT = "checkpoint.pt"
-STATISTICS = "pretrain.json"
 SECONDS_BETWEEN_LINES = 30.0
 BETAS = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
 PROMPT = "The "
-MOVES_NO_NUMBER = ("checkpoint_path", "output_dir", "num_proc", "eval_steps")
 
 
 def run(config: PretrainConfig) -> dict[str, Any]:
@@ -49,12 +52,12 @@ def run(config: PretrainConfig) -> dict[str, Any]:
     run again.
     """
     folder = Path(config.output_dir)
-    done = _finished(config, folder)
+    done = finished(config, folder)
     if done is not None:
         return done
     folder.mkdir(parents=True, exist_ok=True)
-    state = _checkpoint(config)
-    tokenizer = _tokenizer(config, folder)
+    state = checkpoint_of(config)
+    tokenizer = tokenizer_for(config, folder)
     with torch.random.fork_rng():
         return _Pretraining(config, tokenizer, state).run(folder)
 
@@ -208,15 +211,15 @@ class _Pretraining:
         part.replace(folder / CHECKPOINT)
 
     def _export(self, folder: Path, pool: ThreadPoolExecutor) -> dict[str, Any]:
-        """The model in bfloat16 as transformers reads it, its tokenizer, its card and the statistics of what it saves."""
+        """The model in bfloat16 as transformers reads it, its tokenizer, its card and its statistics."""
         config = self.config
         self.model.to(torch.bfloat16).to(torch.float32)
         print("pretraining: validating, on all that is held out", file=sys.stderr, flush=True)
         validation_loss = self._validation_loss(self.validation, pool)
         every = max(1, len(self.losses) // 200)
         statistics = {
-            "config": _described(config),
-            "data": _portable(config.data_glob),
+            "config": described(config),
+            "data": portable(config.data_glob),
             "parameters": sum(parameter.numel() for parameter in self.parameters),
             "vocabulary": len(self.tokenizer),
             "tokens": config.total_steps * config.batch_size * config.block_size,
@@ -256,60 +259,3 @@ class _Pretraining:
             "trigram_perplexity": trigram_perplexity(train, held_out, len(self.tokenizer)),
             "trigram_tokens": len(train),
         }
-
-
-def _finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
-    """What pretrain.json holds, if it is of this configuration; None where there is none of it."""
-    try:
-        statistics: dict[str, Any] = json.loads((folder / STATISTICS).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{folder / STATISTICS} is not JSON ({error}): delete it, and it is made again") from error
-    wanted = _described(config)
-    if statistics["config"] != wanted:
-        changed = ", ".join(name for name, value in wanted.items() if statistics["config"].get(name) != value)
-        raise ValueError(f"output_dir = {str(folder)!r} holds a model with another {changed}: name another folder")
-    return statistics
-
-
-def _described(config: PretrainConfig) -> dict[str, Any]:
-    """The configuration, less what changes no number."""
-    described = {name: value for name, value in config.as_dict().items() if name not in MOVES_NO_NUMBER}
-    return described | {name: _portable(described[name]) for name in ("data_glob", "validation_glob", "tokenizer_path")}
-
-
-def _portable(pattern: str | None) -> str | None:
-    """The last parts of a path: its folder differs from machine to machine."""
-    return pattern and "/".join(Path(pattern).parts[-4:])
-
-
-def _tokenizer(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFast:
-    source = config.tokenizer_path or (str(folder) if (folder / "tokenizer.json").exists() else None)
-    if source is not None:
-        loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-        return loaded
-    texts = islice(corpus(config.data_glob, split="train").texts(), VOCABULARY_DOCUMENTS)
-    tokenizer = train_tokenizer(texts, size=PRESETS[config.model_name]["vocab_size"])
-    tokenizer.save_pretrained(folder)
-    return tokenizer
-
-
-def _checkpoint(config: PretrainConfig) -> dict | None:
-    """What to go on from, None to begin; ValueError where it is of another configuration."""
-    path = Path(config.checkpoint_path or Path(config.output_dir) / CHECKPOINT)
-    if path.is_dir():
-        found = sorted(path.rglob("*.pt"), key=lambda file: file.stat().st_mtime)
-        if not found:
-            raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} holds no *.pt: leave it out to begin anew")
-        path = found[-1]
-    if not path.exists():
-        if config.checkpoint_path is not None:
-            raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} is not there: leave it out to begin anew")
-        return None
-    state: dict = torch.load(path, map_location="cpu", weights_only=True)
-    same = {name: state["config"].get(name) for name in MOVES_NO_NUMBER}
-    if replace(config, **same).as_dict() != state["config"]:
-        changed = [n for n, v in config.as_dict().items() if n not in MOVES_NO_NUMBER and state["config"].get(n) != v]
-        raise ValueError(f"{path} is of a run with another {', '.join(changed)}: name another folder")
-    return state
