@@ -152,7 +152,7 @@ def test_one_process_is_recorded_as_such(toy, tmp_path):
     assert evaluation["replica_drift"] == evaluation["score_spread_clean"] == 0
     assert evaluation["score_spread_lossy"] == 0
     assert set(record["final"]) == {
-        f"{name}_{how}" for name in ("accuracy", "cross_entropy") for how in ("clean", "lossy")
+        f"{name}_{how}" for name in ("score", "accuracy", "cross_entropy") for how in ("clean", "lossy")
     }
     dense = run(toy(max_steps=1, tensor_parallel_size=1, output_dir=str(tmp_path / "dense")))
     assert dense["implementation"] == "dense"
