@@ -80,8 +80,12 @@ def sample_indices(available: int, examples: int | None) -> np.ndarray:
     return np.sort(order[:examples])
 
 
-def training_batches(split: Split, *, batch_size: int, max_length: int, seed: int) -> Iterator[dict[str, Tensor]]:
+def training_batches(
+    split: Split, *, batch_size: int, max_length: int, seed: int, skip: int = 0
+) -> Iterator[dict[str, Tensor]]:
     """Batches without end, in an order that `seed` names: shuffled, examples of like length together.
+
+    The first `skip` of them are left out, without being made.
 
     Padding would hide losses, a lost packet of padding being harmless, so little of it is made.
     """
@@ -96,7 +100,10 @@ def training_batches(split: Split, *, batch_size: int, max_length: int, seed: in
             bucket = bucket[np.argsort(lengths[bucket], kind="stable")]
             batches += [bucket[i : i + batch_size] for i in range(0, len(bucket), batch_size)]
         for number in np.argsort(draws.uniforms(len(batches)), kind="stable"):
-            yield split.batch(batches[number], max_length)
+            if skip:
+                skip -= 1
+            else:
+                yield split.batch(batches[number], max_length)
         epoch += 1
 
 

@@ -37,15 +37,18 @@ class Classification(evaluate.Metric):
         }
 
 
-def time_to_accuracy(evaluations: list[dict], target: float | None) -> dict | None:
+def time_to_accuracy(evaluations: list[dict], target: float | None, step_s: float | None = None) -> dict | None:
     """Step and seconds of the first evaluation at which lossy accuracy reached `target` and held it at the next one.
 
-    `evaluations` have "step", "seconds" and "accuracy_lossy". None where there is no target or it was never held.
+    `evaluations` have "step", "seconds" and "accuracy_lossy". "simulated_seconds" are those of steps that take `step_s`
+    seconds each, None where that is not known. None where there is no target or it was never held.
     """
     if target is None:
         return None
     reached = [evaluation["accuracy_lossy"] >= target for evaluation in evaluations]
     for now, following, evaluation in zip(reached, reached[1:], evaluations, strict=False):
         if now and following:
-            return {"target": target, "step": evaluation["step"], "seconds": evaluation["seconds"]}
+            step = evaluation["step"]
+            simulated = None if step_s is None else step * step_s
+            return {"target": target, "step": step, "seconds": evaluation["seconds"], "simulated_seconds": simulated}
     return None
