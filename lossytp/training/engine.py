@@ -43,7 +43,8 @@ class Engine:
         if config.unfreeze_last_layers is not None:
             freeze_(model, config.unfreeze_last_layers)
         if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
+            model.disable_input_require_grads()  # or gradients, and messages, would go on through frozen blocks
         self.shape = dense.config
         self.pipeline = None
         self.module: nn.Module = model
