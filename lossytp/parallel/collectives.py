@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.counters import NOWHERE, Site
-from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.lossy_network import TRAINING, LossyNetwork
 from lossytp.network.repair import Local, Repair, Stale
 from lossytp.network.repairs import repair_named
 from lossytp.network.routes import Hops, Missing
@@ -97,6 +97,17 @@ class LossyCollective:
         """From the gradient of a sum, repeated (L, ...), to those of its contributions, in place."""
         rows = self._rows(gradients.view(len(gradients), -1))
         adjoint_(rows, hops, missing, self._repair, self.network, self._capacity(gradients))
+
+    def memories_state(self) -> list:
+        """What `Stale` remembers of training, as lists and tensors."""
+        memories = self.memories.get(TRAINING, {})
+        return [[site and tuple(site), list(memory.items())] for site, memory in memories.items()]
+
+    def load_memories_state(self, state: list, device: torch.device) -> None:
+        """Go on from `memories_state()`."""
+        self.memories[TRAINING] = {
+            site and Site(*site): {place: last.to(device) for place, last in memory} for site, memory in state
+        }
 
     def _lose_(
         self, rows_LN: Tensor, hops: Hops, site: Site | None, own_LN: Tensor | None, *, in_gather: bool = False

@@ -21,6 +21,7 @@ def check_combinations(config: "TrainConfig | EvaluateConfig") -> None:
     _check_backend(config)
     _check_replicas(config)
     _check_scope(config)
+    _check_training(config)
     if config.control is not None and config.loss_type != "ber":
         raise ValueError(
             f"control = {config.control!r} with loss_type = {config.loss_type!r}: what is lost, or added, is "
@@ -41,8 +42,7 @@ def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
             raise ValueError(
                 "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
             )
-    shape = shape_of(config.model_name)
-    blocks = math.inf if shape is None else shape.layers  # of a model on the hub: known once it is there
+    blocks = _blocks(config)
     if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
         raise ValueError(f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks")
     if config.pipeline_parallel_size > blocks:
@@ -144,3 +144,49 @@ def _check_replicas(config: "TrainConfig | EvaluateConfig") -> None:
             f"resync_every = {config.resync_every} where copies do not drift: give replicated_gradients = 'lossy' or "
             "'none', or leave it out"
         )
+
+
+def _check_training(config: "TrainConfig | EvaluateConfig") -> None:
+    """Refuse ways of training, and of keeping the model, that a layout cannot do."""
+    pipeline = config.pipeline_parallel_size > 1
+    sharded = config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"
+    tensor_parallel = config.tensor_parallel_size > 1
+    foreign = config.implementation != "lossytp" and tensor_parallel
+    if pipeline and config.gradient_accumulation_steps > 1:
+        raise ValueError(
+            f"gradient_accumulation_steps = {config.gradient_accumulation_steps} with a pipeline, whose microbatches "
+            "do this already: give pipeline_microbatches"
+        )
+    if config.gradient_checkpointing and (foreign or sharded):
+        raise ValueError(
+            f"gradient_checkpointing = True with {'fsdp' if sharded else config.implementation}, whose recomputed "
+            "collectives would lose other packets: leave it out, or choose ddp and implementation = 'lossytp'"
+        )
+    if config.save_model and (foreign or pipeline or (sharded and tensor_parallel)):
+        raise ValueError(
+            "save_model = True with dtensor, megatron, a pipeline or fsdp over tensor-parallel ranks, from which the "
+            "dense model cannot be gathered: leave it out"
+        )
+    trained, blocks = config.unfreeze_last_layers, _blocks(config)
+    if trained is None:
+        return
+    if trained > blocks:
+        raise ValueError(f"unfreeze_last_layers = {trained} is above {config.model_name}'s {blocks} blocks")
+    if pipeline:
+        raise ValueError(
+            f"unfreeze_last_layers = {trained} with a pipeline, whose first stages would have nothing to train: "
+            "leave one out"
+        )
+    last = blocks if config.lossy_layers is None else layers_named(config.lossy_layers)[1]
+    tensor_parallel_alone = tensor_parallel and config.data_parallel_size == 1
+    if config.lossy_direction == "backward" and tensor_parallel_alone and last <= blocks - trained:
+        raise ValueError(
+            f"lossy_direction = 'backward' with unfreeze_last_layers = {trained}: in frozen blocks nothing is sent in "
+            "backward; unfreeze more, or leave one out"
+        )
+
+
+def _blocks(config: "TrainConfig | EvaluateConfig") -> float:
+    """The model's blocks; without end where it is on the hub, and they are known once it is here."""
+    shape = shape_of(config.model_name)
+    return math.inf if shape is None else shape.layers

@@ -3,6 +3,7 @@
 Names are those of earlier studies' flags, so their command lines run here. Importing this module costs no torch.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -57,13 +58,33 @@ class TrainConfig(NetworkConfig):
     learning_rate: float = 1e-3
     """Peak learning rate of AdamW."""
     warmup_steps: int = 20
-    """Steps of linear warm-up; linear decay to zero follows."""
+    """Steps of linear warm-up; `schedule` follows."""
     weight_decay: float = 0.01
     """Decoupled weight decay, on matrices alone."""
     gradient_clipping: float | None = None
     """Largest norm of all gradients together; unlimited when left out."""
     dropout: float = 0.0
     """Of embeddings, attention and residuals; heads in different processes share their attention masks."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the learning rate goes on behind the warm-up: down to zero, but for constant."""
+    gradient_accumulation_steps: int = 1
+    """Into how many portions a step's batch is cut, worked on one after another; what is learnt stays the same."""
+    gradient_checkpointing: bool = False
+    """Recompute a block's activations in backward, with the packet losses of the first pass."""
+    unfreeze_last_layers: int | None = None
+    """Train only so many blocks, the last ones, with the last norm and the head; 0 for these alone."""
+    checkpoint_steps: int | None = 200
+    """Save the state of the unfinished run every so many steps; the same command then goes on from there."""
+    save_model: bool = False
+    """Keep the model that was best in an evaluation with losses, and the last one, as folders best and last."""
+    tensorboard: bool = False
+    """Write curves for TensorBoard into the folder tensorboard of output_dir."""
+    wandb: bool = False
+    """Write curves to Weights and Biases (the extra wandb); WANDB_MODE=offline keeps them in output_dir."""
+    link_gbits: float | None = None
+    """Speed of a simulated link, Gbit/s: time to accuracy is then told in seconds on such links too."""
+    round_trip_us: float = 100.0
+    """Round trip of that link, in microseconds."""
     output_dir: str = "output"
     """Folder for record.json."""
 
@@ -79,6 +100,8 @@ class TrainConfig(NetworkConfig):
         self.check_not_negative("learning_rate", "weight_decay", "warmup_steps")
         if self.gradient_clipping is not None and not self.gradient_clipping > 0:
             raise ValueError(f"gradient_clipping = {self.gradient_clipping} is not above 0: leave it out for no limit")
+        self.check_positive("gradient_accumulation_steps", "checkpoint_steps")
+        _check_training(self)
         check_combinations(self)
 
     def layout(self, rank: int, world_size: int) -> Layout:
@@ -104,3 +127,17 @@ class TrainConfig(NetworkConfig):
     def wiring(self) -> Wiring:
         """How the tensor-parallel ranks exchange messages."""
         return replace(super().wiring(), exact_adjoint=self.exact_adjoint)
+
+
+def _check_training(config: TrainConfig) -> None:
+    if config.unfreeze_last_layers is not None and config.unfreeze_last_layers < 0:
+        raise ValueError(f"unfreeze_last_layers = {config.unfreeze_last_layers} is negative: give 0 or more")
+    if config.gradient_accumulation_steps > config.batch_size:
+        raise ValueError(
+            f"gradient_accumulation_steps = {config.gradient_accumulation_steps} is above batch_size = "
+            f"{config.batch_size}: give as many or fewer"
+        )
+    if config.link_gbits is not None and not (math.isfinite(config.link_gbits) and config.link_gbits > 0):
+        raise ValueError(f"link_gbits = {config.link_gbits} is not above 0 and finite: leave it out for no link")
+    if not (math.isfinite(config.round_trip_us) and config.round_trip_us >= 0):
+        raise ValueError(f"round_trip_us = {config.round_trip_us} is negative or not finite: give 0 or more")

@@ -14,13 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.convert import fuse_gelu_, parallelize
+from lossytp.parallel.convert import blocks_of, fuse_gelu_, parallelize
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from lossytp.training.config import TrainConfig
 from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.portions import portions
 
 INSTALL_MEGATRON = "pip install megatron-core"
 
@@ -45,6 +46,12 @@ class Engine:
         original: Any = dense
         rounding = 5e-2 if config.wire_dtype == "bf16" else 1e-4
         check_same_function(original.to(device), model.to(device), network, rounding)
+        if config.unfreeze_last_layers is not None:
+            freeze_(model, config.unfreeze_last_layers)
+        if config.gradient_checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+            model.disable_input_require_grads()  # or gradients, and messages, would go on through frozen blocks
+        self.shape = dense.config
         self.pipeline = None
         self.module: nn.Module = model
         if config.pipeline_parallel_size > 1:
@@ -72,16 +79,40 @@ class Engine:
         Returns the training loss, the mean over replicas.
         """
         self.module.train()
-        loss: Tensor | None
         if self.pipeline is not None:
             with self._autocast():
                 loss = self.pipeline.forward_backward(self._to_device(batch))
-        else:
-            rows, weight = self._share(len(batch["labels"]))
-            with self._autocast():
-                loss = weight * self.module(**self._to_device(batch, rows)).loss
-            scaler.scale(loss).backward()
-        return mean_over_processes(None if loss is None else loss.item(), self.network)
+            return mean_over_processes(None if loss is None else loss.item(), self.network)
+        pieces = list(portions(batch, self.config.gradient_accumulation_steps))
+        total = 0.0
+        for number, (portion, share) in enumerate(pieces, 1):
+            with self._averaging_gradients(number == len(pieces)):
+                total += self._backward(portion, share, scaler)
+        return mean_over_processes(total, self.network)
+
+    def _backward(self, portion: dict[str, Tensor], share: float, scaler: torch.amp.GradScaler) -> float:
+        """Add the gradients of a portion that counts `share` of its batch; returns what it adds to the loss."""
+        rows, weight = self._share(len(portion["labels"]))
+        with self._autocast():
+            loss = share * weight * self.module(**self._to_device(portion, rows)).loss
+        scaler.scale(loss).backward()
+        return float(loss.item())
+
+    def _averaging_gradients(self, last: bool) -> AbstractContextManager:
+        """DDP averages a batch's gradients with its last portion, in one message; FSDP each portion's by itself."""
+        if isinstance(self.module, DistributedDataParallel) and not last:
+            return self.module.no_sync()
+        return nullcontext()
+
+    def warm_up(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> None:
+        """Before a resumed run's first step: let DDP put its gradients into the messages of an unbroken run's steps.
+
+        It sends those of its very first step in another way. Nothing is lost or counted here, and nothing learnt.
+        """
+        if isinstance(self.module, DistributedDataParallel):
+            with self.network.reliable():
+                self.forward_backward(batch, scaler)
+            self.module.zero_grad(set_to_none=True)
 
     def synchronise(self) -> None:
         """Before an optimiser step: let replicated parameters' gradients be what the configuration says."""
@@ -182,6 +213,19 @@ def check_same_function(
     error = (actual - expected).abs().max() / expected.abs().max()
     if not error < rounding:
         raise ValueError(f"the parallel model's logits differ from the dense model's by {error:.1e}, relative")
+
+
+def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
+    """Leave only the last blocks, the last norm and the head to be trained; a head tied to the embeddings takes them
+    along. ValueError for more blocks than there are."""
+    blocks: Any = blocks_of(model)
+    if blocks_trained > len(blocks):
+        raise ValueError(f"unfreeze_last_layers = {blocks_trained} is above the model's {len(blocks)} blocks")
+    whole: Any = model
+    head = whole.score if hasattr(whole, "score") else whole.lm_head
+    model.requires_grad_(False)
+    for module in (*blocks[len(blocks) - blocks_trained :], whole.transformer.ln_f, head):
+        module.requires_grad_(True)
 
 
 def _implementation(config: TrainConfig | EvaluateConfig, layout: Layout) -> str:

@@ -37,6 +37,10 @@ class EvaluateConfig(NetworkConfig):
     replicated_gradients: ClassVar[str] = "reliable"
     resync_every: ClassVar[None] = None
     exact_adjoint: ClassVar[bool] = False
+    gradient_checkpointing: ClassVar[bool] = False
+    gradient_accumulation_steps: ClassVar[int] = 1
+    unfreeze_last_layers: ClassVar[None] = None
+    save_model: ClassVar[bool] = False
     batch_size: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

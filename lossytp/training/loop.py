@@ -1,30 +1,37 @@
 """One training run, from configuration to record."""
 
+import json
 import math
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
-from lossytp.parallel.own_streams import PerRank
 from lossytp.parallel.replicas import agreed, clip_gradients_, merge_counters, replica_drift
+from lossytp.training.checkpoint import Checkpoints, restore_, training_state
 from lossytp.training.config import TrainConfig
 from lossytp.training.data import Dataset, load_dataset, training_batches
 from lossytp.training.engine import Engine
+from lossytp.training.logs import Logs, check_installed
 from lossytp.training.metrics import time_to_accuracy
 from lossytp.training.models import build_model, load_tokenizer
+from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.processes import this_device, together
 from lossytp.training.progress import Progress
 from lossytp.training.record import check_output_folder, describe, write_record
+from lossytp.training.saved_models import save_model
 from lossytp.training.scoring import scores
+from lossytp.training.simulated import simulated_step_seconds
 
 CURVE_POINTS = 200  # training losses kept in a record
+COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")
+KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # by checkpoints, beside tensors
 
 
 def run(config: TrainConfig) -> dict[str, Any]:
@@ -35,6 +42,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
     The status is "finished", "stopped early", or "not finite": the training loss became NaN or infinite, which
     ends the run, its final figures null.
     """
+    check_installed(config)
     layout = config.layout(*rank_and_world_size())
     with together(config, layout) as network:
         return _run(config, layout, network)
@@ -42,16 +50,18 @@ def run(config: TrainConfig) -> dict[str, Any]:
 
 def _run(config: TrainConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
     done = agreed(lambda: check_output_folder(config), network)
-    if done is not None:
-        return done
-    record = _Run(config, layout, network).record()
-    agreed(lambda: write_record(Path(config.output_dir), record), network)
-    return record
+    checkpoints = Checkpoints(config, layout, network)
+    if done is None:
+        done = _Run(config, layout, network, checkpoints).record()
+        record = done
+        agreed(lambda: write_record(Path(config.output_dir), record), network)
+    checkpoints.remove()
+    return done
 
 
 class _Run:
-    def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork) -> None:
-        self.config, self.layout, self.network = config, layout, network
+    def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork, checkpoints: Checkpoints) -> None:
+        self.config, self.layout, self.network, self.checkpoints = config, layout, network, checkpoints
         self.start = time.perf_counter()
         self.data: Dataset = load_dataset(
             config.dataset,
@@ -73,13 +83,18 @@ class _Run:
         )
         dense.config.finetuning_task = config.dataset
         self.engine = Engine(config, dense, network, layout, self.device)
-        self.optimizer = build_optimizer(self.engine.module, config)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: learning_rate_at(step, config))
+        self.optimizer = build_optimizer(
+            self.engine.module, learning_rate=config.learning_rate, weight_decay=config.weight_decay
+        )
         self.scaler = _scaler(self.device, config.fp16)
         self.losses: list[float] = []
         self.evaluations: list[dict] = []
         self.tokens = self.real_tokens = 0
         self.step_seconds: list[float] = []
+        self.best, self.since_best = -math.inf, 0
+        self.resumed: list[int] = []  # behind which steps
+        self.earlier_seconds = 0.0  # of the processes that were stopped
+        self.numbers: dict[str, float] = {}  # of the last step, for logs
 
     @property
     def train_seconds(self) -> float:
@@ -87,6 +102,10 @@ class _Run:
 
     def record(self) -> dict[str, Any]:
         status = self._train()
+        if self.config.save_model and status != "not finite":
+            save_model(self.engine, Path(self.config.output_dir) / "last", self.data.tokenizer)
+        step_s = float(np.median(self.step_seconds))
+        simulated_s = simulated_step_seconds(self.config, self.engine.shape, self.tokens / len(self.losses), step_s)
         final = self.evaluations[-1] if status != "not finite" else {}
         every = max(1, len(self.losses) // CURVE_POINTS)
         curve = [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, 1) if step % every == 0]
@@ -112,11 +131,13 @@ class _Run:
             },
             "final": {name: final.get(name) for name in FINAL},
             "network": {purpose: self.network.summary(purpose) for purpose in ("training", "evaluation")},
-            "time_to_accuracy": time_to_accuracy(self.evaluations, self.config.target_accuracy),
+            "time_to_accuracy": time_to_accuracy(self.evaluations, self.config.target_accuracy, simulated_s),
             "timing": {
                 "train_seconds": self.train_seconds,
-                "step_seconds": float(np.median(self.step_seconds)),
-                "total_seconds": time.perf_counter() - self.start,
+                "step_seconds": step_s,
+                "simulated_step_seconds": simulated_s,
+                "total_seconds": self._total_seconds(),
+                "resumed_behind_steps": self.resumed,
                 "steps": len(self.losses),
                 "tokens_per_second": self.tokens / self.train_seconds,
                 "device": str(self.device),
@@ -128,24 +149,83 @@ class _Run:
         config = self.config
         other_masks = self.layout.data_index + self.layout.pipeline_index  # tensor-parallel ranks share theirs
         torch.manual_seed(config.seed + other_masks)  # dropout's
-        batches = training_batches(self.data.train, batch_size=config.batch_size, seed=config.seed)
-        best, since_best = -1.0, 0
-        progress = Progress(config.max_steps, shown=self.layout.rank == 0)
-        for step in range(1, config.max_steps + 1):
-            started = time.perf_counter()
-            loss = self._step(next(batches))
-            self.engine.resynchronise(step)
-            self.step_seconds.append(time.perf_counter() - started)
-            self.losses.append(loss)
-            progress.show(step, loss)
-            if not math.isfinite(loss):
-                return "not finite"
-            if step == config.max_steps or (config.eval_steps and step % config.eval_steps == 0):
-                score = self._evaluate(step)["score_lossy"]
-                best, since_best = (score, 0) if score > best else (best, since_best + 1)
-                if config.patience and since_best >= config.patience and step < config.max_steps:
-                    return "stopped early"
+        self._resume()
+        done = len(self.losses)
+        batches = self._batches(skip=done)
+        progress = Progress(config.max_steps, done=done, shown=self.layout.rank == 0)
+        logs = Logs(config, first_step=done, shown=self.layout.rank == 0)
+        try:
+            for step in range(done + 1, config.max_steps + 1):
+                loss = self._timed_step(step, next(batches))
+                progress.show(step, loss)
+                logs.scalars(step, self.numbers)
+                if not math.isfinite(loss):
+                    return "not finite"
+                if step == config.max_steps or (config.eval_steps and step % config.eval_steps == 0):
+                    point = self._evaluate(step)
+                    progress.evaluated(step, point)
+                    logs.scalars(step, {f"eval/{name}": value for name, value in point.items() if name != "step"})
+                    self._compare(point["score_lossy"])
+                    if config.patience and self.since_best >= config.patience and step < config.max_steps:
+                        return "stopped early"
+                if config.checkpoint_steps and step % config.checkpoint_steps == 0 and step < config.max_steps:
+                    self.checkpoints.save(step, self._state())
+        finally:
+            logs.close()
         return "finished"
+
+    def _batches(self, *, skip: int = 0) -> Iterator[dict[str, torch.Tensor]]:
+        config = self.config
+        return training_batches(self.data.train, batch_size=config.batch_size, seed=config.seed, skip=skip)
+
+    def _compare(self, score: float) -> None:
+        """With the evaluations before: what is best is kept, and patience counts."""
+        better = score > self.best
+        self.best, self.since_best = (score, 0) if better else (self.best, self.since_best + 1)
+        if better and self.config.save_model:
+            save_model(self.engine, Path(self.config.output_dir) / "best", self.data.tokenizer)
+
+    def _state(self) -> dict[str, Any]:
+        """All that going on needs; what is no tensor as JSON."""
+        plain = {name: getattr(self, name) for name in KEPT}
+        plain |= {"data": self.data.sha256, "earlier_seconds": self._total_seconds()}
+        state = training_state(self.engine.module, self.optimizer, self.scaler, self.network)
+        return {**state, "plain": json.dumps(plain)}
+
+    def _resume(self) -> None:
+        """Go on from the last checkpoint, if there is one."""
+        state = self.checkpoints.load()
+        if state is None:
+            return
+        plain = json.loads(state["plain"])
+        if plain["data"] != self.data.sha256:
+            raise ValueError(
+                f"output_dir = {self.config.output_dir!r} holds an unfinished run on other data: name another folder"
+            )
+        self.engine.warm_up(next(self._batches()), self.scaler)
+        restore_(state, self.engine.module, self.optimizer, self.scaler, self.network)
+        for name in KEPT:
+            setattr(self, name, plain[name])
+        self.resumed.append(len(self.losses))
+
+    def _total_seconds(self) -> float:
+        return self.earlier_seconds + time.perf_counter() - self.start
+
+    def _timed_step(self, step: int, batch: dict[str, torch.Tensor]) -> float:
+        """Optimiser step `step`, counted from 1; returns the training loss before it."""
+        config, started = self.config, time.perf_counter()
+        rate = config.learning_rate * learning_rate_factor(
+            step - 1, schedule=config.schedule, warmup_steps=config.warmup_steps, total_steps=config.max_steps
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self._step(batch)
+        self.engine.resynchronise(step)
+        self.step_seconds.append(time.perf_counter() - started)
+        self.losses.append(loss)
+        speed = batch["attention_mask"].numel() / self.step_seconds[-1]
+        self.numbers |= {"train/loss": loss, "train/learning_rate": rate, "train/tokens_per_second": speed}
+        return loss
 
     def _step(self, batch: dict[str, torch.Tensor]) -> float:
         self.tokens += batch["attention_mask"].numel()
@@ -154,11 +234,11 @@ class _Run:
         self.engine.synchronise()
         if self.config.gradient_clipping is not None:
             self.scaler.unscale_(self.optimizer)
-            clip_gradients_(self.engine.module, self.config.gradient_clipping, self.layout, self.network)
+            norm = clip_gradients_(self.engine.module, self.config.gradient_clipping, self.layout, self.network)
+            self.numbers["train/gradient_norm"] = norm
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.schedule.step()
         return loss
 
     def _evaluate(self, step: int) -> dict:
@@ -185,36 +265,9 @@ FINAL = tuple(
 )
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, ICLR 2019); weights of linear layers and embeddings decay, all else not."""
-    norms = {id(p) for module in model.modules() if _is_norm(module) for p in module.parameters()}
-    groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}  # one kernel cannot mix tensors of different meshes
-    for name, parameter in model.named_parameters():
-        decays = not (name.endswith("bias") or id(parameter) in norms)
-        groups.setdefault((decays, getattr(parameter, "device_mesh", None)), []).append(parameter)
-    return torch.optim.AdamW(
-        [
-            {"params": parameters, "weight_decay": config.weight_decay if decays else 0.0}
-            for (decays, _), parameters in groups.items()
-        ],
-        lr=config.learning_rate,
-    )
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module.template[0] if isinstance(module, PerRank) else module, nn.LayerNorm)
-
-
 def _scaler(device: torch.device, enabled: bool) -> torch.amp.GradScaler:
     if not dist.is_initialized():
         return torch.amp.GradScaler(device.type, enabled=enabled)
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # all processes skip a step, or none
 
     return ShardedGradScaler(device.type, enabled=enabled, process_group=dist.group.WORLD)
-
-
-def learning_rate_at(step: int, config: TrainConfig) -> float:
-    """Factor of the peak learning rate at `step`, counted from 0: linear warm-up, then linear decay to zero."""
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    return (config.max_steps - step) / max(1, config.max_steps - config.warmup_steps)

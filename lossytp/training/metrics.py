@@ -133,10 +133,11 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, usable: np.ndarray) -
     return float((logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]).mean())
 
 
-def time_to_accuracy(evaluations: list[dict], target: float | None) -> dict | None:
+def time_to_accuracy(evaluations: list[dict], target: float | None, step_s: float | None = None) -> dict | None:
     """Step and seconds of the first evaluation at which the lossy score reached `target` and held it at the next one.
 
-    `evaluations` have "step", "seconds" and "score_lossy". None where there is no target or it was never held.
+    `evaluations` have "step", "seconds" and "score_lossy". "simulated_seconds" are those of steps that take `step_s`
+    seconds each, None where that is not known. None where there is no target or it was never held.
     """
     if target is None:
         return None
@@ -144,5 +145,7 @@ def time_to_accuracy(evaluations: list[dict], target: float | None) -> dict | No
     reached = [score is not None and score >= target for score in scores]
     for now, following, evaluation in zip(reached, reached[1:], evaluations, strict=False):
         if now and following:
-            return {"target": target, "step": evaluation["step"], "seconds": evaluation["seconds"]}
+            step = evaluation["step"]
+            simulated = None if step_s is None else step * step_s
+            return {"target": target, "step": step, "seconds": evaluation["seconds"], "simulated_seconds": simulated}
     return None

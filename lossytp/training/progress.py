@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from tqdm import tqdm
 
@@ -9,13 +11,19 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 class Progress:
-    """Shows steps and the training loss on stderr; nothing unless `shown`, so that one process speaks for all."""
+    """Shows steps, the training loss and evaluations on stderr; nothing unless `shown`, so that one speaks for all.
 
-    def __init__(self, steps: int, *, shown: bool = True) -> None:
+    `done` steps were made before the run was resumed.
+    """
+
+    def __init__(self, steps: int, *, done: int = 0, shown: bool = True) -> None:
         self._steps = steps
         self._shown = shown
         self._last_line = time.monotonic()
-        self._bar = tqdm(total=steps, desc="training", unit="step") if shown and sys.stderr.isatty() else None
+        bar = shown and sys.stderr.isatty()
+        self._bar = tqdm(total=steps, initial=done, desc="training", unit="step") if bar else None
+        if shown and done:
+            self._write(f"training: goes on behind step {done} of {steps}")
 
     def show(self, step: int, loss: float) -> None:
         """After each step, counted from 1."""
@@ -26,4 +34,17 @@ class Progress:
                 self._bar.close()
         elif self._shown and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            print(f"training: step {step} of {self._steps}, loss {loss:.3f}", file=sys.stderr, flush=True)
+            self._write(f"training: step {step} of {self._steps}, loss {loss:.3f}")
+
+    def evaluated(self, step: int, point: Mapping[str, Any]) -> None:
+        """After an evaluation; the last one is told by whoever started the run."""
+        if self._shown and step < self._steps:
+            names = [name for name in point if name.endswith(("_lossy", "_clean")) and "spread" not in name]
+            scores = [f"{name} {point[name]:.4f}" for name in names if point[name] is not None]
+            self._write(f"evaluation: step {step} of {self._steps}, {', '.join(scores)}")
+
+    def _write(self, line: str) -> None:
+        if self._bar is not None:
+            tqdm.write(line, file=sys.stderr)
+        else:
+            print(line, file=sys.stderr, flush=True)

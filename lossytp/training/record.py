@@ -12,6 +12,7 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.network_config import NetworkConfig
 
 RECORD = "record.json"
+MOVES_NO_NUMBER = ("output_dir", "checkpoint_steps", "tensorboard", "wandb")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -43,7 +44,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{file} is not JSON ({error}): delete it, and its run is done again") from error
     if not isinstance(record, dict) or "config" not in record or "final" not in record:
         raise ValueError(f"{file} is no record: delete it, and its run is done again")
-    record["config"] = {**_portable(TrainConfig()), **record["config"]}
+    written = {name: value for name, value in record["config"].items() if name not in MOVES_NO_NUMBER}
+    record["config"] = {**portable(TrainConfig()), **written}
     return record
 
 
@@ -63,23 +65,23 @@ def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:
             f"output_dir = {config.output_dir!r} cannot be written ({error.strerror}): name another"
         ) from error
     record = read_record(folder)
-    if record is not None and record["config"] != _portable(config):
-        changed = [name for name, value in _portable(config).items() if record["config"][name] != value]
+    if record is not None and record["config"] != portable(config):
+        changed = [name for name, value in portable(config).items() if record["config"][name] != value]
         raise ValueError(
             f"output_dir = {config.output_dir!r} holds a run with another {', '.join(changed)}: name another folder"
         )
     return record
 
 
-def _portable(config: NetworkConfig) -> dict[str, Any]:
-    """The configuration less its folder, which does not change the result and may differ from machine to machine."""
-    return {name: value for name, value in config.as_dict().items() if name != "output_dir"}
+def portable(config: NetworkConfig) -> dict[str, Any]:
+    """The configuration less what does not change the result and may differ from machine to machine."""
+    return {name: value for name, value in config.as_dict().items() if name not in MOVES_NO_NUMBER}
 
 
 def describe(config: NetworkConfig) -> dict[str, Any]:
     """The part of a record that is known before the run: configuration, seed, commit and environment."""
     return {
-        "config": _portable(config),
+        "config": portable(config),
         "seed": config.seed,
         "commit": commit(),
         "environment": environment(),

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lossytp.training import loop, progress
-from lossytp.training.config import TrainConfig
-from lossytp.training.loop import learning_rate_at, run
+from lossytp.training.loop import run
 from lossytp.training.progress import Progress
 from lossytp.training.record import read_record
 
@@ -113,14 +112,6 @@ def test_half_precision_halves_the_packets(toy, tmp_path, precision):
     ]
     assert half < full
     assert half >= full / 2
-
-
-def test_learning_rate_warms_up_and_decays_to_zero():
-    config = TrainConfig(max_steps=100, warmup_steps=10)
-    assert learning_rate_at(0, config) == pytest.approx(0.1)
-    assert learning_rate_at(9, config) == 1.0
-    assert learning_rate_at(55, config) == pytest.approx(0.5)
-    assert learning_rate_at(100, config) == 0.0
 
 
 def test_global_generators_are_not_left_to_the_losses(toy, tmp_path):

@@ -37,6 +37,8 @@ def test_logits_that_are_not_finite_are_wrong_answers():
 def test_time_to_accuracy_is_the_first_evaluation_that_holds():
     accuracies = [0.5, 0.8, 0.7, 0.8, 0.9]
     points = [{"step": 10 * i, "seconds": 1.0 * i, "accuracy_lossy": a} for i, a in enumerate(accuracies, 1)]
-    assert time_to_accuracy(points, 0.75) == {"target": 0.75, "step": 40, "seconds": 4.0}
+    reached = {"target": 0.75, "step": 40, "seconds": 4.0}
+    assert time_to_accuracy(points, 0.75) == {**reached, "simulated_seconds": None}
+    assert time_to_accuracy(points, 0.75, 0.5) == {**reached, "simulated_seconds": 20.0}
     assert time_to_accuracy(points, 0.85) is None  # reached at the last one, held by none
     assert time_to_accuracy(points, None) is None

@@ -14,8 +14,9 @@ import torch
 from lossytp.parallel.own_streams import PerRank
 from lossytp.training.data import evaluation_batches
 from lossytp.training.engine import Engine
-from lossytp.training.loop import build_optimizer, run
-from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, PARALLELISMS, settings, spied, task_in, the_data, train
+from lossytp.training.loop import run
+from lossytp.training.optimizer import build_optimizer
+from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, PARALLELISMS, spied, task_in, the_data, train
 from tests.training.test_parallelism import curve
 
 SHORT = {"tensor_parallel_size": 2, "max_steps": 4}
@@ -277,7 +278,7 @@ def test_copies_of_norms_do_not_decay_as_norms_do_not(folder: Path) -> None:
             short(folder / "decay", max_steps=1, **OPTIONS[name])
         model = engines[0].module
         with task_in(folder):
-            optimizer = build_optimizer(model, settings(folder, **SHORT))
+            optimizer = build_optimizer(model, learning_rate=1e-3, weight_decay=0.01)
         names = {id(parameter): each for each, parameter in model.named_parameters()}
         groups = [group for group in optimizer.param_groups if group["weight_decay"]]
         decaying[name] = {names[id(parameter)] for group in groups for parameter in group["params"]}

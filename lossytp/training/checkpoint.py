@@ -1,0 +1,166 @@
+"""The state of an unfinished run, from which the same command goes on as if it had never been stopped.
+
+Every process writes a file of its own, named by the step; once all are there, the first moves a marker that names it.
+So whenever processes are killed, the marker's files are whole.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.layout import Layout
+from lossytp.parallel.replicas import agreed, gathered, local
+from lossytp.training.config import TrainConfig
+from lossytp.training.record import portable, write_atomically
+
+FOLDER, MARKER = "checkpoint", "step.json"
+
+
+class Checkpoints:
+    """A run's checkpoints, of which the last is kept. All processes must call each method."""
+
+    def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork) -> None:
+        self._config, self._network = config, network
+        self._rank, self._processes = layout.rank, layout.world_size
+        self._folder = Path(config.output_dir) / FOLDER
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Keep this process's `state` after `step`: tensors, and what JSON knows."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._path(step)
+        with path.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        gathered(None, self._network)  # all processes' files are there
+        marker = {"step": step, "processes": self._processes, "config": portable(self._config)}
+        agreed(lambda: write_atomically(self._folder / MARKER, json.dumps(marker)), self._network)
+        for older in self._folder.glob(f"step-*.rank-{self._rank}.pt"):
+            if older != path:
+                older.unlink()
+
+    def load(self) -> dict[str, Any] | None:
+        """This process's last state, on the CPU; None where there is none.
+
+        ValueError where it is of another configuration or number of processes, or a file is damaged.
+        """
+        step = agreed(self._step, self._network)
+        if step is None:
+            return None
+        path = self._path(step)
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:100]
+            raise ValueError(f"{path} cannot be read ({reason}): delete {self._folder} to begin anew") from error
+        return state
+
+    def remove(self) -> None:
+        """A finished run needs none."""
+        shutil.rmtree(self._folder, ignore_errors=True)  # processes of one machine may all be at it
+
+    def _step(self) -> int | None:
+        path = self._folder / MARKER
+        try:
+            marker = json.loads(path.read_text(encoding="utf-8"))
+            step, processes, written = int(marker["step"]), marker["processes"], marker["config"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is damaged: delete {self._folder} to begin anew") from error
+        config, written = portable(self._config), {**portable(TrainConfig()), **written}
+        changed = [name for name, value in config.items() if written[name] != value]
+        if changed:
+            raise ValueError(
+                f"{self._folder} is of an unfinished run with another {', '.join(changed)}: name another output_dir, "
+                "or delete it to begin anew"
+            )
+        if processes != self._processes:
+            raise ValueError(
+                f"{self._folder} is of a run on {processes} processes, not {self._processes}: start as many, or "
+                "delete it to begin anew"
+            )
+        return step
+
+    def _path(self, step: int) -> Path:
+        return self._folder / f"step-{step}.rank-{self._rank}.pt"
+
+
+def training_state(
+    module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, network: LossyNetwork
+) -> dict[str, Any]:
+    """What a step changes in this process; the learning rate's schedule and the data follow from the step alone."""
+    collective = _collective(module)
+    return {
+        "parameters": {name: _on_cpu(tensor) for name, tensor in _tensors(module).items()},
+        "optimizer": [
+            {name: _on_cpu(value) for name, value in optimizer.state.get(parameter, {}).items()}
+            for parameter in _optimized(optimizer)
+        ],
+        "scaler": scaler.state_dict(),
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "network": json.dumps(network.state_dict()),
+        "memories": collective.memories_state() if collective is not None else [],
+    }
+
+
+def restore_(
+    state: dict[str, Any],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    network: LossyNetwork,
+) -> None:
+    """Set all of it to what `training_state` gave."""
+    collective = _collective(module)
+    with torch.no_grad():
+        for name, tensor in _tensors(module).items():
+            local(tensor).copy_(state["parameters"][name])
+    for parameter, values in zip(_optimized(optimizer), state["optimizer"], strict=True):
+        if values:
+            optimizer.state[parameter] = {name: _as_for(parameter, name, value) for name, value in values.items()}
+    scaler.load_state_dict(state["scaler"])
+    torch.set_rng_state(state["random"])
+    if torch.cuda.is_available() and state["random_cuda"] is not None:
+        torch.cuda.set_rng_state(state["random_cuda"])
+    network.load_state_dict(json.loads(state["network"]))
+    if collective is not None:
+        collective.load_memories_state(state["memories"], next(module.parameters()).device)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _collective(module: nn.Module) -> LossyCollective | None:
+    """The one that all of the project's layers share."""
+    found = (getattr(each, "collective", None) for each in module.modules())
+    return next((each for each in found if isinstance(each, LossyCollective)), None)
+
+
+def _on_cpu(value: Any) -> Any:
+    return local(value).detach().cpu() if isinstance(value, Tensor) else value
+
+
+def _as_for(parameter: nn.Parameter, name: str, value: Any) -> Any:
+    """An optimiser's value for `parameter` where, and sharded as, that is; counts of steps stay on the CPU."""
+    if not isinstance(value, Tensor) or name == "step":
+        return value
+    if isinstance(parameter, DTensor):
+        mesh, placements = parameter.device_mesh, parameter.placements
+        here, shape, stride = value.to(parameter.device), parameter.shape, parameter.stride()
+        return DTensor.from_local(here, mesh, placements, run_check=False, shape=shape, stride=stride)
+    return value.to(parameter.device)

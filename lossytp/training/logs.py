@@ -1,0 +1,68 @@
+"""Curves for people to look at while a run goes on: TensorBoard, and Weights and Biases."""
+
+import importlib.util
+import math
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lossytp.training.config import TrainConfig
+
+WANDB_ID = "wandb_id"  # under output_dir: what a resumed run goes on with
+
+
+def check_installed(config: TrainConfig) -> None:
+    """Raise ModuleNotFoundError, in one line, where what is to be logged to is missing."""
+    for name in ("tensorboard", "wandb"):
+        if getattr(config, name) and importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"{name} = True needs {name}, which is not installed: pip install {name}")
+
+
+class Logs:
+    """Writes scalars as the configuration says; nowhere unless `shown`, so that one process writes for all.
+
+    Steps up to `first_step` were logged before: what a killed run logged behind it is replaced.
+    """
+
+    def __init__(self, config: TrainConfig, *, first_step: int = 0, shown: bool = True) -> None:
+        folder = Path(config.output_dir)
+        self._board: Any = None
+        self._wandb: Any = None
+        if config.tensorboard and shown:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+        if config.wandb and shown:
+            import wandb
+
+            name = folder / WANDB_ID
+            if not name.exists() or first_step == 0:
+                name.write_text(uuid.uuid4().hex, encoding="utf-8")
+            self._wandb = wandb.init(
+                project="lossytp",
+                id=name.read_text(encoding="utf-8"),
+                resume="allow",
+                dir=folder,
+                config=config.as_dict(),
+            )
+            self._wandb.define_metric("*", step_metric="step")  # W&B's own count takes no step a second time
+
+    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
+        """Numbers by name, such as "train/loss"; what is none, or not finite, is left out."""
+        numbers = {
+            name: float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        if self._board is not None:
+            for name, number in numbers.items():
+                self._board.add_scalar(name, number, step)
+        if self._wandb is not None:
+            self._wandb.log({"step": step, **numbers})
+
+    def close(self) -> None:
+        if self._board is not None:
+            self._board.close()
+        if self._wandb is not None:
+            self._wandb.finish()

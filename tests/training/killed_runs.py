@@ -1,0 +1,119 @@
+"""Runs in processes of their own that kill themselves with SIGKILL where a test says, and go on when started again.
+
+A fork server that has imported everything starts them, so that starting one costs no seconds.
+"""
+
+import copy
+import io
+import multiprocessing
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from lossytp.training import checkpoint
+from lossytp.training.engine import Engine
+from lossytp.training.loop import run
+from lossytp.training.record import read_record
+from tests.training.parallel_runs import settings, task_in
+
+SECONDS_TO_END = 120
+GILBERT_ELLIOTT = {"loss_type": "g-e", "loss_rate": 0.2, "mean_burst_packets": 4.0}
+STEPS = {"max_steps": 6, "checkpoint_steps": 2, "eval_steps": 2, "eval_samples": 12}
+Kill = tuple[str, int, int]  # where, at which step of those that the process makes, on which rank
+
+
+def started(folder: Path, processes: int, kill: Kill | None = None, **values: Any) -> list[int]:
+    """Exit codes, by rank, of a run on so many processes; once one of them has ended otherwise than well, none lives.
+
+    It is in the folder's subfolder `run`, or as `output_dir` says.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        common = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1]}
+    values = {**GILBERT_ELLIOTT, **STEPS, "output_dir": str(folder / "run"), **values}
+    ranks = []
+    for rank in range(processes):
+        variables = {"RANK": rank, "LOCAL_RANK": rank, **common} if processes > 1 else {}
+        ranks.append(context.Process(target=_go, args=(rank, folder, values, variables, kill)))
+        ranks[-1].start()
+    waiting = list(ranks)
+    while waiting:
+        ended = wait([rank.sentinel for rank in waiting], SECONDS_TO_END)
+        waiting = [rank for rank in waiting if rank.sentinel not in ended]
+        if not ended or any(rank.exitcode for rank in ranks):
+            for rank in waiting:
+                rank.kill()
+    for rank in ranks:
+        rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+def result(folder: Path, name: str = "run") -> dict[str, Any]:
+    """What a record says, less seconds."""
+    record = copy.deepcopy(read_record(folder / name))
+    assert record is not None
+    del record["timing"]
+    for point in record["curves"]["eval"]:
+        del point["seconds"]
+    return record
+
+
+def _go(rank: int, folder: Path, values: dict[str, Any], variables: dict[str, Any], kill: Kill | None) -> None:
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    torch.set_num_threads(1)
+    with ExitStack() as stack:
+        stack.enter_context(task_in(folder))
+        if kill is not None and kill[2] == rank:
+            stack.enter_context(_killed(kill[0], kill[1]))
+        run(settings(folder, **values))
+
+
+@contextmanager
+def _killed(where: str, at_step: int) -> Iterator[None]:
+    """This process ends at its `at_step`-th step ("step"), or at the first checkpoint from then on: while it writes
+    its file ("file"), or before the first process moves the marker ("marker"), or has moved it ("moved")."""
+    forward_backward, save = Engine.forward_backward, torch.save
+    write_atomically = checkpoint.write_atomically
+    steps: list[int] = []
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def step(engine: Engine, *arguments: Any) -> float:
+        steps.append(1)
+        if where == "step" and len(steps) == at_step:
+            end()
+        return forward_backward(engine, *arguments)
+
+    def half(state: Any, file: Any) -> None:
+        whole = io.BytesIO()
+        save(state, whole)
+        dying = where == "file" and len(steps) >= at_step
+        file.write(whole.getvalue()[: len(whole.getvalue()) // 2 if dying else None])
+        file.flush()
+        if dying:
+            end()
+
+    def move(path: Path, text: str) -> None:
+        if where == "marker" and len(steps) >= at_step:
+            end()
+        write_atomically(path, text)
+        if where == "moved" and len(steps) >= at_step:
+            end()
+
+    with (
+        patch.object(Engine, "forward_backward", step),
+        patch.object(torch, "save", half),
+        patch.object(checkpoint, "write_atomically", move),
+    ):
+        yield

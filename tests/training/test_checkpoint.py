@@ -1,0 +1,174 @@
+"""A run killed with SIGKILL and started again equals an unbroken one, to the last digit."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lossytp.training.config import TrainConfig
+from lossytp.training.data import load_dataset, training_batches
+from lossytp.training.loop import run
+from lossytp.training.record import read_record
+from tests.training.killed_runs import result, started
+
+KILLED = -9
+EQUAL_LENGTHS = {"max_length": 4, "batch_size": 8}  # messages of one size, so that what is stale is put in again
+ONE_PROCESS: dict[str, dict[str, Any]] = {
+    "virtual ranks with dropout": {"tensor_parallel_size": 4, "dropout": 0.1, "patience": 5},
+    "stale": {"tensor_parallel_size": 2, "repair": "stale", **EQUAL_LENGTHS},
+    "own streams that drift": {
+        "tensor_parallel_size": 2,
+        "reliable_gather": False,
+        "replicated_gradients": "none",
+        "resync_every": 4,
+    },
+    "noise": {"tensor_parallel_size": 2, "control": "noise", "loss_type": "ber", "mean_burst_packets": None},
+    "scaled, in portions": {"tensor_parallel_size": 2, "fp16": True, "gradient_accumulation_steps": 3},
+    "correlated links": {"tensor_parallel_size": 2, "loss_type": "correlated(shared=0.5)"},
+}
+PROCESSES: dict[str, dict[str, Any]] = {
+    "lossytp": {"tensor_parallel_size": 4, "dropout": 0.1},
+    "stale": {"tensor_parallel_size": 2, "repair": "stale", **EQUAL_LENGTHS},
+    "dtensor": {"tensor_parallel_size": 2, "implementation": "dtensor", "loss_type": "ber", "mean_burst_packets": None},
+    "megatron": {"tensor_parallel_size": 2, "implementation": "megatron"},
+    "ddp": {"data_parallel_size": 2, "dropout": 0.1},
+    "fsdp": {"data_parallel_size": 2, "data_parallel_type": "fsdp"},
+    "1f1b": {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b", "dropout": 0.1},
+    "virtual ranks and ddp": {"tensor_parallel_size": 2, "data_parallel_size": 2, "gradient_accumulation_steps": 2},
+}
+
+
+def unbroken(folder: Path, processes: int, **values: Any) -> dict[str, Any]:
+    assert started(folder, processes, output_dir=str(folder / "unbroken"), **values) == [0] * processes
+    record = result(folder, "unbroken")
+    assert record["network"]["training"]["lost"] > 0 or values.get("control")
+    return record
+
+
+@pytest.mark.parametrize("values", ONE_PROCESS.values(), ids=ONE_PROCESS)
+def test_one_process_killed_twice_equals_an_unbroken_run(tmp_path, values):
+    at = random.randint(3, 4)  # behind a checkpoint, which it goes on from
+    assert started(tmp_path, 1, ("step", at, 0), **values) == [KILLED]
+    assert read_record(tmp_path / "run") is None
+    assert started(tmp_path, 1, ("step", 3, 0), **values) == [KILLED]
+    assert started(tmp_path, 1, **values) == [0]
+    assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == [2, 4]
+    assert result(tmp_path) == unbroken(tmp_path, 1, **values)
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["record.json"]
+
+
+@pytest.mark.parametrize("values", PROCESSES.values(), ids=PROCESSES)
+def test_of_two_processes_one_killed_equals_an_unbroken_run(tmp_path, values):
+    assert KILLED in started(tmp_path, 2, ("step", random.randint(3, 4), random.randint(0, 1)), **values)
+    assert started(tmp_path, 2, **values) == [0, 0]
+    assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == [2]
+    assert result(tmp_path) == unbroken(tmp_path, 2, **values)
+
+
+@pytest.mark.parametrize(
+    ("kill", "behind"), [(("file", 3, 1), 2), (("file", 3, 0), 2), (("marker", 3, 0), 2), (("moved", 3, 0), 4)]
+)
+def test_killed_while_a_checkpoint_is_written_the_one_before_serves(tmp_path, kill, behind):
+    assert KILLED in started(tmp_path, 2, kill, tensor_parallel_size=2)
+    kept = tmp_path / "run" / "checkpoint"
+    assert json.loads((kept / "step.json").read_text())["step"] == behind
+    assert {f"step-{behind}.rank-{rank}.pt" for rank in (0, 1)} <= {file.name for file in kept.iterdir()}
+    assert started(tmp_path, 2, tensor_parallel_size=2) == [0, 0]
+    assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == [behind]
+    assert result(tmp_path) == unbroken(tmp_path, 2, tensor_parallel_size=2)
+    assert not kept.exists()
+
+
+def test_killed_before_its_first_checkpoint_a_run_begins_anew(tmp_path):
+    assert started(tmp_path, 1, ("step", 2, 0)) == [KILLED]
+    assert started(tmp_path, 1) == [0]
+    assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == []
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def stopped(toy, monkeypatch):
+    """A function that leaves the checkpoint of step 2 of a run in this process."""
+
+    def leave(**values: Any) -> TrainConfig:
+        config = toy(checkpoint_steps=2, loss_rate=0.1, **values)
+        with monkeypatch.context() as patched:
+            patched.setattr("lossytp.training.loop._Run._evaluate", lambda *_: (_ for _ in ()).throw(Stopped))
+            with pytest.raises(Stopped):
+                run(toy(**{**config.changes(), "eval_steps": 3}))
+        return config
+
+    return leave
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(stopped, toy):
+    stopped(eval_steps=3)
+    with pytest.raises(ValueError, match=r"unfinished run with another loss_rate, learning_rate: name another"):
+        run(toy(eval_steps=3, loss_rate=0.2, learning_rate=1.0))
+
+
+def test_what_changes_no_number_may_differ(stopped, toy):
+    stopped(eval_steps=3)
+    record = run(toy(eval_steps=3, loss_rate=0.1, checkpoint_steps=5, tensorboard=True))
+    assert record["timing"]["resumed_behind_steps"] == [2]
+
+
+def test_a_checkpoint_of_another_number_of_processes_is_refused(stopped, tmp_path):
+    config = stopped(eval_steps=3)
+    marker = tmp_path / "run" / "checkpoint" / "step.json"
+    marker.write_text(marker.read_text().replace('"processes": 1', '"processes": 2'))
+    with pytest.raises(ValueError, match="of a run on 2 processes, not 1: start as many"):
+        run(config)
+
+
+@pytest.mark.parametrize("name", ["step.json", "step-2.rank-0.pt"])
+def test_a_damaged_checkpoint_is_named_with_what_to_delete(stopped, tmp_path, name):
+    config = stopped(eval_steps=3)
+    (tmp_path / "run" / "checkpoint" / name).write_bytes(b"half")
+    with pytest.raises(ValueError, match=rf"{name} .*delete .*checkpoint to begin anew"):
+        run(config)
+
+
+def test_a_checkpoint_of_other_data_is_refused(stopped, monkeypatch):
+    config = stopped(eval_steps=3)
+    original = load_dataset
+    monkeypatch.setattr(
+        "lossytp.training.loop.load_dataset",
+        lambda *names, **sizes: original(*names, **sizes).__class__(
+            **{**vars(original(*names, **sizes)), "sha256": "another"}
+        ),
+    )
+    with pytest.raises(ValueError, match="unfinished run on other data"):
+        run(config)
+
+
+def test_seconds_add_up_over_the_pieces(stopped, tmp_path):
+    config = stopped(eval_steps=3)
+    file = tmp_path / "run" / "checkpoint" / "step-2.rank-0.pt"
+    state = torch.load(file, weights_only=True)
+    plain = json.loads(state["plain"])
+    torch.save({**state, "plain": json.dumps({**plain, "earlier_seconds": 1000.0, "step_seconds": [100.0] * 2})}, file)
+    record = run(config)
+    assert 200 < record["timing"]["train_seconds"] < 300
+    assert record["curves"]["eval"][0]["seconds"] > 200
+    assert 1000 < record["timing"]["total_seconds"] < 1100
+
+
+def test_batches_are_skipped_without_being_made(toy, monkeypatch):
+    split = load_dataset("toy", train_samples=None, test_samples=None).train
+    settings = {"batch_size": 24, "max_length": 8, "seed": 3}
+    whole = training_batches(split, **settings)
+    expected = [next(whole)["input_ids"] for _ in range(12)]
+    made = []
+    original = type(split).batch
+    monkeypatch.setattr(type(split), "batch", lambda *arguments: made.append(1) or original(*arguments))
+    for skip in (0, 1, 3, 10):
+        made.clear()
+        assert torch.equal(next(training_batches(split, **settings, skip=skip))["input_ids"], expected[skip])
+        assert len(made) == 1
