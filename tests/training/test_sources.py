@@ -147,19 +147,17 @@ def test_a_copy_without_the_split_is_an_error(folder):
         Source(path="some/words").rows("test")
 
 
-def test_what_the_hub_once_gave_loads_without_it(folder, tmp_path):
+@pytest.mark.parametrize("kept_as", ["plain", "default-data_dir=plain"])  # the second from the hub's own export
+def test_what_the_hub_once_gave_loads_without_it(folder, tmp_path, kept_as):
     write(folder / "once.parquet")
     made = datasets.load_dataset("parquet", data_files=str(folder / "once.parquet"), cache_dir=str(tmp_path / "made"))
     (arrow,) = [Path(file["filename"]) for file in made["train"].cache_files]
-    place = tmp_path / "hub/some___words/plain/0.0.0/abc"  # where `datasets` keeps what it loaded
+    place = tmp_path / "hub/some___words" / kept_as / "0.0.0/abc"  # where `datasets` keeps what it loaded
     shutil.copytree(arrow.parent, place)
     (place / arrow.name).rename(place / "words-train.arrow")
     info = place / "dataset_info.json"
-    info.write_text(
-        info.read_text()
-        .replace('"dataset_name": "parquet"', '"dataset_name": "words"')
-        .replace('"config_name": "default"', '"config_name": "plain"')
-    )
+    told = info.read_text().replace('"dataset_name": "parquet"', '"dataset_name": "words"')
+    info.write_text(told.replace('"config_name": "default"', f'"config_name": "{kept_as}"'))
     source = Source(path="some/words", name="plain")
     assert source.rows("train").to_list() == ROWS
     assert source.fingerprint("train") == source.fingerprint("train")
@@ -167,13 +165,19 @@ def test_what_the_hub_once_gave_loads_without_it(folder, tmp_path):
 
 def test_a_repository_with_a_script_is_read_from_the_hubs_own_export(folder, monkeypatch):
     calls = []
+    refusals = ["Dataset scripts are no longer supported, but found words.py", "out of luck"]
 
     def load(path, *arguments, **options):
-        calls.append((arguments, options))
+        calls.append(options)
         if "revision" not in options:
-            raise RuntimeError("Dataset scripts are no longer supported, but found words.py")
+            raise RuntimeError(refusals.pop(0))
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert len(Source(path="some/words", name="plain").rows("test")) == 6
-    assert calls[1] == ((), {"data_dir": "plain", "split": "validation", "revision": "refs/convert/parquet"})
+    monkeypatch.setattr(sources, "_hub_answers", lambda minute: True)
+    source = Source(path="some/words", name="plain")
+    assert len(source.rows("test")) == 6
+    assert calls[1] == {"data_dir": "plain", "split": "validation", "revision": "refs/convert/parquet"}
+    with pytest.raises(ValueError, match=r"nor had from the hub \(out of luck\)"):
+        source.rows("test")
+    assert len(calls) == 3
