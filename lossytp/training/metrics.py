@@ -53,7 +53,7 @@ class ClassificationMetric(TaskMetric):
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
         logits = np.asarray(predictions, dtype=np.float64)
         labels = np.asarray(references)
-        finite: Any = np.isfinite(logits).all(axis=1)
+        finite = np.asarray(np.isfinite(logits).all(axis=1))
         chosen = np.where(finite, logits.argmax(axis=1), (labels + 1) % logits.shape[1])  # the next class is wrong
         scores = {"accuracy": float((chosen == labels).mean()), "cross_entropy": _cross_entropy(logits, labels, finite)}
         if "matthews_correlation" in self.metrics:

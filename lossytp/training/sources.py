@@ -102,8 +102,8 @@ class Source:
             try:
                 try:
                     return datasets.load_dataset(self.path, self.name, split=split)
-                except RuntimeError as error:
-                    if "scripts" not in str(error):  # which `datasets` runs no more
+                except (RuntimeError, ValueError) as error:
+                    if answers and "scripts" not in str(error):  # which `datasets` runs no more
                         raise
                     return datasets.load_dataset(self.path, data_dir=self.name, split=split, revision=EXPORT)
             except (OSError, ValueError, RuntimeError) as error:

@@ -11,6 +11,7 @@ import torch
 from lossytp.training.config import TrainConfig
 from lossytp.training.data import load_dataset, training_batches
 from lossytp.training.loop import run
+from lossytp.training.models import load_tokenizer
 from lossytp.training.record import read_record
 from tests.training.killed_runs import result, started
 
@@ -161,8 +162,10 @@ def test_seconds_add_up_over_the_pieces(stopped, tmp_path):
 
 
 def test_batches_are_skipped_without_being_made(toy, monkeypatch):
-    split = load_dataset("toy", train_samples=None, test_samples=None).train
-    settings = {"batch_size": 24, "max_length": 8, "seed": 3}
+    toy()
+    sizes = {"max_length": 8, "train_samples": None, "test_samples": None}
+    split = load_dataset("toy", load_tokenizer("gpt2-nano-scratch"), **sizes).train
+    settings = {"batch_size": 24, "seed": 3}
     whole = training_batches(split, **settings)
     expected = [next(whole)["input_ids"] for _ in range(12)]
     made = []

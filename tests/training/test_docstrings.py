@@ -1,7 +1,10 @@
 import re
 
-from lossytp.training.data import load_dataset, load_texts
+import pytest
+
+from lossytp.training.baseline import bag_of_words
 from lossytp.training.docstrings import LIBRARIES, docstrings_of, mask_names, split_of
+from lossytp.training.tasks import TASKS, Classification, Table
 
 LONG = "Return something that takes a hundred characters to say " * 3
 
@@ -24,12 +27,24 @@ def test_a_module_is_in_one_split_and_about_15_percent_are_test():
 
 
 def test_the_embedded_task_has_nine_classes_no_leak_and_no_names():
-    texts = load_texts("docstrings")
-    train, test = ({text for text, _ in texts[split]} for split in ("train", "test"))
-    assert len(train) == len(texts["train"])  # no duplicates
+    examples = {split: TASKS["docstrings"].examples(split) for split in ("train", "test")}
+    train, test = ({example.body for example in examples[split]} for split in ("train", "test"))
+    assert len(train) == len(examples["train"])  # no duplicates
     assert not train & test
-    assert {label for _, label in texts["test"]} == set(range(len(LIBRARIES))) == set(range(9))
+    assert {example.label for example in examples["test"]} == set(range(len(LIBRARIES))) == set(range(9))
     names = re.compile(r"(?<![a-z])(" + "|".join(LIBRARIES) + r")(?![a-z])", re.IGNORECASE)
     assert not any(names.search(text) for text in train | test)
-    labels = load_dataset("docstrings", train_samples=None, test_samples=None).test.labels
-    assert 0.2 < max((labels == label).mean() for label in range(9)) < 0.35
+    assert 0.2 < TASKS["docstrings"].chance([example.label for example in examples["test"]])["score"] < 0.35
+
+
+def test_a_bag_of_words_tells_classes_of_a_sample_apart(monkeypatch):
+    words = ("alpha beta", "gamma delta", "gamma epsilon")
+    rows = [{"text": f"{words[i % 3]} {i}", "label": min(i % 3, 1)} for i in range(60)]
+    source = Table(train=rows, test=rows)
+    monkeypatch.setitem(TASKS, "toy", Classification(source=source, body="{text}", labels=("a", "b")))
+    result = bag_of_words("toy", eval_samples=30)
+    assert (result["dataset"], result["classes"], result["test_examples"]) == ("toy", 2, 30)
+    assert result["bag_of_words"] == 1
+    assert 0.5 < result["majority_share"] < 0.9
+    with pytest.raises(ValueError, match=r"dataset = 'stsb' is regression, and a bag of words tells classes"):
+        bag_of_words("stsb", eval_samples=None)

@@ -2,13 +2,22 @@ import math
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, log_loss
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
 
-from lossytp.training.metrics import Classification, time_to_accuracy
+from lossytp.training.metrics import (
+    ClassificationMetric,
+    GenerationMetric,
+    MultipleChoiceMetric,
+    RegressionMetric,
+    normalised,
+    time_to_accuracy,
+    word_f1,
+)
 
 
-def score(logits, labels):
-    return Classification(keep_in_memory=True).compute(predictions=logits, references=labels)
+def score(logits, labels, metrics=("accuracy",)):
+    return ClassificationMetric(metrics).compute(predictions=logits, references=labels)
 
 
 def test_agrees_with_scikit_learn():
@@ -17,8 +26,18 @@ def test_agrees_with_scikit_learn():
     labels = generator.integers(4, size=500)
     probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     result = score(logits, labels)
-    assert result["accuracy"] == accuracy_score(labels, logits.argmax(1))
+    assert result["accuracy"] == result["score"] == accuracy_score(labels, logits.argmax(1))
     assert result["cross_entropy"] == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
+
+
+def test_matthews_correlation_and_f1_where_they_are_wanted():
+    generator = np.random.default_rng(1)
+    logits, labels = generator.normal(size=(300, 2)), generator.integers(2, size=300)
+    result = score(logits, labels, ("matthews_correlation", "f1"))
+    assert result["matthews_correlation"] == result["score"] == matthews_corrcoef(labels, logits.argmax(1))
+    assert result["f1"] == f1_score(labels, logits.argmax(1))
+    assert "accuracy" in result
+    assert "f1" not in score(logits, labels)
 
 
 def test_perfect_and_constant_predictors():
@@ -31,14 +50,61 @@ def test_perfect_and_constant_predictors():
 
 def test_logits_that_are_not_finite_are_wrong_answers():
     result = score(np.array([[np.nan, 0.0], [5.0, 0.0]]), np.array([0, 0]))
-    assert result == {"accuracy": 0.5, "cross_entropy": None}
+    assert result == {"accuracy": 0.5, "cross_entropy": None, "score": 0.5}
+    infinite = score(np.array([[np.inf, 0.0], [-np.inf, 0.0]]), np.array([0, 1]), ("f1", "matthews_correlation"))
+    assert (infinite["accuracy"], infinite["f1"], infinite["score"]) == (0, 0, 0)
+    assert infinite["matthews_correlation"] == -1
+
+
+def test_correlations_agree_with_scipy_and_are_0_where_there_are_none():
+    generator = np.random.default_rng(2)
+    truth = generator.uniform(0, 5, size=200).astype(np.float32)
+    given = (truth**2 + generator.normal(size=200)).astype(np.float32)[:, None]
+
+    def correlations(predictions):
+        return RegressionMetric(("pearson", "spearman")).compute(predictions=predictions, references=truth)
+
+    result = correlations(given)
+    assert result["pearson"] == result["score"] == pytest.approx(pearsonr(given[:, 0], truth).statistic)
+    assert result["spearman"] == pytest.approx(spearmanr(given[:, 0], truth).statistic)
+    assert result["spearman"] != pytest.approx(result["pearson"], abs=1e-3)
+    given[3] = np.nan
+    for undefined in (np.ones((200, 1)), given):
+        assert correlations(undefined) == {"pearson": 0, "spearman": 0, "score": 0}
+
+
+def test_options_that_are_not_there_are_not_chosen_and_cost_nothing():
+    logits = np.array([[1.0, 3.0, -np.inf], [0.0, 0.0, 0.0], [2.0, 1.0, -np.inf]])
+    result = MultipleChoiceMetric(("accuracy",)).compute(predictions=logits, references=[1, 2, 1])
+    assert result["accuracy"] == result["score"] == pytest.approx(1 / 3)
+    expected = (math.log1p(math.exp(-2)) + math.log(3) + math.log1p(math.exp(1))) / 3
+    assert result["cross_entropy"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("row", [[np.nan, 0.0], [0.0, np.nan], [np.inf, 0.0], [-np.inf, -np.inf], [-np.inf, 0.0]])
+def test_scores_of_options_that_are_not_finite_are_wrong_answers(row):
+    result = MultipleChoiceMetric(("accuracy",)).compute(predictions=[row, [5.0, 0.0]], references=[0, 0])
+    assert result == {"accuracy": 0.5, "cross_entropy": None, "score": 0.5}
+
+
+def test_answers_are_compared_as_squad_does():
+    assert normalised("The  Quick-brown (fox), an ox!") == "quickbrown fox ox"
+    assert word_f1("the cat cat sat", "a cat sat down") == pytest.approx(2 * (2 / 3) * (2 / 3) / (4 / 3))
+    assert word_f1("nothing", "in common") == 0
+    result = GenerationMetric(("exact_match", "f1")).compute(
+        predictions=["the Eiffel Tower.", "in northern Egypt", ""],
+        references=[["Louvre", "Eiffel tower"], ["Egypt", "southern Egypt"], ["yes"]],
+    )
+    assert result == {"exact_match": pytest.approx(1 / 3), "f1": pytest.approx(0.5), "score": pytest.approx(1 / 3)}
 
 
 def test_time_to_accuracy_is_the_first_evaluation_that_holds():
-    accuracies = [0.5, 0.8, 0.7, 0.8, 0.9]
-    points = [{"step": 10 * i, "seconds": 1.0 * i, "accuracy_lossy": a} for i, a in enumerate(accuracies, 1)]
+    scores = [0.5, 0.8, 0.7, 0.8, 0.9]
+    points = [{"step": 10 * i, "seconds": 1.0 * i, "score_lossy": a} for i, a in enumerate(scores, 1)]
     reached = {"target": 0.75, "step": 40, "seconds": 4.0}
     assert time_to_accuracy(points, 0.75) == {**reached, "simulated_seconds": None}
     assert time_to_accuracy(points, 0.75, 0.5) == {**reached, "simulated_seconds": 20.0}
     assert time_to_accuracy(points, 0.85) is None  # reached at the last one, held by none
     assert time_to_accuracy(points, None) is None
+    points[3]["score_lossy"] = None  # of a run that was no longer finite
+    assert time_to_accuracy(points, 0.75) is None

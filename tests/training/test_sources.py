@@ -1,0 +1,183 @@
+import shutil
+import socket
+import threading
+import time
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import pandas as pd
+import pytest
+
+from lossytp.training import sources
+from lossytp.training.sources import Files, Source, Table
+
+ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty folder that LOSSYTP_DATA names; the cache is below it, and no hub answers."""
+    monkeypatch.setenv("LOSSYTP_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
+    hub_at("http://127.0.0.1:9", monkeypatch)  # a port at which nothing listens
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def hub_at(address, monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", address)
+    sources._hub_answers.cache_clear()
+
+
+def write(file: Path, rows=ROWS) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    frame = pd.DataFrame(rows)
+    if file.suffix == ".parquet":
+        frame.to_parquet(file)
+    elif file.suffix == ".csv":
+        frame.to_csv(file, index=False)
+    else:
+        frame.to_json(file, orient="records", lines=file.suffix == ".jsonl")
+    return file
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json", "jsonl"])
+@pytest.mark.parametrize("place", ["some/words/plain", "some/words/plain/data"])
+def test_a_copy_laid_out_like_the_hub_is_read(folder, suffix, place, capfd):
+    write(folder / place / f"train.{suffix}", ROWS[:4])
+    write(folder / place / f"validation-00000-of-00002.{suffix}", ROWS[:4])
+    write(folder / place / f"validation-00001-of-00002.{suffix}", ROWS[4:])
+    write(folder / place / f"validation_mismatched.{suffix}", ROWS[:1])
+    source = Source(path="some/words", name="plain", official_rows={"train": 4, "test": 7})
+    assert source.rows("train").to_list() == ROWS[:4]
+    assert source.rows("test").to_list() == ROWS
+    assert (source.subset("train"), source.subset("test")) == (False, True)
+    assert Source(path="some/words", name="plain").subset("train") is None
+    assert "Generating" not in capfd.readouterr().err  # no progress bars where no one watches
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "json", "jsonl"])
+def test_files_of_ones_own_are_read(folder, suffix):
+    source = Files(train=write(folder / f"mine.{suffix}"), test=write(folder / f"held.{suffix}", ROWS[:2]))
+    assert source.rows("train").to_list() == ROWS
+    assert source.rows("test").to_list() == ROWS[:2]
+    assert source.subset("train") is None
+
+
+def test_files_that_cannot_be_read_are_named(folder):
+    gone = Files(train=folder / "gone.csv", test="held.txt")
+    with pytest.raises(ValueError, match=r"train = '.*gone.csv' is no file"):
+        gone.rows("train")
+    with pytest.raises(ValueError, match=r"test = 'held.txt' is of no kind that is read: give one of \.parquet, \.csv"):
+        gone.fingerprint("test")
+    (folder / "broken.json").write_text("{]")
+    with pytest.raises(ValueError, match=r"broken.json cannot be read"):
+        Files(train=folder / "broken.json", test="held.csv").rows("train")
+
+
+@pytest.mark.parametrize("kind", ["copy", "files", "table"])
+def test_a_fingerprint_follows_the_rows_and_not_the_place(folder, kind, monkeypatch):
+    def source(place, rows):
+        if kind == "table":
+            return Table(train=rows, test=rows)
+        file = write(folder / place / "me/mine/train.jsonl", rows)
+        if kind == "files":
+            return Files(train=file, test=file)
+        monkeypatch.setenv("LOSSYTP_DATA", str(folder / place))
+        return Source(path="me/mine")
+
+    first = source("here", ROWS).fingerprint("train")
+    if kind != "table":
+        shutil.copytree(folder / "here", folder / "there")  # with its times
+        monkeypatch.setenv("LOSSYTP_DATA", str(folder / "there"))
+        again = (
+            Files(train=folder / "there/me/mine/train.jsonl", test="") if kind == "files" else Source(path="me/mine")
+        )
+        assert again.fingerprint("train") == first
+    assert source("other", [*ROWS[:-1], {"text": "another", "label": 0}]).fingerprint("train") != first
+
+
+def test_no_hub_and_no_copy_is_one_line_that_says_where_it_looked(folder, monkeypatch):
+    start = time.perf_counter()
+    with pytest.raises(
+        ValueError, match=rf"^data set some/words, plain, .*LOSSYTP_DATA.* no folder {folder}/some/words/plain"
+    ) as error:
+        Source(path="some/words", name="plain").rows("train")
+    assert "\n" not in str(error.value)
+    monkeypatch.delenv("LOSSYTP_DATA")
+    with pytest.raises(ValueError, match=r"data set some/words is neither in LOSSYTP_DATA, which is not set"):
+        Source(path="some/words").fingerprint("test")
+    assert time.perf_counter() - start < 10
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE
+
+
+def test_a_hub_that_is_silent_is_asked_once(folder, monkeypatch):
+    asked = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def listen():
+            while True:
+                try:
+                    asked.append(server.accept()[0])  # kept open, and never answered
+                except OSError:
+                    return
+
+        threading.Thread(target=listen, daemon=True).start()
+        hub_at(f"http://127.0.0.1:{server.getsockname()[1]}", monkeypatch)
+        start = time.perf_counter()
+        for split in ("train", "test"):
+            with pytest.raises(ValueError, match="which does not answer"):
+                Source(path="some/words").rows(split)
+        assert time.perf_counter() - start < 10
+        server.shutdown(socket.SHUT_RDWR)
+    assert len(asked) == 1
+
+
+def test_a_copy_without_the_split_is_an_error(folder):
+    write(folder / "some/words/train.csv")
+    with pytest.raises(
+        ValueError, match=rf"data set some/words has no .* file named validation\* in {folder}/some/words"
+    ):
+        Source(path="some/words").rows("test")
+
+
+@pytest.mark.parametrize("kept_as", ["plain", "default-data_dir=plain"])  # the second from the hub's own export
+def test_what_the_hub_once_gave_loads_without_it(folder, tmp_path, kept_as):
+    write(folder / "once.parquet")
+    made = datasets.load_dataset("parquet", data_files=str(folder / "once.parquet"), cache_dir=str(tmp_path / "made"))
+    (arrow,) = [Path(file["filename"]) for file in made["train"].cache_files]
+    place = tmp_path / "hub/some___words" / kept_as / "0.0.0/abc"  # where `datasets` keeps what it loaded
+    shutil.copytree(arrow.parent, place)
+    (place / arrow.name).rename(place / "words-train.arrow")
+    info = place / "dataset_info.json"
+    told = info.read_text().replace('"dataset_name": "parquet"', '"dataset_name": "words"')
+    info.write_text(told.replace('"config_name": "default"', f'"config_name": "{kept_as}"'))
+    source = Source(path="some/words", name="plain")
+    assert source.rows("train").to_list() == ROWS
+    assert source.fingerprint("train") == source.fingerprint("train")
+
+
+def test_a_repository_with_a_script_is_read_from_the_hubs_own_export(folder, monkeypatch):
+    calls = []
+    refusals = ["Dataset scripts are no longer supported, but found words.py", "out of luck"]
+
+    def load(path, *arguments, **options):
+        calls.append(options)
+        if "revision" not in options:
+            raise RuntimeError(refusals.pop(0))
+        return datasets.Dataset.from_list(ROWS)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(sources, "_hub_answers", lambda minute: True)
+    source = Source(path="some/words", name="plain")
+    assert len(source.rows("test")) == 6
+    assert calls[1] == {"data_dir": "plain", "split": "validation", "revision": "refs/convert/parquet"}
+    with pytest.raises(ValueError, match=r"nor had from the hub \(out of luck\)"):
+        source.rows("test")
+    assert len(calls) == 3
