@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import wait
@@ -25,6 +26,7 @@ from lossytp.training.record import read_record
 from tests.training.parallel_runs import settings, task_in
 
 SECONDS_TO_END = 120
+SECONDS_OTHERS_NEED = 1.0  # to write their files, and to go on if they could
 GILBERT_ELLIOTT = {"loss_type": "g-e", "loss_rate": 0.2, "mean_burst_packets": 4.0}
 STEPS = {"max_steps": 6, "checkpoint_steps": 2, "eval_steps": 2, "eval_samples": 12}
 Kill = tuple[str, int, int]  # where, at which step of those that the process makes, on which rank
@@ -99,6 +101,8 @@ def _killed(where: str, at_step: int) -> Iterator[None]:
         whole = io.BytesIO()
         save(state, whole)
         dying = where == "file" and len(steps) >= at_step
+        if dying:
+            time.sleep(SECONDS_OTHERS_NEED)
         file.write(whole.getvalue()[: len(whole.getvalue()) // 2 if dying else None])
         file.flush()
         if dying:

@@ -1,13 +1,19 @@
 """A run killed with SIGKILL and started again equals an unbroken one, to the last digit."""
 
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lossytp.training.checkpoint import restore_, training_state
 from lossytp.training.config import TrainConfig
 from lossytp.training.data import load_dataset, training_batches
 from lossytp.training.loop import run
@@ -81,6 +87,26 @@ def test_killed_while_a_checkpoint_is_written_the_one_before_serves(tmp_path, ki
     assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == [behind]
     assert result(tmp_path) == unbroken(tmp_path, 2, tensor_parallel_size=2)
     assert not kept.exists()
+
+
+def test_the_same_command_goes_on_from_wherever_it_was_killed(tmp_path):
+    words = ["--max_steps", "80", "--batch_size", "2", "--max_samples", "50", "--eval_samples", "20", "--max_length"]
+    words += ["8", "--loss_rate", "0.1", "--dropout", "0.1", "--checkpoint_steps", "3", "--eval_steps", "7"]
+    command = [sys.executable, "-m", "lossytp.train", *words, "--output_dir"]
+    environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"} | {
+        "OMP_NUM_THREADS": "1"
+    }
+    killed = subprocess.Popen([*command, str(tmp_path / "run")], env=environment, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "run" / "checkpoint" / "step.json").exists():
+        time.sleep(0.01)
+    time.sleep(random.uniform(0, 0.5))
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == KILLED
+    assert read_record(tmp_path / "run") is None
+    for name in ("run", "whole"):
+        subprocess.run([*command, str(tmp_path / name)], env=environment, check=True, capture_output=True)
+    assert len(read_record(tmp_path / "run")["timing"]["resumed_behind_steps"]) == 1
+    assert result(tmp_path) == result(tmp_path, "whole")
 
 
 def test_killed_before_its_first_checkpoint_a_run_begins_anew(tmp_path):
@@ -159,6 +185,19 @@ def test_seconds_add_up_over_the_pieces(stopped, tmp_path):
     assert 200 < record["timing"]["train_seconds"] < 300
     assert record["curves"]["eval"][0]["seconds"] > 200
     assert 1000 < record["timing"]["total_seconds"] < 1100
+
+
+def test_the_scale_of_the_training_loss_is_kept():
+    layer, network = torch.nn.Linear(2, 2), TrainConfig().network()
+    states = []
+    for scale in (8.0, 2.0):
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer = torch.optim.AdamW(layer.parameters())
+        scaler.scale(layer(torch.ones(2)).sum()).backward()
+        if states:
+            restore_(states[0], layer, optimizer, scaler, network)
+        assert scaler.get_scale() == 8.0
+        states.append(training_state(layer, optimizer, scaler, network))
 
 
 def test_batches_are_skipped_without_being_made(toy, monkeypatch):

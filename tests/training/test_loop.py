@@ -1,10 +1,5 @@
 import copy
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -12,7 +7,6 @@ import torch
 from lossytp.training import loop, progress
 from lossytp.training.loop import run
 from lossytp.training.progress import Progress
-from lossytp.training.record import read_record
 
 
 def comparable(record):
@@ -169,21 +163,3 @@ def test_layers_have_the_algorithm_and_the_repair_of_the_configuration(toy, tmp_
     assert records[0]["network"]["training"] == records[1]["network"]["training"]
     assert records[0]["curves"]["train_loss"] != records[1]["curves"]["train_loss"]
     assert records[2]["network"]["training"]["by_link"].keys() == {f"{rank}->-1" for rank in range(4)}
-
-
-def test_killed_in_the_middle_leaves_no_record_and_a_rerun_equals_an_undisturbed_run(toy, tmp_path):
-    words = ["--max_steps", "300", "--batch_size", "4", "--max_samples", "50", "--eval_samples", "20"]
-    words += ["--max_length", "16", "--loss_rate", "0.1"]
-    command = [sys.executable, "-m", "lossytp.train", *words, "--output_dir"]
-    environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}  # not the toy's
-    killed = subprocess.Popen([*command, str(tmp_path / "killed")], env=environment, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "killed").exists():
-        time.sleep(0.05)
-    time.sleep(1.0)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    assert read_record(tmp_path / "killed") is None
-    for name in ("killed", "whole"):
-        subprocess.run([*command, str(tmp_path / name)], env=environment, check=True, capture_output=True)
-    again, whole = read_record(tmp_path / "killed"), read_record(tmp_path / "whole")
-    assert comparable(again) == comparable(whole)

@@ -1,0 +1,67 @@
+from types import SimpleNamespace
+
+import pytest
+
+from lossytp.training.config import TrainConfig
+from lossytp.training.loop import run
+from lossytp.training.simulated import simulated_step_seconds
+
+NANO = SimpleNamespace(hidden_size=128, num_hidden_layers=4)
+LINK = {"link_gbits": 10.0, "round_trip_us": 100.0, "tensor_parallel_size": 4}
+PACKET_S, TRIP_S = 1500 * 8 / 10e9, 50e-6
+TOKENS = 364 * 4 * 10 / 128  # so that a rank's chunk is ten packets of 364 float32
+
+
+def seconds(compute_s=0.5, tokens=None, **values):
+    return simulated_step_seconds(TrainConfig(**{**LINK, **values}), NANO, tokens or TOKENS, compute_s)
+
+
+def test_without_loss_a_step_is_its_computation_and_sixteen_all_reduces_of_known_length():
+    """Each is two messages, one after the other: of 10 packets to each of 3 ranks."""
+    tokens = round(TOKENS)
+    packets = 3 * -(-tokens * 128 // 4 // 364)
+    expected = 0.5 + 16 * 2 * (packets * PACKET_S + TRIP_S)
+    assert seconds(tokens=tokens) == pytest.approx(expected, rel=1e-9)
+    half = 3 * -(-tokens * 128 // 4 // 728)
+    assert seconds(tokens=tokens, bf16=True) == pytest.approx(0.5 + 32 * (half * PACKET_S + TRIP_S), rel=1e-9)
+
+
+def test_portions_are_more_and_shorter_messages():
+    whole, cut = seconds(0.0, tokens=912), seconds(0.0, tokens=912, gradient_accumulation_steps=2)
+    assert cut == pytest.approx(2 * seconds(0.0, tokens=456), rel=1e-9)
+    assert cut > whole
+
+
+def test_a_missing_last_packet_costs_a_round_trip():
+    lossless, all_lost = seconds(0.0), seconds(0.0, loss_rate=1.0)
+    assert all_lost - lossless == pytest.approx(16 * 2 * 100e-6, rel=1e-6)
+    assert lossless < seconds(0.0, loss_rate=0.1) < all_lost
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"link_gbits": None},
+        {"tensor_parallel_size": 1},
+        {"data_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+        {"sequence_parallel": True},
+        {"repair": "fec(10, 8)"},
+        {"repair": "retransmit(1)"},
+        {"lossy_direction": "forward"},
+        {"lossy_links": "0>1"},
+        {"control": "elements"},
+        {"unfreeze_last_layers": 1},
+    ],
+    ids=str,
+)
+def test_what_timing_does_not_know_is_null(values):
+    assert seconds(**values) is None
+
+
+def test_a_record_tells_simulated_seconds_to_accuracy(toy, tmp_path):
+    values = {"max_steps": 40, "eval_steps": 5, "target_accuracy": 0.9, "learning_rate": 3e-3}
+    record = run(toy(**values, link_gbits=1.0))
+    reached, timing = record["time_to_accuracy"], record["timing"]
+    assert reached["simulated_seconds"] == reached["step"] * timing["simulated_step_seconds"]
+    assert timing["simulated_step_seconds"] > timing["step_seconds"]
