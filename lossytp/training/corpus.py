@@ -5,6 +5,7 @@ Shapes: B blocks, T tokens a block.
 
 import glob
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from lossytp.network.streams import Stream
 
 STDLIB = "stdlib"
-HELD_OUT_PERCENT = 2  # of stdlib's files
+HELD_OUT_PERCENT = 2  # of stdlib's files, or of other files' documents where they are to be split
 SHUFFLED_BLOCKS = 8192  # blocks that are put into a random order together
 DOCUMENTS_AT_ONCE = 64
 
@@ -41,19 +42,28 @@ class Corpus:
     """Text files: parquet with a column `text`, a document a row; any other file is one document."""
 
     files: tuple[str, ...]
+    split: str | None = None
+    """Where they are split, the documents wanted: "validation" for a few, by their text, "train" for the others."""
 
     def documents(self, start: Position = BEGINNING) -> Iterator[tuple[Position, list[str]]]:
-        """Portions of documents from `start` on, each with the position behind it; without end."""
+        """Portions of documents from `start` on, each with the position behind it; without end.
+
+        ValueError where there are none.
+        """
         epoch, first_shard, first_row = start
         while True:
+            found = start != BEGINNING
             for shard in range(first_shard, len(self.files)):
                 row = 0
-                for texts in _texts(self.files[shard]):
+                for texts in self._texts(shard):
                     wanted = texts[max(0, first_row - row) :]
                     row += len(texts)
                     if wanted:
+                        found = True
                         yield Position(epoch, shard, row), wanted
                 first_row = 0
+            if not found:
+                raise ValueError(f"{self.files[0]} and {len(self.files) - 1} others hold no text{self.of_split}")
             epoch, first_shard = epoch + 1, 0
 
     def texts(self) -> Iterator[str]:
@@ -63,51 +73,72 @@ class Corpus:
                 return
             yield from texts
 
+    def _texts(self, shard: int) -> Iterator[list[str]]:
+        for texts in _texts(self.files[shard]):
+            yield [
+                text for text in texts if text and self.split in (None, "validation" if _held_out(text) else "train")
+            ]
 
-def corpus(data_glob: str, *, split: str) -> Corpus:
+    @property
+    def of_split(self) -> str:
+        """For a complaint."""
+        return "" if self.split is None else f", for {self.split}: give more, or name files of its own"
+
+
+def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
     """The files that a pattern names, or for "stdlib" the sources of Python's standard library, sorted.
 
-    `split`, "train" or "validation", chooses among the sources of the standard library alone.
+    `split`, "train" or "validation", chooses among the sources of the standard library; of other files all documents
+    are taken unless `splits_files`.
 
-    ValueError where there are none, or one is of no kind that is read.
+    ValueError where there are none.
     """
     if data_glob == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
-        everything = [file for file in sorted(root.rglob("*.py")) if not {"site-packages", "test"} & {*file.parts}]
-        held_out = [
-            int(hashlib.blake2b(str(file.relative_to(root)).encode()).hexdigest(), 16) % 100 for file in everything
-        ]
-        chosen = [
-            str(file)
-            for file, number in zip(everything, held_out, strict=True)
-            if (number < HELD_OUT_PERCENT) == (split == "validation")
-        ]
-        return Corpus(tuple(chosen))
+        everything = sorted(_python_files(root))
+        held_out = [_held_out(str(file.relative_to(root))) for file in everything]
+        return Corpus(
+            tuple(str(file) for file, held in zip(everything, held_out, strict=True) if held == (split == "validation"))
+        )
     files = sorted(glob.glob(data_glob, recursive=True))
     if not files:
         raise ValueError(f"data_glob = {data_glob!r} matches no file: give another pattern, or 'stdlib'")
-    return Corpus(tuple(files))
+    return Corpus(tuple(files), split if splits_files else None)
+
+
+def _python_files(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in ("site-packages", "test")]
+        yield from (Path(folder, name) for name in names if name.endswith(".py"))
+
+
+def _held_out(text: str) -> bool:
+    return int(hashlib.blake2b(text.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
 
 
 def _texts(file: str) -> Iterator[list[str]]:
     if not file.endswith(".parquet"):
         yield [Path(file).read_text(encoding="utf-8", errors="replace")]
         return
-    with pyarrow.parquet.ParquetFile(file) as table:
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+    except pyarrow.lib.ArrowInvalid as error:
+        raise ValueError(f"{file} cannot be read ({error}): give a parquet file") from error
+    with table:
         if "text" not in table.schema_arrow.names:
             raise ValueError(
                 f"{file} has no column 'text' but {', '.join(table.schema_arrow.names)}: give one that has"
             )
         for portion in table.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
-            yield [text for text in portion.column(0).to_pylist() if text]
+            yield portion.column(0).to_pylist()
 
 
 class PackedBlocks:
     """Blocks of `block_size` tokens, without padding: documents one after another, each followed by the end token.
 
     Blocks are shuffled among the next few thousand, or where not `streaming` among all of a pass, in an order that
-    `seed` names. `state_dict()` tells where it
-    stands; what it yields after `load_state_dict()` is what it would have yielded.
+    `seed` names. `state_dict()` tells where it stands; what it yields after `load_state_dict()` is what it would have
+    yielded.
     """
 
     def __init__(
@@ -158,7 +189,8 @@ class PackedBlocks:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position, self._rest = Position(*state["start"]), state["rest"].numpy()
-        self._portion = state["portion"] - 1
+        self._portion = max(-1, state["portion"] - 1)
+        self._blocks = self._blocks[:0]
         if state["portion"] >= 0:
             self._fill()
         self._taken = state["taken"]
@@ -168,14 +200,12 @@ class PackedBlocks:
         self._portion += 1
         enough, pieces, length = SHUFFLED_BLOCKS * self.block_size, [self._rest], len(self._rest)
         for position, texts in self.text.documents(self._position):
-            if not self.streaming and position.epoch > self._start.epoch and length >= self.block_size:
-                self._position = Position(position.epoch, 0, 0)
+            ends_pass = position.epoch > self._position.epoch
+            if length >= enough if self.streaming else ends_pass and length >= self.block_size:
                 break
             self._position = position
             pieces += encode(self.tokenizer, texts)
             length += sum(map(len, pieces[-len(texts) :]))
-            if self.streaming and length >= enough:
-                break
         tokens = np.concatenate(pieces)
         wanted = enough if self.streaming else length // self.block_size * self.block_size
         blocks, self._rest = tokens[:wanted].reshape(-1, self.block_size), tokens[wanted:]
@@ -191,7 +221,12 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[np.ndar
 
 
 def all_blocks(text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int) -> Tensor:
-    """All whole blocks of the text, in order, (B, T)."""
+    """All whole blocks of the text, in order, (B, T). ValueError where it is too short for one."""
     tokens = np.concatenate([ids for document in text.texts() for ids in encode(tokenizer, [document])])
     whole = len(tokens) // block_size
+    if not whole:
+        raise ValueError(
+            f"{text.files[0]} and {len(text.files) - 1} others hold {len(tokens)} tokens, fewer than a block of "
+            f"{block_size}{text.of_split}"
+        )
     return torch.from_numpy(tokens[: whole * block_size].reshape(whole, block_size))

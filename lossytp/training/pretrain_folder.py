@@ -1,7 +1,6 @@
 """What a pretraining run finds in its folder: a finished model, a checkpoint to go on from, a vocabulary."""
 
 import json
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lossytp.training.corpus import corpus
+from lossytp.training.corpus import Corpus, corpus
 from lossytp.training.models import PRESETS
 from lossytp.training.pretrain_config import PretrainConfig
 from lossytp.training.vocabulary import train_tokenizer
@@ -46,12 +45,26 @@ def portable(pattern: str | None) -> str | None:
     return pattern and "/".join(Path(pattern).parts[-4:])
 
 
+def training_text(config: PretrainConfig) -> Corpus:
+    """What it is trained on: all that `data_glob` names where there are other files to validate on."""
+    return corpus(config.data_glob, split="train", splits_files=config.validation_glob is None)
+
+
+def validation_text(config: PretrainConfig) -> Corpus:
+    """What it is validated on."""
+    pattern = config.validation_glob or config.data_glob
+    return corpus(pattern, split="validation", splits_files=config.validation_glob is None)
+
+
 def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFast:
-    source = config.tokenizer_path or (str(folder) if (folder / "tokenizer.json").exists() else None)
+    """The one that is named, else that of the checkpoint to go on from, else one made of the text's beginning."""
+    source, checkpoint = config.tokenizer_path, _checkpoint(config)
+    if source is None and checkpoint is not None and (checkpoint.parent / "tokenizer.json").exists():
+        source = str(checkpoint.parent)
     if source is not None:
         loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
         return loaded
-    texts = islice(corpus(config.data_glob, split="train").texts(), VOCABULARY_DOCUMENTS)
+    texts = islice(training_text(config).texts(), VOCABULARY_DOCUMENTS)
     tokenizer = train_tokenizer(texts, size=PRESETS[config.model_name]["vocab_size"])
     tokenizer.save_pretrained(folder)
     return tokenizer
@@ -59,19 +72,31 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
 
 def checkpoint_of(config: PretrainConfig) -> dict | None:
     """What to go on from, None to begin; ValueError where it is of another configuration."""
+    path = _checkpoint(config)
+    if path is None:
+        return None
+    try:
+        state: dict = torch.load(path, map_location="cpu", weights_only=True)
+        written = described(PretrainConfig.from_dict(state["config"]))
+    except Exception as error:
+        why = " ".join(str(error).split())[:100]
+        raise ValueError(f"{path} is no checkpoint of this command ({why}): delete it to begin anew") from error
+    changed = [name for name, value in described(config).items() if written[name] != value]
+    if changed:
+        raise ValueError(f"{path} is of a run with another {', '.join(changed)}: name another folder")
+    return state
+
+
+def _checkpoint(config: PretrainConfig) -> Path | None:
+    """The file to go on from, if there is one."""
     path = Path(config.checkpoint_path or Path(config.output_dir) / CHECKPOINT)
     if path.is_dir():
         found = sorted(path.rglob("*.pt"), key=lambda file: file.stat().st_mtime)
         if not found:
             raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} holds no *.pt: leave it out to begin anew")
         path = found[-1]
-    if not path.exists():
-        if config.checkpoint_path is not None:
-            raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} is not there: leave it out to begin anew")
-        return None
-    state: dict = torch.load(path, map_location="cpu", weights_only=True)
-    same = {name: state["config"].get(name) for name in MOVES_NO_NUMBER}
-    if replace(config, **same).as_dict() != state["config"]:
-        changed = [n for n, v in config.as_dict().items() if n not in MOVES_NO_NUMBER and state["config"].get(n) != v]
-        raise ValueError(f"{path} is of a run with another {', '.join(changed)}: name another folder")
-    return state
+    if path.exists():
+        return path
+    if config.checkpoint_path is not None:
+        raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} is not there: leave it out to begin anew")
+    return None

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.parallel.convert import fuse_gelu_
-from lossytp.training.corpus import PackedBlocks, all_blocks, corpus
+from lossytp.training.corpus import PackedBlocks, all_blocks
 from lossytp.training.model_card import model_card
 from lossytp.training.models import build_language_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
@@ -34,6 +34,8 @@ from lossytp.training.pretrain_folder import (
     finished,
     portable,
     tokenizer_for,
+    training_text,
+    validation_text,
 )
 from lossytp.training.record import commit, environment, write_atomically
 from lossytp.training.trigram import trigram_perplexity
@@ -74,12 +76,12 @@ class _Pretraining:
         self.optimizer = build_optimizer(
             self.model, learning_rate=config.learning_rate, weight_decay=config.weight_decay, betas=BETAS
         )
-        text = corpus(config.data_glob, split="train")
+        text = training_text(config)
         self.blocks = PackedBlocks(
             text, tokenizer, block_size=config.block_size, seed=config.seed, streaming=config.streaming
         )
         self.validation = all_blocks(
-            corpus(config.validation_glob or config.data_glob, split="validation"),
+            validation_text(config),
             tokenizer,
             block_size=config.block_size,
         )
@@ -141,13 +143,14 @@ class _Pretraining:
             group["lr"] = rate
         parts = self.blocks.batch(config.batch_size).to(self.device).split(config.microbatch_size)
         total = 0.0
-        for loss, gradients in pool.map(self._gradients, parts):
-            total += loss / len(parts)
+        for part, (loss, gradients) in zip(parts, pool.map(self._gradients, parts), strict=True):
+            share = len(part) / config.batch_size
+            total += loss * share
             for parameter, gradient in zip(self.parameters, gradients, strict=True):
                 if parameter.grad is None:
-                    parameter.grad = gradient / len(parts)
+                    parameter.grad = gradient * share
                 else:
-                    parameter.grad.add_(gradient, alpha=1 / len(parts))
+                    parameter.grad.add_(gradient, alpha=share)
         torch.nn.utils.clip_grad_norm_(self.parameters, config.gradient_clipping)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
