@@ -21,7 +21,7 @@ from lossytp.parallel.replicas import mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from lossytp.training.config import TrainConfig
 from lossytp.training.evaluate_config import EvaluateConfig
-from lossytp.training.portions import portions
+from lossytp.training.portions import counted, portions
 
 INSTALL_MEGATRON = "pip install megatron-core"
 
@@ -92,7 +92,7 @@ class Engine:
 
     def _backward(self, portion: dict[str, Tensor], share: float, scaler: torch.amp.GradScaler) -> float:
         """Add the gradients of a portion that counts `share` of its batch; returns what it adds to the loss."""
-        rows, weight = self._share(len(portion["labels"]))
+        rows, weight = self._share(portion["labels"])
         with self._autocast():
             loss = share * weight * self.module(**self._to_device(portion, rows)).loss
         scaler.scale(loss).backward()
@@ -135,17 +135,17 @@ class Engine:
             return nullcontext(lambda: None)
         return stream_distance(model)
 
-    def _share(self, examples: int) -> tuple[slice, float]:
+    def _share(self, labels: Tensor) -> tuple[slice, float]:
         """Which of a batch's examples are this replica's, and what its mean counts in the mean over replicas.
 
-        The counts are 1 but in a batch that is not a multiple of the replicas, an epoch's last. A replica without
-        examples works on one that counts nothing: its gradients are waited for.
+        The counts are 1 where replicas have as many examples each, of generation as many tokens to predict. A replica
+        without examples works on one that counts nothing: its gradients are waited for.
         """
-        replicas, index = self.layout.data_parallel_size, self.layout.data_index
+        replicas, index, examples = self.layout.data_parallel_size, self.layout.data_index, len(labels)
         first, stop = examples * index // replicas, examples * (index + 1) // replicas
         if first == stop:
             return slice(0, 1), 0.0
-        return slice(first, stop), (stop - first) * replicas / examples
+        return slice(first, stop), counted(labels[first:stop]) * replicas / counted(labels)
 
     def _to_device(self, batch: dict[str, Tensor], rows: slice = slice(None)) -> dict[str, Tensor]:
         return {name: tensor[rows].to(self.device) for name, tensor in batch.items()}

@@ -116,6 +116,8 @@ def build_model(
     config = _configuration(name, tokenizer)
     _check_shape(name, Shape(config.n_embd, config.n_layer, config.n_head, config.n_positions), tensor_parallel_size, 0)
     config.update({"embd_pdrop": dropout, "attn_pdrop": dropout, "resid_pdrop": dropout, "use_cache": False})
+    kinds_of_loss = {"classification": "single_label_classification", "regression": "regression"}
+    config.problem_type = kinds_of_loss.get(kind)  # or a classifier's that is fine-tuned further would stay
     if kind == "classification":
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
@@ -141,6 +143,8 @@ def load_model(name: str) -> "PreTrainedModel":
 
     from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
 
+    if name.endswith(SCRATCH):
+        raise ValueError(f"model_name = {name!r} has learnt nothing: give {name.removesuffix(SCRATCH)}, or a folder")
     where = _location(name, weights=True)
     config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
     classes = {kind.__name__: kind for kind in (GPT2LMHeadModel, GPT2ForSequenceClassification, GPT2ForMultipleChoice)}
@@ -196,12 +200,21 @@ def _location(name: str, *, weights: bool) -> str:
 
 def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     """What `load` makes of a folder or a name on the hub; its complaints in one line."""
+    from safetensors import SafetensorError
+
+    from lossytp.training.sources import hub_or_its_cache
+
     try:
-        return load(where, **options)
-    except (OSError, ValueError) as error:
+        if Path(where).is_dir():
+            return load(where, **options)
+        with hub_or_its_cache():
+            return load(where, **options)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        first = str(error).strip().splitlines()[0]
+        if Path(where).is_dir():
+            raise ValueError(f"model_name = {name!r}: {where} cannot be loaded ({first})") from error
         data = os.environ.get("LOSSYTP_DATA")
         looked = f"in LOSSYTP_DATA = {data}" if data else "LOSSYTP_DATA is not set"
-        first = str(error).strip().splitlines()[0]
         raise ValueError(
             f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor to be had from the hub; give a "
             f"folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights ({first})"

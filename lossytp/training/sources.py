@@ -98,7 +98,7 @@ class Source:
         import datasets
 
         _quiet()
-        with _hub_or_its_cache() as answers:
+        with hub_or_its_cache() as answers:
             try:
                 try:
                     return datasets.load_dataset(self.path, self.name, split=split)
@@ -212,7 +212,7 @@ def _quiet() -> None:
 
 
 @contextmanager
-def _hub_or_its_cache() -> Iterator[bool]:
+def hub_or_its_cache() -> Iterator[bool]:
     """Go offline where the hub does not answer: its client would try for half a minute, then read its cache.
 
     Yields whether it answers.
