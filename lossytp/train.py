@@ -25,8 +25,9 @@ def main() -> None:
             f"the training loss was not finite at step {record['timing']['steps']}: see {config.output_dir}/record.json"
         )
     else:
+        data = record["data"]
         print(
-            f"{record['data']['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without "
+            f"{config.dataset}{' (subset)' if data['subsets'] else ''}: {data['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without, {data['chance']:.4f} by chance "
             f"({record['status']}): see {config.output_dir}/record.json"
         )
 

@@ -110,6 +110,7 @@ class _Run:
         every = max(1, len(self.losses) // CURVE_POINTS)
         curve = [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, 1) if step % every == 0]
         merge_counters(self.network)
+        chance = self.data.task.chance(list(self.data.test.references))
         return {
             **describe(self.config),
             "status": status,
@@ -121,7 +122,8 @@ class _Run:
                 "test_examples": len(self.data.test),
                 "kind": self.data.task.kind,
                 "metric": self.data.task.metrics[0],
-                "majority_share": self.data.task.chance(list(self.data.test.references))["score"],
+                "chance": chance["score"],
+                "majority_share": chance.get("accuracy", 0.0),
                 "subsets": [split for split in ("train", "test") if self.data.task.source.subset(split)],
                 "real_token_share": self.real_tokens / self.tokens,
             },
