@@ -26,9 +26,10 @@ def main() -> None:
         )
     else:
         data = record["data"]
+        task = config.dataset + (" (subset)" if data["subsets"] else "")
         print(
-            f"{config.dataset}{' (subset)' if data['subsets'] else ''}: {data['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without, {data['chance']:.4f} by chance "
-            f"({record['status']}): see {config.output_dir}/record.json"
+            f"{task}: {data['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without, "
+            f"{data['chance']:.4f} by chance ({record['status']}): see {config.output_dir}/record.json"
         )
 
 
