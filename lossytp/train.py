@@ -8,11 +8,13 @@ torchrun --standalone --nproc_per_node 2 -m lossytp.train --tensor_parallel_size
 from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
+from lossytp.training.logs import check_installed
 
 
 def main() -> None:
     config = parse(TrainConfig, __doc__)
     layout = config.layout(*rank_and_world_size())
+    check_installed(config)
 
     from lossytp.training.loop import run  # after the arguments were checked: torch takes seconds to import
 
