@@ -16,10 +16,8 @@ from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, clip_gradients_, merge_counters, replica_drift
 from lossytp.training.checkpoint import Checkpoints, restore_, training_state
 from lossytp.training.config import TrainConfig
-from lossytp.training.data import Dataset, load_dataset, training_batches
 from lossytp.training.engine import Engine
 from lossytp.training.logs import Logs, check_installed
-from lossytp.training.metrics import time_to_accuracy
 from lossytp.training.models import build_model, load_tokenizer
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.processes import this_device, together
@@ -28,6 +26,8 @@ from lossytp.training.record import check_output_folder, describe, write_record
 from lossytp.training.saved_models import save_model
 from lossytp.training.scoring import scores
 from lossytp.training.simulated import simulated_step_seconds
+from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
+from lossytp.training.tasks.metrics import time_to_accuracy
 
 CURVE_POINTS = 200  # training losses kept in a record
 COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")

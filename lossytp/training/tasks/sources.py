@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from lossytp.network.streams import Stream
-from lossytp.training.cache import cache_folder
+from lossytp.training.tasks.cache import cache_folder
 
 if TYPE_CHECKING:  # it takes seconds to import, and naming a task should not
     from datasets import Dataset

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
-from lossytp.training.cache import cached
-from lossytp.training.sources import Split as SplitName
-from lossytp.training.task_kinds import Example, Task
 from lossytp.training.tasks import task_named
+from lossytp.training.tasks.cache import cached
+from lossytp.training.tasks.kinds import Example, Task
+from lossytp.training.tasks.sources import Split as SplitName
 
 BUCKET_BATCHES = 50  # batches whose examples are sorted by length together
 ANSWER_TOKENS = 32  # that a generated answer may have

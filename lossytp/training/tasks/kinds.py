@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from lossytp.training.sources import Row, RowSource, Split, sample_indices
+from lossytp.training.tasks.sources import Row, RowSource, Split, sample_indices
 
 if TYPE_CHECKING:
     import evaluate
@@ -131,7 +131,7 @@ class Classification(Task):
         return len(self.labels)
 
     def metric(self) -> "evaluate.Metric":
-        from lossytp.training.metrics import ClassificationMetric
+        from lossytp.training.tasks.metrics import ClassificationMetric
 
         return ClassificationMetric(self.metrics)
 
@@ -162,7 +162,7 @@ class Regression(Task):
         return 1
 
     def metric(self) -> "evaluate.Metric":
-        from lossytp.training.metrics import RegressionMetric
+        from lossytp.training.tasks.metrics import RegressionMetric
 
         return RegressionMetric(self.metrics)
 
@@ -196,7 +196,7 @@ class MultipleChoice(Task):
         return 1
 
     def metric(self) -> "evaluate.Metric":
-        from lossytp.training.metrics import MultipleChoiceMetric
+        from lossytp.training.tasks.metrics import MultipleChoiceMetric
 
         return MultipleChoiceMetric(self.metrics)
 
@@ -231,7 +231,7 @@ class Generation(Task):
         return
 
     def metric(self) -> "evaluate.Metric":
-        from lossytp.training.metrics import GenerationMetric
+        from lossytp.training.tasks.metrics import GenerationMetric
 
         return GenerationMetric(self.metrics)
 

@@ -1,4 +1,4 @@
-"""The tasks by name. Importing this module costs nothing; a task's rows are loaded when they are asked for.
+"""The tasks by name.
 
 A task of one's own takes an entry here, from anywhere:
 
@@ -14,22 +14,9 @@ are withheld, as all of GLUE's are; on test for IMDB, which has no other, and AR
 import re
 
 from lossytp.network.checks import check_known
-from lossytp.training import docstrings
-from lossytp.training.sources import Files, Row, Source, Table
-from lossytp.training.task_kinds import Classification, Example, Generation, MultipleChoice, Regression, Task
-
-__all__ = [
-    "TASKS",
-    "Classification",
-    "Example",
-    "Files",
-    "Generation",
-    "MultipleChoice",
-    "Regression",
-    "Source",
-    "Table",
-    "Task",
-]
+from lossytp.training.tasks import docstrings
+from lossytp.training.tasks.kinds import Classification, Generation, MultipleChoice, Regression, Task
+from lossytp.training.tasks.sources import Row, Source
 
 
 def _glue(name: str, train: int, test: int, validation: str = "validation") -> Source:

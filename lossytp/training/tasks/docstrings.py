@@ -20,8 +20,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lossytp.training.cache import cached
-from lossytp.training.sources import Split
+from lossytp.training.tasks.cache import cached
+from lossytp.training.tasks.sources import Split
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -21,12 +21,11 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.parallel.convert import fuse_gelu_
-from lossytp.training.corpus import PackedBlocks, all_blocks, corpus
-from lossytp.training.model_card import model_card
 from lossytp.training.models import build_language_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
-from lossytp.training.pretrain_config import PretrainConfig
-from lossytp.training.pretrain_folder import (
+from lossytp.training.pretraining.config import PretrainConfig
+from lossytp.training.pretraining.corpus import PackedBlocks, all_blocks, corpus
+from lossytp.training.pretraining.folder import (
     CHECKPOINT,
     STATISTICS,
     checkpoint_of,
@@ -35,8 +34,9 @@ from lossytp.training.pretrain_folder import (
     portable,
     tokenizer_for,
 )
+from lossytp.training.pretraining.model_card import model_card
+from lossytp.training.pretraining.trigram import trigram_perplexity
 from lossytp.training.record import commit, environment, write_atomically
-from lossytp.training.trigram import trigram_perplexity
 
 VALIDATION_BLOCKS = 512  # while training; all in the end
 TRIGRAM_TOKENS = 2**26

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lossytp.training.corpus import corpus
 from lossytp.training.models import PRESETS
-from lossytp.training.pretrain_config import PretrainConfig
-from lossytp.training.vocabulary import train_tokenizer
+from lossytp.training.pretraining.config import PretrainConfig
+from lossytp.training.pretraining.corpus import corpus
+from lossytp.training.pretraining.vocabulary import train_tokenizer
 
 VOCABULARY_DOCUMENTS = 4000
 CHECKPOINT = "checkpoint.pt"
