@@ -5,12 +5,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
     cat <<'TEXT'
-usage: ./run_all.sh [setup|smoke|laptop|paper|figures|test|bench|lab] [-- snakemake options]
+usage: ./run_all.sh [setup|smoke|laptop|paper|figures|pretrain|test|bench|lab] [-- options of snakemake or pretrain]
   setup    install into .venv (into the active conda environment where there is one)
   smoke    the whole graph with tiny cells, under 3 minutes
   laptop   the study on 2 cores, under 20 minutes; the default
   paper    the study with more steps, seeds and rates, about 70 minutes
   figures  figures and PDF from the committed results of the paper, no training
+  pretrain gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; pretrain gpt2-micro: the larger one
   test     linters, types, tests
   bench    speed ratios, to results/bench/
   lab      JupyterLab
@@ -24,12 +25,13 @@ command=laptop
 if [ $# -gt 0 ] && [ "$1" != "--" ]; then command=$1; shift; fi
 [ "${1:-}" = "--" ] && shift
 case $command in
-    setup | smoke | laptop | paper | figures | test | bench | lab) ;;
+    setup | smoke | laptop | paper | figures | pretrain | test | bench | lab) ;;
     help | -h | --help) usage; exit 0 ;;
-    *) fail "'$command' is unknown: choose setup, smoke, laptop, paper, figures, test, bench or lab" ;;
+    *) fail "'$command' is unknown: choose setup, smoke, laptop, paper, figures, pretrain, test, bench or lab" ;;
 esac
 case $command in
     smoke | laptop | paper | figures | test) ;;
+    pretrain) [ -n "${LOSSYTP_DATA:-}" ] || fail "LOSSYTP_DATA is not set: name a folder that has wikimedia/wikipedia/2015.en" ;;
     *) [ $# -eq 0 ] || fail "'$command' takes no options, '$*' was given: leave them out" ;;
 esac
 
@@ -94,6 +96,15 @@ case $command in
         exec pytest "$@"
         ;;
     bench) exec python -m tests.bench results/bench ;;
+    pretrain) # the larger model reads the smaller one's vocabulary
+        model=gpt2-nano
+        case ${1:-} in gpt2-*) model=$1; shift ;; esac
+        [ "${1:-}" = "--" ] && shift
+        slice=$LOSSYTP_DATA/wikimedia/wikipedia/2015.en
+        [ "$model" = gpt2-nano ] || set -- --tokenizer_path models/gpt2-nano "$@"
+        exec python -m lossytp.pretrain --model_name "$model" --output_dir "models/$model" \
+            --data_glob "$slice/train-*.parquet" --validation_glob "$slice/validation-*.parquet" "$@"
+        ;;
     lab) exec jupyter lab notebooks/00_explore.ipynb ;;
     figures) run_graph paper "$@" --forcerun figures paper --config profile=paper figures_only=1 ;;
     *) run_graph "$command" "$@" --config profile="$command" ;;

@@ -5,13 +5,13 @@ python -m lossytp.pretrain --data_glob "FOLDER/train-*.parquet" --validation_glo
 """
 
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.pretrain_config import PretrainConfig
+from lossytp.training.pretraining.config import PretrainConfig
 
 
 def main() -> None:
     config = parse(PretrainConfig, __doc__)
 
-    from lossytp.training.pretraining import run  # after the arguments were checked: torch takes seconds to import
+    from lossytp.training.pretraining.run import run  # after the arguments were checked: torch takes seconds to import
 
     statistics = run(config)
     print(

@@ -8,11 +8,13 @@ torchrun --standalone --nproc_per_node 2 -m lossytp.train --tensor_parallel_size
 from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
+from lossytp.training.logs import check_installed
 
 
 def main() -> None:
     config = parse(TrainConfig, __doc__)
     layout = config.layout(*rank_and_world_size())
+    check_installed(config)
 
     from lossytp.training.loop import run  # after the arguments were checked: torch takes seconds to import
 
@@ -25,9 +27,11 @@ def main() -> None:
             f"the training loss was not finite at step {record['timing']['steps']}: see {config.output_dir}/record.json"
         )
     else:
+        data = record["data"]
+        task = config.dataset + (" (subset)" if data["subsets"] else "")
         print(
-            f"{record['data']['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without "
-            f"({record['status']}): see {config.output_dir}/record.json"
+            f"{task}: {data['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without, "
+            f"{data['chance']:.4f} by chance ({record['status']}): see {config.output_dir}/record.json"
         )
 
 

@@ -10,16 +10,16 @@ import torch
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, mean_over_processes, merge_counters
-from lossytp.training.corpus import all_blocks, corpus
-from lossytp.training.data import load_dataset
 from lossytp.training.engine import Engine
 from lossytp.training.evaluate_config import EvaluateConfig
 from lossytp.training.models import load_model, load_tokenizer
+from lossytp.training.pretraining.corpus import all_blocks, corpus
 from lossytp.training.processes import this_device, together
 from lossytp.training.record import describe, write_atomically
 from lossytp.training.scoring import scores
-from lossytp.training.sources import sample_indices
 from lossytp.training.tasks import task_named
+from lossytp.training.tasks.data import load_dataset
+from lossytp.training.tasks.sources import sample_indices
 
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"

@@ -16,10 +16,8 @@ from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, clip_gradients_, merge_counters, replica_drift
 from lossytp.training.checkpoint import Checkpoints, restore_, training_state
 from lossytp.training.config import TrainConfig
-from lossytp.training.data import Dataset, load_dataset, training_batches
 from lossytp.training.engine import Engine
 from lossytp.training.logs import Logs, check_installed
-from lossytp.training.metrics import time_to_accuracy
 from lossytp.training.models import build_model, load_tokenizer
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.processes import this_device, together
@@ -28,6 +26,8 @@ from lossytp.training.record import check_output_folder, describe, write_record
 from lossytp.training.saved_models import save_model
 from lossytp.training.scoring import scores
 from lossytp.training.simulated import simulated_step_seconds
+from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
+from lossytp.training.tasks.metrics import time_to_accuracy
 
 CURVE_POINTS = 200  # training losses kept in a record
 COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")
@@ -110,6 +110,7 @@ class _Run:
         every = max(1, len(self.losses) // CURVE_POINTS)
         curve = [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, 1) if step % every == 0]
         merge_counters(self.network)
+        chance = self.data.task.chance(list(self.data.test.references))
         return {
             **describe(self.config),
             "status": status,
@@ -121,7 +122,8 @@ class _Run:
                 "test_examples": len(self.data.test),
                 "kind": self.data.task.kind,
                 "metric": self.data.task.metrics[0],
-                "majority_share": self.data.task.chance(list(self.data.test.references))["score"],
+                "chance": chance["score"],
+                "majority_share": chance.get("accuracy", 0.0),
                 "subsets": [split for split in ("train", "test") if self.data.task.source.subset(split)],
                 "real_token_share": self.real_tokens / self.tokens,
             },

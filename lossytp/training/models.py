@@ -202,7 +202,7 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     """What `load` makes of a folder or a name on the hub; its complaints in one line."""
     from safetensors import SafetensorError
 
-    from lossytp.training.sources import hub_or_its_cache
+    from lossytp.training.tasks.sources import hub_or_its_cache
 
     try:
         if Path(where).is_dir():

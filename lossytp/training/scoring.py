@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lossytp.parallel.replicas import gathered
-from lossytp.training.data import ANSWER_TOKENS, Dataset, evaluation_batches
 from lossytp.training.engine import Engine
+from lossytp.training.tasks.data import ANSWER_TOKENS, Dataset, evaluation_batches
 
 EVALUATION_BATCH = 64
 

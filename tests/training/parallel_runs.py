@@ -16,10 +16,10 @@ import torch
 
 from lossytp.training import tasks
 from lossytp.training.config import TrainConfig
-from lossytp.training.data import Dataset, load_dataset, training_batches
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
+from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
 
 STEPS, BATCH, SEED = 20, 8, 0
 MODEL = "gpt2-nano-scratch"

@@ -15,10 +15,10 @@ import torch
 
 from lossytp.training.checkpoint import restore_, training_state
 from lossytp.training.config import TrainConfig
-from lossytp.training.data import load_dataset, training_batches
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
 from lossytp.training.record import read_record
+from lossytp.training.tasks.data import load_dataset, training_batches
 from tests.training.killed_runs import result, started
 
 KILLED = -9

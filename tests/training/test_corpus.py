@@ -10,9 +10,9 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from lossytp.training import corpus as corpora
-from lossytp.training.corpus import BEGINNING, STDLIB, PackedBlocks, Position, all_blocks, corpus, encode
-from lossytp.training.vocabulary import train_tokenizer
+from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining.corpus import BEGINNING, STDLIB, PackedBlocks, Position, all_blocks, corpus, encode
+from lossytp.training.pretraining.vocabulary import train_tokenizer
 
 BLOCK = 8
 

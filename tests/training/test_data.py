@@ -5,9 +5,16 @@ import pytest
 import torch
 
 from lossytp.training import tasks
-from lossytp.training.data import ANSWER_TOKENS, IGNORED, Split, evaluation_batches, load_dataset, training_batches
 from lossytp.training.models import load_tokenizer
-from lossytp.training.task_kinds import Task
+from lossytp.training.tasks.data import (
+    ANSWER_TOKENS,
+    IGNORED,
+    Split,
+    evaluation_batches,
+    load_dataset,
+    training_batches,
+)
+from lossytp.training.tasks.kinds import Task
 
 PAD = 0
 

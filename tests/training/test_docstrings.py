@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from lossytp.training.baseline import bag_of_words
-from lossytp.training.docstrings import LIBRARIES, docstrings_of, mask_names, split_of
 from lossytp.training.tasks import TASKS, Classification, Table
+from lossytp.training.tasks.baseline import bag_of_words
+from lossytp.training.tasks.docstrings import LIBRARIES, docstrings_of, mask_names, split_of
 
 LONG = "Return something that takes a hundred characters to say " * 3
 

@@ -15,13 +15,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lossytp.training import corpus as corpora
-from lossytp.training import models, pretraining
+from lossytp.training import models
 from lossytp.training.command_line import parse
-from lossytp.training.corpus import all_blocks
-from lossytp.training.pretrain_config import PretrainConfig
-from lossytp.training.pretrain_folder import CHECKPOINT, STATISTICS, validation_text
-from lossytp.training.pretraining import run
+from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import run as pretraining
+from lossytp.training.pretraining.config import PretrainConfig
+from lossytp.training.pretraining.corpus import all_blocks
+from lossytp.training.pretraining.folder import CHECKPOINT, STATISTICS, validation_text
+from lossytp.training.pretraining.run import run
 
 TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 320, "n_positions": 64}
 STEPS = 8

@@ -9,8 +9,8 @@ import huggingface_hub
 import pandas as pd
 import pytest
 
-from lossytp.training import sources
-from lossytp.training.sources import Files, Source, Table
+from lossytp.training.tasks import sources
+from lossytp.training.tasks.sources import Files, Source, Table
 
 ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]
 

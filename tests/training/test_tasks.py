@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.training.sources import sample_indices
 from lossytp.training.tasks import TASKS, Classification, Files, Generation, MultipleChoice, Regression, Table
+from lossytp.training.tasks.sources import sample_indices
 from tests.training.hub_rows import ROWS, write_hub
 
 NAMES = sorted(ROWS)

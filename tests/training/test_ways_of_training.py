@@ -6,7 +6,7 @@ from transformers import GPT2ForSequenceClassification
 
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
-from lossytp.training.models import build_classifier
+from lossytp.training.models import build_model, load_tokenizer
 from lossytp.training.portions import counted, portions
 from tests.training.killed_runs import result, started
 
@@ -96,7 +96,9 @@ def test_recomputed_activations_change_nothing(tmp_path, processes, values):
 def test_only_the_last_blocks_norm_and_head_are_trained(toy, tmp_path, trained, values):
     values = {"loss_rate": 0.1, "save_model": True, **values}
     record = run(toy(unfreeze_last_layers=trained, **values))
-    dense = build_classifier("gpt2-nano", labels=("first", "second"), pad_token_id=0, dropout=0.0, seed=0)
+    name = "gpt2-nano-scratch"
+    settings = {"labels": ("first", "second"), "tokenizer": load_tokenizer(name), "dropout": 0.0, "seed": 0}
+    dense = build_model(name, "classification", **settings)
     last = weights(tmp_path / "run" / "last")
     changed = {name for name, before in dense.state_dict().items() if not torch.equal(before, last[name])}
     expected = [f"transformer.h.{block}." for block in range(4 - trained, 4)] + ["transformer.ln_f.", "score."]

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from lossytp.parallel.own_streams import PerRank
-from lossytp.training.data import evaluation_batches
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.optimizer import build_optimizer
+from lossytp.training.tasks.data import evaluation_batches
 from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, PARALLELISMS, spied, task_in, the_data, train
 from tests.training.test_parallelism import curve
 

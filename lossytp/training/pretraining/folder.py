@@ -1,0 +1,102 @@
+"""What a pretraining run finds in its folder: a finished model, a checkpoint to go on from, a vocabulary."""
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from lossytp.training.models import PRESETS
+from lossytp.training.pretraining.config import PretrainConfig
+from lossytp.training.pretraining.corpus import Corpus, corpus
+from lossytp.training.pretraining.vocabulary import train_tokenizer
+
+VOCABULARY_DOCUMENTS = 4000
+CHECKPOINT = "checkpoint.pt"
+STATISTICS = "pretrain.json"
+MOVES_NO_NUMBER = ("checkpoint_path", "output_dir", "num_proc", "eval_steps")
+
+
+def finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
+    """What pretrain.json holds, if it is of this configuration; None where there is none of it."""
+    try:
+        statistics: dict[str, Any] = json.loads((folder / STATISTICS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{folder / STATISTICS} is not JSON ({error}): delete it, and it is made again") from error
+    wanted = described(config)
+    if statistics["config"] != wanted:
+        changed = ", ".join(name for name, value in wanted.items() if statistics["config"].get(name) != value)
+        raise ValueError(f"output_dir = {str(folder)!r} holds a model with another {changed}: name another folder")
+    return statistics
+
+
+def described(config: PretrainConfig) -> dict[str, Any]:
+    """The configuration, less what changes no number."""
+    described = {name: value for name, value in config.as_dict().items() if name not in MOVES_NO_NUMBER}
+    return described | {name: portable(described[name]) for name in ("data_glob", "validation_glob", "tokenizer_path")}
+
+
+def portable(pattern: str | None) -> str | None:
+    """The last parts of a path: its folder differs from machine to machine."""
+    return pattern and "/".join(Path(pattern).parts[-4:])
+
+
+def training_text(config: PretrainConfig) -> Corpus:
+    """What it is trained on: all that `data_glob` names where there are other files to validate on."""
+    return corpus(config.data_glob, split="train", splits_files=config.validation_glob is None)
+
+
+def validation_text(config: PretrainConfig) -> Corpus:
+    """What it is validated on."""
+    pattern = config.validation_glob or config.data_glob
+    return corpus(pattern, split="validation", splits_files=config.validation_glob is None)
+
+
+def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFast:
+    """The one that is named, else that of the checkpoint to go on from, else one made of the text's beginning."""
+    source, checkpoint = config.tokenizer_path, _checkpoint(config)
+    if source is None and checkpoint is not None and (checkpoint.parent / "tokenizer.json").exists():
+        source = str(checkpoint.parent)
+    if source is not None:
+        loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+        return loaded
+    texts = islice(training_text(config).texts(), VOCABULARY_DOCUMENTS)
+    tokenizer = train_tokenizer(texts, size=PRESETS[config.model_name]["vocab_size"])
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def checkpoint_of(config: PretrainConfig) -> dict | None:
+    """What to go on from, None to begin; ValueError where it is of another configuration."""
+    path = _checkpoint(config)
+    if path is None:
+        return None
+    try:
+        state: dict = torch.load(path, map_location="cpu", weights_only=True)
+        written = described(PretrainConfig.from_dict(state["config"]))
+    except Exception as error:
+        why = " ".join(str(error).split())[:100]
+        raise ValueError(f"{path} is no checkpoint of this command ({why}): delete it to begin anew") from error
+    changed = [name for name, value in described(config).items() if written[name] != value]
+    if changed:
+        raise ValueError(f"{path} is of a run with another {', '.join(changed)}: name another folder")
+    return state
+
+
+def _checkpoint(config: PretrainConfig) -> Path | None:
+    """The file to go on from, if there is one."""
+    path = Path(config.checkpoint_path or Path(config.output_dir) / CHECKPOINT)
+    if path.is_dir():
+        found = sorted(path.rglob("*.pt"), key=lambda file: file.stat().st_mtime)
+        if not found:
+            raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} holds no *.pt: leave it out to begin anew")
+        path = found[-1]
+    if path.exists():
+        return path
+    if config.checkpoint_path is not None:
+        raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} is not there: leave it out to begin anew")
+    return None

@@ -1,0 +1,264 @@
+"""One pretraining run: next-token prediction on packed blocks of text, in one process.
+
+Microbatches are worked on by a few Python threads of one torch thread each: on small models torch's own threads wait
+for each other at every kernel. Their gradients are added in order, so the number of threads changes no result.
+"""
+
+import json
+import math
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerFast
+
+from lossytp.parallel.convert import fuse_gelu_
+from lossytp.training.models import build_language_model
+from lossytp.training.optimizer import build_optimizer, learning_rate_factor
+from lossytp.training.pretraining.config import PretrainConfig
+from lossytp.training.pretraining.corpus import PackedBlocks, all_blocks
+from lossytp.training.pretraining.folder import (
+    CHECKPOINT,
+    STATISTICS,
+    checkpoint_of,
+    described,
+    finished,
+    portable,
+    tokenizer_for,
+    training_text,
+    validation_text,
+)
+from lossytp.training.pretraining.model_card import model_card
+from lossytp.training.pretraining.trigram import trigram_perplexity
+from lossytp.training.record import commit, environment, write_atomically
+
+VALIDATION_BLOCKS = 512  # while training; all in the end
+TRIGRAM_TOKENS = 2**26
+SECONDS_BETWEEN_LINES = 30.0
+BETAS = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
+PROMPT = "The "
+
+
+def run(config: PretrainConfig) -> dict[str, Any]:
+    """Pretrain as `config` says, save the model with its tokenizer and card, and return what pretrain.json holds.
+
+    Stopped at any time and started again, it goes on from its last checkpoint to the same model; finished, it is not
+    run again.
+    """
+    folder = Path(config.output_dir)
+    done = finished(config, folder)
+    if done is not None:
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
+    state = checkpoint_of(config)
+    tokenizer = tokenizer_for(config, folder)
+    with torch.random.fork_rng():
+        return _Pretraining(config, tokenizer, state).run(folder)
+
+
+class _Pretraining:
+    def __init__(self, config: PretrainConfig, tokenizer: PreTrainedTokenizerFast, state: dict | None) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.threads = 1 if self.device.type == "cuda" else config.num_proc
+        model: Any = build_language_model(config.model_name, tokenizer, seed=config.seed)
+        fuse_gelu_(model)
+        self.model = model.to(self.device)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = build_optimizer(
+            self.model, learning_rate=config.learning_rate, weight_decay=config.weight_decay, betas=BETAS
+        )
+        text = training_text(config)
+        self.blocks = PackedBlocks(
+            text, tokenizer, block_size=config.block_size, seed=config.seed, streaming=config.streaming
+        )
+        self.validation = all_blocks(
+            validation_text(config),
+            tokenizer,
+            block_size=config.block_size,
+        )
+        self.losses: list[float] = []
+        self.evaluations: list[dict[str, float]] = []
+        self.seconds = 0.0
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.blocks.load_state_dict(state["blocks"])
+            self.losses, self.evaluations, self.seconds = state["losses"], state["evaluations"], state["seconds"]
+
+    def run(self, folder: Path) -> dict[str, Any]:
+        config = self.config
+        threads = torch.get_num_threads()
+        bar = tqdm(
+            total=config.total_steps,
+            initial=len(self.losses),
+            desc="pretraining",
+            unit="step",
+            disable=not sys.stderr.isatty(),
+        )
+        spoken = time.monotonic()
+        try:
+            with ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+                for step in range(len(self.losses) + 1, config.total_steps + 1):
+                    started = time.perf_counter()
+                    self.losses.append(self._step(step, pool))
+                    self.seconds += time.perf_counter() - started
+                    if not math.isfinite(self.losses[-1]):
+                        raise ValueError(
+                            f"the training loss is not finite at step {step}: lower learning_rate = "
+                            f"{config.learning_rate:g}"
+                        )
+                    bar.update()
+                    if bar.disable and time.monotonic() - spoken > SECONDS_BETWEEN_LINES:
+                        spoken = time.monotonic()
+                        print(self._progress(step), file=sys.stderr, flush=True)
+                    if step % config.eval_steps == 0 or step == config.total_steps:
+                        loss = self._validation_loss(self.validation[:VALIDATION_BLOCKS], pool)
+                        self.evaluations.append({"step": step, "validation_loss": loss, "seconds": self.seconds})
+                        tqdm.write(f"{self._progress(step)}, {self._sample()!r}", file=sys.stderr)
+                        self._save_checkpoint(folder)
+                return self._export(folder, pool)
+        finally:
+            bar.close()
+            torch.set_num_threads(threads)
+
+    def _step(self, step: int, pool: ThreadPoolExecutor) -> float:
+        config = self.config
+        rate = config.learning_rate * learning_rate_factor(
+            step - 1,
+            schedule="cosine",
+            warmup_steps=config.warmup_steps,
+            total_steps=config.total_steps,
+            smallest=min(1.0, config.min_learning_rate / config.learning_rate) if config.learning_rate else 0.0,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        parts = self.blocks.batch(config.batch_size).to(self.device).split(config.microbatch_size)
+        total = 0.0
+        for part, (loss, gradients) in zip(parts, pool.map(self._gradients, parts), strict=True):
+            share = len(part) / config.batch_size
+            total += loss * share
+            for parameter, gradient in zip(self.parameters, gradients, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = gradient * share
+                else:
+                    parameter.grad.add_(gradient, alpha=share)
+        torch.nn.utils.clip_grad_norm_(self.parameters, config.gradient_clipping)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _gradients(self, blocks: Tensor) -> tuple[float, tuple[Tensor, ...]]:
+        loss = self._loss(blocks)
+        return loss.item(), torch.autograd.grad(loss, self.parameters)
+
+    def _loss(self, blocks: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16) if self.config.bf16 else nullcontext():
+            loss: Tensor = self.model(blocks, labels=blocks).loss
+        return loss
+
+    def _validation_loss(self, blocks: Tensor, pool: ThreadPoolExecutor) -> float:
+        def total(part: Tensor) -> float:
+            with torch.no_grad():
+                return self._loss(part.to(self.device)).item() * len(part)
+
+        return sum(pool.map(total, blocks.split(self.config.microbatch_size))) / len(blocks)
+
+    def _progress(self, step: int) -> str:
+        position = self.blocks.position
+        tokens = step * self.config.batch_size * self.config.block_size
+        text = (
+            f"pretraining: step {step} of {self.config.total_steps}, loss {self.losses[-1]:.3f}, {tokens:,} tokens, "
+            f"learning rate {self.optimizer.param_groups[0]['lr']:.2e}, pass {position.epoch}, file {position.shard}, "
+            f"document {position.row}"
+        )
+        if self.evaluations and self.evaluations[-1]["step"] == step:
+            text += f", validation loss {self.evaluations[-1]['validation_loss']:.4f}"
+        return text
+
+    def _sample(self) -> str:
+        prompt = self.tokenizer(PROMPT.strip(), return_tensors="pt").to(self.device)
+        with torch.random.fork_rng():
+            torch.manual_seed(self.config.seed)
+            ids = self.model.generate(
+                input_ids=prompt["input_ids"],
+                attention_mask=prompt["attention_mask"],
+                max_new_tokens=40,
+                do_sample=True,
+                top_k=50,
+                use_cache=True,
+                pad_token_id=self.tokenizer.pad_token_id,
+            )
+        return str(self.tokenizer.decode(ids[0]))
+
+    def _save_checkpoint(self, folder: Path) -> None:
+        state = {
+            "config": self.config.as_dict(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "blocks": self.blocks.state_dict(),
+            "losses": self.losses,
+            "evaluations": self.evaluations,
+            "seconds": self.seconds,
+        }
+        part = folder / f".{CHECKPOINT}.part"
+        torch.save(state, part)
+        part.replace(folder / CHECKPOINT)
+
+    def _export(self, folder: Path, pool: ThreadPoolExecutor) -> dict[str, Any]:
+        """The model in bfloat16 as transformers reads it, its tokenizer, its card and its statistics."""
+        config = self.config
+        self.model.to(torch.bfloat16).to(torch.float32)
+        print("pretraining: validating, on all that is held out", file=sys.stderr, flush=True)
+        validation_loss = self._validation_loss(self.validation, pool)
+        every = max(1, len(self.losses) // 200)
+        statistics = {
+            "config": described(config),
+            "data": portable(config.data_glob),
+            "parameters": sum(parameter.numel() for parameter in self.parameters),
+            "vocabulary": len(self.tokenizer),
+            "tokens": config.total_steps * config.batch_size * config.block_size,
+            "steps": config.total_steps,
+            "passes": self.blocks.position.epoch + 1,
+            "validation_loss": validation_loss,
+            "perplexity": math.exp(validation_loss),
+            **self._trigram(),
+            "validation_tokens": self.validation.numel(),
+            "commit": commit(),
+            "environment": environment(),
+            "train_seconds": self.seconds,
+            "threads": self.threads,
+            "device": str(self.device),
+            "curves": {
+                "train_loss": [{"step": s, "loss": loss} for s, loss in enumerate(self.losses, 1) if s % every == 0],
+                "eval": self.evaluations,
+            },
+        }
+        exported: Any = build_language_model(config.model_name, self.tokenizer, seed=config.seed)
+        exported.load_state_dict(self.model.state_dict())
+        exported.to(torch.bfloat16).save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+        write_atomically(folder / "README.md", model_card(statistics))
+        write_atomically(folder / STATISTICS, json.dumps(statistics, indent=1, allow_nan=False) + "\n")
+        return statistics
+
+    def _trigram(self) -> dict[str, Any]:
+        """The perplexity of a trigram model of the same training text, or of its beginning where that is long."""
+        blocks = PackedBlocks(
+            self.blocks.text, self.tokenizer, block_size=self.config.block_size, seed=self.config.seed
+        ).in_order()
+        number = min(TRIGRAM_TOKENS, self.config.total_steps * self.config.batch_size * self.config.block_size)
+        train = np.concatenate(list(islice(blocks, number // self.config.block_size)))
+        held_out = self.validation.numpy().ravel()
+        return {
+            "trigram_perplexity": trigram_perplexity(train, held_out, len(self.tokenizer)),
+            "trigram_tokens": len(train),
+        }

@@ -1,0 +1,22 @@
+"""Tasks: where their rows come from, how a row becomes text and a label, and what is measured.
+
+Importing this package costs nothing; a task's rows are loaded when they are asked for.
+"""
+
+from lossytp.training.tasks.catalogue import TASKS, task_named
+from lossytp.training.tasks.kinds import Classification, Example, Generation, MultipleChoice, Regression, Task
+from lossytp.training.tasks.sources import Files, Source, Table
+
+__all__ = [
+    "TASKS",
+    "Classification",
+    "Example",
+    "Files",
+    "Generation",
+    "MultipleChoice",
+    "Regression",
+    "Source",
+    "Table",
+    "Task",
+    "task_named",
+]

@@ -1,0 +1,213 @@
+"""Examples as token ids, and batches of them.
+
+Shapes: B examples, O options of the one that has most, T tokens of the longest sequence.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from lossytp.network.streams import Stream
+from lossytp.training.tasks import task_named
+from lossytp.training.tasks.cache import cached
+from lossytp.training.tasks.kinds import Example, Task
+from lossytp.training.tasks.sources import Split as SplitName
+
+BUCKET_BATCHES = 50  # batches whose examples are sorted by length together
+ANSWER_TOKENS = 32  # that a generated answer may have
+IGNORED = -100  # the label of tokens that training does not predict
+
+
+@dataclass(frozen=True)
+class Split:
+    """Token ids of many examples of one kind of task.
+
+    Sequence s is `tokens[offsets[s]:offsets[s + 1]]`; example i has the sequences `first[i]` to `first[i + 1] - 1`, one
+    an option, else one alone, and the label `labels[i]`. Of a generation task a sequence is a prompt, its last
+    `answer_lengths[s]` tokens the answer, and `answers[i]` are the accepted ones.
+    """
+
+    kind: str
+    tokens: np.ndarray
+    offsets: np.ndarray
+    first: np.ndarray
+    labels: np.ndarray
+    answer_lengths: np.ndarray
+    answers: tuple[tuple[str, ...], ...]
+    pad_id: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def references(self) -> np.ndarray | tuple[tuple[str, ...], ...]:
+        """What a metric compares with: labels (examples,), or accepted answers."""
+        if self.kind == "generation":
+            return self.answers
+        return self.labels if self.kind == "regression" else self.labels.astype(np.int64)
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example's longest sequence, int64 (examples,)."""
+        return np.maximum.reduceat(np.diff(self.offsets), self.first[:-1])
+
+    def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """The examples padded on the right: input_ids and attention_mask (B, T), or (B, O, T) of multiple choice.
+
+        labels are (B,); or (B, T) of generation, what is no answer `IGNORED`. An absent option's mask is all 0.
+        """
+        counts = np.diff(self.first)[indices]
+        sequences = [range(self.first[i], self.first[i + 1]) for i in indices]
+        rows = [s for example in sequences for s in (*example, *[example[0]] * (counts.max() - len(example)))]
+        input_ids, mask = self._padded([self._tokens(s) for s in rows], left=False)
+        batch = {"input_ids": input_ids, "attention_mask": mask}
+        if self.kind == "multiple choice":
+            batch = {name: tensor.view(len(indices), counts.max(), -1) for name, tensor in batch.items()}
+            absent = np.arange(counts.max()) >= counts[:, None]
+            batch["attention_mask"][torch.from_numpy(absent)] = 0
+        if self.kind == "generation":
+            labels = input_ids.masked_fill(mask == 0, IGNORED)
+            for row, s in enumerate(rows):
+                labels[row, : len(self._tokens(s)) - self.answer_lengths[s]] = IGNORED
+            return {**batch, "labels": labels}
+        kind = np.float32 if self.kind == "regression" else np.int64
+        return {**batch, "labels": torch.from_numpy(self.labels[indices].astype(kind))}
+
+    def prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
+        """Of a generation task's examples the prompts alone, padded on the left, as generation goes on from them."""
+        rows = [self._tokens(i)[: -self.answer_lengths[i]] for i in indices]
+        input_ids, mask = self._padded(rows, left=True)
+        return {"input_ids": input_ids, "attention_mask": mask}
+
+    def _tokens(self, sequence: int) -> np.ndarray:
+        return self.tokens[self.offsets[sequence] : self.offsets[sequence + 1]]
+
+    def _padded(self, rows: list[np.ndarray], *, left: bool) -> tuple[Tensor, Tensor]:
+        longest = max(map(len, rows))
+        input_ids = np.full((len(rows), longest), self.pad_id, dtype=np.int64)
+        mask = np.zeros_like(input_ids)
+        for number, row in enumerate(rows):
+            where = slice(longest - len(row), None) if left else slice(len(row))
+            input_ids[number, where], mask[number, where] = row, 1
+        return torch.from_numpy(input_ids), torch.from_numpy(mask)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A task's splits as token ids, the tokenizer they were made with, and the hash of all of it."""
+
+    task: Task
+    train: Split
+    test: Split
+    tokenizer: PreTrainedTokenizerFast
+    sha256: str
+
+
+def training_batches(split: Split, *, batch_size: int, seed: int, skip: int = 0) -> Iterator[dict[str, Tensor]]:
+    """Batches without end, in an order that `seed` names: shuffled, examples of like length together.
+
+    Padding would hide losses, a lost packet of padding being harmless, so little of it is made. The first `skip`
+    batches are left out.
+    """
+    lengths = split.lengths()
+    epoch = 0
+    while True:
+        draws = Stream((seed, "order", epoch))
+        order = np.argsort(draws.uniforms(len(split)), kind="stable")
+        batches = []
+        for start in range(0, len(order), batch_size * BUCKET_BATCHES):
+            bucket = order[start : start + batch_size * BUCKET_BATCHES]
+            bucket = bucket[np.argsort(lengths[bucket], kind="stable")]
+            batches += [bucket[i : i + batch_size] for i in range(0, len(bucket), batch_size)]
+        for number in np.argsort(draws.uniforms(len(batches)), kind="stable"):
+            if skip:
+                skip -= 1
+            else:
+                yield split.batch(batches[number])
+        epoch += 1
+
+
+def evaluation_batches(split: Split, *, batch_size: int) -> Iterator[np.ndarray]:
+    """The indices of every example once, sorted by length."""
+    order = np.argsort(split.lengths(), kind="stable")
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def load_dataset(
+    name: str,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    max_length: int,
+    train_samples: int | None,
+    test_samples: int | None,
+) -> Dataset:
+    """The task's data as token ids, prepared once and cached. ValueError where the data is nowhere to be found."""
+    task = task_named(name)
+    digest = hashlib.sha256()
+    splits = {}
+    wanted: dict[SplitName, int | None] = {"train": train_samples, "test": test_samples}
+    for split, samples in wanted.items():
+        splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
+        for array in (splits[split].tokens, splits[split].offsets, splits[split].first, splits[split].labels):
+            digest.update(array.tobytes())
+    return Dataset(task, splits["train"], splits["test"], tokenizer, digest.hexdigest())
+
+
+def _load_split(
+    name: str, task: Task, split: SplitName, tokenizer: PreTrainedTokenizerFast, max_length: int, samples: int | None
+) -> Split:
+    vocabulary = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=8).hexdigest()
+    code = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
+    key = json.dumps([split, samples, max_length, task.fingerprint(), vocabulary, code])
+    folder = cached(
+        f"{name}-{split}", key, lambda part: _prepare(task, task.examples(split, samples), tokenizer, max_length, part)
+    )
+    answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
+    with np.load(folder / "arrays.npz") as arrays:
+        return Split(**arrays, kind=task.kind, answers=tuple(map(tuple, answers)), pad_id=int(tokenizer.pad_token_id))
+
+
+def _prepare(
+    task: Task, examples: list[Example], tokenizer: PreTrainedTokenizerFast, max_length: int, folder: Path
+) -> None:
+    """Write the arrays of a split: every ending's sequence, the body cut so that it fits into `max_length`."""
+    if not examples:
+        raise ValueError(f"a split of {task} has no examples: give other files")
+    generates = task.kind == "generation"
+
+    def encoded(texts: list[str]) -> list[list[int]]:  # in parallel, by the tokenizer's own threads
+        return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
+
+    bodies = encoded([example.body for example in examples])
+    endings = iter(encoded([ending for example in examples for ending in example.endings]))
+    answers = [example.label for example in examples if isinstance(example.label, tuple)]
+    targets = encoded([f" {accepted[0]}" for accepted in answers])
+    longest = max_length - ANSWER_TOKENS if generates else max_length
+    sequences: list[list[int]] = []
+    answer_lengths: list[int] = []
+    for number, example in enumerate(examples):
+        for _ in example.endings:
+            ending = next(endings)[:longest]
+            room = longest - len(ending)
+            body = bodies[number]
+            body = body[:room] if task.cut == "right" else body[max(0, len(body) - room) :]
+            answer = [*targets[number][: ANSWER_TOKENS - 1], tokenizer.eos_token_id] if generates else []
+            # a text of no tokens would have no last one to classify
+            sequences.append([*(body + ending or [tokenizer.eos_token_id]), *answer])
+            answer_lengths.append(len(answer))
+    np.savez(
+        folder / "arrays.npz",
+        tokens=np.concatenate(sequences).astype(np.int32),
+        offsets=np.cumsum([0, *map(len, sequences)]),
+        first=np.cumsum([0, *(len(example.endings) for example in examples)]),
+        labels=np.array([0.0 if generates else example.label for example in examples], dtype=np.float64),
+        answer_lengths=np.array(answer_lengths),
+    )
+    (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
