@@ -19,6 +19,62 @@ def test_flags_of_the_earlier_study_with_dashes_and_underscores_alike():
     assert (config.max_steps, config.seed, config.fp16) == (5, 7, True)
 
 
+def test_the_earlier_studys_command_line_lands_value_by_value():
+    words = "--tensor_parallel_size 2 --loss_type g-e --ge_config one --model_name gpt2-large --dataset mnli "
+    words += "--batch_size 8 --learning_rate 3e-5 --eval_steps 20 --max_steps 500 --output_dir output_test"
+    expected = {
+        "tensor_parallel_size": 2,
+        "loss_type": "g-e",
+        "ge_config": "one",
+        "model_name": "gpt2-large",
+        "dataset": "mnli",
+        "batch_size": 8,
+        "learning_rate": 3e-5,
+        "eval_steps": 20,
+        "max_steps": 500,
+        "output_dir": "output_test",
+    }
+    assert parse(TrainConfig, None, words.split()).changes() == expected
+
+
+def test_all_flags_of_the_earlier_study():
+    expected = {
+        "tensor_parallel_size": 8,
+        "loss_rate": 0.005,
+        "model_name": "gpt2-medium",
+        "dataset": "winogrande_l",
+        "batch_size": 16,
+        "learning_rate": 3e-5,
+        "weight_decay": 0.02,
+        "max_length": 256,
+        "max_samples": 1000,
+        "max_steps": 500,
+        "eval_steps": 20,
+        "patience": 15,
+        "target_accuracy": 0.75,
+        "fp16": True,
+        "seed": 4321,
+        "output_dir": "elsewhere",
+    }
+    words = ["--loss_type", "ber"]
+    for name, value in expected.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    assert parse(TrainConfig, None, words).changes() == expected
+    for dataset in (
+        "sst2",
+        "arc_easy",
+        "hellaswag",
+        "piqa",
+        "mnli",
+        "quality",
+        "squad",
+        "hotpotqa",
+        "cola",
+        "cosmosqa",
+    ):
+        assert parse(TrainConfig, None, ["--dataset", dataset]).dataset == dataset
+
+
 def test_yaml_file_with_flags_on_top(tmp_path):
     (tmp_path / "run.yaml").write_text("loss_rate: 0.25\nmax_steps: 9\n")
     config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--max_steps", "10"])

@@ -114,7 +114,7 @@ def test_it_learns_and_tells_what_it_did(pretrain, capfd):
     assert [point["step"] for point in written["curves"]["eval"]] == [30, 60]
     assert written["trigram_tokens"] == tokens
     assert 1 < written["trigram_perplexity"] < 100
-    assert written["passes"] == 3
+    assert written["passes"] in (3, 4)  # of which the last is only begun
 
 
 def test_the_exported_folder_is_read_by_transformers_and_gives_the_cards_loss(pretrain):
@@ -174,10 +174,12 @@ def test_stopped_before_any_step_and_started_again_is_unbroken(pretrain, at_step
 def test_killed_and_started_again_is_unbroken(pretrain, tmp_path):
     """By SIGKILL while a checkpoint is half written, then in the midst of a step."""
     unbroken, broken = pretrain("unbroken"), pretrain("broken")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     for kill in (("save", 6), ("step", 5)):
-        process = multiprocessing.get_context("forkserver").Process(target=_killed, args=(broken.as_dict(), *kill))
+        process = context.Process(target=_killed, args=(broken.as_dict(), *kill))
         process.start()
-        process.join(60)
+        process.join(200)
         assert process.exitcode == -signal.SIGKILL
     assert torch.load(Path(broken.output_dir) / CHECKPOINT)["losses"]
     assert_same(broken, run(broken), unbroken, run(unbroken))

@@ -62,7 +62,13 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
     if source is None and checkpoint is not None and (checkpoint.parent / "tokenizer.json").exists():
         source = str(checkpoint.parent)
     if source is not None:
-        loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+        try:
+            loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+        except (OSError, ValueError) as error:
+            why = str(error).strip().splitlines()[0]
+            raise ValueError(
+                f"tokenizer_path = {source!r} holds no tokenizer ({why}): give a folder that does"
+            ) from error
         return loaded
     texts = islice(training_text(config).texts(), VOCABULARY_DOCUMENTS)
     tokenizer = train_tokenizer(texts, size=PRESETS[config.model_name]["vocab_size"])

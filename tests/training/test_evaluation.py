@@ -1,0 +1,256 @@
+"""Tasks of all kinds trained to the end, and what is asked of the models that this leaves behind."""
+
+import json
+import math
+import os
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+import torch
+from transformers import GPT2LMHeadModel
+
+from lossytp.training import evaluation, models, tasks
+from lossytp.training.command_line import parse
+from lossytp.training.config import TrainConfig
+from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.loop import run
+from lossytp.training.models import load_tokenizer
+from lossytp.training.pretraining.corpus import all_blocks, corpus
+
+SMALL = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 4096, "n_positions": 128}
+COLOURS = ("red", "green", "blue")
+THINGS = ("sky", "grass", "rose", "sea")
+
+
+def rows(number, first):
+    """The colour of a text is the answer; of a choice the options are two or three; of a number its words."""
+    for i in range(first, first + number):
+        colour, others = COLOURS[i % 3], [COLOURS[(i + 1) % 3], COLOURS[(i + 2) % 3]]
+        options = others[: 1 + i % 2]
+        options.insert(i // 3 % (len(options) + 1), colour)
+        yield {
+            "text": f"the {THINGS[i % 4]} {i} is {colour}",
+            "label": i % 3,
+            "number": 1.5 * (i % 3),
+            "options": options,
+            "right": options.index(colour),
+            "colour": [colour],
+        }
+
+
+TABLE = tasks.Table(train=list(rows(36, 0)), test=list(rows(15, 100)))
+TASKS = {
+    "classification": tasks.Classification(source=TABLE, body="{text}", labels=COLOURS),
+    "regression": tasks.Regression(source=TABLE, body="{text}", label="number", metrics=("pearson", "spearman")),
+    "choice": tasks.MultipleChoice(source=TABLE, body="{text}", options="options", answer="right"),
+    "generation": tasks.Generation(
+        source=TABLE, body="{text}", ending=" Which?", answers="colour", metrics=("exact_match", "f1")
+    ),
+}
+OWN_STREAMS = {"reliable_gather": False}
+
+
+def settings(folder, kind, **values):
+    defaults = {
+        "model_name": "gpt2-nano-scratch",
+        "dataset": kind,
+        "batch_size": 12,
+        "max_steps": 4,
+        "max_length": 48,
+        "eval_samples": 6,
+        "loss_rate": 0.1,
+        "learning_rate": 3e-3,
+        "save_model": True,
+        "seed": 0,
+        "output_dir": str(folder / "run"),
+    }
+    return TrainConfig(**{**defaults, **values})
+
+
+def at(folder):
+    """The tasks and the small model are there, data cached below `folder`."""
+    return (
+        patch.dict(tasks.TASKS, TASKS),
+        patch.dict(models.PRESETS, {"gpt2-nano": SMALL}),
+        patch.dict(os.environ, XDG_CACHE_HOME=str(folder / "cache")),
+    )
+
+
+def train(folder, kind, **values):
+    """A run's record, here or as one of several processes."""
+    one, two, three = at(folder)
+    with one, two, three:
+        return run(settings(folder, kind, **values))
+
+
+def evaluate(folder, **values):
+    """An evaluation of what it left behind, here or as one of several processes."""
+    one, two, three = at(folder)
+    with one, two, three:
+        config = EvaluateConfig(
+            **{
+                "model_name": str(folder / "run" / "last"),
+                "eval_samples": 6,
+                "max_length": 48,
+                "seed": 0,
+                "output_dir": str(folder / "evaluated"),
+                **values,
+            }
+        )
+        return evaluation.run(config)
+
+
+def losses(record):
+    return [point["loss"] for point in record["curves"]["train_loss"]]
+
+
+@pytest.mark.parametrize("wiring", [{}, OWN_STREAMS], ids=str)
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_kind_of_task_is_trained_and_evaluating_it_gives_the_runs_own_scores(tmp_path, kind, wiring):
+    record = train(tmp_path, kind, **wiring)
+    assert record["status"] == "finished"
+    assert record["network"]["training"]["lost"] > 0
+    assert record["network"]["evaluation"]["lost"] > 0
+    result = evaluate(tmp_path)
+    assert result == json.loads((tmp_path / "evaluated" / "evaluation.json").read_text())
+    assert (result["dataset"], result["metric"], result["test_examples"]) == (kind, TASKS[kind].metrics[0], 6)
+    last = record["curves"]["eval"][-1]
+    for metric, value in result["clean"].items():
+        assert value == pytest.approx(last[f"{metric}_clean"], abs=1e-6), metric
+        assert result["lossy"][metric] == value  # without losses
+    lossy = evaluate(tmp_path, loss_rate=0.5, **wiring, output_dir=str(tmp_path / "lossy"))
+    assert lossy["clean"] == pytest.approx(result["clean"], abs=1e-6)
+    assert lossy["network"]["lost"] > 0
+    if kind in ("classification", "choice"):
+        assert lossy["lossy"]["cross_entropy"] != pytest.approx(lossy["clean"]["cross_entropy"], rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "choice"])
+def test_an_easy_pattern_is_learnt(tmp_path, kind):
+    values = {"max_steps": 60, "loss_rate": 0.02, "eval_samples": 15, "save_model": False}
+    record = train(tmp_path, kind, **values)
+    assert record["final"]["score_clean"] > 0.9
+    assert record["final"]["score_lossy"] > 0.8
+    assert record["data"]["majority_share"] < 0.7
+
+
+def test_generating_the_answer_is_learnt(tmp_path):
+    record = train(tmp_path, "generation", max_steps=80, loss_rate=0.02, save_model=False, learning_rate=1e-2)
+    assert record["final"]["score_clean"] > 0.6
+    assert record["curves"]["eval"][-1]["f1_clean"] >= record["final"]["score_clean"]
+
+
+@pytest.mark.parametrize("kind", ["choice", "generation"])
+def test_two_processes_train_and_evaluate_as_virtual_ranks_do(processes, tmp_path, kind):
+    values = {"tensor_parallel_size": 2, **OWN_STREAMS}
+    folders = [tmp_path / "here", tmp_path / "there"]
+    here = train(folders[0], kind, **values)
+    there = processes(2, _train, folders[1], kind, values)[0]
+    assert losses(there) == pytest.approx(losses(here), rel=1e-4)
+    assert there["network"] == here["network"]
+    mine = evaluate(folders[0], loss_rate=0.3, **values)
+    theirs = processes(2, _evaluate, folders[0], {"loss_rate": 0.3, **values})
+    assert theirs[0] == theirs[1]
+    assert theirs[0]["network"] == mine["network"]
+    for network in ("clean", "lossy"):
+        assert theirs[0][network] == pytest.approx(mine[network], rel=1e-4, abs=1e-6)
+
+
+def test_replicas_of_a_generation_task_count_by_tokens(processes, tmp_path):
+    """Answers of one word and of ten: replicas predict other numbers of tokens, and one process all of them."""
+    values = {"tensor_parallel_size": 1, "loss_rate": 0.0, "save_model": False, "batch_size": 6, "max_steps": 6}
+    with patch.dict(TASKS, uneven=_uneven()):
+        here = train(tmp_path / "here", "uneven", **values)
+    for number in (1, 2):
+        there = processes(
+            2,
+            _train,
+            tmp_path / f"there {number}",
+            "uneven",
+            {**values, "data_parallel_size": 2, "gradient_accumulation_steps": number},
+        )[0]
+        assert losses(there) == pytest.approx(losses(here), rel=1e-4)
+
+
+def _uneven():
+    def with_answers(row):
+        return {**row, "colour": [" ".join(row["colour"] * (1 if row["label"] else 10))]}
+
+    table = tasks.Table(train=[with_answers(row) for row in TABLE.train], test=TABLE.test)
+    return replace(TASKS["generation"], source=table)
+
+
+def _train(folder, kind, values):
+    with patch.dict(TASKS, uneven=_uneven()):
+        return train(folder, kind, **values)
+
+
+def _evaluate(folder, values):
+    return evaluate(folder, **values)
+
+
+@pytest.fixture
+def text(tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("\n".join(row["text"] for row in rows(60, 0)))
+    return str(file)
+
+
+def test_the_perplexity_is_that_of_the_dense_model(tmp_path, text):
+    train(tmp_path, "generation")
+    values = {"dataset": None, "data_glob": text, "max_length": 16, "eval_samples": None}
+    result = evaluate(tmp_path, loss_rate=0.4, **values)
+    folder = tmp_path / "run" / "last"
+    model = GPT2LMHeadModel.from_pretrained(folder).eval()
+    blocks = all_blocks(corpus(text, split="validation"), load_tokenizer(str(folder)), block_size=16)
+    assert len(blocks) > 2 * evaluation.BLOCKS_AT_ONCE
+    with torch.no_grad():
+        expected = math.exp(model(blocks, labels=blocks).loss)
+    assert result["perplexity"]["clean"] == pytest.approx(expected, rel=1e-5)
+    assert result["perplexity"]["lossy"] != pytest.approx(expected, rel=1e-3)
+    few = evaluate(tmp_path, **{**values, "eval_samples": 3}, output_dir=str(tmp_path / "few"))
+    assert few["perplexity"]["clean"] != result["perplexity"]["clean"]
+    assert few["perplexity"]["lossy"] == few["perplexity"]["clean"]
+
+
+@pytest.mark.parametrize("wiring", [{}, OWN_STREAMS], ids=str)
+def test_a_text_is_what_greedy_search_gives(tmp_path, wiring):
+    train(tmp_path, "generation")
+    result = evaluate(tmp_path, prompt="the rose", new_tokens=12, loss_rate=0.6, **wiring)
+    folder = tmp_path / "run" / "last"
+    model, tokenizer = GPT2LMHeadModel.from_pretrained(folder).eval(), load_tokenizer(str(folder))
+    ids = tokenizer("the rose", return_tensors="pt")["input_ids"]
+    ids = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=tokenizer.pad_token_id)
+    assert result["text"]["clean"] == tokenizer.decode(ids[0])
+    assert result["text"]["lossy"].startswith("the rose")
+    assert result["text"]["lossy"] != result["text"]["clean"]
+
+
+def test_a_model_without_the_head_for_what_is_asked_is_one_line(tmp_path, text):
+    train(tmp_path, "classification")
+    for values, message in (
+        ({"dataset": "choice"}, "dataset = 'choice' needs a model fine-tuned on it"),
+        ({"dataset": "regression"}, "dataset = 'regression' needs a model fine-tuned on it"),
+        ({"data_glob": text}, "data_glob = .* needs a language model"),
+        ({"prompt": "the"}, "prompt = 'the' needs a language model"),
+        ({"model_name": "gpt2-nano-scratch", "prompt": "the"}, "has learnt nothing"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            evaluate(tmp_path, **values)
+        assert "\n" not in str(error.value)
+    train(tmp_path, "generation", output_dir=str(tmp_path / "other"))
+    config = tmp_path / "other" / "last" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "finetuning_task": None}))
+    with pytest.raises(ValueError, match=r"nothing to ask of .*: give dataset, data_glob or prompt"):
+        evaluate(tmp_path, model_name=str(tmp_path / "other" / "last"))
+
+
+def test_the_command_line():
+    words = ["--model-name", "gpt2-nano", "--data-glob", "stdlib", "--prompt", "The river", "--loss_rate", "0.05"]
+    words += ["--no-reliable-gather", "--new_tokens", "7"]
+    expected = {"data_glob": "stdlib", "prompt": "The river", "loss_rate": 0.05, "reliable_gather": False}
+    assert parse(EvaluateConfig, None, words).changes() == {**expected, "new_tokens": 7}
+    for wrong, message in ((["--tensor_parallel_size", "3"], "tensor_parallel_size = 3"), (["--new_tokens", "0"], "0")):
+        with pytest.raises(ValueError, match=message):
+            parse(EvaluateConfig, None, wrong)

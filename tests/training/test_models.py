@@ -1,0 +1,222 @@
+"""Models by name, and with the heads that tasks need."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lossytp.training import models
+from lossytp.training.models import build_model, check_model, load_model, load_tokenizer, shape_of
+from lossytp.training.pretraining.vocabulary import train_tokenizer
+
+TINY = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
+LABELS = ("a", "b", "c")
+BATCH = {
+    "classification": {"input_ids": torch.arange(12).view(3, 4), "labels": torch.tensor([0, 2, 1])},
+    "regression": {"input_ids": torch.arange(12).view(3, 4), "labels": torch.tensor([0.5, 2.0, 1.0])},
+    "multiple choice": {"input_ids": torch.arange(24).view(3, 2, 4), "labels": torch.tensor([0, 1, 1])},
+    "generation": {"input_ids": torch.arange(12).view(3, 4), "labels": torch.arange(12).view(3, 4)},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["some words"], size=260)
+
+
+@pytest.fixture
+def folder(tmp_path, tokenizer):
+    """A language model with its tokenizer."""
+    torch.manual_seed(3)
+    GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **TINY)).save_pretrained(tmp_path / "lm")
+    tokenizer.save_pretrained(tmp_path / "lm")
+    return tmp_path / "lm"
+
+
+def build(name, kind="classification", *, tokenizer, seed=0):
+    return build_model(
+        str(name), kind, labels=LABELS if kind == "classification" else (), tokenizer=tokenizer, dropout=0.0, seed=seed
+    )
+
+
+def bodies_equal(model, other):
+    mine, theirs = model.transformer.state_dict(), other.transformer.state_dict()
+    return all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_shapes_by_name(folder):
+    assert shape_of("gpt2-nano") == shape_of("gpt2-nano-scratch") == (128, 4, 8, 128)
+    assert shape_of("gpt2-micro") == (256, 8, 8, 128)
+    assert shape_of("gpt2-xl") == shape_of("openai-community/gpt2-xl") == (1600, 48, 25, 1024)
+    assert shape_of("distilgpt2-scratch") == shape_of("distilbert/distilgpt2") == (768, 6, 12, 1024)
+    assert shape_of(str(folder)) == shape_of(f"{folder}-scratch") == (16, 2, 2, 32)
+    assert shape_of("somebody/some-gpt2") is None
+
+
+def test_the_hubs_shapes_are_those_of_its_files():
+    where = Path(os.environ.get("LOSSYTP_DATA", "")) / "openai-community" / "gpt2"
+    if "LOSSYTP_DATA" not in os.environ or not where.is_dir():
+        pytest.skip("GPT-2's configuration is not under LOSSYTP_DATA")
+    assert shape_of(str(where)) == shape_of("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "length", "message"),
+    [
+        ("gpt2-xl", 4, 64, "tensor_parallel_size = 4 .*25"),
+        ("openai-community/gpt2-xl", 2, 64, "tensor_parallel_size = 2 .*25"),
+        ("gpt2-nano", 16, 64, "tensor_parallel_size = 16 .*8"),
+        ("gpt2-nano-scratch", 2, 129, "max_length = 129 is above gpt2-nano-scratch's 128 positions"),
+        ("gpt2-nanno", 2, 64, "model_name = 'gpt2-nanno'.*gpt2-nano"),
+        ("./nowhere/", 2, 64, "model_name = './nowhere/'"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_loaded(monkeypatch, name, size, length, message):
+    monkeypatch.setattr(models, "_loaded", lambda *_, **__: pytest.fail("something is loaded"))
+    with pytest.raises(ValueError, match=message) as error:
+        check_model(name, size, length)
+    assert "\n" not in str(error.value)
+
+
+def test_a_shape_is_checked_without_torch():
+    script = "import sys; from lossytp.training.config import TrainConfig; TrainConfig(model_name='gpt2-large'); "
+    script += "print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
+
+
+def test_a_folder_that_holds_no_gpt2_is_named(tmp_path):
+    for content in ("{}", "no json", json.dumps({"model_type": "bert"})):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ValueError, match="holds no GPT-2") as error:
+            check_model(str(tmp_path), 2, 64)
+        assert "\n" not in str(error.value)
+
+
+def test_the_sizes_of_an_unknown_one_are_checked_before_its_weights_are_there(folder, monkeypatch, tokenizer):
+    monkeypatch.setattr(models, "_location", lambda name, weights: pytest.fail("loaded") if weights else str(folder))
+    with pytest.raises(ValueError, match="tensor_parallel_size = 4"):
+        build_model("some/one", "generation", tokenizer=tokenizer, dropout=0.0, seed=0, tensor_parallel_size=4)
+
+
+def test_weights_from_scratch_are_the_seeds_and_torchs_generator_is_left_alone(folder, tokenizer):
+    for name in (f"{folder}-scratch", str(folder)):
+        torch.manual_seed(9)
+        expected = torch.rand(2)
+        torch.manual_seed(9)
+        first = build(name, tokenizer=tokenizer)
+        assert torch.rand(2).equal(expected)
+        again, other = build(name, tokenizer=tokenizer), build(name, tokenizer=tokenizer, seed=1)
+        assert all(torch.equal(weight, again.state_dict()[key]) for key, weight in first.state_dict().items())
+        assert not torch.equal(first.score.weight, other.score.weight)
+        assert bodies_equal(first, other) == (name == str(folder))
+
+
+@pytest.mark.parametrize("kind", BATCH)
+def test_pretrained_weights_are_the_folders(folder, tokenizer, kind):
+    saved = GPT2LMHeadModel.from_pretrained(folder)
+    model = build(folder, kind, tokenizer=tokenizer)
+    assert bodies_equal(model, saved)
+    assert not bodies_equal(build(f"{folder}-scratch", kind, tokenizer=tokenizer), saved)
+    if kind == "generation":
+        assert model.lm_head.weight is model.transformer.wte.weight
+        assert torch.equal(model.lm_head.weight, saved.lm_head.weight)
+
+
+@pytest.mark.parametrize("before", BATCH)
+@pytest.mark.parametrize("kind", BATCH)
+def test_what_was_trained_on_one_kind_of_task_can_be_trained_on_another(folder, tmp_path, tokenizer, before, kind):
+    """Also once transformers has written into the configuration which training loss it took."""
+    first = build(folder, before, tokenizer=tokenizer)
+    first(**BATCH[before])
+    first.save_pretrained(tmp_path / before)
+    second = build(tmp_path / before, kind, tokenizer=tokenizer)
+    assert bodies_equal(second, first)
+    logits = second(**BATCH[kind]).logits
+    assert logits.shape == {"classification": (3, 3), "regression": (3, 1), "multiple choice": (3, 2)}.get(
+        kind, (3, 4, len(tokenizer))
+    )
+    second(**BATCH[kind]).loss.backward()
+    expected = build(folder, kind, tokenizer=tokenizer)(**BATCH[kind]).loss
+    assert second(**BATCH[kind]).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", BATCH)
+def test_a_saved_model_is_loaded_with_the_head_it_has(folder, tmp_path, tokenizer, kind):
+    model = build(folder, kind, tokenizer=tokenizer)
+    model.save_pretrained(tmp_path / "saved")
+    loaded = load_model(str(tmp_path / "saved"))
+    assert type(loaded) is type(model)
+    assert all(torch.equal(weight, loaded.state_dict()[key]) for key, weight in model.state_dict().items())
+
+
+def test_what_has_no_weights_or_no_head_cannot_be_evaluated(folder, tmp_path):
+    with pytest.raises(ValueError, match="gpt2-nano-scratch' has learnt nothing: give gpt2-nano"):
+        load_model("gpt2-nano-scratch")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2Model"]}))
+    with pytest.raises(ValueError, match=r"is of \['GPT2Model'\]: give one of GPT2LMHeadModel"):
+        load_model(str(folder))
+
+
+def test_files_that_are_damaged_or_missing_are_one_line(folder, tokenizer):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"lm cannot be loaded \(") as error:
+            build(folder, tokenizer=tokenizer)
+        assert "\n" not in str(error.value)
+        weights.unlink(missing_ok=True)
+    build(f"{folder}-scratch", tokenizer=tokenizer)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file).unlink()
+    with pytest.raises(ValueError, match=r"lm cannot be loaded \("):
+        load_tokenizer(str(folder))
+
+
+def test_without_the_committed_models_one_line_says_how_to_make_them(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setattr(models, "MODELS", tmp_path)
+    with pytest.raises(ValueError, match=r"gpt2-nano is not there; run \./run_all\.sh pretrain in a checkout$"):
+        load_tokenizer("gpt2-nano-scratch")
+    with pytest.raises(ValueError, match="in a checkout, or give gpt2-micro-scratch"):
+        build("gpt2-micro", tokenizer=tokenizer)
+
+
+def test_a_tokenizer_without_padding_pads_with_its_end(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": None}))
+    tokenizer = load_tokenizer(str(folder))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+
+
+def test_gpt2s_own_tokenizer_and_its_shape_from_random_weights():
+    where = Path(os.environ.get("LOSSYTP_DATA", "")) / "openai-community" / "gpt2"
+    if "LOSSYTP_DATA" not in os.environ or not where.is_dir():
+        pytest.skip("GPT-2's tokenizer is not under LOSSYTP_DATA")
+    tokenizer = load_tokenizer("gpt2-scratch")
+    assert tokenizer("Hello world")["input_ids"] == [15496, 995]
+    assert tokenizer.eos_token_id == tokenizer.pad_token_id == 50256
+    model = build("gpt2-scratch", "generation", tokenizer=tokenizer)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
+    assert model.config.pad_token_id == 50256
+
+
+def test_no_hub_and_no_data_end_the_command_with_one_line_in_time():
+    """Although the hub's client may try: it is asked once, at an address where nobody listens."""
+    left_out = ("HF_HUB_OFFLINE", "LOSSYTP_DATA", "RANK")
+    variables = {name: value for name, value in os.environ.items() if name not in left_out}
+    variables |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": "/nonexistent"}
+    command = [sys.executable, "-m", "lossytp.train", "--model_name", "gpt2", "--tensor_parallel_size", "2"]
+    start = time.perf_counter()
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
+    seconds = time.perf_counter() - start
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr
+    message = "error: model_name = 'gpt2': openai-community/gpt2 is neither on this machine (LOSSYTP_DATA is not set)"
+    assert result.stderr.startswith(message)
+    assert seconds < 30  # of which importing torch takes a few, and tens on a busy machine

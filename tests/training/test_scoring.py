@@ -1,0 +1,137 @@
+"""Scores of made-up answers, against those worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import lossytp as ltp
+from lossytp.training import scoring, tasks
+from lossytp.training.models import load_tokenizer
+from lossytp.training.scoring import scores
+from lossytp.training.tasks.data import load_dataset
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("gpt2-nano-scratch")
+
+
+@pytest.fixture
+def load(tmp_path, monkeypatch, tokenizer):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(scoring, "EVALUATION_BATCH", 2)  # so that there are several
+
+    def loaded(kind, rows, **values):
+        monkeypatch.setitem(tasks.TASKS, "rows", kind(source=tasks.Table(train=rows, test=rows), **values))
+        return load_dataset("rows", tokenizer, max_length=64, train_samples=None, test_samples=None)
+
+    return loaded
+
+
+class Answers:
+    """An engine whose answers are `answer(text)`, by the text of each sequence or prompt."""
+
+    def __init__(self, answer, tokenizer, ranks=1):
+        self.network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))
+        self.answer, self.tokenizer, self.ranks = answer, tokenizer, ranks
+
+    def logits(self, batch):
+        assert "labels" not in batch
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        if ids.ndim == 2:
+            each = [self.answer(self.text(*row)) for row in zip(ids, mask, strict=True)]
+        else:
+            each = [
+                [self.answer(self.text(*option)) if option[1].any() else -math.inf for option in zip(*row, strict=True)]
+                for row in zip(ids, mask, strict=True)
+            ]
+        return torch.tensor(each, dtype=torch.float32).expand(self.ranks, -1, -1)
+
+    def generate(self, prompts, *, new_tokens, tokenizer):
+        rows = list(zip(prompts["input_ids"], prompts["attention_mask"], strict=True))
+        texts = [tokenizer(self.answer(self.text(*row)))["input_ids"][: new_tokens - 1] for row in rows]
+        longest = max(map(len, texts)) + 1
+        pad = [[*text, tokenizer.eos_token_id] + [tokenizer.pad_token_id] * (longest - len(text) - 1) for text in texts]
+        return torch.cat([prompts["input_ids"], torch.tensor(pad)], 1)
+
+    def text(self, ids, mask):
+        return self.tokenizer.decode(ids[mask.bool()])
+
+
+REVIEWS = [
+    {"text": f"it is {word} {'very ' * i}so", "label": i % 2} for i, word in enumerate(["bad", "good"] * 3 + ["bad"])
+]
+
+
+def test_classification(load, tokenizer):
+    data = load(tasks.Classification, REVIEWS, body="{text}", labels=("bad", "good"), metrics=("accuracy", "f1"))
+    perfect = Answers(lambda text: [5.0, 0.0] if "bad" in text else [0.0, 5.0], tokenizer)
+    (result,) = scores(perfect, data)
+    assert (result["score"], result["accuracy"], result["f1"]) == (1, 1, 1)
+    assert result["cross_entropy"] == pytest.approx(math.log(1 + math.exp(-5)), rel=1e-5)
+    (result,) = scores(Answers(lambda text: [1.0, 0.0], tokenizer), data)
+    assert result["score"] == data.task.chance(data.test.references)["score"] == 4 / 7
+    assert result["f1"] == 0
+    wrong = Answers(lambda text: [5.0, 0.0] if "bad" in text or "very" not in text else [0.0, 5.0], tokenizer)
+    (result,) = scores(wrong, data)
+    right = sum(("very" in row["text"]) or row["label"] == 0 for row in REVIEWS)
+    assert result["score"] == right / 7
+
+
+def test_regression(load, tokenizer):
+    rows = [{"text": "word " * (i + 1), "label": float(i * i)} for i in range(5)]
+    data = load(tasks.Regression, rows, body="{text}", metrics=("pearson", "spearman"))
+    perfect = Answers(lambda text: [2.0 * (text.count("word") - 1) ** 2 + 1], tokenizer)
+    assert scores(perfect, data)[0] == pytest.approx({"pearson": 1, "spearman": 1, "score": 1})
+    (linear,) = scores(Answers(lambda text: [-text.count("word")], tokenizer), data)
+    assert linear["spearman"] == pytest.approx(-1)
+    assert linear["score"] == linear["pearson"] == pytest.approx(-np.corrcoef(range(5), np.arange(5) ** 2)[0, 1])
+    (constant,) = scores(Answers(lambda text: [3.0], tokenizer), data)
+    assert constant["score"] == 0
+
+
+OPTIONS = ("right wrong", "wrong other right", "right no wrong", "no right", "a b c right")
+CHOICES = [
+    {"question": "which " * (1 + i % 3), "options": words.split(), "label": words.split().index("right")}
+    for i, words in enumerate(OPTIONS)
+]
+
+
+def test_multiple_choice_of_unequal_numbers_of_options(load, tokenizer):
+    data = load(tasks.MultipleChoice, CHOICES, body="{question}", options="options")
+    perfect = Answers(lambda text: 4.0 if text.endswith("right") else 1.0, tokenizer)
+    (result,) = scores(perfect, data)
+    assert result["score"] == 1
+    others = [len(row["options"]) - 1 for row in CHOICES]
+    assert result["cross_entropy"] == pytest.approx(np.mean([math.log(1 + n * math.exp(-3)) for n in others]), rel=1e-5)
+    (constant,) = scores(Answers(lambda text: 0.0, tokenizer), data)
+    assert constant["score"] == 2 / 5  # the first option of each
+    assert constant["cross_entropy"] == pytest.approx(np.mean([math.log(1 + n) for n in others]), rel=1e-5)
+    (wrong,) = scores(Answers(lambda text: -4.0 if text.endswith("right") else 1.0, tokenizer), data)
+    assert wrong["score"] == 0
+
+
+ANSWERS = (["The two", "2"], ["three or four"], ["5"])
+SUMS = [{"text": "sum " * (1 + i), "question": f"{i}?", "answers": answers} for i, answers in enumerate(ANSWERS)]
+
+
+def test_generation(load, tokenizer):
+    values = {"body": "{text}", "ending": " Question: {question} Answer:", "answers": "answers"}
+    data = load(tasks.Generation, SUMS, metrics=("exact_match", "f1"), **values)
+    perfect = Answers(lambda text: f" {ANSWERS[int(text.split('Question: ')[1][0])][-1]}", tokenizer)
+    assert scores(perfect, data) == [{"exact_match": 1, "f1": 1, "score": 1}]
+    constant = Answers(lambda text: " two four", tokenizer)
+    (result,) = scores(constant, data)
+    assert result["exact_match"] == 0
+    assert result["f1"] == pytest.approx((2 / 3 + 2 / 5) / 3)  # of "two", of "three or four", of "5"
+    assert scores(Answers(lambda text: " three, or four!", tokenizer), data)[0]["score"] == pytest.approx(1 / 3)
+
+
+def test_each_rank_with_a_stream_of_its_own_has_scores(load, tokenizer):
+    data = load(tasks.Classification, REVIEWS, body="{text}", labels=("bad", "good"))
+    engine = Answers(lambda text: [5.0, 0.0], tokenizer, ranks=3)
+    same = engine.logits
+    engine.logits = lambda batch: same(batch) * torch.tensor([1.0, -1.0, 1.0]).view(3, 1, 1)
+    assert [each["score"] for each in scores(engine, data)] == [4 / 7, 3 / 7, 4 / 7]
