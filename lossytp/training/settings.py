@@ -64,8 +64,9 @@ class Settings:
 
 def _check_types(config: Settings) -> None:
     """Values from YAML or a notebook carry no types: refuse what is not of its field's."""
-    for name, hint in get_type_hints(type(config)).items():
-        value = getattr(config, name)
+    hints = get_type_hints(type(config))
+    for name in (field.name for field in fields(config)):  # a class's own constants are none
+        hint, value = hints[name], getattr(config, name)
         if get_origin(hint) is Literal:
             check_known(name, value, get_args(hint))
             continue
