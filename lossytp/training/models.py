@@ -86,6 +86,8 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
 
     where = _location(name, weights=False)
     tokenizer: Any = _loaded(name, where, AutoTokenizer.from_pretrained)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
+        raise ValueError(f"model_name = {name!r}: {where} holds no tokenizer: save the model's there, too")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -14,6 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from lossytp.training import models
 from lossytp.training.models import build_model, check_model, load_model, load_tokenizer, shape_of
 from lossytp.training.pretraining.vocabulary import train_tokenizer
+from tests.training.test_sources import hub_at
 
 TINY = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
 LABELS = ("a", "b", "c")
@@ -175,7 +177,7 @@ def test_files_that_are_damaged_or_missing_are_one_line(folder, tokenizer):
     build(f"{folder}-scratch", tokenizer=tokenizer)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).unlink()
-    with pytest.raises(ValueError, match=r"lm cannot be loaded \("):
+    with pytest.raises(ValueError, match="lm holds no tokenizer: save the model's there"):
         load_tokenizer(str(folder))
 
 
@@ -206,17 +208,24 @@ def test_gpt2s_own_tokenizer_and_its_shape_from_random_weights():
     assert model.config.pad_token_id == 50256
 
 
-def test_no_hub_and_no_data_end_the_command_with_one_line_in_time():
-    """Although the hub's client may try: it is asked once, at an address where nobody listens."""
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path):
+    """Its client would try again and again, for nearly a minute."""
+    monkeypatch.delenv("LOSSYTP_DATA", raising=False)
+    hub_at("http://127.0.0.1:9", monkeypatch)  # a port at which nothing listens
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match="some/gpt2 is neither on this machine .* nor to be had from the hub; give a"):
+        load_tokenizer("some/gpt2")
+    assert time.perf_counter() - start < 10
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_no_hub_and_no_data_end_the_command_with_one_line():
     left_out = ("HF_HUB_OFFLINE", "LOSSYTP_DATA", "RANK")
     variables = {name: value for name, value in os.environ.items() if name not in left_out}
     variables |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": "/nonexistent"}
     command = [sys.executable, "-m", "lossytp.train", "--model_name", "gpt2", "--tensor_parallel_size", "2"]
-    start = time.perf_counter()
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
-    seconds = time.perf_counter() - start
     assert result.returncode == 2, result.stderr
-    assert result.stderr.count("\n") == 1, result.stderr
+    assert result.stderr.count("\n") == 1, result.stderr  # the client would tell each time that it tries
     message = "error: model_name = 'gpt2': openai-community/gpt2 is neither on this machine (LOSSYTP_DATA is not set)"
     assert result.stderr.startswith(message)
-    assert seconds < 30  # of which importing torch takes a few, and tens on a busy machine
