@@ -118,7 +118,7 @@ def build_model(
     config = _configuration(name, tokenizer)
     _check_shape(name, Shape(config.n_embd, config.n_layer, config.n_head, config.n_positions), tensor_parallel_size, 0)
     config.update({"embd_pdrop": dropout, "attn_pdrop": dropout, "resid_pdrop": dropout, "use_cache": False})
-    kinds_of_loss = {"classification": "single_label_classification", "regression": "regression"}
+    kinds_of_loss: dict[str, Any] = {"classification": "single_label_classification", "regression": "regression"}
     config.problem_type = kinds_of_loss.get(kind)  # or a classifier's that is fine-tuned further would stay
     if kind == "classification":
         config.id2label = dict(enumerate(labels))
