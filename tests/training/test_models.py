@@ -213,7 +213,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path):
     monkeypatch.delenv("LOSSYTP_DATA", raising=False)
     hub_at("http://127.0.0.1:9", monkeypatch)  # a port at which nothing listens
     start = time.perf_counter()
-    with pytest.raises(ValueError, match="some/gpt2 is neither on this machine .* nor to be had from the hub; give a"):
+    with pytest.raises(ValueError, match=r"some/gpt2 is neither on this machine .* nor to be had from the hub; give a"):
         load_tokenizer("some/gpt2")
     assert time.perf_counter() - start < 10
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
