@@ -24,18 +24,18 @@ THINGS = ("sky", "grass", "rose", "sea")
 
 
 def rows(number, first):
-    """The colour of a text is the answer; of a choice the options are two or three; of a number its words."""
+    """The colour of a text is its class, its answer, and decides its number; the right one of two or three options is
+    yes."""
     for i in range(first, first + number):
-        colour, others = COLOURS[i % 3], [COLOURS[(i + 1) % 3], COLOURS[(i + 2) % 3]]
-        options = others[: 1 + i % 2]
-        options.insert(i // 3 % (len(options) + 1), colour)
+        options = ["no", "never"][: 1 + i % 2]
+        options.insert(i // 3 % (len(options) + 1), "yes")
         yield {
-            "text": f"the {THINGS[i % 4]} {i} is {colour}",
+            "text": f"the {THINGS[i % 4]} {i} is {COLOURS[i % 3]}",
             "label": i % 3,
             "number": 1.5 * (i % 3),
             "options": options,
-            "right": options.index(colour),
-            "colour": [colour],
+            "right": options.index("yes"),
+            "colour": [COLOURS[i % 3]],
         }
 
 
