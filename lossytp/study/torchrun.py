@@ -38,7 +38,7 @@ def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, 
         command = [*launcher, "-m", "lossytp.train", "--config", str(file)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
             try:
-                lines = _pass_on(run)
+                lines = _pass_on(run, ("training:", "evaluation:", config.dataset, "megatron-core"))
             finally:
                 run.terminate()  # also where this is interrupted: torchrun ends its processes
     if run.returncode != 0:
@@ -48,13 +48,13 @@ def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, 
     return record
 
 
-def _pass_on(run: subprocess.Popen[str]) -> list[str]:
-    """All lines of the run; what it says of its progress goes on to stderr."""
+def _pass_on(run: subprocess.Popen[str], passed: tuple[str, ...]) -> list[str]:
+    """All lines of the run; those that begin so go on to stderr."""
     assert run.stdout is not None
     lines = []
     for line in run.stdout:
         lines.append(line.rstrip())
-        if line.startswith(("training:", "accuracy", "megatron-core")):
+        if line.startswith(passed):
             print(line, end="", file=sys.stderr, flush=True)
     return lines
 
