@@ -14,7 +14,7 @@ from lossytp.parallel.group import check_divides
 if TYPE_CHECKING:
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
-MODELS = Path(__file__).parents[2] / "models"  # of a checkout: the pretrained bases that are committed
+MODELS = Path(__file__).resolve().parents[2] / "models"  # of a checkout: the pretrained bases that are committed
 SCRATCH = "-scratch"
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 PRESETS: dict[str, dict[str, Any]] = {
