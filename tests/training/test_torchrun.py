@@ -34,8 +34,8 @@ engine.Engine.forward_backward = fail
 """
 IMPATIENT = """
 import functools
-from lossytp.training import loop
-loop.init_process_group = functools.partial(loop.init_process_group, join_timeout_s=1)
+from lossytp.training import processes
+processes.init_process_group = functools.partial(processes.init_process_group, join_timeout_s=1)
 """
 
 

@@ -61,11 +61,20 @@ def _paragraphs(row: Row) -> str:
     return "\n".join(f"{title}: {' '.join(''.join(sentences).split())}" for title, sentences in paragraphs)
 
 
+SAME_END = " ."  # of texts that are cut, or are parts of sentences: GPT-2 classifies by what it reads last
+
+
 TASKS: dict[str, Task] = {
-    "docstrings": Classification(source=docstrings.Docstrings(), body="{text}", labels=docstrings.LIBRARIES),
+    "docstrings": Classification(
+        source=docstrings.Docstrings(), body="{text}", ending=SAME_END, labels=docstrings.LIBRARIES
+    ),
     # GLUE (Wang et al., ICLR 2019)
     "sst2": Classification(
-        source=_glue("sst2", 67349, 872), body="{sentence}", labels=("negative", "positive"), targets=(0.7, 0.8, 0.9)
+        source=_glue("sst2", 67349, 872),
+        body="{sentence}",
+        ending=SAME_END,
+        labels=("negative", "positive"),
+        targets=(0.7, 0.8, 0.9),
     ),
     "cola": Classification(
         source=_glue("cola", 8551, 1043),
@@ -113,6 +122,7 @@ TASKS: dict[str, Task] = {
             official_rows={"train": 25000, "test": 25000},
         ),
         body=_without_line_breaks,
+        ending=SAME_END,
         labels=("negative", "positive"),
     ),
     "winogrande_l": MultipleChoice(  # Sakaguchi et al., AAAI 2020; the option is read where the blank was
