@@ -131,7 +131,7 @@ class _Run:
                 "train_loss": [point if math.isfinite(point["loss"]) else {**point, "loss": None} for point in curve],
                 "eval": self.evaluations,
             },
-            "final": {name: final.get(name) for name in FINAL},
+            "final": {name: final.get(name) for name in self._final_names()},
             "network": {purpose: self.network.summary(purpose) for purpose in ("training", "evaluation")},
             "time_to_accuracy": time_to_accuracy(self.evaluations, self.config.target_accuracy, simulated_s),
             "timing": {
@@ -210,6 +210,10 @@ class _Run:
             setattr(self, name, plain[name])
         self.resumed.append(len(self.losses))
 
+    def _final_names(self) -> list[str]:
+        parts = [f"_{part}" for part in np.unique(self.data.test.parts) if part]
+        return [f"{name}{part}_{network}" for part in ("", *parts) for name in FINAL for network in ("clean", "lossy")]
+
     def _total_seconds(self) -> float:
         return self.earlier_seconds + time.perf_counter() - self.start
 
@@ -262,9 +266,7 @@ class _Run:
         return point
 
 
-FINAL = tuple(
-    f"{metric}_{network}" for metric in ("score", "accuracy", "cross_entropy") for network in ("clean", "lossy")
-)
+FINAL = ("score", "accuracy", "cross_entropy")
 
 
 def _scaler(device: torch.device, enabled: bool) -> torch.amp.GradScaler:

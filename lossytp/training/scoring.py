@@ -3,7 +3,7 @@
 Shapes: L ranks, B examples, C classes or options.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,11 +13,14 @@ from lossytp.parallel.replicas import gathered
 from lossytp.training.engine import Engine
 from lossytp.training.tasks.data import ANSWER_TOKENS, Dataset, evaluation_batches
 
+if TYPE_CHECKING:
+    import evaluate
+
 EVALUATION_BATCH = 64
 
 
 def scores(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
-    """The metrics on the test split: of each process that has results, or of each rank that has a stream of its own.
+    """The metrics on the test split and its parts: of each process that has results, or each rank with its own stream.
 
     A generated text is the first rank's on all processes.
     """
@@ -40,8 +43,19 @@ def _chosen(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
     references = np.asarray(data.test.references)[order]
     options = max(each.shape[-1] for each in logits)  # of a batch's examples, which may have fewer than another's
     padded = [torch.nn.functional.pad(each, (0, options - each.shape[-1]), value=-torch.inf) for each in logits]
-    metric = data.task.metric()
-    return [metric.compute(predictions=theirs.numpy(), references=references) for theirs in torch.cat(padded, 1)]
+    metric, parts = data.task.metric(), data.test.parts[order]
+    return [_with_parts(metric, theirs.numpy(), references, parts) for theirs in torch.cat(padded, 1)]
+
+
+def _with_parts(
+    metric: "evaluate.Metric", predictions: np.ndarray, references: np.ndarray, parts: np.ndarray
+) -> dict[str, Any]:
+    """The metrics of all, and of each part that has a name, as in "accuracy_official"."""
+    found = metric.compute(predictions=predictions, references=references)
+    for part in filter(None, np.unique(parts)):
+        of_part = metric.compute(predictions=predictions[parts == part], references=references[parts == part])
+        found |= {f"{name}_{part}": value for name, value in of_part.items()}
+    return found
 
 
 def _generated(engine: Engine, data: Dataset) -> list[dict[str, Any]]:

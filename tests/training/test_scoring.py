@@ -80,6 +80,19 @@ def test_classification(load, tokenizer):
     assert result["score"] == right / 7
 
 
+def test_parts_are_scored_by_themselves_too(load, tokenizer):
+    rows = [{**row, "part": "odd" if i % 3 else "even"} for i, row in enumerate(REVIEWS)]
+    data = load(tasks.Classification, rows, body="{text}", labels=("bad", "good"))
+    (result,) = scores(Answers(lambda text: [1.0, 0.0], tokenizer), data)
+    bad = {part: [row["label"] == 0 for row in rows if row["part"] == part] for part in ("odd", "even")}
+    assert result["accuracy"] == 4 / 7
+    assert result["accuracy_odd"] == result["score_odd"] == np.mean(bad["odd"])
+    assert result["accuracy_even"] == np.mean(bad["even"]) != result["accuracy_odd"]
+    plain = load(tasks.Classification, REVIEWS, body="{text}", labels=("bad", "good"))
+    (result,) = scores(Answers(lambda text: [1.0, 0.0], tokenizer), plain)
+    assert set(result) == {"accuracy", "cross_entropy", "score"}
+
+
 def test_regression(load, tokenizer):
     rows = [{"text": "word " * (i + 1), "label": float(i * i)} for i in range(5)]
     data = load(tasks.Regression, rows, body="{text}", metrics=("pearson", "spearman"))

@@ -166,7 +166,7 @@ def test_prompts_read_naturally():
     assert whole("winogrande_l", 2) == "Eve's cup did not fit the shelf, for the cup was big."
     assert whole("hellaswag") == "Cutting bread: How to cut A cook takes a knife. she cuts the bread 0. Done."
     assert whole("arc_easy", 2) == "Question: What flies? Answer: a wren"
-    assert whole("imdb") == "Not bad. I saw it 0 times."
+    assert whole("imdb") == "Not bad. I saw it 0 times. ."
     assert whole("mnli") == "The boat of number 0 sails . Hypothesis: Does boat 0 sail ?"
     assert whole("hotpotqa").startswith(
         "Acme: Jo Moe founded Acme.\nParis: Paris is old. It is big.\nJo Moe: Jo is a man."
@@ -207,7 +207,11 @@ def test_a_task_of_ones_own_from_a_csv(tmp_path, monkeypatch):
         labels=("bad", "good"),
     )
     try:
-        assert TASKS["reviews"].examples("train") == [("fine {really}", ("",), 1), ("poor", ("",), 0), ("", ("",), 0)]
+        assert TASKS["reviews"].examples("train") == [
+            ("fine {really}", ("",), 1, ""),
+            ("poor", ("",), 0, ""),
+            ("", ("",), 0, ""),
+        ]
     finally:
         del TASKS["reviews"]
 

@@ -15,6 +15,7 @@ import re
 
 from lossytp.network.checks import check_known
 from lossytp.training.tasks import docstrings
+from lossytp.training.tasks.held_out import HeldOut
 from lossytp.training.tasks.kinds import Classification, Generation, MultipleChoice, Regression, Task
 from lossytp.training.tasks.sources import Row, Source
 
@@ -75,6 +76,12 @@ TASKS: dict[str, Task] = {
         ending=SAME_END,
         labels=("negative", "positive"),
         targets=(0.7, 0.8, 0.9),
+    ),
+    "sst2_held_out": Classification(  # 5,872 test examples, so that arms can be told apart
+        source=HeldOut(source=_glue("sst2", 67349, 872), column="sentence", sentences=5000),
+        body="{sentence}",
+        ending=SAME_END,
+        labels=("negative", "positive"),
     ),
     "cola": Classification(
         source=_glue("cola", 8551, 1043),

@@ -32,6 +32,7 @@ class Split:
     Sequence s is `tokens[offsets[s]:offsets[s + 1]]`; example i has the sequences `first[i]` to `first[i + 1] - 1`, one
     an option, else one alone, and the label `labels[i]`. Of a generation task a sequence is a prompt, its last
     `answer_lengths[s]` tokens the answer, and `answers[i]` are the accepted ones.
+    `parts[i]` names the part that it belongs to, "" where the split has none.
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Split:
     first: np.ndarray
     labels: np.ndarray
     answer_lengths: np.ndarray
+    parts: np.ndarray
     answers: tuple[tuple[str, ...], ...]
     pad_id: int
 
@@ -209,5 +211,6 @@ def _prepare(
         first=np.cumsum([0, *(len(example.endings) for example in examples)]),
         labels=np.array([0.0 if generates else example.label for example in examples], dtype=np.float64),
         answer_lengths=np.array(answer_lengths),
+        parts=np.array([example.part for example in examples]),
     )
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")

@@ -20,6 +20,7 @@ Text = str | Callable[[Row], str]
 Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
 ROWS_AT_ONCE = 1000
+PART = "part"  # a column of test rows that names a part to score by itself, too
 
 
 class Example(NamedTuple):
@@ -31,6 +32,7 @@ class Example(NamedTuple):
     """What follows the body, uncut: one for each option of a multiple choice, else a single one, which may be ""."""
     label: Label
     """Index of the class or option, number, or accepted answers, of which the first is trained on."""
+    part: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ class Task(ABC):
             except ValueError as error:
                 raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {self.source}") from None
             if example is not None:
-                examples.append(example)
+                examples.append(example._replace(part=row.get(PART, "")))
         if not examples:
             raise ValueError(f"{self.source} has no row with a label in split {split!r}: take a split that has labels")
         return examples

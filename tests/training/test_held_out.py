@@ -1,0 +1,64 @@
+"""Whole sentences go to the test split, and nothing of them stays in training."""
+
+import os
+
+import pytest
+
+from lossytp.training.tasks import TASKS, Table
+from lossytp.training.tasks.held_out import HeldOut
+
+SENTENCES = [f"story {i} is a {'dull' if i % 2 else 'fine'} one ." for i in range(20)]
+PHRASES = [f"story {i}" for i in range(20)] + ["one .", "a fine one", "fin"]
+TRAIN = [{"text": text, "label": 0} for text in [*PHRASES, *SENTENCES, SENTENCES[0]]]
+OFFICIAL = [{"text": "officially poor", "label": 1}]
+
+
+def held_out(sentences: int, train=TRAIN) -> HeldOut:
+    return HeldOut(source=Table(train=train, test=OFFICIAL), column="text", sentences=sentences)
+
+
+def test_whole_sentences_are_tested_on_behind_the_official_rows():
+    rows = held_out(7).rows("test").to_list()
+    assert rows[0] == {"text": "officially poor", "label": 1, "part": "official"}
+    assert [row["part"] for row in rows[1:]] == ["held_out"] * 7
+    tested = [row["text"] for row in rows[1:]]
+    assert len(set(tested)) == 7
+    assert set(tested) <= set(SENTENCES) | {"fin"}  # which is part of a word of others, but no word of theirs
+
+
+def test_training_keeps_what_is_in_no_tested_sentence():
+    held = held_out(7)
+    tested = [row["text"] for row in held.rows("test").to_list()[1:]]
+    left = [row["text"] for row in held.rows("train").to_list()]
+    apart = [row["text"] for row in TRAIN if not any(f" {row['text']} " in f" {sentence} " for sentence in tested)]
+    assert left == apart
+    assert 0 < len(left) < len(TRAIN)
+    assert "one ." not in left  # every sentence ends so
+
+
+def test_the_choice_is_the_same_each_time_and_the_fingerprint_tells_another():
+    assert held_out(7).rows("test").to_list() == held_out(7).rows("test").to_list()
+    fingerprints = {
+        held_out(7).fingerprint("test"),
+        held_out(8).fingerprint("test"),
+        held_out(7, TRAIN[:-2]).fingerprint("test"),
+    }
+    assert len(fingerprints) == 3
+    assert held_out(7).fingerprint("test") == held_out(7).fingerprint("test")
+
+
+def test_more_sentences_than_there_are_are_refused():
+    with pytest.raises(ValueError, match="has 21 whole sentences: hold out fewer than 21"):
+        held_out(21).rows("train")
+
+
+def test_sst2_has_so_many(tmp_path, monkeypatch):
+    source = TASKS["sst2_held_out"].source
+    if not os.environ.get("LOSSYTP_DATA") or not source.source.folder.is_dir():
+        pytest.skip("needs LOSSYTP_DATA, a folder laid out like the hub, with nyu-mll/glue/sst2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    train, test = source.rows("train"), source.rows("test")
+    assert (len(train), len(test)) == (17579, 5872)
+    assert test["part"][:872] == ["official"] * 872
+    words = " ".join(f" {' '.join(text.split())} |" for text in test["sentence"][872:])
+    assert not [text for text in train["sentence"][:500] if f" {' '.join(text.split())} " in words]
