@@ -93,7 +93,7 @@ case $command in
         ruff check .
         ruff format --check .
         mypy
-        exec pytest --numprocesses auto --dist loadfile "$@" # a file a worker: modules share what is costly
+        exec pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "$@" # a file a worker: modules share what is costly
         ;;
     bench) exec python -m tests.bench results/bench ;;
     pretrain) # the larger model reads the smaller one's vocabulary
