@@ -6,7 +6,7 @@ Config: profile (smoke, laptop or paper); figures_only (draw what is there, run 
 import json
 from pathlib import Path
 
-from lossytp.study.grid import load_experiment
+from lossytp.study.grid import load_experiments
 
 PROFILE = config.get("profile", "laptop")
 RESULTS = f"results/{PROFILE}"
@@ -14,10 +14,11 @@ CELLS_EXIST = bool(config.get("figures_only"))
 CHECKS = ["channel.csv", "bursts.csv", "baseline.json", "collective_errors.csv", "collective_times.csv"]
 NUM_PACKETS = {"smoke": 1_000_000}.get(PROFILE, 10_000_000)
 
-EXPERIMENTS = [load_experiment(file, PROFILE, Path(RESULTS)) for file in sorted(Path("notebooks/experiments").glob("*.yaml"))]
-RECORDS = [f"{cell.output_dir}/record.json" for experiment in EXPERIMENTS for cell in experiment.cells]
+EXPERIMENTS = load_experiments(Path("notebooks/experiments"), PROFILE, Path(RESULTS))
+FOLDERS = sorted(frozenset().union(*(experiment.folders for experiment in EXPERIMENTS)))
+RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
-EVAL_SAMPLES = EXPERIMENTS[0].cells[0].eval_samples
+EVAL_SAMPLES = EXPERIMENTS[0].cells[0].config.eval_samples
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
 
@@ -105,8 +106,11 @@ if not CELLS_EXIST:
         shell:
             RUN
 
+    earlier = frozenset()  # cells that an experiment before has, too
     for experiment in EXPERIMENTS:
-        for number, cells in enumerate(experiment.batches()):
+        batches = experiment.batches(earlier)
+        earlier |= experiment.folders
+        for number, cells in enumerate(batches):
 
             rule:
                 name:

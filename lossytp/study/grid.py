@@ -1,20 +1,22 @@
 """Experiments: a YAML grid, a notebook, and a cell for each configuration and seed.
 
-    notebook: 20_accuracy_vs_loss
+    notebook: 20_cells
     processes: 2                   # that a cell starts, 1 when left out
     outputs: [table.csv]           # what the notebook makes of all its cells, which then are one notebook run
     profiles:
       laptop:
         cells_per_notebook: 3      # start-up is paid once a notebook run
         seeds: 3
+        tasks: [docstrings]        # whose settings are in ../tasks.yaml; the default task when left out
         base: {max_steps: 250}     # what all cells share
-        arms:                      # each arm is the product of its lists
-          - {loss_rate: [0.0, 0.01]}
-          - {loss_type: [g-e], mean_burst_packets: [8], loss_rate: [0.01]}
+        arms:                      # each is the product of its lists; `arm` is its name in tables and figures
+          - {arm: no loss, loss_rate: [0.0]}
+          - {arm: "bursts of {mean_burst_packets:g}", loss_type: [g-e], mean_burst_packets: [8], loss_rate: [0.01]}
 
 `python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder. A cell's folder bears a hash of all that
-its configuration changes from the defaults, so a changed grid never takes an old record for its own, and a new
-parameter moves no record. (A record of other defaults is refused when its run is started again.)
+its configuration changes from the defaults, so a changed grid never takes an old record for its own, a new parameter
+moves no record, and experiments that have a cell in common run it once. (A record of other defaults is refused when
+its run is started again.)
 """
 
 import dataclasses
@@ -25,7 +27,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -34,24 +36,48 @@ from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
 
 KEYS = {"notebook", "processes", "outputs", "profiles"}
-PROFILE_KEYS = {"cells_per_notebook", "seeds", "base", "arms"}
+PROFILE_KEYS = {"cells_per_notebook", "seeds", "tasks", "base", "arms"}
+OTHER_KEYS = ("seed", "output_dir", "dataset")  # that an arm cannot have: seeds and tasks are keys of their own
+
+
+class Cell(NamedTuple):
+    """One configuration with one seed, and the arm of the experiment that it belongs to."""
+
+    arm: str
+    config: TrainConfig
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells, all arms of one seed and then the next seed's, in batches of one notebook run each."""
+    """Cells, all arms of one seed and then the next seed's."""
 
     name: str
     notebook: str
-    cells: tuple[TrainConfig, ...]
+    cells: tuple[Cell, ...]
     cells_per_notebook: int
     processes: int = 1
     outputs: tuple[str, ...] = ()
 
-    def batches(self) -> list[tuple[TrainConfig, ...]]:
-        """The cells of one notebook run each."""
+    def batches(self, elsewhere: frozenset[str] = frozenset()) -> list[tuple[TrainConfig, ...]]:
+        """Configurations of one notebook run each, less those whose folder is `elsewhere`, another experiment's."""
+        configs = [cell.config for cell in self.cells if self.outputs or cell.config.output_dir not in elsewhere]
         size = self.cells_per_notebook
-        return [self.cells[start : start + size] for start in range(0, len(self.cells), size)]
+        return [tuple(configs[start : start + size]) for start in range(0, len(configs), size)]
+
+    @property
+    def folders(self) -> frozenset[str]:
+        """The cells' output folders."""
+        return frozenset(cell.config.output_dir for cell in self.cells)
+
+
+def load_experiments(folder: Path, profile: str, results: Path) -> list[Experiment]:
+    """The experiments of a folder that have this profile, by name. ValueError where none has."""
+    files = sorted(folder.glob("*.yaml"))
+    having = [file for file in files if profile in _content(file)["profiles"]]
+    if not having:
+        known = sorted({name for file in files for name in _content(file)["profiles"]})
+        raise ValueError(f"profile = {profile!r} is in no grid of {folder}: known are {', '.join(known)}")
+    return [load_experiment(file, profile, results) for file in having]
 
 
 def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
@@ -59,10 +85,8 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
 
     ValueError, naming the file, for an unknown key, parameter or value.
     """
+    content = _content(file)
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        for key in content:
-            check_known("key", key, sorted(KEYS))
         check_known("profile", profile, content["profiles"])
         settings = content["profiles"][profile]
         for key in settings:
@@ -79,19 +103,19 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         notebook = content["notebook"]
         if not (file.parents[1] / f"{notebook}.ipynb").is_file():
             raise ValueError(f"notebook = {notebook!r} is not in {file.parents[1]}: give one that is")
-        for arm in settings["arms"]:
-            for name, values in arm.items():
-                if not isinstance(values, list) or not values or name in ("seed", "output_dir"):
-                    raise ValueError(f"arm {name} = {values!r}: give a list of values, of another name than seed")
-        folder = results / "runs" / file.stem
+        place = results / "runs"
         cells = [
-            _cell({**settings["base"], **dict(zip(arm, values, strict=True)), "seed": seed}, folder)
+            _cell(arm, {**task, **settings["base"], **values, "seed": seed}, place, counts["processes"])
             for seed in range(settings["seeds"])
-            for arm in settings["arms"]
-            for values in itertools.product(*arm.values())
+            for task in _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))
+            for arm, values in _arms(settings["arms"])
         ]
         if not cells:
             raise ValueError("arms = [] makes no cells: give at least one arm")
+        folders = [cell.config.output_dir for cell in cells]
+        if len(set(folders)) < len(folders):
+            name = next(cell.arm for number, cell in enumerate(cells) if cell.config.output_dir in folders[:number])
+            raise ValueError(f"arm {name!r} has a cell that is there before: leave one out")
     except KeyError as error:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
@@ -100,18 +124,54 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
     return Experiment(file.stem, notebook, tuple(cells), together, counts["processes"], outputs)
 
 
-def _cell(values: dict[str, Any], folder: Path) -> TrainConfig:
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for key in content:
+            check_known("key", key, sorted(KEYS))
+        return {**content, "profiles": dict(content["profiles"])}
+    except KeyError as error:
+        raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
+    except (ValueError, TypeError, yaml.YAMLError) as error:
+        raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
+
+
+def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
+    """The settings of each named task."""
+    if names is None:
+        return [{}]
+    known = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for name in names:
+        check_known("task", name, known)
+    return [known[name] for name in names]
+
+
+def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """The name and the values of every arm's every cell."""
+    found = []
+    for arm in arms:
+        lists = {name: values for name, values in arm.items() if name != "arm"}
+        for name, values in lists.items():
+            if not isinstance(values, list) or not values or name in OTHER_KEYS:
+                raise ValueError(f"arm {name} = {values!r}: give a list of values, of another name than seed")
+        for values in itertools.product(*lists.values()):
+            found.append((arm["arm"], dict(zip(lists, values, strict=True))))
+    return found
+
+
+def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell:
     config = TrainConfig.from_dict({**values, "output_dir": TrainConfig.output_dir})
-    digest = hashlib.sha256(json.dumps(config.changes(), sort_keys=True).encode()).hexdigest()[:10]
+    told = config.changes() | ({"processes": processes} if processes > 1 else {})
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
     process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # the text of one may hold a path
-    name = f"{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
-    return dataclasses.replace(config, output_dir=str(folder / name))
+    name = f"{config.dataset}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
+    config = dataclasses.replace(config, output_dir=str(place / name))
+    return Cell(arm.format_map(config.as_dict()), config)
 
 
 def main() -> None:
     folder, profile = sys.argv[1:]
-    for file in sorted(Path(folder).glob("*.yaml")):
-        load_experiment(file, profile, Path("results"))
+    load_experiments(Path(folder), profile, Path("results"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,24 @@
 """Records as one tidy table, a row a run."""
 
+from pathlib import Path
+
 import pandas as pd
 
+from lossytp.study.grid import Experiment
 from lossytp.training.config import TrainConfig
+from lossytp.training.record import read_record
 
-NETWORK_COLUMNS = ("packets", "lost", "observed_loss_rate")
+NETWORK_COLUMNS = ("packets", "lost", "extra", "missing", "observed_loss_rate")
+MAJORITY = ("accuracy_clean", "accuracy_lossy")
+
+
+def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
+    """The tidy table of the cells that are finished, with a column `arm` and in the grid's order, and their records."""
+    found = [(cell, read_record(Path(cell.config.output_dir))) for cell in experiment.cells]
+    done = [(cell, record) for cell, record in found if record is not None]
+    table = tidy([record for _, record in done])
+    table.insert(0, "arm", [cell.arm for cell, _ in done])
+    return table, [record for _, record in done]
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
@@ -12,29 +26,42 @@ def tidy(records: list[dict]) -> pd.DataFrame:
 
     Nothing that differs from run to run of the same cell, such as seconds, so that tables can be compared. A run whose
     training loss was not finite counts as answering with the most frequent class: leaving it out would flatter.
+    ValueError where two records are of one configuration and seed: copies of a run are no second one.
     """
-    processes = [TrainConfig.from_dict(record["config"]).process() for record in records]
-    rows = [
-        {
-            **record["config"],
-            "loss_rate": float(f"{process.loss_rate:.12g}"),  # a preset's rate is not in the configuration
-            "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # less the closed form's last digits
-            "status": record["status"],
-            **record["final"],
-            **{name: record["network"]["training"][name] for name in NETWORK_COLUMNS},
-            "majority_share": record["data"]["majority_share"],
-        }
-        for record, process in zip(records, processes, strict=True)
-    ]
+    rows = []
+    for record in records:
+        process = TrainConfig.from_dict(record["config"]).process()
+        rows.append(
+            {
+                "task": record["config"]["dataset"],
+                **record["config"],
+                "loss_rate": float(f"{process.loss_rate:.12g}"),  # a preset's rate is not in the configuration
+                "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # less a closed form's last digits
+                "status": record["status"],
+                "processes": record["processes"],
+                **record["final"],
+                **{name: record["network"]["training"].get(name) for name in NETWORK_COLUMNS},
+                "majority_share": record["data"]["majority_share"],
+            }
+        )
     table = pd.DataFrame(rows)
     if len(table):
-        for column in ("accuracy_clean", "accuracy_lossy"):
+        for column in MAJORITY:
             table[column] = table[column].astype(float).fillna(table["majority_share"])
-        twice = table.duplicated(["loss_type", "loss_rate", "mean_burst_packets", "seed"])
-        if twice.any():
-            row = table[twice].iloc[0]
+        settings = table[[*records[0]["config"], "processes"]].astype(str)
+        if settings.duplicated().any():
+            row = table[settings.duplicated()].iloc[0]
             raise ValueError(
                 f"two records of seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g}: tabulate them apart"
             )
-        table = table.sort_values(["loss_type", "loss_rate", "seed"], kind="stable", ignore_index=True)
     return table
+
+
+def with_lossless(table: pd.DataFrame, lossless: str = "no loss") -> pd.DataFrame:
+    """The table with the runs of arm `lossless` repeated in every other arm of their task, as its rate 0."""
+    reference, lossy = table[table["arm"] == lossless], table[table["arm"] != lossless]
+    arms = [
+        pd.concat([reference[reference["task"] == task].assign(arm=arm), runs])
+        for (task, arm), runs in lossy.groupby(["task", "arm"], sort=False)
+    ]
+    return pd.concat(arms or [reference], ignore_index=True)

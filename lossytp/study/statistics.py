@@ -35,6 +35,18 @@ def t_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+def holm(p_values: np.ndarray) -> np.ndarray:
+    """(C,) p-values of the comparisons of one question, adjusted so that all together err in 5 % of studies.
+
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+    """
+    order = np.argsort(p_values)
+    factors = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p_values, dtype=float)[order]))
+    return adjusted
+
+
 def budget_of_falls(rates: np.ndarray, falls: np.ndarray, drop: float) -> float:
     """Smallest loss rate at which a rising fit through (R,) falls in accuracy reaches `drop`, `falls[0]` being 0.
 

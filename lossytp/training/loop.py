@@ -29,7 +29,7 @@ from lossytp.training.simulated import simulated_step_seconds
 from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
 from lossytp.training.tasks.metrics import time_to_accuracy
 
-CURVE_POINTS = 200  # training losses kept in a record
+CURVE_POINTS = 50  # training losses kept in a record
 COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")
 KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # by checkpoints, beside tensors
 
