@@ -18,7 +18,8 @@ EXPERIMENTS = load_experiments(Path("notebooks/experiments"), PROFILE, Path(RESU
 FOLDERS = sorted(frozenset().union(*(experiment.folders for experiment in EXPERIMENTS)))
 RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
-EVAL_SAMPLES = EXPERIMENTS[0].cells[0].config.eval_samples
+TOLERANCE = [cell.config for cell in EXPERIMENTS[0].cells]
+BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples}
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
 
@@ -42,19 +43,19 @@ rule figures:
         ancient(RECORDS if not CELLS_EXIST else []),
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
-        "notebooks/50_accuracy_vs_loss_figures.ipynb",
-        [f"lossytp/study/{module}.py" for module in ("figures", "records", "statistics", "summary")],
+        "notebooks/50_figures.ipynb",
+        [f"lossytp/study/{module}.py" for module in ("contrasts", "figures", "records", "statistics", "summary")],
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",
         f"{RESULTS}/figures/accuracy_vs_loss.svg",
         f"{RESULTS}/figures/burst_lengths.svg",
     log:
-        f"{RESULTS}/notebooks/50_accuracy_vs_loss_figures.ipynb",
+        f"{RESULTS}/notebooks/50_figures.ipynb",
     params:
-        notebook="50_accuracy_vs_loss_figures",
+        notebook="50_figures",
         values=json.dumps(
-            {"profile": PROFILE, "results_dir": RESULTS, "grid": "notebooks/experiments/accuracy_vs_loss.yaml"}
+            {"profile": PROFILE, "results_dir": RESULTS, "experiments_dir": "notebooks/experiments"}
         ),
     shell:
         RUN
@@ -102,7 +103,7 @@ if not CELLS_EXIST:
             f"{RESULTS}/notebooks/15_task_baseline.ipynb",
         params:
             notebook="15_task_baseline",
-            values=json.dumps({"results_dir": RESULTS, "eval_samples": EVAL_SAMPLES}),
+            values=json.dumps({"results_dir": RESULTS, **BASELINES}),
         shell:
             RUN
 

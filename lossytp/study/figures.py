@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from lossytp.study.statistics import t_interval
+from lossytp.study.statistics import CONFIDENCE, t_interval
 
 MARKERS = "osD^vP"  # arms differ by colour and marker, so that they can be told apart in grey
 
@@ -32,28 +32,65 @@ def save(figure: Figure, folder: Path, name: str) -> str:
     return hashlib.sha256((folder / f"{name}.svg").read_bytes()).hexdigest()[:12]
 
 
-def accuracy_against_loss(table: pd.DataFrame, *, baseline: dict[str, float]) -> Figure:
-    """Accuracy against loss rate, evaluated with losses (left) and without (right).
+def accuracy_against_loss(table: pd.DataFrame, *, baselines: dict[str, dict[str, float]]) -> Figure:
+    """Accuracy against loss rate, evaluated with losses (left) and without (right), a row a task.
 
     Args:
-        table: a row a run, with `arm`, `loss_rate`, `accuracy_lossy`, `accuracy_clean`; every arm has the runs
+        table: a row a run, with `task`, `arm`, `loss_rate`, `accuracy_lossy`, `accuracy_clean`; every arm has the runs
             without losses at `loss_rate` 0.
-        baseline: horizontal lines, label to accuracy.
+        baselines: for each task its horizontal lines, label to accuracy.
 
     Points are means over seeds, bands Student's 95 % intervals.
     """
-    figure, axes = plt.subplots(1, 2, figsize=(7.2, 2.9), sharey=True, layout="constrained")
-    titles = {"accuracy_lossy": "evaluated with the same losses", "accuracy_clean": "evaluated without losses"}
-    for ax, (column, title) in zip(axes, titles.items(), strict=True):
-        for number, (arm, runs) in enumerate(table.groupby("arm", sort=False)):
-            _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number % len(MARKERS)])
-        for style, (label, accuracy) in zip((":", "--"), baseline.items(), strict=False):
-            ax.axhline(accuracy, color="0.45", linestyle=style, linewidth=1, label=label, zorder=0)
-        ax.set(title=title, xlabel="packet loss rate of every link")
-        _loss_rate_axis(ax, table["loss_rate"])
-    axes[0].set_ylabel("test accuracy")
-    handles, labels = axes[0].get_legend_handles_labels()
+    tasks = list(dict.fromkeys(table["task"]))
+    height = 0.5 + 2.3 * len(tasks)
+    figure, axes_TP = plt.subplots(
+        len(tasks), 2, figsize=(7.2, height), sharex=True, sharey="row", layout="constrained", squeeze=False
+    )
+    outcomes = {"accuracy_lossy": "evaluated with the same losses", "accuracy_clean": "evaluated without losses"}
+    arms = list(dict.fromkeys(table["arm"]))
+    for task, axes in zip(tasks, axes_TP, strict=True):
+        ours = table[table["task"] == task]
+        for ax, (column, how) in zip(axes, outcomes.items(), strict=True):
+            for arm, runs in ours.groupby("arm", sort=False):
+                number = arms.index(str(arm))
+                _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number % len(MARKERS)])
+            for style, (label, accuracy) in zip((":", "--"), baselines[task].items(), strict=False):
+                ax.axhline(accuracy, color="0.45", linestyle=style, linewidth=1, label=label, zorder=0)
+            ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=9)
+            _loss_rate_axis(ax, table["loss_rate"])
+        axes[0].set_ylabel("test accuracy")
+    for ax in axes_TP[-1]:
+        ax.set_xlabel("packet loss rate of every link")
+    handles, labels = axes_TP[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def falls_by_arm(table: pd.DataFrame) -> Figure:
+    """How much accuracy each arm costs against the reference, in points, with its 95 % interval, a panel a task.
+
+    Args:
+        table: from `contrasts.contrasts`; filled markers differ from the reference after Holm's correction.
+    """
+    compared = table.dropna(subset=["difference"])
+    tasks, arms = list(dict.fromkeys(compared["task"])), list(dict.fromkeys(compared["arm"]))
+    figure, axes_1T = plt.subplots(
+        1, len(tasks), figsize=(7.2, 0.8 + 0.24 * len(arms)), sharey=True, layout="constrained", squeeze=False
+    )
+    for ax, task in zip(axes_1T[0], tasks, strict=True):
+        ours = compared[compared["task"] == task]
+        places = [arms.index(arm) for arm in ours["arm"]]
+        points = -100 * ours[["difference", "low", "high"]].to_numpy(dtype=float)
+        errors = np.abs(points[:, 1:] - points[:, :1]).T[::-1]
+        ax.errorbar(points[:, 0], places, xerr=errors, fmt="none", ecolor="C0", elinewidth=1.2, capsize=2)
+        shown = np.where(ours["p_holm"].to_numpy(dtype=float) < 1 - CONFIDENCE, "C0", "white")
+        ax.scatter(points[:, 0], places, c=shown, edgecolors="C0", s=22, zorder=3)
+        ax.axvline(0, color="0.45", linewidth=1, zorder=0)
+        ax.set_title(task, fontsize=9)
+        ax.set_xlabel("fall in test accuracy, points")
+    axes_1T[0, 0].set_yticks(range(len(arms)), arms)
+    axes_1T[0, 0].invert_yaxis()
     return figure
 
 

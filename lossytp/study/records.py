@@ -60,8 +60,9 @@ def tidy(records: list[dict]) -> pd.DataFrame:
 def with_lossless(table: pd.DataFrame, lossless: str = "no loss") -> pd.DataFrame:
     """The table with the runs of arm `lossless` repeated in every other arm of their task, as its rate 0."""
     reference, lossy = table[table["arm"] == lossless], table[table["arm"] != lossless]
-    arms = [
-        pd.concat([reference[reference["task"] == task].assign(arm=arm), runs])
-        for (task, arm), runs in lossy.groupby(["task", "arm"], sort=False)
-    ]
-    return pd.concat(arms or [reference], ignore_index=True)
+    if lossy.empty:
+        return reference
+    arms = []
+    for (task, arm), runs in lossy.groupby(["task", "arm"], sort=False):
+        arms += [reference[reference["task"] == task].assign(arm=str(arm)), runs]
+    return pd.concat(arms, ignore_index=True)

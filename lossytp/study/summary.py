@@ -1,6 +1,6 @@
-"""What the paper says of the accuracy-against-loss experiment, computed from its records.
+"""What the paper says, computed from records and tables: every number in it is read from here.
 
-Every number in the paper is read from what `summarise` returns.
+All that is returned is JSON-ready: null stands for infinity, and for what is not there.
 """
 
 import math
@@ -12,60 +12,17 @@ import pandas as pd
 from lossytp.study.statistics import Estimate, loss_budget, t_interval
 
 DROP = 0.01  # the loss budget's fall in accuracy: one point
-VARIED = {
-    "loss_type",
-    "loss_rate",
-    "mean_burst_packets",
-    "ge_config",
-    "seed",
-}  # what the runs of one curve may differ in
+SHARED = (  # settings that the runs of a task's tolerance curve share
+    *("model_name", "tensor_parallel_size", "algorithm", "repair", "mtu_bytes", "max_length", "bf16", "fp16"),
+    *("max_steps", "batch_size", "learning_rate", "warmup_steps", "weight_decay"),
+)
 
 
-def with_arms(table: pd.DataFrame) -> pd.DataFrame:
-    """The tidy table with a column `arm`, the runs without losses repeated in every arm, which they are part of."""
-    bursts = "Gilbert-Elliott, mean burst " + table["mean_burst_packets"].map("{:g}".format) + " packets"
-    names = np.select(
-        [table["loss_type"] == "ber", table["loss_type"] == "g-e"],
-        ["Bernoulli", bursts],
-        default=table["loss_type"],
-    )
-    table = table.assign(arm=names)
-    lossless, lossy = table[table["loss_rate"] == 0], table[table["loss_rate"] > 0]
-    arms = [pd.concat([lossless.assign(arm=arm), runs]) for arm, runs in lossy.groupby("arm", sort=True)]
-    return pd.concat(arms or [lossless], ignore_index=True)
-
-
-def summarise(table: pd.DataFrame, records: list[dict], baseline: dict[str, Any]) -> dict[str, Any]:
-    """Figures and statements for the paper, JSON-ready.
-
-    Args:
-        table: from `with_arms`.
-        records: the same runs' records.
-        baseline: what the task's notebook measured: majority share and bag of words.
-
-    ValueError where the runs differ in anything but process, rate and seed, or the baseline is of other data: they
-    could not share a figure.
-    """
-    settings = {name: value for name, value in records[0]["config"].items() if name not in VARIED}
-    for record in records:
-        differing = [name for name, value in settings.items() if record["config"][name] != value]
-        if differing or record["data"]["sha256"] != records[0]["data"]["sha256"]:
-            raise ValueError(f"the records differ in {', '.join(differing) or 'their data'}: draw them apart")
-    if baseline["test_examples"] != records[0]["data"]["test_examples"]:
-        raise ValueError("baseline.json is of another test sample than the records: delete it, and it is made again")
-    lossless = table[(table["loss_rate"] == 0) & (table["arm"] == table["arm"].iloc[0])]
+def how_it_ran(records: list[dict]) -> dict[str, Any]:
+    """Runs, packets, hours and machines of all experiments together."""
     return {
-        "settings": settings,
-        "seeds": int(table["seed"].nunique()),
         "cells": len(records),
         "not_finite": sum(record["status"] == "not finite" for record in records),
-        "rates": sorted(table["loss_rate"].unique().tolist()),
-        "lossless_accuracy": _estimate(t_interval(lossless["accuracy_clean"].to_numpy())),
-        "arms": [_arm(str(arm), runs) for arm, runs in table.groupby("arm", sort=False)],
-        "difference_at_highest_rate": _paired_difference(table),
-        "baseline": baseline,
-        "data": {name: records[0]["data"][name] for name in ("train_examples", "test_examples", "sha256")},
-        "real_token_share": min(record["data"]["real_token_share"] for record in records),
         "packets": sum(record["network"]["training"]["packets"] for record in records),
         "lost": sum(record["network"]["training"]["lost"] for record in records),
         "seconds_a_cell": float(np.median([record["timing"]["total_seconds"] for record in records])),
@@ -76,17 +33,70 @@ def summarise(table: pd.DataFrame, records: list[dict], baseline: dict[str, Any]
     }
 
 
+def tasks(records: list[dict], baselines: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of each task its data, the settings that its tolerance curve's runs share, and what other methods reach.
+
+    Args:
+        records: of the tolerance experiment.
+        baselines: by task, what `15_task_baseline` measured.
+
+    ValueError where a task's runs differ in a setting that they should share or in their data, or a baseline is of
+    other data: they could not share a figure.
+    """
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(record["config"]["dataset"] for record in records):
+        ours = [record for record in records if record["config"]["dataset"] == name]
+        first, baseline = ours[0], baselines[name]
+        for record in ours:
+            differing = [each for each in SHARED if record["config"][each] != first["config"][each]]
+            if differing or record["data"]["sha256"] != first["data"]["sha256"]:
+                raise ValueError(
+                    f"{name}: the records differ in {', '.join(differing) or 'their data'}: draw them apart"
+                )
+        if baseline["test_examples"] != first["data"]["test_examples"]:
+            raise ValueError(f"baseline of {name} is of another test sample: delete baseline.json, it is made again")
+        found[name] = {
+            "settings": {each: first["config"][each] for each in SHARED},
+            "data": {each: first["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
+            "real_token_share": min(record["data"]["real_token_share"] for record in ours),
+            "baseline": baseline,
+        }
+    return found
+
+
+def tolerance(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Of each task and arm the loss budget, the fall at the largest rate, and every point of the curve.
+
+    Args:
+        table: from `records.with_lossless`: every arm has the runs without losses as its rate 0.
+    """
+    return [
+        {"task": str(task), **_arm(str(arm), runs)} for (task, arm), runs in table.groupby(["task", "arm"], sort=False)
+    ]
+
+
+def estimate(value: Estimate) -> dict[str, float | None]:
+    """As JSON, which has no infinity."""
+    return {name: each if math.isfinite(each) else None for name, each in value._asdict().items()}
+
+
+def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """A table's rows, what is missing or infinite as null."""
+    values = table.replace([math.inf, -math.inf], math.nan).astype(object).to_dict("records")
+    return [{str(name): None if pd.isna(value) else value for name, value in row.items()} for row in values]
+
+
 def _arm(name: str, runs: pd.DataFrame) -> dict[str, Any]:
     matrix = runs.pivot_table(index="seed", columns="loss_rate", values="accuracy_lossy")
-    whole = matrix.dropna(axis=0)  # a seed without all its rates cannot be resampled as one
+    whole = matrix.dropna(axis=0)  # a seed without all its rates cannot be paired
     rates = whole.columns.to_numpy(dtype=float)
-    budget = loss_budget(rates, whole.to_numpy(), drop=DROP)
+    largest = float(rates[-1])
     return {
         "name": name,
         "seeds": len(whole),
-        "largest_rate": float(rates[-1]),
-        "budget": _estimate(budget),
-        "fall_at_largest_rate": _estimate(t_interval(whole[rates[0]].to_numpy() - whole[rates[-1]].to_numpy())),
+        "largest_rate": largest,
+        "budget": estimate(loss_budget(rates, whole.to_numpy(), drop=DROP)),
+        "fall_at_largest_rate": estimate(t_interval(whole[rates[0]].to_numpy() - whole[largest].to_numpy())),
         "points": [_point(rate, runs[runs["loss_rate"] == rate]) for rate in rates.tolist()],
     }
 
@@ -95,27 +105,12 @@ def _point(rate: float, runs: pd.DataFrame) -> dict[str, Any]:
     return {
         "loss_rate": rate,
         "observed_loss_rate": float(runs["lost"].sum() / runs["packets"].sum()),
-        "accuracy_lossy": _estimate(t_interval(runs["accuracy_lossy"].to_numpy())),
-        "accuracy_clean": _estimate(t_interval(runs["accuracy_clean"].to_numpy())),
+        **{
+            outcome: estimate(t_interval(runs[outcome].to_numpy(dtype=float)))
+            for outcome in ("accuracy_lossy", "accuracy_clean", "cross_entropy_lossy", "cross_entropy_clean")
+        },
     }
-
-
-def _paired_difference(table: pd.DataFrame) -> dict[str, Any] | None:
-    """Second arm less first, lossy accuracy at the highest rate that both have, paired by seed; None for one arm."""
-    names = list(dict.fromkeys(table["arm"]))
-    if len(names) < 2:
-        return None
-    arms = [table[table["arm"] == name] for name in names[:2]]
-    rate = float(max(set(arms[0]["loss_rate"].tolist()) & set(arms[1]["loss_rate"].tolist())))
-    values = [arm[arm["loss_rate"] == rate].set_index("seed")["accuracy_lossy"] for arm in arms]
-    difference = (values[1] - values[0]).dropna().to_numpy()
-    return {"loss_rate": rate, "arms": names[:2], **_estimate(t_interval(difference))}
 
 
 def _distinct(values: list[dict]) -> list[dict]:
     return [value for number, value in enumerate(values) if value not in values[:number]]
-
-
-def _estimate(estimate: Estimate) -> dict[str, float | None]:
-    """As JSON, which has no infinity: null stands for it."""
-    return {name: value if math.isfinite(value) else None for name, value in estimate._asdict().items()}

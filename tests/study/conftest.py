@@ -2,6 +2,8 @@
 
 import pytest
 
+from lossytp.study.records import tidy, with_lossless
+
 
 @pytest.fixture
 def record():
@@ -14,13 +16,16 @@ def record():
                 "model_name": "gpt2-nano", "dataset": "docstrings", "tensor_parallel_size": 4, "algorithm": "direct",
                 "repair": "zero", "mtu_bytes": 1500, "batch_size": 32, "max_length": 48, "max_steps": 10,
                 "learning_rate": 1e-3, "warmup_steps": 2, "weight_decay": 0.01, "loss_rate": loss_rate, "seed": seed,
-                "loss_type": "ber" if bernoulli else "g-e", "mean_burst_packets": burst, **config,
+                "loss_type": "ber" if bernoulli else "g-e", "mean_burst_packets": burst, "ge_config": None,
+                "bf16": False, "fp16": False, **config,
             },
             "status": status,
+            "processes": 1,
             "commit": "0123456789abcdef",
             "environment": {"python": "3.11"},
             "data": {
-                "sha256": "ab", "majority_share": 0.3, "train_examples": 5, "test_examples": 4, "real_token_share": 0.9
+                "sha256": "ab", "majority_share": 0.3, "train_examples": 5, "test_examples": 4, "real_token_share": 0.9,
+                "subsets": [],
             },
             "final": {
                 "accuracy_clean": accuracy, "accuracy_lossy": accuracy, "cross_entropy_clean": 1.0,
@@ -31,6 +36,18 @@ def record():
             },
             "timing": {"total_seconds": 36.0, "threads": 1},
         }  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def curves():
+    """A function that makes the table of records whose arms are named by their bursts, as a figure takes it."""
+
+    def make(records):
+        table = tidy(records)
+        bursts = table["loss_type"].map({"ber": "alone", "g-e": "bursts"})
+        return with_lossless(table.assign(arm=bursts.where(table["loss_rate"] > 0, "no loss")))
 
     return make
 

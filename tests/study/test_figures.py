@@ -3,28 +3,29 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.figures import accuracy_against_loss, burst_distribution, save, set_style
+from lossytp.study.contrasts import contrasts
+from lossytp.study.figures import accuracy_against_loss, burst_distribution, falls_by_arm, save, set_style
 from lossytp.study.records import tidy
 from lossytp.study.statistics import t_interval
-from lossytp.study.summary import with_arms
 
 mpl.use("Agg")
 
 
-def draw(study):
+def draw(table):
     set_style()
-    return accuracy_against_loss(with_arms(tidy(study)), baseline={"bag of words": 0.9, "most frequent class": 0.3})
+    lines = {"bag of words": 0.9, "most frequent class": 0.3}
+    return accuracy_against_loss(table, baselines={"docstrings": lines, "sst2": lines})
 
 
 @pytest.fixture
-def figure(study):
-    return draw(study)
+def figure(study, curves):
+    return draw(curves(study))
 
 
 def test_the_curve_shows_means_and_intervals_over_seeds(figure, study):
     table = tidy(study)
     ax = figure.axes[0]
-    line = next(line for line in ax.lines if line.get_label() == "Bernoulli")
+    line = next(line for line in ax.lines if line.get_label() == "alone")
     runs = table[(table["loss_type"] == "ber") & (table["loss_rate"] == 0.1)]["accuracy_lossy"].to_numpy()
     mean, low, high = t_interval(runs)
     assert line.get_xdata().tolist() == [0, 0.1, 0.2]
@@ -37,14 +38,41 @@ def test_axes_are_labelled_and_the_legend_names_all(figure):
     assert all(ax.get_xlabel() for ax in figure.axes)
     assert figure.axes[0].get_ylabel() == "test accuracy"
     labels = {text.get_text() for text in figure.legends[0].texts}
-    assert labels == {"Bernoulli", "Gilbert-Elliott, mean burst 8 packets", "bag of words", "most frequent class"}
+    assert labels == {"alone", "bursts", "bag of words", "most frequent class"}
 
 
-def test_the_same_table_gives_the_same_files(tmp_path, study):
-    first, second = (save(draw(study), tmp_path / name, "f") for name in "ab")
+def test_the_same_table_gives_the_same_files(tmp_path, study, curves):
+    first, second = (save(draw(curves(study)), tmp_path / name, "f") for name in "ab")
     assert first == second
     assert (tmp_path / "a" / "f.png").read_bytes() == (tmp_path / "b" / "f.png").read_bytes()
-    assert save(draw(study[:-1]), tmp_path / "c", "f") != first
+    assert save(draw(curves(study[:-1])), tmp_path / "c", "f") != first
+
+
+def test_each_task_has_its_row(study, record, curves):
+    other = [record(loss_rate=rate, seed=seed, accuracy=0.8, dataset="sst2") for rate in (0.0, 0.1) for seed in (0, 1)]
+    figure = draw(curves([*study, *other]))
+    assert len(figure.axes) == 4
+    assert [ax.get_title() for ax in figure.axes[::2]] == [
+        "docstrings, evaluated with the same losses",
+        "sst2, evaluated with the same losses",
+    ]
+    line = next(line for line in figure.axes[2].lines if line.get_label() == "alone")
+    assert line.get_ydata().tolist() == [0.8, 0.8]
+    assert not [line for line in figure.axes[2].lines if line.get_label() == "bursts"]
+
+
+def test_falls_are_the_contrasts_in_points_filled_where_they_are_sure(study, curves):
+    table = curves(study)
+    table = table[table["loss_rate"].isin([0.0, 0.2])]
+    table = table.assign(arm=table["arm"].where(table["loss_rate"] > 0, "no loss")).drop_duplicates(["arm", "seed"])
+    noisy = table["accuracy_lossy"] + 0.001 * table["seed"] ** 2 * (table["arm"] == "bursts")
+    noisy += 0.2 * table["seed"] ** 2 * (table["arm"] == "alone")
+    figure = falls_by_arm(contrasts(table.assign(accuracy_lossy=noisy), reference="no loss"))
+    (ax,) = figure.axes
+    (dots,) = [each for each in ax.collections if len(each.get_offsets()) == 2 and each.get_facecolors().size]
+    falls = dict(zip([text.get_text() for text in ax.get_yticklabels()], dots.get_offsets()[:, 0], strict=True))
+    assert falls == pytest.approx({"alone": 4 - 20 * 5 / 3, "bursts": 8 - 0.1 * 5 / 3})
+    assert dots.get_facecolors()[:, :3].tolist() == [[1, 1, 1], list(mpl.colors.to_rgb("C0"))]
 
 
 def test_burst_distribution_shows_shares():

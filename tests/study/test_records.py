@@ -3,10 +3,10 @@ import pytest
 from lossytp.study.records import tidy
 
 
-def test_a_row_a_record_in_a_fixed_order_without_seconds(study):
+def test_a_row_a_record_in_their_order_without_seconds(study):
     table = tidy(study)
     assert len(table) == len(study) == 15
-    assert tidy(study[::-1]).equals(table)
+    assert tidy(study[::-1])["accuracy_lossy"].tolist() == table["accuracy_lossy"].tolist()[::-1]
     assert not [column for column in table if "second" in column]
     assert table["observed_loss_rate"].tolist() == table["loss_rate"].tolist()
 

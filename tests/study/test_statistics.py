@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lossytp.study.statistics import budget_of_falls, loss_budget, t_interval
+from lossytp.study.statistics import budget_of_falls, holm, loss_budget, t_interval
 
 RATES = np.array([0, 0.01, 0.02, 0.05, 0.1, 0.2])
 
@@ -21,6 +21,19 @@ def test_t_interval_covers():
     intervals = [t_interval(sample) for sample in samples]
     covered = [interval.low <= 0 <= interval.high for interval in intervals]
     assert np.mean(covered) == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 2000))
+
+
+def test_holm_by_hand():
+    assert holm(np.array([0.01, 0.04, 0.03, 0.005])).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm(np.array([0.9, 0.8])).tolist() == [1, 1]
+    assert holm(np.array([])).tolist() == []
+
+
+def test_holm_errs_in_one_of_twenty_studies():
+    draws = np.random.default_rng(0).uniform(size=(4000, 6))
+    false = np.mean([holm(study).min() < 0.05 for study in draws])
+    assert 0.04 < false < 0.06
+    assert np.mean(draws.min(1) < 0.05) > 0.2  # uncorrected
 
 
 def test_budget_of_a_straight_line_is_where_it_has_fallen_by_the_drop():

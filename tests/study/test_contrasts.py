@@ -1,0 +1,75 @@
+"""Contrasts of made-up runs, against what is worked out by hand or by scipy."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from lossytp.study.contrasts import contrasts
+
+
+def table(arms, task="t", loss_rate=0.1):
+    """A row a run: the n-th value of an arm is seed n's accuracy."""
+    rows = [
+        {
+            "task": task,
+            "arm": arm,
+            "loss_rate": 0.0 if arm == "none" else loss_rate,
+            "seed": seed,
+            "accuracy_lossy": value,
+        }
+        for arm, values in arms.items()
+        for seed, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_differences_are_paired_by_seed():
+    runs = table({"none": [0.5, 0.6, 0.7], "worse": [0.48, 0.59, 0.66]})
+    result = contrasts(runs.sample(frac=1, random_state=1), reference="none").set_index("arm")
+    row = result.loc["worse"]
+    pairs = np.array([-0.02, -0.01, -0.04])
+    assert row["difference"] == pytest.approx(pairs.mean())
+    half = stats.t.ppf(0.975, 2) * stats.sem(pairs)
+    assert (row["low"], row["high"]) == pytest.approx((pairs.mean() - half, pairs.mean() + half))
+    assert row["p"] == pytest.approx(stats.ttest_rel([0.48, 0.59, 0.66], [0.5, 0.6, 0.7]).pvalue)
+    assert row["seeds"] == 3
+    assert result.loc["none", "mean"] == pytest.approx(0.6)
+    assert np.isnan(result.loc["none", "difference"])
+
+
+def test_a_seed_that_is_not_finished_in_both_is_left_out():
+    runs = table({"none": [0.5, 0.6, 0.7], "worse": [0.4, 0.5]})
+    row = contrasts(runs, reference="none").set_index("arm").loc["worse"]
+    assert (row["seeds"], row["difference"]) == (2, pytest.approx(-0.1))
+
+
+def test_all_comparisons_of_all_tasks_are_corrected_together():
+    noise = np.array([0.011, -0.009, 0.004, -0.002, 0.006])
+    arms = {"none": [0.5] * 5, "a": 0.45 + noise, "b": 0.49 + noise, "c": 0.5 + noise}
+    runs = pd.concat([table(arms), table(arms, task="other")])
+    result = contrasts(runs, reference="none")
+    tested = result[result["arm"] != "none"].sort_values("p")
+    assert len(tested) == 6
+    worst = np.maximum.accumulate(tested["p"].to_numpy() * np.arange(6, 0, -1)).clip(max=1)
+    assert tested["p_holm"].to_numpy() == pytest.approx(worst)
+    alone = contrasts(table(arms), reference="none")
+    assert (tested["p_holm"].min()) > alone["p_holm"].min()
+
+
+def test_pairs_that_do_not_vary_and_single_pairs():
+    result = contrasts(table({"none": [0.5, 0.6], "same": [0.5, 0.6], "less": [0.25, 0.35]}), reference="none")
+    p = result.set_index("arm")["p"]
+    assert p["same"] == 1
+    assert p["less"] == pytest.approx(0, abs=1e-12)
+    single = contrasts(table({"none": [0.5], "one": [0.4]}), reference="none").set_index("arm").loc["one"]
+    assert (single["difference"], single["high"]) == (pytest.approx(-0.1), np.inf)
+    assert np.isnan(single["p"])
+
+
+def test_a_reference_that_is_not_one_arm_of_one_rate_is_refused():
+    with pytest.raises(ValueError, match="reference = 'nothing' is unknown"):
+        contrasts(table({"none": [0.5]}), reference="nothing")
+    twice = pd.concat([table({"a": [0.5]}), table({"a": [0.4]}, loss_rate=0.2)])
+    with pytest.raises(ValueError, match="'a' has several loss rates"):
+        contrasts(twice, reference="a")
