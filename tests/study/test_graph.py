@@ -13,14 +13,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GRID = """
-notebook: 20_accuracy_vs_loss
+notebook: 20_cells
 profiles:
   smoke:
     cells_per_notebook: 2
     seeds: 2
     base: {max_steps: 12, max_length: 16, max_samples: 500, eval_samples: 50, tensor_parallel_size: 2}
     arms:
-      - {loss_rate: [0.0, 0.2]}
+      - {arm: no loss, loss_rate: [0.0]}
+      - {arm: losses alone, loss_rate: [0.2]}
 """
 
 
@@ -34,7 +35,7 @@ def start(tmp_path):
             (folder / "notebooks" / "experiments").mkdir(parents=True)
             for notebook in (ROOT / "notebooks").glob("*.ipynb"):
                 (folder / "notebooks" / notebook.name).symlink_to(notebook)
-            (folder / "notebooks" / "experiments" / "accuracy_vs_loss.yaml").write_text(GRID)
+            (folder / "notebooks" / "experiments" / "01_tolerance.yaml").write_text(GRID)
             for shared in ("Snakefile", "workflow", "lossytp"):
                 (folder / shared).symlink_to(ROOT / shared)
             shutil.copytree(ROOT / "paper", folder / "paper")  # typst reads nothing outside its root

@@ -42,12 +42,12 @@ def test_an_unknown_parameter_is_refused_before_the_notebook_starts(name):
 
 
 def test_a_value_error_in_a_cell_ends_with_one_line_and_exit_code_2(tmp_path):
-    command = [sys.executable, "-m", "lossytp.study.run_notebook", NOTEBOOKS / "20_accuracy_vs_loss.ipynb"]
+    command = [sys.executable, "-m", "lossytp.study.run_notebook", NOTEBOOKS / "20_cells.ipynb"]
     values = {"cells": [{"loss_rate": 7, "output_dir": str(tmp_path / "cell")}]}
     command += [tmp_path / "out.ipynb", "--parameters", json.dumps(values)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert "error: 20_accuracy_vs_loss.ipynb: loss_rate = 7.0 is not in [0, 1]" in result.stderr.splitlines()[-1]
+    assert "error: 20_cells.ipynb: loss_rate = 7.0 is not in [0, 1]" in result.stderr.splitlines()[-1]
     assert not (tmp_path / "cell").exists()
 
 
