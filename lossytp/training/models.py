@@ -5,6 +5,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -203,9 +204,12 @@ def _location(name: str, *, weights: bool) -> str:
 def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     """What `load` makes of a folder or a name on the hub; its complaints in one line."""
     from safetensors import SafetensorError
+    from transformers.utils import logging
 
     from lossytp.training.tasks.sources import hub_or_its_cache
 
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     try:
         if Path(where).is_dir():
             return load(where, **options)
