@@ -198,7 +198,9 @@ def _location(name: str, *, weights: bool) -> str:
     data = os.environ.get("LOSSYTP_DATA")
     folder = Path(data or "") / path
     here = data is not None and (folder / "config.json").is_file()
-    return str(folder) if here and (not weights or any(folder.glob("*.safetensors"))) else path
+    if here and weights:
+        here = any(any(folder.glob(kind)) for kind in ("*.safetensors", "pytorch_model*.bin"))
+    return str(folder) if here else path
 
 
 def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
