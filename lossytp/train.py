@@ -31,8 +31,14 @@ def main() -> None:
         task = config.dataset + (" (subset)" if data["subsets"] else "")
         print(
             f"{task}: {data['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without, "
-            f"{data['chance']:.4f} by chance ({record['status']}): see {config.output_dir}/record.json"
+            f"{data['chance']:.4f} by chance{_beside(data)} ({record['status']}): see {config.output_dir}/record.json"
         )
+
+
+def _beside(data: dict) -> str:
+    """The share of the most frequent class, where the metric is another than accuracy, and there are classes."""
+    share = data["majority_share"]
+    return "" if share in (None, data["chance"]) else f", most frequent class {share:.4f}"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtrc
 
 from lossytp.network.checks import check_at_least, check_known
 from lossytp.network.repair import Repair, Send
@@ -66,7 +66,7 @@ class Fec(Repair):
         """p times the probability that too many of the others in its block are lost as well; whole blocks."""
         parity = self.n - self.k
         if self.code == "mds":
-            return float(loss_rate * binom.sf(parity - 1, self.n - 1, loss_rate))
+            return float(loss_rate * bdtrc(parity - 1, self.n - 1, loss_rate))
         covered = [len(range(first, self.k, parity)) for first in range(parity)]  # packets of each parity packet
         return float(sum(size * loss_rate * (1 - (1 - loss_rate) ** size) for size in covered) / self.k)
 

@@ -121,7 +121,7 @@ def _in_one_line(box: str) -> str:
     words = re.sub(r"[│╭╮╰╯─]", " ", box).split()
     text = " ".join(words).removeprefix("Parsing error ").removeprefix("Unrecognized options ")
     text = re.sub(
-        r"^Value error |^Invalid choice |Error parsing TrainConfig: | Argument helptext:.*|\s*For full helptext,.*",
+        r"^Value error |^Invalid choice |Error parsing \w+: | Argument helptext:.*|\s*For full helptext,.*",
         "",
         text,
     )

@@ -3,7 +3,6 @@
 Names are those of earlier studies' flags, so their command lines run here. Importing this module costs no torch.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -45,6 +44,8 @@ class TrainConfig(NetworkConfig):
     """Backward knows what forward lost (an ablation: no sender does); lossytp layers only."""
     batch_size: int = 32
     """Examples a step, over all replicas."""
+    max_length: int = 64
+    """Tokens an example is cut to, a prompt together with its answer; the record says how many were cut."""
     max_samples: int | None = None
     """Training examples to keep; all when left out."""
     max_steps: int = 600
@@ -95,11 +96,11 @@ class TrainConfig(NetworkConfig):
         for name in ("dropout", "target_accuracy"):
             if getattr(self, name) is not None:
                 check_probability(name, getattr(self, name))
-        self.check_positive("batch_size", "max_samples", "max_steps", "eval_steps", "resync_every", "patience")
+        self.check_positive("batch_size", "max_length", "max_samples", "max_steps", "eval_steps")
+        self.check_positive("resync_every", "patience")
         self.check_positive("data_parallel_size", "pipeline_parallel_size", "pipeline_microbatches")
-        self.check_not_negative("learning_rate", "weight_decay", "warmup_steps")
-        if self.gradient_clipping is not None and not self.gradient_clipping > 0:
-            raise ValueError(f"gradient_clipping = {self.gradient_clipping} is not above 0: leave it out for no limit")
+        self.check_not_negative("learning_rate", "weight_decay", "warmup_steps", "round_trip_us")
+        self.check_above_zero("gradient_clipping", "link_gbits")
         self.check_positive("gradient_accumulation_steps", "checkpoint_steps")
         _check_training(self)
         check_combinations(self)
@@ -130,6 +131,11 @@ class TrainConfig(NetworkConfig):
 
 
 def _check_training(config: TrainConfig) -> None:
+    for name in ("patience", "target_accuracy"):
+        if getattr(config, name) is not None and config.eval_steps is None:
+            raise ValueError(
+                f"{name} = {getattr(config, name)} needs several evaluations: give eval_steps, such as 20, too"
+            )
     if config.unfreeze_last_layers is not None and config.unfreeze_last_layers < 0:
         raise ValueError(f"unfreeze_last_layers = {config.unfreeze_last_layers} is negative: give 0 or more")
     if config.gradient_accumulation_steps > config.batch_size:
@@ -137,7 +143,3 @@ def _check_training(config: TrainConfig) -> None:
             f"gradient_accumulation_steps = {config.gradient_accumulation_steps} is above batch_size = "
             f"{config.batch_size}: give as many or fewer"
         )
-    if config.link_gbits is not None and not (math.isfinite(config.link_gbits) and config.link_gbits > 0):
-        raise ValueError(f"link_gbits = {config.link_gbits} is not above 0 and finite: leave it out for no link")
-    if not (math.isfinite(config.round_trip_us) and config.round_trip_us >= 0):
-        raise ValueError(f"round_trip_us = {config.round_trip_us} is negative or not finite: give 0 or more")

@@ -22,6 +22,8 @@ class EvaluateConfig(NetworkConfig):
     """Text files for a language model's perplexity, or stdlib: the sources of Python's standard library."""
     prompt: str | None = None
     """A text for a language model to go on from."""
+    max_length: int | None = None
+    """Tokens an example, or a block of text, is cut to; left out, as many as in its fine-tuning, or 64."""
     new_tokens: int = 40
     """Tokens it goes on for."""
     output_dir: str = "output/evaluate"
@@ -45,10 +47,10 @@ class EvaluateConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("new_tokens")
+        self.check_positive("new_tokens", "max_length")
         if self.dataset is not None:
             task_named(self.dataset)
-        check_model(self.model_name, self.tensor_parallel_size, self.max_length)
+        check_model(self.model_name, self.tensor_parallel_size, self.max_length or 1)
         check_combinations(self)
 
     def layout(self, rank: int, world_size: int) -> Layout:

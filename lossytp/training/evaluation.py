@@ -15,14 +15,15 @@ from lossytp.training.evaluate_config import EvaluateConfig
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
 from lossytp.training.processes import this_device, together
-from lossytp.training.record import describe, write_atomically
-from lossytp.training.scoring import scores
+from lossytp.training.record import check_writable, describe, write_atomically
+from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.tasks import task_named
 from lossytp.training.tasks.data import load_dataset
 from lossytp.training.tasks.sources import sample_indices
 
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"
+DEFAULT_LENGTH = 64
 
 
 def run(config: EvaluateConfig) -> dict[str, Any]:
@@ -37,15 +38,18 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
+    agreed(lambda: check_writable(config.output_dir), network)
     tokenizer = load_tokenizer(config.model_name)
     dense = load_model(config.model_name)
     dataset = config.dataset or getattr(dense.config, "finetuning_task", None)
     _check_head(config, dense, dataset)
+    max_length = config.max_length or int(getattr(dense.config, "finetuning_max_length", DEFAULT_LENGTH))
+    prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config, dense, network, layout, this_device(layout))
-    result: dict[str, Any] = {**describe(config), "dataset": dataset}
+    result: dict[str, Any] = {**describe(config), "dataset": dataset, "max_length": max_length}
     if dataset is not None:
         data = load_dataset(
-            dataset, tokenizer, max_length=config.max_length, train_samples=1, test_samples=config.eval_samples
+            dataset, tokenizer, max_length=max_length, train_samples=1, test_samples=config.eval_samples
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
         result["subset"] = bool(data.task.source.subset("test"))
@@ -53,15 +57,14 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
             clean = scores(engine, data)
         with network.evaluation(0):
             lossy = scores(engine, data)
-        result |= {"clean": _mean(clean), "lossy": _mean(lossy)}
+        result |= {"clean": mean_over_ranks(clean), "lossy": mean_over_ranks(lossy)}
     if config.data_glob is not None:
         with network.reliable():
-            clean_perplexity = _perplexity(config, engine, tokenizer)
+            clean_perplexity = _perplexity(config, max_length, engine, tokenizer)
         with network.evaluation(0):
-            result["perplexity"] = {"clean": clean_perplexity, "lossy": _perplexity(config, engine, tokenizer)}
-    if config.prompt is not None:
-        prompts = tokenizer([config.prompt], return_tensors="pt")
-        prompts = {name: prompts[name] for name in ("input_ids", "attention_mask")}
+            lossy_perplexity = _perplexity(config, max_length, engine, tokenizer)
+        result["perplexity"] = {"clean": clean_perplexity, "lossy": lossy_perplexity}
+    if prompts is not None:
         with network.reliable():
             clean_ids = engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
         with network.evaluation(0):
@@ -74,19 +77,24 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     return result
 
 
-def _mean(everyones: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Of each metric the mean over the ranks; None where a rank has none."""
-    return {
-        metric: None if any(each[metric] is None for each in everyones) else sum(each[metric] for each in everyones) / n
-        for metric in everyones[0]
-        for n in [len(everyones)]
-    }
+def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
+    """The prompt as token ids; ValueError where there are none, or it and what follows are too long for the model."""
+    encoded = tokenizer([config.prompt], return_tensors="pt")
+    length, positions = encoded["input_ids"].shape[1], dense.config.n_positions
+    if length == 0:
+        raise ValueError("prompt = '' gives nothing to go on from: give a word, or leave it out")
+    if length + config.new_tokens > positions:
+        raise ValueError(
+            f"new_tokens = {config.new_tokens} behind a prompt of {length} tokens is beyond the model's {positions} "
+            "positions: give fewer, or a shorter prompt"
+        )
+    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
-def _perplexity(config: EvaluateConfig, engine: Engine, tokenizer: Any) -> float:
+def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokenizer: Any) -> float:
     """exp of the mean cross-entropy of a token, given those before it in its block of `max_length`."""
     assert config.data_glob is not None
-    blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=config.max_length)
+    blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
     blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
     total = 0.0
     for part in blocks.split(BLOCKS_AT_ONCE):
@@ -117,4 +125,11 @@ def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None
         raise ValueError(
             f"dataset = {dataset!r} needs a model fine-tuned on it, {config.model_name} is not: run lossytp.train "
             f"--dataset {dataset} --save_model, and give the folder it wrote"
+        )
+    labels = list(getattr(task, "labels", ()))
+    learnt = list(dense.config.id2label.values()) if labels else []
+    if learnt != labels:
+        raise ValueError(
+            f"dataset = {dataset!r} has the classes {', '.join(labels)}, and {config.model_name} learnt "
+            f"{', '.join(map(str, learnt))}: give a model fine-tuned on {dataset}"
         )

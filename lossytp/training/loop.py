@@ -14,6 +14,7 @@ import torch.distributed as dist
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, clip_gradients_, merge_counters, replica_drift
+from lossytp.training.alone import alone_in
 from lossytp.training.checkpoint import Checkpoints, restore_, training_state
 from lossytp.training.config import TrainConfig
 from lossytp.training.engine import Engine
@@ -24,11 +25,15 @@ from lossytp.training.processes import this_device, together
 from lossytp.training.progress import Progress
 from lossytp.training.record import check_output_folder, describe, write_record
 from lossytp.training.saved_models import save_model
-from lossytp.training.scoring import scores
+from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.simulated import simulated_step_seconds
 from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
 from lossytp.training.tasks.metrics import time_to_accuracy
 
+NETWORKS = ("_clean", "_lossy")
+FINAL = tuple(  # of every task's record, null where it has none; other metrics follow
+    f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
+)
 CURVE_POINTS = 50  # training losses kept in a record
 COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")
 KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # by checkpoints, beside tensors
@@ -44,7 +49,7 @@ def run(config: TrainConfig) -> dict[str, Any]:
     """
     check_installed(config)
     layout = config.layout(*rank_and_world_size())
-    with together(config, layout) as network:
+    with together(config, layout) as network, alone_in(config.output_dir, network):
         return _run(config, layout, network)
 
 
@@ -81,7 +86,7 @@ class _Run:
             seed=config.seed,
             tensor_parallel_size=config.tensor_parallel_size,
         )
-        dense.config.finetuning_task = config.dataset
+        dense.config.finetuning_task, dense.config.finetuning_max_length = config.dataset, config.max_length
         self.engine = Engine(config, dense, network, layout, self.device)
         self.optimizer = build_optimizer(
             self.engine.module, learning_rate=config.learning_rate, weight_decay=config.weight_decay
@@ -123,15 +128,16 @@ class _Run:
                 "kind": self.data.task.kind,
                 "metric": self.data.task.metrics[0],
                 "chance": chance["score"],
-                "majority_share": chance.get("accuracy", 0.0),
+                "majority_share": chance.get("accuracy"),
                 "subsets": [split for split in ("train", "test") if self.data.task.source.subset(split)],
+                "cut_share": float(self.data.test.cut.mean()),
                 "real_token_share": self.real_tokens / self.tokens,
             },
             "curves": {
                 "train_loss": [point if math.isfinite(point["loss"]) else {**point, "loss": None} for point in curve],
                 "eval": self.evaluations,
             },
-            "final": {name: final.get(name) for name in self._final_names()},
+            "final": dict.fromkeys(FINAL) | {name: final[name] for name in final if _is_score(name)},
             "network": {purpose: self.network.summary(purpose) for purpose in ("training", "evaluation")},
             "time_to_accuracy": time_to_accuracy(self.evaluations, self.config.target_accuracy, simulated_s),
             "timing": {
@@ -210,10 +216,6 @@ class _Run:
             setattr(self, name, plain[name])
         self.resumed.append(len(self.losses))
 
-    def _final_names(self) -> list[str]:
-        parts = [f"_{part}" for part in np.unique(self.data.test.parts) if part]
-        return [f"{name}{part}_{network}" for part in ("", *parts) for name in FINAL for network in ("clean", "lossy")]
-
     def _total_seconds(self) -> float:
         return self.earlier_seconds + time.perf_counter() - self.start
 
@@ -256,9 +258,7 @@ class _Run:
         distances = distance()
         point["stream_distance"] = distances and [each if math.isfinite(each) else None for each in distances]
         for name, everyones in (("clean", clean), ("lossy", lossy)):
-            for metric in everyones[0]:
-                values = [theirs[metric] for theirs in everyones]
-                point[f"{metric}_{name}"] = None if None in values else sum(values) / len(values)
+            point |= {f"{metric}_{name}": value for metric, value in mean_over_ranks(everyones).items()}
             headline = [theirs["score"] for theirs in everyones]
             point[f"score_spread_{name}"] = max(headline) - min(headline)
         point["replica_drift"] = replica_drift(self.engine.module, self.layout, self.network)
@@ -266,7 +266,8 @@ class _Run:
         return point
 
 
-FINAL = ("score", "accuracy", "cross_entropy")
+def _is_score(name: str) -> bool:
+    return name.endswith(NETWORKS) and not name.startswith("score_spread")
 
 
 def _scaler(device: torch.device, enabled: bool) -> torch.amp.GradScaler:

@@ -5,6 +5,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -197,15 +198,20 @@ def _location(name: str, *, weights: bool) -> str:
     data = os.environ.get("LOSSYTP_DATA")
     folder = Path(data or "") / path
     here = data is not None and (folder / "config.json").is_file()
-    return str(folder) if here and (not weights or any(folder.glob("*.safetensors"))) else path
+    if here and weights:
+        here = any(any(folder.glob(kind)) for kind in ("*.safetensors", "pytorch_model*.bin"))
+    return str(folder) if here else path
 
 
 def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     """What `load` makes of a folder or a name on the hub; its complaints in one line."""
     from safetensors import SafetensorError
+    from transformers.utils import logging
 
     from lossytp.training.tasks.sources import hub_or_its_cache
 
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     try:
         if Path(where).is_dir():
             return load(where, **options)

@@ -56,8 +56,6 @@ class NetworkConfig(Settings):
     """Packet size, headers included."""
     eval_samples: int | None = None
     """Test examples to evaluate on; all when left out."""
-    max_length: int = 64
-    """Tokens an example is cut to."""
     bf16: bool = False
     """Matrix products, and so what tensor parallelism puts on the wire, in bfloat16; other traffic stays float32."""
     fp16: bool = False
@@ -70,7 +68,7 @@ class NetworkConfig(Settings):
         if self.seed >= 2**63:
             raise ValueError(f"seed = {self.seed} is above 2**63 - 1: give a smaller one")
         check_probability("loss_rate", self.loss_rate)
-        self.check_positive("eval_samples", "max_length")
+        self.check_positive("eval_samples")
         self.check_not_negative("seed")
         if self.bf16 and self.fp16:
             raise ValueError("bf16 = fp16 = True: choose one of them")

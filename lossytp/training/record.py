@@ -54,23 +54,26 @@ def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:
 
     ValueError where the folder cannot be written, or holds the record of another configuration.
     """
-    folder = Path(config.output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"output_dir = {config.output_dir!r} cannot be written ({error.strerror}): name another"
-        ) from error
-    record = read_record(folder)
+    check_writable(config.output_dir)
+    record = read_record(Path(config.output_dir))
     if record is not None and record["config"] != portable(config):
         changed = [name for name, value in portable(config).items() if record["config"][name] != value]
         raise ValueError(
             f"output_dir = {config.output_dir!r} holds a run with another {', '.join(changed)}: name another folder"
         )
     return record
+
+
+def check_writable(output_dir: str) -> None:
+    """Make the folder; ValueError where it cannot be written."""
+    folder = Path(output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): name another") from error
 
 
 def portable(config: NetworkConfig) -> dict[str, Any]:

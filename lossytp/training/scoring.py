@@ -28,6 +28,15 @@ def scores(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
     return [each for theirs in gathered(score(engine, data), engine.network) for each in theirs]
 
 
+def mean_over_ranks(everyones: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Of each metric of `scores` its mean over the ranks; None where a rank has none."""
+    means: dict[str, float | None] = {}
+    for metric in everyones[0]:
+        values = [theirs[metric] for theirs in everyones]
+        means[metric] = None if None in values else sum(values) / len(values)
+    return means
+
+
 def _chosen(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
     logits: list[Tensor] = []
     order: list[int] = []

@@ -37,6 +37,13 @@ class Settings:
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} = {value} is negative or not finite: give 0 or more")
 
+    def check_above_zero(self, *names: str) -> None:
+        """Raise ValueError where one of the fields is 0, negative or not finite; None passes."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} = {value} is not above 0 and finite: give such a number, or leave it out")
+
     def as_dict(self) -> dict[str, Any]:
         """Field names and values, JSON-ready."""
         return asdict(self)

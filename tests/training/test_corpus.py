@@ -99,7 +99,7 @@ def test_files_are_split_by_document_where_they_are_to_be(folder, monkeypatch):
 
 
 def test_a_pattern_without_a_file_is_one_line(tmp_path):
-    with pytest.raises(ValueError, match=r"data_glob = .*none-\*\.parquet' matches no file: give another"):
+    with pytest.raises(ValueError, match=r"no file matches '.*none-\*\.parquet': give another"):
         corpus(str(tmp_path / "none-*.parquet"), split="train")
 
 

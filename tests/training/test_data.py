@@ -23,7 +23,7 @@ def split_of(sequences, options=None, labels=None, **values):
     """A split of sequences of these tokens; `options` are how many of them an example has."""
     counts = options or [1] * len(sequences)
     defaults = {"kind": "classification", "answer_lengths": np.zeros(len(sequences), dtype=int), "answers": ()}
-    defaults["parts"] = np.array([""] * len(counts))
+    defaults |= {"parts": np.array([""] * len(counts)), "cut": np.zeros(len(counts), dtype=bool)}
     return Split(
         tokens=np.concatenate(sequences),
         offsets=np.cumsum([0, *map(len, sequences)]),

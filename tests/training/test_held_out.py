@@ -60,5 +60,5 @@ def test_sst2_has_so_many(tmp_path, monkeypatch):
     train, test = source.rows("train"), source.rows("test")
     assert (len(train), len(test)) == (17579, 5872)
     assert test["part"][:872] == ["official"] * 872
-    words = " ".join(f" {' '.join(text.split())} |" for text in test["sentence"][872:])
-    assert not [text for text in train["sentence"][:500] if f" {' '.join(text.split())} " in words]
+    tested = " | ".join(f" {' '.join(text.split())} " for text in test["sentence"][872:])
+    assert not [text for text in train["sentence"][::5] if f" {' '.join(text.split())} " in tested]

@@ -216,6 +216,44 @@ def test_a_task_of_ones_own_from_a_csv(tmp_path, monkeypatch):
         del TASKS["reviews"]
 
 
+STARS = {"body": "{review}", "label": "stars", "labels": ("1", "2", "3")}
+
+
+@pytest.mark.parametrize("gap", [[], [("poor again", "")]], ids=["whole", "with a gap"])
+def test_names_of_classes_that_are_numbers_in_a_csv(tmp_path, monkeypatch, gap):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = [("poor", 1), ("fair", 2), ("fine", 3), *gap]  # a gap makes the column one of 1.0, 2.0, 3.0
+    (tmp_path / "stars.csv").write_text("review,stars\n" + "".join(f"{text},{stars}\n" for text, stars in rows))
+    task = Classification(source=Files(train=tmp_path / "stars.csv", test=tmp_path / "stars.csv"), **STARS)
+    assert [(example.body, example.label) for example in task.examples("train")] == [
+        ("poor", 0),
+        ("fair", 1),
+        ("fine", 2),
+    ]
+
+
+@pytest.mark.parametrize("label", [0.7, 2.5, "inf", float("inf"), [1], 7, -2])
+def test_labels_that_are_no_class_are_refused(label):
+    task = Classification(source=Table(train=[], test=[]), body="{text}", labels=("bad", "good"))
+    with pytest.raises(ValueError, match="is not a class of bad, good"):
+        task.example({"text": "so", "label": label})
+
+
+@pytest.mark.parametrize("label", [float("nan"), float("inf"), "much"])
+def test_numbers_that_are_none_are_refused(label):
+    rows = [{"text": "so", "label": label}]
+    task = Regression(source=Table(train=rows, test=rows), body="{text}")
+    with pytest.raises(ValueError, match=r"in row .* of train of table"):
+        task.examples("train")
+
+
+def test_a_readers_own_function_that_fails_is_told_with_its_row():
+    rows = [{"text": None, "label": 0}]
+    task = Classification(source=Table(train=rows, test=rows), body=lambda row: row["text"].lower(), labels=("a", "b"))
+    with pytest.raises(ValueError, match=r"has no attribute 'lower', in row .* of test of table"):
+        task.examples("test")
+
+
 def test_rows_without_a_label_are_left_out():
     def examples(kind, rows, **options):
         return kind(source=Table(train=rows, test=[]), body="{text}", **options).examples("train")

@@ -59,7 +59,7 @@ class PretrainConfig(Settings):
         check_known("model_name", self.model_name, PRESETS)
         self.check_positive("num_proc", "batch_size", "microbatch_size", "block_size", "total_steps", "eval_steps")
         self.check_not_negative("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "seed")
-        self.check_not_negative("gradient_clipping")
+        self.check_above_zero("gradient_clipping")
         positions = PRESETS[self.model_name]["n_positions"]
         if not 2 <= self.block_size <= positions:
             raise ValueError(

@@ -102,7 +102,7 @@ def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
         )
     files = sorted(glob.glob(data_glob, recursive=True))
     if not files:
-        raise ValueError(f"data_glob = {data_glob!r} matches no file: give another pattern, or 'stdlib'")
+        raise ValueError(f"no file matches {data_glob!r}: give another pattern, or 'stdlib'")
     return Corpus(tuple(files), split if splits_files else None)
 
 

@@ -1,4 +1,4 @@
-"""Byte-level BPE vocabularies of the project's own models, and what tokenizers a folder holds."""
+"""Byte-level BPE vocabularies of the project's own models."""
 
 from collections.abc import Iterable
 

@@ -32,7 +32,8 @@ class Split:
     Sequence s is `tokens[offsets[s]:offsets[s + 1]]`; example i has the sequences `first[i]` to `first[i + 1] - 1`, one
     an option, else one alone, and the label `labels[i]`. Of a generation task a sequence is a prompt, its last
     `answer_lengths[s]` tokens the answer, and `answers[i]` are the accepted ones.
-    `parts[i]` names the part that it belongs to, "" where the split has none.
+    `parts[i]` names the part that it belongs to, "" where the split has none, and `cut[i]` tells whether its text was
+    cut.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Split:
     labels: np.ndarray
     answer_lengths: np.ndarray
     parts: np.ndarray
+    cut: np.ndarray
     answers: tuple[tuple[str, ...], ...]
     pad_id: int
 
@@ -183,6 +185,10 @@ def _prepare(
     if not examples:
         raise ValueError(f"a split of {task} has no examples: give other files")
     generates = task.kind == "generation"
+    if generates and max_length <= ANSWER_TOKENS:
+        raise ValueError(
+            f"max_length = {max_length} leaves nothing to read beside an answer of {ANSWER_TOKENS} tokens: give more"
+        )
 
     def encoded(texts: list[str]) -> list[list[int]]:  # in parallel, by the tokenizer's own threads
         return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
@@ -194,11 +200,13 @@ def _prepare(
     longest = max_length - ANSWER_TOKENS if generates else max_length
     sequences: list[list[int]] = []
     answer_lengths: list[int] = []
+    cut = np.zeros(len(examples), dtype=bool)
     for number, example in enumerate(examples):
         for _ in example.endings:
-            ending = next(endings)[:longest]
+            whole_ending, body = next(endings), bodies[number]
+            ending = whole_ending[:longest]
             room = longest - len(ending)
-            body = bodies[number]
+            cut[number] |= len(body) + len(whole_ending) > longest
             body = body[:room] if task.cut == "right" else body[max(0, len(body) - room) :]
             answer = [*targets[number][: ANSWER_TOKENS - 1], tokenizer.eos_token_id] if generates else []
             # a text of no tokens would have no last one to classify
@@ -212,5 +220,6 @@ def _prepare(
         labels=np.array([0.0 if generates else example.label for example in examples], dtype=np.float64),
         answer_lengths=np.array(answer_lengths),
         parts=np.array([example.part for example in examples]),
+        cut=cut,
     )
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")

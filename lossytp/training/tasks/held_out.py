@@ -1,4 +1,4 @@
-"""More test examples than the official split has, from training sentences that nothing else of training repeats."""
+"""More test examples than the official split has: whole training sentences, whose phrases leave training with them."""
 
 import hashlib
 from collections import defaultdict
@@ -23,6 +23,8 @@ class HeldOut:
 
     SST-2 trains on sentences and on phrases of them. Held out are whole sentences, those that are part of no other row,
     and with them goes every phrase that one of them holds. Test rows have a column `part`: "official" or "held_out".
+    Equal is what is equal word for word: a phrase that differs by a comma stays. Of SST-2's 67,349 training rows 17,579
+    are left when 5,000 of its 6,885 sentences are held out.
     """
 
     source: RowSource

@@ -4,6 +4,7 @@ A text of a row is a template over its columns ("{premise}") or a function of th
 """
 
 import hashlib
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,8 @@ class Example(NamedTuple):
     body: str
     """What is cut where all of it is too long."""
     endings: tuple[str, ...]
-    """What follows the body, uncut: one for each option of a multiple choice, else a single one, which may be ""."""
+    """What follows the body, uncut where it fits at all: one for each option of a multiple choice, else a single one,
+    which may be ""."""
     label: Label
     """Index of the class or option, number, or accepted answers, of which the first is trained on."""
     part: str = ""
@@ -89,8 +91,8 @@ class Task(ABC):
             except KeyError as error:
                 known = ", ".join(row)
                 raise ValueError(f"{self.source} has no column {error}: its columns are {known}") from None
-            except ValueError as error:
-                raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {self.source}") from None
+            except (ValueError, TypeError, AttributeError, OverflowError) as error:  # of a reader's own functions, too
+                raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {split} of {self.source}") from None
             if example is not None:
                 examples.append(example._replace(part=row.get(PART, "")))
         if not examples:
@@ -142,8 +144,8 @@ class Classification(Task):
 
     def example(self, row: Row) -> Example | None:
         value = _value(self.label, row)
-        if value in self.labels:
-            value = self.labels.index(value)
+        if _name(value) in self.labels:
+            value = self.labels.index(_name(value))
         index = _index(value, len(self.labels), f"a class of {', '.join(self.labels)}")
         return None if index is None else Example(_text(self.body, row).strip(), (_text(self.ending, row),), index)
 
@@ -175,6 +177,8 @@ class Regression(Task):
         value = _value(self.label, row)
         if value is None or value == "":
             return None
+        if not math.isfinite(float(value)):
+            raise ValueError(f"label {value!r} is not a finite number")
         return Example(_text(self.body, row).strip(), (_text(self.ending, row),), float(value))
 
 
@@ -263,15 +267,21 @@ def _text(template: Text, row: Row) -> str:
     return template.format_map({name: "" if value is None else value for name, value in row.items()}).rstrip()
 
 
+def _name(value: Any) -> str:
+    """What a class may be called: a csv's 3 and, in a column with gaps, 3.0 are the name "3"."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
 def _index(value: Any, number: int, meaning: str) -> int | None:
     """The index that a column gives as a number or its digits; None for what stands for no label."""
     if value is None or value in ("", -1, "-1"):
         return None
     try:
         index = int(value)
-    except ValueError:
-        index = -1
-    if not 0 <= index < number:
+        whole = index == float(value)
+    except (ValueError, TypeError, OverflowError):
+        whole = False
+    if not (whole and 0 <= index < number):
         raise ValueError(f"label {value!r} is not {meaning}")
     return index
 

@@ -13,8 +13,6 @@ import datasets
 import evaluate
 import numpy as np
 from scipy.special import logsumexp
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import f1_score, matthews_corrcoef
 
 
 class TaskMetric(evaluate.Metric):
@@ -57,8 +55,12 @@ class ClassificationMetric(TaskMetric):
         chosen = np.where(finite, logits.argmax(axis=1), (labels + 1) % logits.shape[1])  # the next class is wrong
         scores = {"accuracy": float((chosen == labels).mean()), "cross_entropy": _cross_entropy(logits, labels, finite)}
         if "matthews_correlation" in self.metrics:
+            from sklearn.metrics import matthews_corrcoef  # a second to import, which most tasks can save
+
             scores["matthews_correlation"] = float(matthews_corrcoef(labels, chosen))
         if "f1" in self.metrics:
+            from sklearn.metrics import f1_score
+
             scores["f1"] = float(f1_score(labels, chosen, zero_division=0))
         return scores
 
@@ -73,6 +75,8 @@ class RegressionMetric(TaskMetric):
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
         numbers, truth = np.asarray(predictions, dtype=np.float64)[:, 0], np.asarray(references, dtype=np.float64)
         defined = np.isfinite(numbers).all() and np.ptp(numbers) > 0 and np.ptp(truth) > 0
+        from scipy.stats import pearsonr, spearmanr
+
         correlations: dict[str, Any] = {"pearson": pearsonr, "spearman": spearmanr}
         return {name: float(correlations[name](numbers, truth).statistic) if defined else 0.0 for name in self.metrics}
 

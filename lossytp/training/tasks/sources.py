@@ -108,7 +108,7 @@ class Source:
                     return datasets.load_dataset(self.path, data_dir=self.name, split=split, revision=EXPORT)
             except (OSError, ValueError, RuntimeError) as error:
                 why = " ".join(str(error).split())[:200] if answers else "which does not answer"
-                looked = f"which has no folder {self.folder}" if self.folder else "which is not set"
+                looked = f"which {_lacks(self.folder)}" if self.folder else "which is not set"
                 raise ValueError(
                     f"{self} is neither in {DATA_VARIABLE}, {looked}, nor had from the hub ({why}): "
                     f"go online once, or set {DATA_VARIABLE} to a folder that has {Path(self.path, self.name or '')}"
@@ -179,18 +179,27 @@ def sample_indices(available: int, examples: int | None) -> np.ndarray:
 
 def _read(files: list[Path]) -> "Dataset":
     import datasets
+    import pyarrow
 
     _quiet()
     kinds = {FORMATS[file.suffix] for file in files}
     if len(kinds) > 1:
         raise ValueError(f"{files[0].parent} mixes {' and '.join(sorted(kinds))} files of a split: keep one kind")
+    cache = str(cache_folder() / "rows")
     try:
-        return datasets.load_dataset(
-            kinds.pop(), data_files=[str(file) for file in files], split="train", cache_dir=str(cache_folder() / "rows")
-        )
-    except datasets.exceptions.DatasetGenerationError as error:
-        why = " ".join(str(error.__cause__ or error).split())[:200]
-        raise ValueError(f"{files[0]} cannot be read ({why}): give rows with the same columns throughout") from None
+        return datasets.load_dataset(kinds.pop(), data_files=list(map(str, files)), split="train", cache_dir=cache)
+    except (datasets.exceptions.DatasetGenerationError, ValueError, StopIteration, pyarrow.ArrowException) as error:
+        why = " ".join(str(error.__cause__ or error).split())[:200] or "no rows"
+        names = ", ".join(map(str, files))
+        raise ValueError(
+            f"{names} cannot be read ({why}): give UTF-8, and rows with the same columns throughout"
+        ) from None
+
+
+def _lacks(folder: Path) -> str:
+    """What is missing on the way to the folder, below what the variable names."""
+    data = Path(os.environ[DATA_VARIABLE]).expanduser()
+    return f"has no folder {folder}" if data.is_dir() else f"is no folder, {data}"
 
 
 def _stamp(files: list[Path]) -> str:
