@@ -32,13 +32,12 @@ def save(figure: Figure, folder: Path, name: str) -> str:
     return hashlib.sha256((folder / f"{name}.svg").read_bytes()).hexdigest()[:12]
 
 
-def accuracy_against_loss(table: pd.DataFrame, *, baselines: dict[str, dict[str, float]]) -> Figure:
+def accuracy_against_loss(table: pd.DataFrame) -> Figure:
     """Accuracy against loss rate, evaluated with losses (left) and without (right), a row a task.
 
     Args:
         table: a row a run, with `task`, `arm`, `loss_rate`, `accuracy_lossy`, `accuracy_clean`; every arm has the runs
             without losses at `loss_rate` 0.
-        baselines: for each task its horizontal lines, label to accuracy.
 
     Points are means over seeds, bands Student's 95 % intervals.
     """
@@ -55,8 +54,6 @@ def accuracy_against_loss(table: pd.DataFrame, *, baselines: dict[str, dict[str,
             for arm, runs in ours.groupby("arm", sort=False):
                 number = arms.index(str(arm))
                 _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number % len(MARKERS)])
-            for style, (label, accuracy) in zip((":", "--"), baselines[task].items(), strict=False):
-                ax.axhline(accuracy, color="0.45", linestyle=style, linewidth=1, label=label, zorder=0)
             ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=9)
             _loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")
@@ -129,4 +126,4 @@ def _loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
     ax.xaxis.set_major_locator(FixedLocator(values))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    ax.tick_params(axis="x", labelsize=8, rotation=45 if len(values) > 6 else 0)
+    ax.tick_params(axis="x", labelsize=7, rotation=90 if len(values) > 6 else 0)
