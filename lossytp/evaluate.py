@@ -7,11 +7,13 @@ python -m lossytp.evaluate --model_name gpt2-nano --data_glob stdlib --prompt "T
 from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.models import check_there
 
 
 def main() -> None:
     config = parse(EvaluateConfig, __doc__)
     layout = config.layout(*rank_and_world_size())
+    check_there(config.model_name)
 
     from lossytp.training.evaluation import run  # after the arguments were checked: torch takes seconds to import
 

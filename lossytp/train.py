@@ -9,12 +9,14 @@ from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
 from lossytp.training.logs import check_installed
+from lossytp.training.models import check_there
 
 
 def main() -> None:
     config = parse(TrainConfig, __doc__)
     layout = config.layout(*rank_and_world_size())
     check_installed(config)
+    check_there(config.model_name)
 
     from lossytp.training.loop import run  # after the arguments were checked: torch takes seconds to import
 

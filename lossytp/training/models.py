@@ -81,6 +81,20 @@ def _check_shape(name: str, shape: Shape, tensor_parallel_size: int, max_length:
         raise ValueError(f"max_length = {max_length} is above {name}'s {shape.positions} positions: give fewer")
 
 
+def check_there(name: str) -> None:
+    """Raise ValueError where the model is neither on this machine nor to be had; before torch is imported."""
+    where = _location(name, weights=not name.endswith(SCRATCH))
+    if Path(where).is_dir():
+        return
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    from lossytp.training.tasks.sources import hub_answers
+
+    kept = isinstance(try_to_load_from_cache(where, "config.json"), str)
+    if not kept and (constants.HF_HUB_OFFLINE or not hub_answers()):
+        raise _nowhere(name, where, "the hub does not answer")
+
+
 def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     """The model's tokenizer, which pads with its end token where it knows no other. ValueError where there is none."""
     from transformers import AutoTokenizer
@@ -221,12 +235,16 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
         first = str(error).strip().splitlines()[0]
         if Path(where).is_dir():
             raise ValueError(f"model_name = {name!r}: {where} cannot be loaded ({first})") from error
-        data = os.environ.get("LOSSYTP_DATA")
-        looked = f"in LOSSYTP_DATA = {data}" if data else "LOSSYTP_DATA is not set"
-        raise ValueError(
-            f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor to be had from the hub; give a "
-            f"folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights ({first})"
-        ) from error
+        raise _nowhere(name, where, first) from error
+
+
+def _nowhere(name: str, where: str, why: str) -> ValueError:
+    data = os.environ.get("LOSSYTP_DATA")
+    looked = f"in LOSSYTP_DATA = {data}" if data else "LOSSYTP_DATA is not set"
+    return ValueError(
+        f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor to be had from the hub; give a "
+        f"folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights ({why})"
+    )
 
 
 def _shape_in(folder: Path) -> Shape:

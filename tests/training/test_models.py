@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lossytp.training import models
-from lossytp.training.models import build_model, check_model, load_model, load_tokenizer, shape_of
+from lossytp.training.models import build_model, check_model, check_there, load_model, load_tokenizer, shape_of
 from lossytp.training.pretraining.vocabulary import train_tokenizer
 from tests.training.test_sources import hub_at
 
@@ -217,6 +217,27 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path):
         load_tokenizer("some/gpt2")
     assert time.perf_counter() - start < 10
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+def test_what_is_not_there_is_told_before_torch_is_imported(monkeypatch, tmp_path):
+    monkeypatch.delenv("LOSSYTP_DATA", raising=False)
+    hub_at("http://127.0.0.1:9", monkeypatch)
+    for name in ("some/gpt2", "gpt2-large", "gpt2-large-scratch"):
+        with pytest.raises(ValueError, match="nor to be had from the hub"):
+            check_there(name)
+    for name in ("gpt2-nano", "gpt2-nano-scratch", "gpt2-micro-scratch"):
+        check_there(name)
+    with pytest.raises(ValueError, match=r"run \./run_all\.sh pretrain in a checkout, or give gpt2-micro-scratch"):
+        check_there("gpt2-micro")
+    folder = tmp_path / "openai-community" / "gpt2-large"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    monkeypatch.setenv("LOSSYTP_DATA", str(tmp_path))
+    check_there("gpt2-large-scratch")
+    with pytest.raises(ValueError, match="nor to be had from the hub"):
+        check_there("gpt2-large")
+    (folder / "pytorch_model.bin").touch()
+    check_there("gpt2-large")
 
 
 def test_no_hub_and_no_data_end_the_command_with_one_line():

@@ -230,7 +230,7 @@ def hub_or_its_cache() -> Iterator[bool]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    answers = not any(before) and _hub_answers(int(time.monotonic() / 60))
+    answers = not any(before) and hub_answers()
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = not answers
     try:
         yield answers
@@ -238,9 +238,13 @@ def hub_or_its_cache() -> Iterator[bool]:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
+def hub_answers() -> bool:
+    """Whether the hub answers at all, asked at most once in a minute."""
+    return _hub_answers(int(time.monotonic() / 60))
+
+
 @functools.lru_cache(maxsize=1)
 def _hub_answers(minute: int) -> bool:
-    """Whether the hub answers at all, asked at most once in a `minute`."""
     from huggingface_hub import constants, get_session
 
     answers: list[int] = []
