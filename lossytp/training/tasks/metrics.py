@@ -5,6 +5,7 @@ Each gives its metrics and, as "score", the first of them. Predictions that are 
 
 import re
 import string
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 
-class TaskMetric(evaluate.Metric):
+class TaskMetric(evaluate.Metric, ABC):
     """What the metrics of all kinds of tasks share: the names that are wanted, the headline first."""
 
     predictions: Any = datasets.Sequence(datasets.Value("float32"))
@@ -38,9 +39,9 @@ class TaskMetric(evaluate.Metric):
         scores = self.scores(predictions, references)
         return {**scores, "score": scores[self.metrics[0]]}
 
+    @abstractmethod
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
         """The metrics by name."""
-        raise NotImplementedError
 
 
 class ClassificationMetric(TaskMetric):
