@@ -25,6 +25,8 @@ import itertools
 import json
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -86,7 +88,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
     ValueError, naming the file, for an unknown key, parameter or value.
     """
     content = _content(file)
-    try:
+    with _errors_name(file):
         check_known("profile", profile, content["profiles"])
         settings = content["profiles"][profile]
         for key in settings:
@@ -116,23 +118,26 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         if len(set(folders)) < len(folders):
             name = next(cell.arm for number, cell in enumerate(cells) if cell.config.output_dir in folders[:number])
             raise ValueError(f"arm {name!r} has a cell that is there before: leave one out")
-    except KeyError as error:
-        raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
     together = counts.get("cells_per_notebook", len(cells))
     return Experiment(file.stem, notebook, tuple(cells), together, counts["processes"], outputs)
 
 
 def _content(file: Path) -> dict[str, Any]:
-    try:
+    with _errors_name(file):
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
         for key in content:
             check_known("key", key, sorted(KEYS))
         return {**content, "profiles": dict(content["profiles"])}
+
+
+@contextmanager
+def _errors_name(file: Path) -> Iterator[None]:
+    """What is wrong with a grid is a ValueError in one line that begins with its file."""
+    try:
+        yield
     except KeyError as error:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
-    except (ValueError, TypeError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
 
 
@@ -153,7 +158,9 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
         lists = {name: values for name, values in arm.items() if name != "arm"}
         for name, values in lists.items():
             if not isinstance(values, list) or not values or name in OTHER_KEYS:
-                raise ValueError(f"arm {name} = {values!r}: give a list of values, of another name than seed")
+                raise ValueError(
+                    f"arm {name} = {values!r}: give a list of values, of other names than {', '.join(OTHER_KEYS)}"
+                )
         for values in itertools.product(*lists.values()):
             found.append((arm["arm"], dict(zip(lists, values, strict=True))))
     return found
