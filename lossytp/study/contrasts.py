@@ -12,7 +12,7 @@ def contrasts(table: pd.DataFrame, *, reference: str, outcome: str = "accuracy_l
     """Each arm's mean outcome, and its difference from the reference arm of the same task and seed.
 
     Args:
-        table: from `records.table_of`: a row a run, with `task`, `arm`, `loss_rate`, `seed` and the outcome.
+        table: from `records.read_experiment`: a row a run, with `task`, `arm`, `loss_rate`, `seed` and the outcome.
         reference: the arm that others are compared with; of one loss rate.
 
     Returns one row for each task, arm and loss rate, the reference without a difference: `task`, `arm`, `loss_rate`,

@@ -12,10 +12,7 @@ import pandas as pd
 from lossytp.study.statistics import Estimate, loss_budget, t_interval
 
 DROP = 0.01  # the loss budget's fall in accuracy: one point
-SHARED = (  # settings that the runs of a task's tolerance curve share
-    *("model_name", "tensor_parallel_size", "algorithm", "repair", "mtu_bytes", "max_length", "bf16", "fp16"),
-    *("max_steps", "batch_size", "learning_rate", "warmup_steps", "weight_decay"),
-)
+VARIED = {"loss_type", "loss_rate", "mean_burst_packets", "ge_config", "seed"}  # in the runs of one tolerance curve
 
 
 def how_it_ran(records: list[dict]) -> dict[str, Any]:
@@ -40,15 +37,16 @@ def tasks(records: list[dict], baselines: dict[str, dict[str, Any]]) -> dict[str
         records: of the tolerance experiment.
         baselines: by task, what `15_task_baseline` measured.
 
-    ValueError where a task's runs differ in a setting that they should share or in their data, or a baseline is of
+    ValueError where a task's runs differ in more than process, rate and seed, or in their data, or a baseline is of
     other data: they could not share a figure.
     """
     found: dict[str, Any] = {}
     for name in dict.fromkeys(record["config"]["dataset"] for record in records):
         ours = [record for record in records if record["config"]["dataset"] == name]
         first, baseline = ours[0], baselines[name]
+        settings = {each: value for each, value in first["config"].items() if each not in VARIED}
         for record in ours:
-            differing = [each for each in SHARED if record["config"][each] != first["config"][each]]
+            differing = [each for each in settings if record["config"][each] != settings[each]]
             if differing or record["data"]["sha256"] != first["data"]["sha256"]:
                 raise ValueError(
                     f"{name}: the records differ in {', '.join(differing) or 'their data'}: draw them apart"
@@ -56,7 +54,7 @@ def tasks(records: list[dict], baselines: dict[str, dict[str, Any]]) -> dict[str
         if baseline["test_examples"] != first["data"]["test_examples"]:
             raise ValueError(f"baseline of {name} is of another test sample: delete baseline.json, it is made again")
         found[name] = {
-            "settings": {each: first["config"][each] for each in SHARED},
+            "settings": settings,
             "data": {each: first["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
             "real_token_share": min(record["data"]["real_token_share"] for record in ours),
             "baseline": baseline,

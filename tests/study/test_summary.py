@@ -40,6 +40,9 @@ def test_runs_that_differ_in_more_than_process_rate_and_seed_are_refused(study, 
     odd = [*study, record(loss_rate=0.1, seed=9, accuracy=0.5, max_steps=11)]
     with pytest.raises(ValueError, match="docstrings: the records differ in max_steps"):
         summary.tasks(odd, BASELINES)
+    scoped = [*study, record(loss_rate=0.1, seed=9, accuracy=0.5, lossy_direction="backward")]
+    with pytest.raises(ValueError, match="the records differ in lossy_direction"):
+        summary.tasks([{**each, "config": {"lossy_direction": None, **each["config"]}} for each in scoped], BASELINES)
     other = record(loss_rate=0.1, seed=9, accuracy=0.5, max_steps=11, dataset="sst2")
     both = summary.tasks([*study, other], {**BASELINES, "sst2": BASELINES["docstrings"]})
     assert both["sst2"]["settings"]["max_steps"] == 11
