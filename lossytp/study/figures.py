@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from lossytp.study.statistics import CONFIDENCE, t_interval
+from lossytp.study.statistics import t_interval
 
-MARKERS = "osD^vP"  # arms differ by colour and marker, so that they can be told apart in grey
+MARKERS = "osD^vPX*<>"  # arms differ by colour and marker, so that they can be told apart in grey
 
 
 def set_style() -> None:
@@ -55,39 +55,12 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
                 number = arms.index(str(arm))
                 _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number % len(MARKERS)])
             ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=9)
-            _loss_rate_axis(ax, table["loss_rate"])
+            loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")
     for ax in axes_TP[-1]:
         ax.set_xlabel("packet loss rate of every link")
     handles, labels = axes_TP[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    return figure
-
-
-def falls_by_arm(table: pd.DataFrame) -> Figure:
-    """How much accuracy each arm costs against the reference, in points, with its 95 % interval, a panel a task.
-
-    Args:
-        table: from `contrasts.contrasts`; filled markers differ from the reference after Holm's correction.
-    """
-    compared = table.dropna(subset=["difference"])
-    tasks, arms = list(dict.fromkeys(compared["task"])), list(dict.fromkeys(compared["arm"]))
-    figure, axes_1T = plt.subplots(
-        1, len(tasks), figsize=(7.2, 0.8 + 0.24 * len(arms)), sharey=True, layout="constrained", squeeze=False
-    )
-    for ax, task in zip(axes_1T[0], tasks, strict=True):
-        ours = compared[compared["task"] == task]
-        places = [arms.index(arm) for arm in ours["arm"]]
-        points = -100 * ours[["difference", "low", "high"]].to_numpy(dtype=float)
-        errors = np.abs(points[:, 1:] - points[:, :1]).T[::-1]
-        ax.errorbar(points[:, 0], places, xerr=errors, fmt="none", ecolor="C0", elinewidth=1.2, capsize=2)
-        shown = np.where(ours["p_holm"].to_numpy(dtype=float) < 1 - CONFIDENCE, "C0", "white")
-        ax.scatter(points[:, 0], places, c=shown, edgecolors="C0", s=22, zorder=3)
-        ax.axvline(0, color="0.45", linewidth=1, zorder=0)
-        ax.set_title(task, fontsize=9)
-        ax.set_xlabel("fall in test accuracy, points")
-    axes_1T[0, 0].set_yticks(range(len(arms)), arms)
-    axes_1T[0, 0].invert_yaxis()
     return figure
 
 
@@ -117,7 +90,7 @@ def _band(ax: Axes, runs: pd.DataFrame, column: str, *, label: str, color: str, 
         ax.fill_between(rates, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
+def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
     """Logarithmic, with room for zero at its left end."""
     values = sorted(rates.unique())
     smallest = min((value for value in values if value > 0), default=0.01)

@@ -3,6 +3,7 @@
 All that is returned is JSON-ready: null stands for infinity, and for what is not there.
 """
 
+import json
 import math
 from typing import Any
 
@@ -16,7 +17,8 @@ VARIED = {"loss_type", "loss_rate", "mean_burst_packets", "ge_config", "seed"}  
 
 
 def how_it_ran(records: list[dict]) -> dict[str, Any]:
-    """Runs, packets, hours and machines of all experiments together."""
+    """Runs, packets, hours and machines of all experiments together; a run that several have counts once."""
+    records = list({json.dumps([record["config"], record["processes"]]): record for record in records}.values())
     return {
         "cells": len(records),
         "not_finite": sum(record["status"] == "not finite" for record in records),
@@ -71,6 +73,35 @@ def tolerance(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [
         {"task": str(task), **_arm(str(arm), runs)} for (task, arm), runs in table.groupby(["task", "arm"], sort=False)
     ]
+
+
+def retuned(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Of each task, the fall in accuracy at the largest rate when every rate has its best learning rate.
+
+    Args:
+        table: runs of equal length without losses and at one loss rate, over the same learning rates.
+
+    The best is the one of the largest mean accuracy over seeds, picked on the test sample, without losses and with
+    them alike: `learning_rate_lossless` and `learning_rate_lossy`. `fall` is paired by seed.
+    """
+    found = []
+    for task, runs in table.groupby("task", sort=False):
+        best = {}
+        for rate, ours in runs.groupby("loss_rate"):
+            matrix = ours.pivot_table(index="seed", columns="learning_rate", values="accuracy_lossy")
+            best[float(str(rate))] = matrix[matrix.mean().idxmax()]
+        rates = sorted(best)
+        lossless, lossy = best[rates[0]], best[rates[-1]]
+        found.append(
+            {
+                "task": str(task),
+                "loss_rate": rates[-1],
+                "learning_rate_lossless": float(lossless.name),
+                "learning_rate_lossy": float(lossy.name),
+                "fall": estimate(t_interval((lossless - lossy).dropna().to_numpy())),
+            }
+        )
+    return found
 
 
 def estimate(value: Estimate) -> dict[str, float | None]:

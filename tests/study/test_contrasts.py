@@ -8,11 +8,14 @@ from scipy import stats
 from lossytp.study.contrasts import contrasts
 
 
-def table(arms, task="t", loss_rate=0.1):
+def table(arms, task="t", loss_rate=0.1, max_steps=10):
     """A row a run: the n-th value of an arm is seed n's accuracy."""
     rows = [
         {
             "task": task,
+            "model_name": "gpt2-nano",
+            "max_steps": max_steps,
+            "learning_rate": 1e-3,
             "arm": arm,
             "loss_rate": 0.0 if arm == "none" else loss_rate,
             "seed": seed,
@@ -73,3 +76,13 @@ def test_a_reference_that_is_not_one_arm_of_one_rate_is_refused():
     twice = pd.concat([table({"a": [0.5]}), table({"a": [0.4]}, loss_rate=0.2)])
     with pytest.raises(ValueError, match="'a' has several loss rates"):
         contrasts(twice, reference="a")
+
+
+def test_each_training_is_compared_with_its_own_reference():
+    runs = pd.concat([table({"none": [0.5], "a": [0.4]}), table({"none": [0.7], "a": [0.65], "b": [0.7]}, max_steps=30)])
+    alone = table({"a": [0.3]}, max_steps=90)  # whose reference is not run
+    result = contrasts(pd.concat([runs, alone]), reference="none").set_index(["max_steps", "arm"])["difference"]
+    assert result[10, "a"] == pytest.approx(-0.1)
+    assert result[30, "a"] == pytest.approx(-0.05)
+    assert result[30, "b"] == 0
+    assert np.isnan(result[90, "a"])
