@@ -4,7 +4,14 @@ import pandas as pd
 import pytest
 
 from lossytp.study.contrasts import contrasts
-from lossytp.study.figures import accuracy_against_loss, burst_distribution, falls_by_arm, save, set_style
+from lossytp.study.figures import (
+    accuracy_against_evaluated_loss,
+    accuracy_against_loss,
+    burst_distribution,
+    falls_by_arm,
+    save,
+    set_style,
+)
 from lossytp.study.records import tidy
 from lossytp.study.statistics import t_interval
 
@@ -58,6 +65,24 @@ def test_each_task_has_its_row(study, record, curves):
     line = next(line for line in figure.axes[2].lines if line.get_label() == "alone")
     assert line.get_ydata().tolist() == [0.8, 0.8]
     assert not [line for line in figure.axes[2].lines if line.get_label() == "bursts"]
+
+
+def test_each_rate_in_training_is_a_line_over_the_rates_in_evaluation():
+    rows = [
+        {"task": task, "trained_at": trained, "evaluated_at": rate, "seed": seed, "accuracy": 0.6 - rate + 0.1 * seed}
+        for task in ("a", "b")
+        for trained in (0.0, 0.3)
+        for rate in (0.0, 0.01, 0.3)
+        for seed in (0, 1)
+    ]
+    figure = accuracy_against_evaluated_loss(pd.DataFrame(rows))
+    assert [ax.get_title() for ax in figure.axes] == ["a", "b"]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["no loss", "30 % loss"]
+    for ax in figure.axes:
+        assert [line.get_xdata().tolist() for line in ax.lines] == [[0, 0.01, 0.3]] * 2
+        assert ax.lines[1].get_ydata() == pytest.approx([0.65, 0.64, 0.35])
+        assert len(ax.collections) == 2  # the bands
+        assert len({line.get_marker() for line in ax.lines}) == 2
 
 
 def test_falls_are_the_contrasts_in_points_filled_where_they_are_sure(study, curves):
