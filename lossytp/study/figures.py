@@ -152,4 +152,4 @@ def _loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
     ax.xaxis.set_major_locator(FixedLocator(values))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    ax.tick_params(axis="x", labelsize=7, rotation=90 if len(values) > 6 else 0)
+    ax.tick_params(axis="x", labelsize=7, rotation=90 if len(values) > 5 else 0)

@@ -26,9 +26,10 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd
     """Train as `config` says, then evaluate its last model over the same network at each of these loss rates.
 
     One row a rate: `task`, `trained_at`, `evaluated_at`, `seed`, `accuracy` and `cross_entropy` (nats an example) over
-    the lossy network, and the `packets` sent and `lost` in that evaluation. Its losses are of the run's seed, and at
-    one rate the same for all that are trained with that seed. A run that became not finite left no model: as in
-    `records.tidy` it answers with the most frequent class.
+    the lossy network, and the `packets` sent and `lost` in that evaluation. At one rate all that are trained with one
+    seed lose the same packets, from a stream of that seed which is not the one of the run's own evaluation: without
+    losses accuracy is the record's `accuracy_clean`, at the rate of training another sample of its `accuracy_lossy`. A
+    run that became not finite left no model: as in `records.tidy` it answers with the most frequent class.
 
     What is done is not done again. The saved models are deleted once every evaluation is there; they are large.
 

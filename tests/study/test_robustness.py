@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from scipy import stats
 
 from lossytp.study.robustness import gains, train_and_evaluate
@@ -22,6 +23,15 @@ TINY = {"max_steps": 6, "max_length": 16, "max_samples": 300, "eval_samples": 80
 
 def config(folder, **values):
     return TrainConfig(**{**TINY, "save_model": True, "loss_rate": 0.3, "output_dir": str(folder), **values})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """As in the notebook, so that numbers agree to the last digit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
