@@ -28,9 +28,7 @@ rule paper:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/figures/accuracy_vs_loss.svg",
         f"{RESULTS}/figures/burst_lengths.svg",
-        "paper/lossytp.typ",
-        "paper/routes.typ",
-        "paper/references.bib",
+        sorted(str(file) for file in Path("paper").iterdir()),
     output:
         f"{RESULTS}/lossytp.pdf",
     shell:
@@ -44,7 +42,7 @@ rule figures:
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_figures.ipynb",
-        [f"lossytp/study/{module}.py" for module in ("contrasts", "figures", "records", "statistics", "summary")],
+        sorted(str(file) for file in Path("lossytp/study").glob("*.py")),
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",

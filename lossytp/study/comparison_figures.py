@@ -1,4 +1,4 @@
-"""Figures of an experiment's arms side by side, from `contrasts.falls_and_gains`. A panel, or a row of them, a task."""
+"""Figures of an experiment's arms side by side, from `contrasts.falls_and_gains`."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,30 +12,34 @@ from lossytp.study.figures import MARKERS
 from lossytp.study.statistics import CONFIDENCE
 
 FALL = "fall in test accuracy, points"
+COLUMN = 3.5  # inches, of a column of the paper
+DASHES = ("-", "--", ":", "-.")  # of tasks
 
 
 def falls_by_arm(compared: pd.DataFrame) -> Figure:
     """How much accuracy each arm costs against the runs without losses, in points, with its 95 % interval.
 
-    Filled markers differ from 0 after Holm's correction. An arm of several loss rates has a row for each.
+    One marker and colour a task; filled ones differ from 0 after Holm's correction. An arm of several loss rates has a
+    row for each.
     """
     table = _lossy(compared)
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["label"]))
-    figure, axes_1T = plt.subplots(
-        1, len(tasks), figsize=(7.2, 0.8 + 0.24 * len(arms)), sharey=True, layout="constrained", squeeze=False
-    )
-    for ax, task in zip(axes_1T[0], tasks, strict=True):
+    figure, ax = plt.subplots(figsize=(COLUMN, 0.9 + 0.22 * len(arms)), layout="constrained")
+    for number, task in enumerate(tasks):
         ours = table[table["task"] == task]
-        places = [arms.index(label) for label in ours["label"]]
+        places = [arms.index(label) + 0.3 * (number - (len(tasks) - 1) / 2) for label in ours["label"]]
         fall, errors = _points(ours)
-        ax.errorbar(fall, places, xerr=errors, fmt="none", ecolor="C0", elinewidth=1.2, capsize=2)
-        shown = np.where(ours["p_holm"].to_numpy(dtype=float) < 1 - CONFIDENCE, "C0", "white")
-        ax.scatter(fall, places, c=shown, edgecolors="C0", s=22, zorder=3)
-        ax.axvline(0, color="0.45", linewidth=1, zorder=0)
-        ax.set_title(task, fontsize=9)
-        ax.set_xlabel(FALL)
-    axes_1T[0, 0].set_yticks(range(len(arms)), arms)
-    axes_1T[0, 0].invert_yaxis()
+        color, marker = f"C{number}", MARKERS[number]
+        ax.errorbar(fall, places, xerr=errors, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
+        shown = np.where(ours["p_holm"].to_numpy(dtype=float) < 1 - CONFIDENCE, color, "white")
+        ax.scatter(fall, places, c=shown, edgecolors=color, marker=marker, s=16, zorder=3)
+        ax.plot([], [], marker, color=color, markersize=4, label=task)
+    ax.axvline(0, color="0.45", linewidth=1, zorder=0)
+    ax.set_yticks(range(len(arms)), arms, fontsize=7)
+    ax.tick_params(axis="x", labelsize=7)
+    ax.set_xlabel(FALL, fontsize=8)
+    ax.invert_yaxis()
+    figure.legend(loc="outside upper right", ncols=len(tasks), fontsize=7)
     return figure
 
 
@@ -67,7 +71,8 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
                     color=palette[style], label=label, markersize=5, elinewidth=1, capsize=2,
                 )  # fmt: skip
             ax.axhline(0, color="0.45", linewidth=1, zorder=0)
-        row[0].set_ylabel(f"{task}: {FALL}" if len(tasks) > 1 else FALL, fontsize=8)
+            ax.set_title(task, fontsize=9)
+        row[0].set_ylabel("fall, points")
     for ax, text in zip(axes_TX[-1], axes.values(), strict=True):
         ax.set_xlabel(text)
     handles, labels = axes_TX[0, 0].get_legend_handles_labels()
@@ -81,26 +86,26 @@ def divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
     Args:
         streams, copies: from `divergence.stream_distances` and `divergence.copy_distances`.
     """
-    tasks, arms = list(dict.fromkeys(streams["task"])), list(dict.fromkeys(streams["arm"]))
-    figure, axes_T2 = plt.subplots(
-        len(tasks), 2, figsize=(7.2, 0.8 + 2.2 * len(tasks)), layout="constrained", squeeze=False, sharex="col"
-    )
+    arms = list(dict.fromkeys(streams["arm"]))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(COLUMN, 2.6), layout="constrained")
     last = streams[streams["step"] == streams["step"].max()]
-    for (left, right), task in zip(axes_T2, tasks, strict=True):
+    for dashes, task in zip(DASHES, dict.fromkeys(streams["task"]), strict=False):
         for number, arm in enumerate(arms):
-            style = {"color": f"C{number}", "marker": MARKERS[number], "markersize": 4, "linewidth": 1.3, "label": arm}
+            style = {"color": f"C{number}", "marker": MARKERS[number], "markersize": 3.5, "linewidth": 1.1}
             for ax, table, x in ((left, last, "layer"), (right, copies, "step")):
                 ours = table[(table["task"] == task) & (table["arm"] == arm)]
                 mean = ours.groupby(x)["distance"].mean()
-                ax.plot(mean.index, mean, **style)
-        left.set_ylabel(f"{task}: relative distance" if len(tasks) > 1 else "relative distance", fontsize=8)
-        left.set_xticks(sorted(last["layer"].unique()))
-    axes_T2[0, 0].set_title("residual streams after each layer, at the last step", fontsize=9)
-    axes_T2[0, 1].set_title("copies of replicated parameters", fontsize=9)
-    axes_T2[-1, 0].set_xlabel("transformer layer")
-    axes_T2[-1, 1].set_xlabel("step")
-    handles, labels = axes_T2[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
+                ax.plot(mean.index, mean, linestyle=dashes, label=f"{task}: {arm}", **style)
+    left.set_xticks(sorted(last["layer"].unique()))
+    left.set_ylabel("relative distance", fontsize=8)
+    left.set_title("residual streams", fontsize=8)
+    right.set_title("copies of parameters", fontsize=8)
+    left.set_xlabel("layer, at the last step", fontsize=8)
+    right.set_xlabel("step", fontsize=8)
+    for ax in (left, right):
+        ax.tick_params(labelsize=7)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", fontsize=6)
     return figure
 
 

@@ -1,5 +1,7 @@
 """An experiment's arms against one of them, paired by seed."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -7,31 +9,34 @@ from scipy import stats
 from lossytp.network.checks import check_known
 from lossytp.study.statistics import holm, t_interval
 
-TRAINING = ["task", "model_name", "max_steps", "learning_rate"]  # an arm is compared with runs that share these
+TRAINING = ("task", "model_name", "max_steps", "learning_rate")
 
 
-def contrasts(table: pd.DataFrame, *, reference: str, outcome: str = "accuracy_lossy") -> pd.DataFrame:
+def contrasts(
+    table: pd.DataFrame, *, reference: str, outcome: str = "accuracy_lossy", within: Sequence[str] = TRAINING
+) -> pd.DataFrame:
     """Each arm's mean outcome, and its difference from the reference arm's of the same training and seed.
 
     Args:
-        table: from `records.read_experiment`: a row a run, with `TRAINING`, `arm`, `loss_rate`, `seed` and the outcome.
+        table: from `records.read_experiment`: a row a run, with `arm`, `loss_rate`, `seed` and the outcome.
         reference: the arm that others are compared with, of one loss rate in each training; arms of a training that it
             does not have stay without a difference.
+        within: the columns that make runs of one training: only such are compared.
 
-    Returns one row for each training, arm and loss rate, the reference without a difference: `TRAINING`, `arm`,
-    `loss_rate`, `seeds` (pairs), `mean`, `mean_low`, `mean_high`, `difference`, `low`, `high` (Student's 95 % interval
-    over the pairs), `p` (Student's paired test) and `p_holm`, corrected over all rows. Differences of a single pair
-    have no p.
+    Returns one row for each training, arm and loss rate, the reference without a difference: what `within` names,
+    `arm`, `loss_rate`, `seeds` (pairs), `mean`, `mean_low`, `mean_high`, `difference`, `low`, `high` (Student's 95 %
+    interval over the pairs), `p` (Student's paired test) and `p_holm`, corrected over all rows. Differences of a single
+    pair have no p.
     """
     check_known("reference", reference, sorted(table["arm"].unique()))
     rows = []
-    for training, runs in table.groupby(TRAINING, sort=False):
+    for training, runs in table.groupby(list(within), sort=False):
         base = runs[runs["arm"] == reference].set_index("seed")[outcome]
         if not base.index.is_unique:
             raise ValueError(f"reference = {reference!r} has several loss rates: name an arm of one")
         for (arm, rate), ours in runs.groupby(["arm", "loss_rate"], sort=False):
             own = t_interval(ours[outcome].to_numpy())
-            row = dict(zip(TRAINING, training, strict=True)) | {"arm": arm, "loss_rate": rate, "seeds": len(ours)}
+            row = dict(zip(within, training, strict=True)) | {"arm": arm, "loss_rate": rate, "seeds": len(ours)}
             row |= {"mean": own.value, "mean_low": own.low, "mean_high": own.high}
             pairs = (ours.set_index("seed")[outcome] - base).dropna().to_numpy()
             if arm != reference and len(pairs):

@@ -1,4 +1,4 @@
-"""How far ranks with residual streams of their own are apart, as tables. What is measured: `lossytp.parallel.own_streams`."""
+"""How far ranks with residual streams of their own are apart, as `lossytp.parallel.own_streams` measures it: tables."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.D
 
 
 def copy_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
-    """The same of the ranks' copies of the parameters that all of them hold: columns task, arm, seed, step, distance."""
+    """The same of the copies of the parameters that all ranks hold: columns task, arm, seed, step and distance."""
     return pd.DataFrame(
         [
             {**run, "step": point["step"], "distance": point["replica_drift"]}
@@ -36,6 +36,4 @@ def copy_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.Dat
 
 def _evaluations(table: pd.DataFrame, records: list[dict[str, Any]]) -> list[tuple[dict, dict]]:
     runs = table[["task", "arm", "seed"]].to_dict("records")
-    return [
-        (run, point) for run, record in zip(runs, records, strict=True) for point in record["curves"]["eval"]
-    ]
+    return [(run, point) for run, record in zip(runs, records, strict=True) for point in record["curves"]["eval"]]

@@ -64,6 +64,32 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
+    """Accuracy against the loss rate in evaluation, a line for each rate in training, a panel a task.
+
+    Args:
+        table: a row an evaluation, with `task`, `trained_at`, `evaluated_at`, `seed` and `accuracy`.
+
+    Points are means over seeds, bands Student's 95 % intervals.
+    """
+    tasks, trained_at = list(dict.fromkeys(table["task"])), sorted(table["trained_at"].unique())
+    width = 1.2 + 3.0 * len(tasks)
+    figure, axes_1T = plt.subplots(1, len(tasks), figsize=(width, 3.0), layout="constrained", squeeze=False)
+    for ax, task in zip(axes_1T[0], tasks, strict=True):
+        ours = table[table["task"] == task].rename(columns={"evaluated_at": "loss_rate"})
+        for number, rate in enumerate(trained_at):
+            label = f"{100 * rate:g} % loss" if rate else "no loss"
+            runs, marker = ours[ours["trained_at"] == rate], MARKERS[number % len(MARKERS)]
+            _band(ax, runs, "accuracy", label=label, color=f"C{number}", marker=marker)
+        ax.set_title(task, fontsize=9)
+        ax.set_xlabel("packet loss rate in evaluation")
+        loss_rate_axis(ax, table["evaluated_at"])
+    axes_1T[0, 0].set_ylabel("test accuracy")
+    handles, labels = axes_1T[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="trained with", loc="outside lower center", ncols=len(labels))
+    return figure
+
+
 def burst_distribution(table: pd.DataFrame) -> Figure:
     """Share of bursts of each length: points measured, lines the closed form.
 
@@ -99,4 +125,4 @@ def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
     ax.xaxis.set_major_locator(FixedLocator(values))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    ax.tick_params(axis="x", labelsize=7, rotation=90 if len(values) > 6 else 0)
+    ax.tick_params(axis="x", labelsize=7, rotation=90 if len(values) > 5 else 0)

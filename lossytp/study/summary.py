@@ -86,19 +86,19 @@ def retuned(table: pd.DataFrame) -> list[dict[str, Any]]:
     """
     found = []
     for task, runs in table.groupby("task", sort=False):
-        best = {}
+        by_rate = {}
         for rate, ours in runs.groupby("loss_rate"):
             matrix = ours.pivot_table(index="seed", columns="learning_rate", values="accuracy_lossy")
-            best[float(str(rate))] = matrix[matrix.mean().idxmax()]
-        rates = sorted(best)
-        lossless, lossy = best[rates[0]], best[rates[-1]]
+            best = matrix.columns[int(matrix.mean().argmax())]
+            by_rate[float(str(rate))] = float(best), matrix[best]
+        (_, lossless), *_, (largest, lossy) = sorted(by_rate.items())
         found.append(
             {
                 "task": str(task),
-                "loss_rate": rates[-1],
-                "learning_rate_lossless": float(lossless.name),
-                "learning_rate_lossy": float(lossy.name),
-                "fall": estimate(t_interval((lossless - lossy).dropna().to_numpy())),
+                "loss_rate": largest,
+                "learning_rate_lossless": lossless[0],
+                "learning_rate_lossy": lossy[0],
+                "fall": estimate(t_interval((lossless[1] - lossy[1]).dropna().to_numpy())),
             }
         )
     return found

@@ -28,7 +28,9 @@ def test_equal_contributions_are_coherent_and_opposite_ones_cancel(model, batch)
 
     def halves_alike(sign):
         hooks = [
-            layer.register_forward_pre_hook(lambda _, args: (torch.cat([first := args[0].chunk(2, -1)[0], sign * first], -1),))
+            layer.register_forward_pre_hook(
+                lambda _, args: (torch.cat([first := args[0].chunk(2, -1)[0], sign * first], -1),)
+            )
             for block in model.transformer.h
             for layer in (block.attn.c_proj, block.mlp.c_proj)
         ]

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from lossytp.study import summary
+from lossytp.study.records import tidy
 
 BASELINES = {"docstrings": {"majority_share": 0.3, "bag_of_words": 0.9, "test_examples": 4}}
 
@@ -57,3 +58,20 @@ def test_rows_are_json(study, curves):
     table = curves(study).assign(value=float("inf"))
     text = json.dumps(summary.rows(table[["task", "seed", "value", "ge_config"]].head(1)), allow_nan=False)
     assert json.loads(text) == [{"task": "docstrings", "seed": 0, "value": None, "ge_config": None}]
+
+
+def test_every_rate_has_its_best_learning_rate(record):
+    accuracies = {(0.0, 1e-3): 0.7, (0.0, 2e-3): 0.6, (0.3, 1e-3): 0.5, (0.3, 2e-3): 0.55}
+    runs = [
+        record(loss_rate=loss, seed=seed, accuracy=accuracy + 0.01 * seed * loss, learning_rate=rate)
+        for (loss, rate), accuracy in accuracies.items()
+        for seed in range(3)
+    ]
+    (found,) = summary.retuned(tidy(runs))
+    assert (found["learning_rate_lossless"], found["learning_rate_lossy"]) == (1e-3, 2e-3)
+    assert found["fall"]["value"] == pytest.approx(0.15 - 0.003)
+    assert found["loss_rate"] == 0.3
+
+
+def test_a_run_that_several_experiments_have_counts_once(study):
+    assert summary.how_it_ran([*study, *study[:4]]) == summary.how_it_ran(study)
