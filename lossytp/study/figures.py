@@ -27,8 +27,8 @@ def set_style() -> None:
 def save(figure: Figure, folder: Path, name: str) -> str:
     """Write NAME.svg and NAME.png; returns a hash of the SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
-    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None}, bbox_inches="tight")
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
     return hashlib.sha256((folder / f"{name}.svg").read_bytes()).hexdigest()[:12]
 
 
