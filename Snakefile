@@ -4,6 +4,7 @@ Config: profile (smoke, laptop or paper); figures_only (draw what is there, run 
 """
 
 import json
+import os
 from pathlib import Path
 
 from lossytp.study.grid import load_experiments
@@ -21,6 +22,14 @@ TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
 TOLERANCE = [cell.config for cell in EXPERIMENTS[0].cells]
 BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples}
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
+
+if workflow.remote_exec:  # a cluster's job: ./run_all.sh is on another machine, so its notebook ends with the job
+    os.environ["LOSSYTP_RUN_PID"] = str(os.getpid())
+
+
+localrules:
+    figures,
+    paper,
 
 
 rule paper:

@@ -46,22 +46,31 @@ def tasks(records: list[dict], baselines: dict[str, dict[str, Any]]) -> dict[str
     for name in dict.fromkeys(record["config"]["dataset"] for record in records):
         ours = [record for record in records if record["config"]["dataset"] == name]
         first, baseline = ours[0], baselines[name]
-        settings = {each: value for each, value in first["config"].items() if each not in VARIED}
+        shared = {
+            "settings": {each: value for each, value in first["config"].items() if each not in VARIED},
+            "data": {each: first["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
+        }
         for record in ours:
-            differing = [each for each in settings if record["config"][each] != settings[each]]
-            if differing or record["data"]["sha256"] != first["data"]["sha256"]:
-                raise ValueError(
-                    f"{name}: the records differ in {', '.join(differing) or 'their data'}: draw them apart"
-                )
+            if names := differing(record, shared):
+                raise ValueError(f"{name}: the records differ in {', '.join(names)}: draw them apart")
         if baseline["test_examples"] != first["data"]["test_examples"]:
             raise ValueError(f"baseline of {name} is of another test sample: delete baseline.json, it is made again")
         found[name] = {
-            "settings": settings,
-            "data": {each: first["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
+            **shared,
             "real_token_share": min(record["data"]["real_token_share"] for record in ours),
             "baseline": baseline,
         }
     return found
+
+
+def differing(record: dict, shared: dict[str, Any]) -> list[str]:
+    """In what a run differs from a tolerance curve's, beyond process, rate and seed: such a run is no point of it.
+
+    Args:
+        shared: what `tasks` tells of the curve's task.
+    """
+    settings = [name for name, value in shared["settings"].items() if record["config"][name] != value]
+    return settings + ["data"] * (record["data"]["sha256"] != shared["data"]["sha256"])
 
 
 def tolerance(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -49,6 +49,15 @@ def test_runs_that_differ_in_more_than_process_rate_and_seed_are_refused(study, 
     assert both["sst2"]["settings"]["max_steps"] == 11
 
 
+def test_what_makes_a_run_no_point_of_a_curve_is_told(study, record):
+    curve = summary.tasks(study, BASELINES)["docstrings"]
+    run = record(loss_rate=0.15, seed=7, accuracy=0.5, burst=8.0)
+    assert summary.differing(run, curve) == []
+    run = record(loss_rate=0.15, seed=7, accuracy=0.5, repair="local", max_steps=2)
+    run["data"]["sha256"] = "cd"
+    assert summary.differing(run, curve) == ["repair", "max_steps", "data"]
+
+
 def test_a_baseline_of_another_sample_is_refused(study):
     with pytest.raises(ValueError, match="another test sample"):
         summary.tasks(study, {"docstrings": {**BASELINES["docstrings"], "test_examples": 5}})
