@@ -12,7 +12,8 @@ from lossytp.study.grid import load_experiments
 PROFILE = config.get("profile", "laptop")
 RESULTS = f"results/{PROFILE}"
 CELLS_EXIST = bool(config.get("figures_only"))
-CHECKS = ["channel.csv", "bursts.csv", "baseline.json", "collective_errors.csv", "collective_times.csv"]
+CHECKS = ["channel.csv", "bursts.csv", "baseline.json", "collective_errors.csv", "collective_times.csv", "step_times.csv"]
+FEW_STEPS = {"samples": 2, "bandwidths_gbits": [10], "round_trips_us": [100], "loss_rates": [0.0, 0.2], "tokens": 256}
 NUM_PACKETS = {"smoke": 1_000_000}.get(PROFILE, 10_000_000)
 
 EXPERIMENTS = load_experiments(Path("notebooks/experiments"), PROFILE, Path(RESULTS))
@@ -97,6 +98,19 @@ if not CELLS_EXIST:
             values=json.dumps(
                 {"results_dir": RESULTS} | ({"num_messages": 10, "samples": 2_000} if PROFILE == "smoke" else {})
             ),
+        shell:
+            RUN
+
+    rule step_times:
+        input:
+            ancient("notebooks/13_step_times.ipynb"),
+        output:
+            f"{RESULTS}/step_times.csv",
+        log:
+            f"{RESULTS}/notebooks/13_step_times.ipynb",
+        params:
+            notebook="13_step_times",
+            values=json.dumps({"results_dir": RESULTS} | (FEW_STEPS if PROFILE == "smoke" else {})),
         shell:
             RUN
 

@@ -77,6 +77,8 @@ def go_back_n(
     links = _Links(lost, num_packets, num_messages)
     links.begin(np.arange(len(lost)))
     in_vain = min(np.ceil(timeout), window) - 1
+    apart = links.lost[links.lost < NEVER].max(initial=0) + 2  # of two links' losses, so that all are in one order
+    in_order = np.minimum(links.lost, apart - 1) + np.repeat(links.row * apart, [len(losses) + 1 for losses in lost])
     working = links.still_at_work()
     while True:
         if working is not None:
@@ -87,13 +89,15 @@ def go_back_n(
         run = links.lost[links.cursor] - links.sent  # packets that arrive in order before the next loss
         left = num_packets - links.next
         ends = np.flatnonzero(run >= left)
-        breaks = np.flatnonzero((run >= 0) & (run < left))
-        links.cursor += run < left  # past this loss: met, or among the packets sent in vain
+        breaks = np.flatnonzero(run < left)
         run, first = run[breaks], links.next[breaks]
         wasted = np.minimum(in_vain, left[breaks] - run - 1)
         links.sent[breaks] += run + 1 + wasted
         links.time[breaks] += run + np.maximum(timeout, wasted + 1)
         links.next[breaks] = first + run
+        # past this loss, and those of packets sent in vain
+        sent = np.minimum(links.sent[breaks], apart - 1)
+        links.cursor[breaks] = np.searchsorted(in_order, links.row[breaks] * apart + sent)
         if len(ends):
             left = left[ends]
             links.sent[ends] += left

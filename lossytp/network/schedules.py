@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lossytp.network.packets import Wire
+
 
 class Schedule(NamedTuple):
     """Messages of an all-reduce among R ranks, and `complete`, which says when all ranks have the result.
@@ -20,6 +22,11 @@ class Schedule(NamedTuple):
     chunks: Callable[[int], int]
     split: bool
     complete: Callable[[np.ndarray], np.ndarray]
+
+    def num_packets(self, num_elements: int, itemsize: int, ranks: int, wire: Wire) -> int:
+        """Packets of each message of an all-reduce of `num_elements` elements of `itemsize` bytes."""
+        elements = -(-num_elements // ranks) if self.split else num_elements
+        return self.chunks(ranks) * wire.num_packets(elements, itemsize)
 
 
 def in_steps(seconds: np.ndarray) -> np.ndarray:

@@ -59,8 +59,7 @@ def collective_times(
     if ranks == 1:
         return CollectiveTimes(np.zeros(samples), np.zeros(samples))
     links, messages = schedule.links(ranks), schedule.messages(ranks)
-    elements = -(-num_elements // ranks) if schedule.split else num_elements
-    num_packets = schedule.chunks(ranks) * path.wire.num_packets(elements, itemsize)
+    num_packets = schedule.num_packets(num_elements, itemsize, ranks, path.wire)
     runs = min(samples, max(1, LINKS_AT_ONCE // links))
     # a key ends in source and destination, which links that share losses leave out
     keys = [(seed, "timing", algorithm, run, link, link) for run in range(runs) for link in range(links)]

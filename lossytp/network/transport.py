@@ -78,6 +78,14 @@ class BestEffort:
     def __post_init__(self) -> None:
         check_positive("deadline_s", self.deadline_s, "seconds")
 
+    @classmethod
+    def patient(cls, num_packets: int, path: Path) -> "BestEffort":
+        """Whoever misses the last of `num_packets` packets waits a round trip longer than they take without loss.
+
+        So nothing is late that was not lost.
+        """
+        return cls(deadline_s=num_packets * path.packet_s + 1.5 * path.round_trip_s)
+
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
         """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links."""
         _check_messages(num_packets, num_messages)

@@ -107,6 +107,64 @@ def burst_distribution(table: pd.DataFrame) -> Figure:
     return figure
 
 
+def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = None) -> Figure:
+    """How many times longer reliable steps take (lines), and how many times the steps losing needs (black).
+
+    A row a transport, a column a bandwidth. Below a line losing wins, above it retransmitting: break-even is where they
+    cross.
+
+    Args:
+        price: from `break_even.price_of_reliability`.
+        step_ratios: from `break_even.step_ratios`: means and 95 % intervals, a hollow mark where some run never reached
+            the accuracy, so that it is a lower bound.
+    """
+    transports, bandwidths = list(price["transport"].unique()), sorted(price["bandwidth_gbits"].unique())
+    figure, axes_TB = plt.subplots(
+        len(transports),
+        len(bandwidths),
+        figsize=(7.2, 0.9 + 2.1 * len(transports)),
+        sharex=True,
+        sharey="row",
+        layout="constrained",
+        squeeze=False,
+    )
+    round_trips = sorted(price["round_trip_us"].unique())
+    for (transport, gbits), panel in price.groupby(["transport", "bandwidth_gbits"], sort=False):
+        ax = axes_TB[transports.index(str(transport)), bandwidths.index(gbits)]
+        for number, round_trip_us in enumerate(round_trips):
+            rows = panel[panel["round_trip_us"] == round_trip_us]
+            label = f"round trip {round_trip_us / 1000:g} ms"
+            marker = MARKERS[number % len(MARKERS)]
+            ax.plot(rows["loss_rate"], rows["price"], marker=marker, color=f"C{number}", label=label, markersize=3)
+        ax.set_title(f"{transport}, {gbits:g} Gbit/s", fontsize=9)
+        ax.set_yscale("log")
+        _loss_rate_axis(ax, price["loss_rate"])
+    for row, transport in zip(axes_TB, transports, strict=True):
+        largest = price.loc[price["transport"] == transport, "price"].max()
+        if step_ratios is not None:
+            largest = max(largest, step_ratios["ratio"].max())
+            for ax in row:
+                _step_ratios(ax, step_ratios)
+        row[0].set_ylim(0.8, 1.3 * largest)  # an interval without end leaves the panel
+        row[0].set_ylabel("reliable / best effort")
+    for ax in axes_TB[-1]:
+        ax.set_xlabel("packet loss rate")
+    handles, labels = axes_TB[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    return figure
+
+
+def _step_ratios(ax: Axes, step_ratios: pd.DataFrame) -> None:
+    for number, (task, rows) in enumerate(step_ratios[step_ratios["loss_rate"] > 0].groupby("task", sort=False)):
+        rate, ratio = rows["loss_rate"].to_numpy(), rows["ratio"].to_numpy()
+        marker = MARKERS[::-1][number % len(MARKERS)]  # not those of the first lines
+        errors = np.abs(rows[["low", "high"]].to_numpy(dtype=float).clip(1e-3, 1e6).T - ratio)
+        ax.errorbar(rate, ratio, yerr=errors, fmt="none", ecolor="0.15", elinewidth=1, capsize=2)
+        ax.plot(rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=5, label=f"steps of losing, {task}")
+        bound = rows["never"].to_numpy() > 0
+        ax.plot(rate[bound], ratio[bound], marker, color="0.15", markerfacecolor="white", markersize=5)
+
+
 def _band(ax: Axes, runs: pd.DataFrame, column: str, *, label: str, color: str, marker: str) -> None:
     estimates = runs.groupby("loss_rate")[column].apply(lambda values: t_interval(values.to_numpy()))
     rates = estimates.index.to_numpy()

@@ -17,9 +17,8 @@ SAMPLES = 20  # of a step, each of some dozen collectives
 def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compute_s: float) -> float | None:
     """Expected seconds of a step of `tokens`, padding included, that takes `compute_s` without a network.
 
-    Messages are best-effort, as training's are: a receiver who misses the last packet waits a round trip longer than
-    the message takes without loss, so that nothing is late that training did not lose. `compute_s` is a measured
-    step: on virtual ranks all ranks' work in one process, under torchrun the real messages too.
+    Messages are best-effort and patient, as training's are: nothing is late that training did not lose. `compute_s` is
+    a measured step: on virtual ranks all ranks' work in one process, under torchrun the real messages too.
 
     None where no link is described, and where `lossytp.network.timing` does not know what is sent: other parallelisms
     than the tensor-parallel one, sequence parallelism, algorithms without a schedule, repairs that send packets of
@@ -50,9 +49,7 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
     half = config.bf16 or config.fp16 or config.wire_dtype == "bf16"
     portions, itemsize = config.gradient_accumulation_steps, 2 if half else 4
     elements = max(1, round(tokens / portions)) * shape.hidden_size
-    packets = algorithm.schedule.chunks(ranks) * path.wire.num_packets(
-        -(-elements // ranks) if algorithm.schedule.split else elements, itemsize
-    )
+    num_packets = algorithm.schedule.num_packets(elements, itemsize, ranks, path.wire)
     seconds = step_seconds(
         config.algorithm,
         num_layers=shape.num_hidden_layers * portions,
@@ -62,7 +59,7 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
         itemsize=itemsize,
         ranks=ranks,
         path=path,
-        transport=BestEffort(deadline_s=packets * path.packet_s + 1.5 * path.round_trip_s),
+        transport=BestEffort.patient(num_packets, path),
         process=config.process(),
         samples=SAMPLES,
         seed=config.seed,

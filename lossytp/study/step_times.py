@@ -1,0 +1,100 @@
+"""How long a training step waits for its network, over best effort and over reliable transports."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from tqdm import tqdm
+
+from lossytp.network.algorithms import algorithm_named
+from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.timing import step_seconds
+from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat, Transport
+
+BEST_EFFORT, GO_BACK_N = "best effort", "go-back-N"
+TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
+FEWEST_SAMPLES, SAMPLES_TIMES_RATE = 3, 0.3  # a step of many losses varies little: rare ones need more samples
+MOST_LOSSES_A_PACKET = 20  # beyond, a step takes minutes and its simulation gigabytes
+
+
+def transports(num_packets: int, path: Path, timeout_round_trips: float) -> dict[str, Transport]:
+    """The transports that are compared, for messages of `num_packets` packets.
+
+    The reliable ones are at their best, so that their times are lower bounds. They know the round trip, and send again
+    what is not acknowledged after `timeout_round_trips` and a few packets (RFC 8985 waits 1.25 round trips, and two for
+    a message's last packets; a timer of RFC 6298 or of an RDMA adapter far longer). No congestion control slows them.
+    The window covers a loss and its repair, (timeout + round trip) x bandwidth: it binds only where a packet is lost
+    twice. Go-back-N is what RDMA over Converged Ethernet does (Mittal et al., "Revisiting network support for RDMA",
+    SIGCOMM 2018).
+    """
+    timeout_s = timeout_round_trips * path.round_trip_s + TIMEOUT_PACKETS * path.packet_s
+    window = math.ceil((timeout_s + path.packet_s + path.round_trip_s) / path.packet_s)
+    return {
+        BEST_EFFORT: BestEffort.patient(num_packets, path),
+        "selective repeat": SelectiveRepeat(window_packets=window, timeout_s=timeout_s),
+        GO_BACK_N: GoBackN(window_packets=window, timeout_s=timeout_s),
+    }
+
+
+def step_times(
+    algorithm: str,
+    *,
+    ranks: int,
+    num_layers: int,
+    tokens: int,
+    width: int,
+    itemsize: int,
+    bandwidths_gbits: list[float],
+    round_trips_us: list[float],
+    loss_rates: list[float],
+    timeout_round_trips: float,
+    samples: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Seconds that a tensor-parallel training step communicates, by transport, bandwidth, round trip and loss rate.
+
+    Losses are Bernoulli. A layer's collectives are timed, at most `samples` times, for all, which are alike.
+
+    Returns columns transport, bandwidth_gbits, round_trip_us, loss_rate, seconds, standard_error. Go-back-N has no row
+    where it would lose each packet, those sent in vain among them, more than `MOST_LOSSES_A_PACKET` times.
+    """
+    schedule = algorithm_named(algorithm).schedule
+    if schedule is None:
+        raise ValueError(f"algorithm = {algorithm!r} has no schedule: choose another")
+    rows = []
+    settings = list(product(bandwidths_gbits, round_trips_us, loss_rates))
+    for gbits, round_trip_us, rate in tqdm(settings, desc="step times", mininterval=5):
+        path = Path(bandwidth_bits_per_s=gbits * 1e9, round_trip_s=round_trip_us * 1e-6)
+        num_packets = schedule.num_packets(tokens * width, itemsize, ranks, path.wire)
+        for name, transport in transports(num_packets, path, timeout_round_trips).items():
+            if isinstance(transport, GoBackN):
+                sent_a_loss = min(transport.timeout_s / path.packet_s, num_packets)
+                if rate**2 * sent_a_loss > MOST_LOSSES_A_PACKET * (1 - rate):
+                    continue
+            layer_s = step_seconds(
+                algorithm,
+                num_layers=1,
+                tokens=tokens,
+                width=width,
+                compute_s=0,
+                itemsize=itemsize,
+                ranks=ranks,
+                path=path,
+                transport=transport,
+                process=Bernoulli(loss_rate=rate),
+                samples=int(np.clip(SAMPLES_TIMES_RATE / max(rate, 1e-9), min(samples, FEWEST_SAMPLES), samples)),
+                seed=seed,
+            )
+            rows.append(
+                {
+                    "transport": name,
+                    "bandwidth_gbits": gbits,
+                    "round_trip_us": round_trip_us,
+                    "loss_rate": rate,
+                    "seconds": num_layers * layer_s.mean(),
+                    "standard_error": num_layers * stats.sem(layer_s),
+                }
+            )
+    return pd.DataFrame(rows)

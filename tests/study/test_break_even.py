@@ -1,0 +1,156 @@
+"""Steps to accuracy of hand-made curves, and where losing and retransmitting are even, worked out by hand."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+
+from lossytp.study.break_even import break_even, price_of_reliability, step_ratios, steps_to_accuracy, targets
+from lossytp.study.figures import price_against_loss
+from lossytp.study.statistics import t_interval
+from lossytp.study.step_times import BEST_EFFORT
+
+mpl.use("Agg")
+TARGET = {"docstrings": 0.6}
+CHANCE = 0.3  # of the records
+
+
+@pytest.fixture
+def run(record):
+    """A function that makes the record of a run evaluated every 100 steps, with these accuracies."""
+
+    def make(loss_rate, seed, *accuracies, status="finished"):
+        curve = [{"step": 100 * number, "accuracy_lossy": each} for number, each in enumerate(accuracies, 1)]
+        made = record(loss_rate=loss_rate, seed=seed, accuracy=accuracies[-1], status=status, max_steps=400)
+        return made | {"curves": {"eval": curve}}
+
+    return make
+
+
+def steps(records):
+    return steps_to_accuracy(records, TARGET)["steps"].tolist()
+
+
+def test_the_target_is_a_share_of_the_gain_over_chance_without_losses(run):
+    records = [run(0.0, 0, 0.5, 0.7), run(0.0, 1, 0.5, 0.8), run(0.1, 0, 0.4, 0.5)]
+    assert targets(records) == {"docstrings": pytest.approx(CHANCE + 0.9 * (0.75 - CHANCE))}
+    assert targets(records, share=0.5) == {"docstrings": pytest.approx(0.525)}
+    with pytest.raises(ValueError, match="docstrings has no run without losses"):
+        targets(records[2:])
+
+
+def test_steps_are_interpolated_between_evaluations_and_from_chance_at_step_0(run):
+    assert steps([run(0.0, 0, 0.5, 0.65, 0.7, 0.7)]) == pytest.approx([100 + 100 * 0.1 / 0.15])
+    assert steps([run(0.0, 0, 0.9, 0.9)]) == pytest.approx([50])
+
+
+def test_an_accuracy_that_does_not_hold_is_not_reached_but_the_last_counts(run):
+    assert steps([run(0.0, 0, 0.5, 0.61, 0.5, 0.7, 0.8)]) == pytest.approx([350])
+    assert steps([run(0.0, 0, 0.5, 0.5, 0.7)]) == pytest.approx([250])
+
+
+def test_never_is_not_0(run):
+    records = [run(0.1, 0, 0.3, 0.5), run(0.1, 1, 0.5, 0.7, status="not finite")]
+    found = steps_to_accuracy(records, TARGET)
+    assert found["steps"].isna().all()
+    assert found["last_step"].tolist() == [200, 400]
+
+
+def test_records_that_tell_nothing_are_refused(run):
+    with pytest.raises(ValueError, match="evaluated 1 times"):
+        steps([run(0.0, 0, 0.7)])
+    with pytest.raises(ValueError, match=r"target = 0\.2 is what an untrained model reaches"):
+        steps_to_accuracy([run(0.0, 0, 0.7, 0.7)], {"docstrings": 0.2})
+    bursts = run(0.1, 0, 0.5, 0.7)
+    bursts["config"] |= {"loss_type": "g-e", "mean_burst_packets": 8.0}
+    with pytest.raises(ValueError, match=r"two runs of docstrings at 0\.1, seed 0"):
+        steps([run(0.1, 0, 0.5, 0.7), bursts])
+
+
+def reached(**by_rate):
+    """A row a run: the n-th value of a rate is seed n's steps, of 600."""
+    rows = [
+        {"task": "t", "loss_rate": float(rate[1:]) / 100, "seed": seed, "steps": value, "last_step": 600}
+        for rate, values in by_rate.items()
+        for seed, value in enumerate(values)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_ratios_are_paired_by_seed_and_geometric():
+    table = step_ratios(reached(p0=[100, 200, 300], p10=[110, 240, 390]).sample(frac=1, random_state=0))
+    lossless, lossy = (row for _, row in table.iterrows())
+    assert (lossless["ratio"], lossless["low"], lossless["high"]) == (1, 1, 1)
+    expected = np.exp(t_interval(np.log([1.1, 1.2, 1.3])))
+    assert lossy[["ratio", "low", "high"]].tolist() == pytest.approx(list(expected))
+    assert (lossy["seeds"], lossy["never"]) == (3, 0)
+
+
+def test_runs_that_never_get_there_bound_the_ratio_from_below():
+    nan = float("nan")
+    table = step_ratios(reached(p0=[200, 300, 300, nan], p10=[300, nan, nan, 400], p30=[nan, nan, nan, nan]))
+    some, all_of_them = (row for _, row in table[table["loss_rate"] > 0].iterrows())
+    assert (some["seeds"], some["never"], all_of_them["never"]) == (3, 2, 3)
+    assert some["ratio"] == pytest.approx((1.5 * 2 * 2) ** (1 / 3))
+    assert all_of_them["ratio"] == pytest.approx((3 * 2 * 2) ** (1 / 3))
+    assert some["high"] == all_of_them["high"] == np.inf
+    assert some["low"] < some["ratio"]
+
+
+@pytest.fixture
+def times():
+    """Of one link: a reliable step takes 1, 1.5 and 4 s at rates 0, 0.1 and 0.2, one that loses 1, 1 and 2 s."""
+    rows = [
+        {"transport": transport, "bandwidth_gbits": 10, "round_trip_us": 100, "loss_rate": rate}
+        | {"seconds": seconds, "standard_error": 0.01}
+        for transport, each in {BEST_EFFORT: (1, 1, 2), "selective repeat": (1, 1.5, 4)}.items()
+        for rate, seconds in zip((0.0, 0.1, 0.2), each, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_the_price_of_reliability_is_the_ratio_of_the_steps_times(times):
+    price = price_of_reliability(times)
+    assert price["price"].tolist() == [1, 1.5, 2]
+    assert price["standard_error"].iloc[1] == pytest.approx(1.5 * np.hypot(0.01 / 1.5, 0.01))
+    # half of a lossless step is computed: 1 s more, everywhere
+    assert price_of_reliability(times, 0.5)["price"].tolist() == pytest.approx([1, 2.5 / 2, 5 / 3])
+
+
+def test_losing_wins_while_it_costs_fewer_steps_than_the_price(times):
+    ratios = pd.DataFrame(
+        [
+            {"task": "t", "seeds": 3, "loss_rate": 0.0, "never": 0, "ratio": 1.0, "low": 1.0, "high": 1.0},
+            {"task": "t", "seeds": 3, "loss_rate": 0.2, "never": 0, "ratio": 1.96, "low": 1.69, "high": 2.56},
+        ]
+    )
+    table = break_even(times, ratios)
+    network, half = (rows for _, rows in table.groupby("compute_share"))
+    assert network["steps_ratio"].tolist() == pytest.approx([1, 1.4, 1.96])  # between, the geometric mean
+    assert network["time_ratio"].tolist() == pytest.approx([1, 1.4 / 1.5, 1.96 / 2])
+    assert network["high"].tolist() == pytest.approx([1, 1.6 / 1.5, 2.56 / 2])
+    assert half["time_ratio"].tolist() == pytest.approx([1, 1.4 / 1.25, 1.96 / (5 / 3)])
+    assert network["winner"].tolist() == ["open", "open", "open"]
+    assert half["winner"].tolist() == ["open", "retransmitting", "retransmitting"]  # low 1.3 and 1.69
+    cheap = ratios.assign(high=[1.0, 1.98], low=[1.0, 1.94])
+    assert break_even(times, cheap, compute_shares=[0.0])["winner"].tolist() == ["open", "losing", "losing"]
+
+
+def test_never_reached_is_at_least_and_rates_beyond_those_measured_are_left_out(times):
+    ratios = step_ratios(reached(p0=[200, 300], p10=[float("nan"), 330]))
+    table = break_even(times, ratios, compute_shares=[0.0])
+    assert table["loss_rate"].tolist() == [0.0, 0.1]
+    assert table["at_least"].tolist() == [False, True]
+    assert table["high"].tolist() == [1, np.inf]
+    assert table["winner"].tolist() == ["open", "open"]
+
+
+def test_the_figure_shows_price_and_steps(times):
+    ratios = step_ratios(reached(p0=[200, 300], p10=[300, 450], p20=[float("nan"), 330]))
+    (ax,) = price_against_loss(price_of_reliability(times), ratios).axes
+    lines = {line.get_label(): line for line in ax.lines}
+    assert lines["round trip 0.1 ms"].get_ydata().tolist() == [1, 1.5, 2]
+    assert lines["steps of losing, t"].get_ydata().tolist() == pytest.approx([1.5, (3 * 1.1) ** 0.5])
+    (hollow,) = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
+    assert hollow.get_xdata().tolist() == [0.2]
+    assert price_against_loss(price_of_reliability(times)).axes[0].lines
