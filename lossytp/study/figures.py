@@ -138,7 +138,7 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
             ax.plot(rows["loss_rate"], rows["price"], marker=marker, color=f"C{number}", label=label, markersize=3)
         ax.set_title(f"{transport}, {gbits:g} Gbit/s", fontsize=9)
         ax.set_yscale("log")
-        _loss_rate_axis(ax, price["loss_rate"])
+        loss_rate_axis(ax, price["loss_rate"])
     for row, transport in zip(axes_TB, transports, strict=True):
         largest = price.loc[price["transport"] == transport, "price"].max()
         if step_ratios is not None:

@@ -11,15 +11,17 @@ def practice(compared: pd.DataFrame) -> pd.DataFrame:
     Args:
         compared: from `contrasts.contrasts`, against runs without losses.
 
-    `fall` of accuracy and its interval are shares. The advice is sure where the interval is: "nothing" where it ends
-    below one point, "repair" where it begins above one, else "undecided". One seed has no interval: "undecided".
+    `fall` of accuracy and its interval are shares, of the task of the largest. The advice is as sure as all tasks'
+    intervals are: "nothing" where they end below one point, "repair" where one begins above that, else "undecided". One
+    seed has no interval: "undecided".
     """
     rows = []
     for (arm, rate), ours in compared.dropna(subset=["difference"]).groupby(["arm", "loss_rate"], sort=False):
         worst = ours.loc[ours["difference"].idxmin()]
         row = {"loss_rate": rate, "losses": arm, "task": worst["task"], "fall": -worst["difference"]}
         row |= {"low": -worst["high"], "high": -worst["low"]}
-        row["advice"] = "nothing" if row["high"] < DROP else "repair" if row["low"] > DROP else "undecided"
+        low, high = (-ours["high"]).max(), (-ours["low"]).max()
+        row["advice"] = "nothing" if high < DROP else "repair" if low > DROP else "undecided"
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -31,6 +33,8 @@ def as_markdown(table: pd.DataFrame) -> str:
         "|---|---|---|---|---|",
     ]
     for row in table.itertuples():
-        fall = f"{100 * row.fall:.1f} ({100 * row.low:.1f} to {100 * row.high:.1f})"
-        lines.append(f"| {100 * row.loss_rate:g} % | {row.losses} | {fall} | `{row.task}` | {row.advice} |")
+        fall, low, high = (f"{100 * value:z.1f}" for value in (row.fall, row.low, row.high))
+        lines.append(
+            f"| {100 * row.loss_rate:g} % | {row.losses} | {fall} ({low} to {high}) | `{row.task}` | {row.advice} |"
+        )
     return "\n".join(lines)
