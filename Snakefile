@@ -4,6 +4,7 @@ Config: profile (smoke, laptop or paper); figures_only (draw what is there, run 
 """
 
 import json
+import os
 from pathlib import Path
 
 from lossytp.study.grid import load_experiments
@@ -23,15 +24,21 @@ TOLERANCE = [cell.config for cell in EXPERIMENTS[0].cells]
 BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples}
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
+if workflow.remote_exec:  # a cluster's job: ./run_all.sh is on another machine, so its notebook ends with the job
+    os.environ["LOSSYTP_RUN_PID"] = str(os.getpid())
+
+
+localrules:
+    figures,
+    paper,
+
 
 rule paper:
     input:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/figures/accuracy_vs_loss.svg",
         f"{RESULTS}/figures/burst_lengths.svg",
-        "paper/lossytp.typ",
-        "paper/routes.typ",
-        "paper/references.bib",
+        sorted(str(file) for file in Path("paper").iterdir()),
     output:
         f"{RESULTS}/lossytp.pdf",
     shell:
@@ -45,7 +52,7 @@ rule figures:
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_figures.ipynb",
-        [f"lossytp/study/{module}.py" for module in ("contrasts", "figures", "records", "statistics", "summary")],
+        sorted(str(file) for file in Path("lossytp/study").glob("*.py")),
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",

@@ -101,7 +101,7 @@ case $command in
         case ${1:-} in gpt2-*) model=$1; shift ;; esac
         [ "${1:-}" = "--" ] && shift
         slice=$LOSSYTP_DATA/wikimedia/wikipedia/2015.en
-        [ "$model" = gpt2-nano ] || set -- --tokenizer_path models/gpt2-nano "$@"
+        [ "$model" = gpt2-nano ] || set -- --tokenizer_path models/gpt2-nano --total_steps 2500 --batch_size 32 --learning_rate 2e-3 "$@"
         exec python -m lossytp.pretrain --model_name "$model" --output_dir "models/$model" \
             --data_glob "$slice/train-*.parquet" --validation_glob "$slice/validation-*.parquet" "$@"
         ;;

@@ -1,6 +1,7 @@
 """Things named in one line of text, as a flag or a YAML file gives them: ``fec(10, 8, depth=4)``."""
 
 import ast
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -43,10 +44,11 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
     """
     name, values, named = parse(kind, text)
     check_known(kind, name, known)
-    parameters = inspect.signature(known[name]).parameters
+    signature = _signature(known[name])
+    parameters = signature.parameters
     takes = f"{name} takes " + (", ".join(str(parameter) for parameter in parameters.values()) or "no values")
     try:
-        settled = inspect.signature(known[name]).bind_partial(*values, **named).arguments
+        settled = signature.bind_partial(*values, **named).arguments
         for setting, value in (given or {}).items():
             if setting in parameters and setting not in settled:
                 if value or (value is not None and parameters[setting].default is inspect.Parameter.empty):
@@ -54,7 +56,7 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
             elif value:
                 conflict = "is given twice" if setting in parameters else "does not go"
                 raise ValueError(f"{setting} = {value!r} {conflict} with {kind} = {text!r}: leave it out; {takes}")
-        inspect.signature(known[name]).bind(*values, **named)
+        signature.bind(*values, **named)
     except TypeError as error:
         raise ValueError(f"{kind} = {text!r}: {error}; {takes}") from error
     try:
@@ -63,3 +65,6 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
         if "(" in text:  # without, what is wrong came from elsewhere
             raise ValueError(f"{kind} = {text!r}: {error}") from error
         raise
+
+
+_signature = functools.cache(inspect.signature)  # a study builds thousands

@@ -1,5 +1,7 @@
 """An experiment's arms against one of them, paired by seed."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -7,33 +9,40 @@ from scipy import stats
 from lossytp.network.checks import check_known
 from lossytp.study.statistics import holm, t_interval
 
+TRAINING = ("task", "model_name", "max_steps", "learning_rate")
 
-def contrasts(table: pd.DataFrame, *, reference: str, outcome: str = "accuracy_lossy") -> pd.DataFrame:
-    """Each arm's mean outcome, and its difference from the reference arm of the same task and seed.
+
+def contrasts(
+    table: pd.DataFrame, *, reference: str, outcome: str = "accuracy_lossy", within: Sequence[str] = TRAINING
+) -> pd.DataFrame:
+    """Each arm's mean outcome, and its difference from the reference arm's of the same training and seed.
 
     Args:
-        table: from `records.read_experiment`: a row a run, with `task`, `arm`, `loss_rate`, `seed` and the outcome.
-        reference: the arm that others are compared with; of one loss rate.
+        table: from `records.read_experiment`: a row a run, with `arm`, `loss_rate`, `seed` and the outcome.
+        reference: the arm that others are compared with, of one loss rate in each training; arms of a training that it
+            does not have stay without a difference.
+        within: the columns that make runs of one training: only such are compared.
 
-    Returns one row for each task, arm and loss rate, the reference without a difference: `task`, `arm`, `loss_rate`,
-    `seeds` (pairs), `mean`, `mean_low`, `mean_high`, `difference`, `low`, `high` (Student's 95 % interval over the
-    pairs), `p` (Student's paired test) and `p_holm`, corrected over all rows. Differences of a single pair have no p.
+    Returns one row for each training, arm and loss rate, the reference without a difference: what `within` names,
+    `arm`, `loss_rate`, `seeds` (pairs), `mean`, `mean_low`, `mean_high`, `difference`, `low`, `high` (Student's 95 %
+    interval over the pairs), `p` (Student's paired test) and `p_holm`, corrected over all rows. Differences of a single
+    pair have no p.
     """
     check_known("reference", reference, sorted(table["arm"].unique()))
     rows = []
-    for task, runs in table.groupby("task", sort=False):
+    for training, runs in table.groupby(list(within), sort=False):
         base = runs[runs["arm"] == reference].set_index("seed")[outcome]
         if not base.index.is_unique:
             raise ValueError(f"reference = {reference!r} has several loss rates: name an arm of one")
         for (arm, rate), ours in runs.groupby(["arm", "loss_rate"], sort=False):
             own = t_interval(ours[outcome].to_numpy())
-            row = {"task": task, "arm": arm, "loss_rate": rate, "seeds": len(ours)}
+            row = dict(zip(within, training, strict=True)) | {"arm": arm, "loss_rate": rate, "seeds": len(ours)}
             row |= {"mean": own.value, "mean_low": own.low, "mean_high": own.high}
-            if arm != reference:
-                pairs = (ours.set_index("seed")[outcome] - base).dropna().to_numpy()
+            pairs = (ours.set_index("seed")[outcome] - base).dropna().to_numpy()
+            if arm != reference and len(pairs):
                 between = t_interval(pairs)
                 row |= {"seeds": len(pairs), "difference": between.value, "low": between.low, "high": between.high}
-                row["p"] = _p_value(pairs)
+                row["p"] = paired_p(pairs)
             rows.append(row)
     result = pd.DataFrame(rows)
     if "p" in result:
@@ -42,8 +51,23 @@ def contrasts(table: pd.DataFrame, *, reference: str, outcome: str = "accuracy_l
     return result
 
 
-def _p_value(pairs: np.ndarray) -> float:
-    """Of no difference on average; pairs that do not vary are certain of theirs."""
+def falls_and_gains(table: pd.DataFrame, *, reference: str | None, lossless: str = "no loss") -> pd.DataFrame:
+    """`contrasts` with the arm without losses; with a reference among the lossy arms, also those with it.
+
+    The latter are the columns `gain`, `gain_low`, `gain_high`, `gain_p` and `gain_p_holm`: how much more accurate an
+    arm is than the reference.
+    """
+    falls = contrasts(table, reference=lossless)
+    if reference is None:
+        return falls
+    gains = contrasts(table[table["arm"] != lossless], reference=reference)
+    names = {"difference": "gain", "low": "gain_low", "high": "gain_high", "p": "gain_p", "p_holm": "gain_p_holm"}
+    where = [*TRAINING, "arm", "loss_rate"]
+    return falls.merge(gains.reindex(columns=[*where, *names]).rename(columns=names), on=where, how="left")
+
+
+def paired_p(pairs: np.ndarray) -> float:
+    """p-value of (S,) differences being 0 on average (Student); pairs that do not vary are certain of theirs."""
     if len(pairs) < 2:
         return float("nan")
     if np.ptp(pairs) == 0:

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from lossytp.study.statistics import CONFIDENCE, t_interval
+from lossytp.study.statistics import t_interval
 
-MARKERS = "osD^vP"  # arms differ by colour and marker, so that they can be told apart in grey
+MARKERS = "osD^vPX*<>"  # arms differ by colour and marker, so that they can be told apart in grey
 
 
 def set_style() -> None:
@@ -27,8 +27,8 @@ def set_style() -> None:
 def save(figure: Figure, folder: Path, name: str) -> str:
     """Write NAME.svg and NAME.png; returns a hash of the SVG."""
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
-    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None}, bbox_inches="tight")
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
     return hashlib.sha256((folder / f"{name}.svg").read_bytes()).hexdigest()[:12]
 
 
@@ -55,7 +55,7 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
                 number = arms.index(str(arm))
                 _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number % len(MARKERS)])
             ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=9)
-            _loss_rate_axis(ax, table["loss_rate"])
+            loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")
     for ax in axes_TP[-1]:
         ax.set_xlabel("packet loss rate of every link")
@@ -64,30 +64,29 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def falls_by_arm(table: pd.DataFrame) -> Figure:
-    """How much accuracy each arm costs against the reference, in points, with its 95 % interval, a panel a task.
+def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
+    """Accuracy against the loss rate in evaluation, a line for each rate in training, a panel a task.
 
     Args:
-        table: from `contrasts.contrasts`; filled markers differ from the reference after Holm's correction.
+        table: a row an evaluation, with `task`, `trained_at`, `evaluated_at`, `seed` and `accuracy`.
+
+    Points are means over seeds, bands Student's 95 % intervals.
     """
-    compared = table.dropna(subset=["difference"])
-    tasks, arms = list(dict.fromkeys(compared["task"])), list(dict.fromkeys(compared["arm"]))
-    figure, axes_1T = plt.subplots(
-        1, len(tasks), figsize=(7.2, 0.8 + 0.24 * len(arms)), sharey=True, layout="constrained", squeeze=False
-    )
+    tasks, trained_at = list(dict.fromkeys(table["task"])), sorted(table["trained_at"].unique())
+    width = 1.2 + 3.0 * len(tasks)
+    figure, axes_1T = plt.subplots(1, len(tasks), figsize=(width, 3.0), layout="constrained", squeeze=False)
     for ax, task in zip(axes_1T[0], tasks, strict=True):
-        ours = compared[compared["task"] == task]
-        places = [arms.index(arm) for arm in ours["arm"]]
-        points = -100 * ours[["difference", "low", "high"]].to_numpy(dtype=float)
-        errors = np.abs(points[:, 1:] - points[:, :1]).T[::-1]
-        ax.errorbar(points[:, 0], places, xerr=errors, fmt="none", ecolor="C0", elinewidth=1.2, capsize=2)
-        shown = np.where(ours["p_holm"].to_numpy(dtype=float) < 1 - CONFIDENCE, "C0", "white")
-        ax.scatter(points[:, 0], places, c=shown, edgecolors="C0", s=22, zorder=3)
-        ax.axvline(0, color="0.45", linewidth=1, zorder=0)
+        ours = table[table["task"] == task].rename(columns={"evaluated_at": "loss_rate"})
+        for number, rate in enumerate(trained_at):
+            label = f"{100 * rate:g} % loss" if rate else "no loss"
+            runs, marker = ours[ours["trained_at"] == rate], MARKERS[number % len(MARKERS)]
+            _band(ax, runs, "accuracy", label=label, color=f"C{number}", marker=marker)
         ax.set_title(task, fontsize=9)
-        ax.set_xlabel("fall in test accuracy, points")
-    axes_1T[0, 0].set_yticks(range(len(arms)), arms)
-    axes_1T[0, 0].invert_yaxis()
+        ax.set_xlabel("packet loss rate in evaluation")
+        loss_rate_axis(ax, table["evaluated_at"])
+    axes_1T[0, 0].set_ylabel("test accuracy")
+    handles, labels = axes_1T[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="trained with", loc="outside lower center", ncols=len(labels))
     return figure
 
 
@@ -139,7 +138,7 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
             ax.plot(rows["loss_rate"], rows["price"], marker=marker, color=f"C{number}", label=label, markersize=3)
         ax.set_title(f"{transport}, {gbits:g} Gbit/s", fontsize=9)
         ax.set_yscale("log")
-        _loss_rate_axis(ax, price["loss_rate"])
+        loss_rate_axis(ax, price["loss_rate"])
     for row, transport in zip(axes_TB, transports, strict=True):
         largest = price.loc[price["transport"] == transport, "price"].max()
         if step_ratios is not None:
@@ -175,7 +174,7 @@ def _band(ax: Axes, runs: pd.DataFrame, column: str, *, label: str, color: str, 
         ax.fill_between(rates, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
+def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
     """Logarithmic, with room for zero at its left end."""
     values = sorted(rates.unique())
     smallest = min((value for value in values if value > 0), default=0.01)
@@ -184,4 +183,4 @@ def _loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
     ax.xaxis.set_major_locator(FixedLocator(values))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    ax.tick_params(axis="x", labelsize=7, rotation=90 if len(values) > 6 else 0)
+    ax.tick_params(axis="x", labelsize=7, rotation=90 if len(values) > 5 else 0)

@@ -3,6 +3,7 @@
     notebook: 20_cells
     processes: 2                   # that a cell starts, 1 when left out
     outputs: [table.csv]           # what the notebook makes of all its cells, which then are one notebook run
+    reference: losses alone        # the arm, not without losses, that figures compare the other lossy arms with
     profiles:
       laptop:
         cells_per_notebook: 3      # start-up is paid once a notebook run
@@ -37,7 +38,7 @@ from lossytp.network.checks import check_known
 from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
 
-KEYS = {"notebook", "processes", "outputs", "profiles"}
+KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "tasks", "base", "arms"}
 OTHER_KEYS = ("seed", "output_dir", "dataset")  # that an arm cannot have: seeds and tasks are keys of their own
 
@@ -59,6 +60,7 @@ class Experiment:
     cells_per_notebook: int
     processes: int = 1
     outputs: tuple[str, ...] = ()
+    reference: str | None = None
 
     def batches(self, elsewhere: frozenset[str] = frozenset()) -> list[tuple[TrainConfig, ...]]:
         """Configurations of one notebook run each, less those whose folder is `elsewhere`, another experiment's."""
@@ -106,11 +108,13 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         if not (file.parents[1] / f"{notebook}.ipynb").is_file():
             raise ValueError(f"notebook = {notebook!r} is not in {file.parents[1]}: give one that is")
         place = results / "runs"
+        tasks = _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))
+        arms = _arms(settings["arms"])
         cells = [
             _cell(arm, {**task, **settings["base"], **values, "seed": seed}, place, counts["processes"])
             for seed in range(settings["seeds"])
-            for task in _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))
-            for arm, values in _arms(settings["arms"])
+            for task in tasks
+            for arm, values in arms
         ]
         if not cells:
             raise ValueError("arms = [] makes no cells: give at least one arm")
@@ -118,8 +122,11 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         if len(set(folders)) < len(folders):
             name = next(cell.arm for number, cell in enumerate(cells) if cell.config.output_dir in folders[:number])
             raise ValueError(f"arm {name!r} has a cell that is there before: leave one out")
+        reference = content.get("reference")
+        if reference is not None:
+            check_known("reference", reference, list(dict.fromkeys(cell.arm for cell in cells)))
     together = counts.get("cells_per_notebook", len(cells))
-    return Experiment(file.stem, notebook, tuple(cells), together, counts["processes"], outputs)
+    return Experiment(file.stem, notebook, tuple(cells), together, counts["processes"], outputs, reference)
 
 
 def _content(file: Path) -> dict[str, Any]:

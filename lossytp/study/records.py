@@ -1,7 +1,9 @@
 """Records as one tidy table, a row a run."""
 
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from lossytp.study.grid import Experiment
@@ -19,6 +21,17 @@ def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
     table = tidy([record for _, record in done])
     table.insert(0, "arm", [cell.arm for cell, _ in done])
     return table, [record for _, record in done]
+
+
+def whole_seeds(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `read_experiment`'s table whose task and seed have every arm finished, so that arms share seeds.
+
+    They keep their index, by which their records are found.
+    """
+    wanted = Counter((cell.config.dataset, cell.config.seed) for cell in experiment.cells)
+    keys = list(zip(table["task"], table["seed"], strict=True)) if len(table) else []
+    found = Counter(keys)
+    return table[np.array([found[key] == wanted[key] for key in keys], dtype=bool)]
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:

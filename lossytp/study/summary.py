@@ -3,6 +3,7 @@
 All that is returned is JSON-ready: null stands for infinity, and for what is not there.
 """
 
+import json
 import math
 from typing import Any
 
@@ -16,7 +17,8 @@ VARIED = {"loss_type", "loss_rate", "mean_burst_packets", "ge_config", "seed"}  
 
 
 def how_it_ran(records: list[dict]) -> dict[str, Any]:
-    """Runs, packets, hours and machines of all experiments together."""
+    """Runs, packets, hours and machines of all experiments together; a run that several have counts once."""
+    records = list({json.dumps([record["config"], record["processes"]]): record for record in records}.values())
     return {
         "cells": len(records),
         "not_finite": sum(record["status"] == "not finite" for record in records),
@@ -44,22 +46,31 @@ def tasks(records: list[dict], baselines: dict[str, dict[str, Any]]) -> dict[str
     for name in dict.fromkeys(record["config"]["dataset"] for record in records):
         ours = [record for record in records if record["config"]["dataset"] == name]
         first, baseline = ours[0], baselines[name]
-        settings = {each: value for each, value in first["config"].items() if each not in VARIED}
+        shared = {
+            "settings": {each: value for each, value in first["config"].items() if each not in VARIED},
+            "data": {each: first["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
+        }
         for record in ours:
-            differing = [each for each in settings if record["config"][each] != settings[each]]
-            if differing or record["data"]["sha256"] != first["data"]["sha256"]:
-                raise ValueError(
-                    f"{name}: the records differ in {', '.join(differing) or 'their data'}: draw them apart"
-                )
+            if names := differing(record, shared):
+                raise ValueError(f"{name}: the records differ in {', '.join(names)}: draw them apart")
         if baseline["test_examples"] != first["data"]["test_examples"]:
             raise ValueError(f"baseline of {name} is of another test sample: delete baseline.json, it is made again")
         found[name] = {
-            "settings": settings,
-            "data": {each: first["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
+            **shared,
             "real_token_share": min(record["data"]["real_token_share"] for record in ours),
             "baseline": baseline,
         }
     return found
+
+
+def differing(record: dict, shared: dict[str, Any]) -> list[str]:
+    """In what a run differs from a tolerance curve's, beyond process, rate and seed: such a run is no point of it.
+
+    Args:
+        shared: what `tasks` tells of the curve's task.
+    """
+    settings = [name for name, value in shared["settings"].items() if record["config"][name] != value]
+    return settings + ["data"] * (record["data"]["sha256"] != shared["data"]["sha256"])
 
 
 def tolerance(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -71,6 +82,35 @@ def tolerance(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [
         {"task": str(task), **_arm(str(arm), runs)} for (task, arm), runs in table.groupby(["task", "arm"], sort=False)
     ]
+
+
+def retuned(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Of each task, the fall in accuracy at the largest rate when every rate has its best learning rate.
+
+    Args:
+        table: runs of equal length without losses and at one loss rate, over the same learning rates.
+
+    The best is the one of the largest mean accuracy over seeds, picked on the test sample, without losses and with
+    them alike: `learning_rate_lossless` and `learning_rate_lossy`. `fall` is paired by seed.
+    """
+    found = []
+    for task, runs in table.groupby("task", sort=False):
+        by_rate = {}
+        for rate, ours in runs.groupby("loss_rate"):
+            matrix = ours.pivot_table(index="seed", columns="learning_rate", values="accuracy_lossy")
+            best = matrix.columns[int(matrix.mean().argmax())]
+            by_rate[float(str(rate))] = float(best), matrix[best]
+        (_, lossless), *_, (largest, lossy) = sorted(by_rate.items())
+        found.append(
+            {
+                "task": str(task),
+                "loss_rate": largest,
+                "learning_rate_lossless": lossless[0],
+                "learning_rate_lossy": lossy[0],
+                "fall": estimate(t_interval((lossless[1] - lossy[1]).dropna().to_numpy())),
+            }
+        )
+    return found
 
 
 def estimate(value: Estimate) -> dict[str, float | None]:

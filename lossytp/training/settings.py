@@ -4,6 +4,7 @@ Values come from the command line, a YAML file or a notebook's parameters. Impor
 """
 
 import difflib
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -71,7 +72,7 @@ class Settings:
 
 def _check_types(config: Settings) -> None:
     """Values from YAML or a notebook carry no types: refuse what is not of its field's."""
-    hints = get_type_hints(type(config))
+    hints = _hints(type(config))
     for name in (field.name for field in fields(config)):  # a class's own constants are none
         hint, value = hints[name], getattr(config, name)
         if get_origin(hint) is Literal:
@@ -82,3 +83,8 @@ def _check_types(config: Settings) -> None:
         if not matches or (isinstance(value, bool) and bool not in allowed):
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
             raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}")
+
+
+@functools.cache  # a study makes thousands of configurations
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)

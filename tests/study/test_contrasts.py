@@ -5,14 +5,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lossytp.study.contrasts import contrasts
+from lossytp.study.contrasts import contrasts, falls_and_gains
 
 
-def table(arms, task="t", loss_rate=0.1):
+def table(arms, task="t", loss_rate=0.1, max_steps=10):
     """A row a run: the n-th value of an arm is seed n's accuracy."""
     rows = [
         {
             "task": task,
+            "model_name": "gpt2-nano",
+            "max_steps": max_steps,
+            "learning_rate": 1e-3,
             "arm": arm,
             "loss_rate": 0.0 if arm == "none" else loss_rate,
             "seed": seed,
@@ -73,3 +76,26 @@ def test_a_reference_that_is_not_one_arm_of_one_rate_is_refused():
     twice = pd.concat([table({"a": [0.5]}), table({"a": [0.4]}, loss_rate=0.2)])
     with pytest.raises(ValueError, match="'a' has several loss rates"):
         contrasts(twice, reference="a")
+
+
+def test_each_training_is_compared_with_its_own_reference():
+    runs = pd.concat(
+        [table({"none": [0.5], "a": [0.4]}), table({"none": [0.7], "a": [0.65], "b": [0.7]}, max_steps=30)]
+    )
+    alone = table({"a": [0.3]}, max_steps=90)  # whose reference is not run
+    result = contrasts(pd.concat([runs, alone]), reference="none").set_index(["max_steps", "arm"])["difference"]
+    assert result[10, "a"] == pytest.approx(-0.1)
+    assert result[30, "a"] == pytest.approx(-0.05)
+    assert result[30, "b"] == 0
+    assert np.isnan(result[90, "a"])
+
+
+def test_lossy_arms_are_also_compared_with_their_reference():
+    runs = table({"no loss": [0.5, 0.6, 0.7], "zero": [0.4, 0.52, 0.6], "better": [0.45, 0.54, 0.66]})
+    both = falls_and_gains(runs, reference="zero").set_index("arm")
+    assert both.loc["better", "difference"] == pytest.approx(-0.05)
+    assert both.loc["better", "gain"] == pytest.approx((0.05 + 0.02 + 0.06) / 3)
+    assert both.loc["better", "gain_p"] == pytest.approx(stats.ttest_rel([0.45, 0.54, 0.66], [0.4, 0.52, 0.6]).pvalue)
+    assert both.loc["better", "gain_p_holm"] == both.loc["better", "gain_p"]  # the only comparison of its kind
+    assert both.loc[["no loss", "zero"], "gain"].isna().all()
+    assert "gain" not in falls_and_gains(runs, reference=None)

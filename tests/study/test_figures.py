@@ -3,8 +3,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.contrasts import contrasts
-from lossytp.study.figures import accuracy_against_loss, burst_distribution, falls_by_arm, save, set_style
+from lossytp.study.figures import (
+    accuracy_against_evaluated_loss,
+    accuracy_against_loss,
+    burst_distribution,
+    save,
+    set_style,
+)
 from lossytp.study.records import tidy
 from lossytp.study.statistics import t_interval
 
@@ -60,18 +65,22 @@ def test_each_task_has_its_row(study, record, curves):
     assert not [line for line in figure.axes[2].lines if line.get_label() == "bursts"]
 
 
-def test_falls_are_the_contrasts_in_points_filled_where_they_are_sure(study, curves):
-    table = curves(study)
-    table = table[table["loss_rate"].isin([0.0, 0.2])]
-    table = table.assign(arm=table["arm"].where(table["loss_rate"] > 0, "no loss")).drop_duplicates(["arm", "seed"])
-    noisy = table["accuracy_lossy"] + 0.001 * table["seed"] ** 2 * (table["arm"] == "bursts")
-    noisy += 0.2 * table["seed"] ** 2 * (table["arm"] == "alone")
-    figure = falls_by_arm(contrasts(table.assign(accuracy_lossy=noisy), reference="no loss"))
-    (ax,) = figure.axes
-    (dots,) = [each for each in ax.collections if len(each.get_offsets()) == 2 and each.get_facecolors().size]
-    falls = dict(zip([text.get_text() for text in ax.get_yticklabels()], dots.get_offsets()[:, 0], strict=True))
-    assert falls == pytest.approx({"alone": 4 - 20 * 5 / 3, "bursts": 8 - 0.1 * 5 / 3})
-    assert dots.get_facecolors()[:, :3].tolist() == [[1, 1, 1], list(mpl.colors.to_rgb("C0"))]
+def test_each_rate_in_training_is_a_line_over_the_rates_in_evaluation():
+    rows = [
+        {"task": task, "trained_at": trained, "evaluated_at": rate, "seed": seed, "accuracy": 0.6 - rate + 0.1 * seed}
+        for task in ("a", "b")
+        for trained in (0.0, 0.3)
+        for rate in (0.0, 0.01, 0.3)
+        for seed in (0, 1)
+    ]
+    figure = accuracy_against_evaluated_loss(pd.DataFrame(rows))
+    assert [ax.get_title() for ax in figure.axes] == ["a", "b"]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["no loss", "30 % loss"]
+    for ax in figure.axes:
+        assert [line.get_xdata().tolist() for line in ax.lines] == [[0, 0.01, 0.3]] * 2
+        assert ax.lines[1].get_ydata() == pytest.approx([0.65, 0.64, 0.35])
+        assert len(ax.collections) == 2  # the bands
+        assert len({line.get_marker() for line in ax.lines}) == 2
 
 
 def test_burst_distribution_shows_shares():

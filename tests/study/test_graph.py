@@ -1,5 +1,9 @@
-"""The graph under ./run_all.sh's own options, with a tiny experiment: killed and started again, nothing is lost."""
+"""The graph under ./run_all.sh's own options, with a tiny experiment: killed and started again, nothing is lost.
 
+Sent to a cluster it is the same graph.
+"""
+
+import json
 import os
 import shutil
 import signal
@@ -24,6 +28,14 @@ profiles:
       - {arm: losses alone, loss_rate: [0.2]}
 """
 
+SUBMIT = """#!/usr/bin/env bash
+# a cluster's: notes the job, says its id and runs it later, where the process that started the graph is not known
+set -euo pipefail
+echo "$1 $2 $3" >> submitted
+echo "$1"
+LOSSYTP_RUN_PID=999999999 nohup bash "$4" > "$1.log" 2>&1 &
+"""
+
 
 @pytest.fixture
 def start(tmp_path):
@@ -31,7 +43,7 @@ def start(tmp_path):
 
     def begin(name, *options):
         folder = tmp_path / name
-        if not folder.exists():
+        if not (folder / "Snakefile").exists():
             (folder / "notebooks" / "experiments").mkdir(parents=True)
             for notebook in (ROOT / "notebooks").glob("*.ipynb"):
                 (folder / "notebooks" / notebook.name).symlink_to(notebook)
@@ -89,3 +101,26 @@ def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_ag
     assert time.monotonic() - started < 30
     assert records(folder) == before
     assert "Nothing to be done" in (tmp_path / "killed.log").read_text()
+
+
+def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp_path):
+    folder = tmp_path / "cluster"
+    results = folder / "results" / "smoke"
+    results.mkdir(parents=True)
+    for check in (ROOT / "results" / "paper").glob("[bc]*.*"):  # made before, so that cells alone are left to run
+        shutil.copy(check, results)
+    baseline = json.loads((results / "baseline.json").read_text())
+    baseline["docstrings"]["test_examples"] = 50  # as many as the cells of GRID have
+    (results / "baseline.json").write_text(json.dumps(baseline))
+    submit = tmp_path / "submit"
+    submit.write_text(SUBMIT)
+    submit.chmod(0o755)
+
+    command = f"{submit} {{rule}} {{threads}} {{resources.mem_mb}}"
+    options = ["--executor", "cluster-generic", "--cluster-generic-submit-cmd", command, "--jobs", "2"]
+    options += ["--seconds-between-status-checks", "1", "--default-resources", "mem_mb=4000"]
+    assert start("cluster", *options).wait() == 0, (tmp_path / "cluster.log").read_text()
+    submitted = sorted((folder / "submitted").read_text().splitlines())
+    assert submitted == ["01_tolerance_00 1 4000", "01_tolerance_01 1 4000"]
+    assert len(records(folder)) == 4
+    assert (results / "lossytp.pdf").read_bytes().startswith(b"%PDF")

@@ -1,6 +1,11 @@
+from pathlib import Path
+
 import pytest
 
-from lossytp.study.records import tidy
+from lossytp.study.grid import Cell, Experiment
+from lossytp.study.records import read_experiment, tidy, whole_seeds
+from lossytp.training.config import TrainConfig
+from lossytp.training.record import portable, write_record
 
 
 def test_a_row_a_record_in_their_order_without_seconds(study):
@@ -24,3 +29,21 @@ def test_a_presets_rate_is_its_process_own(record):
 def test_copies_of_a_run_are_no_second_seed(record):
     with pytest.raises(ValueError, match="two records of seed 3"):
         tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])
+
+
+def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
+    cells = [
+        Cell(arm, TrainConfig(loss_rate=rate, seed=seed, output_dir=str(tmp_path / f"{arm}{seed}")))
+        for seed in range(3)
+        for arm, rate in (("none", 0.0), ("lossy", 0.1))
+    ]
+    experiment = Experiment("e", "20_cells", tuple(cells), 1)
+    for cell in [*cells[:3], *cells[4:]]:  # seed 1 lacks an arm
+        made = record(loss_rate=cell.config.loss_rate, seed=cell.config.seed, accuracy=0.5)
+        write_record(Path(cell.config.output_dir), {**made, "config": portable(cell.config)})
+    table, records = read_experiment(experiment)
+    whole = whole_seeds(experiment, table)
+    assert whole[["arm", "seed"]].values.tolist() == [["none", 0], ["lossy", 0], ["none", 2], ["lossy", 2]]
+    assert [records[number]["config"]["seed"] for number in whole.index] == [0, 0, 2, 2]
+    assert whole_seeds(experiment, table.head(0)).empty
+    assert whole_seeds(experiment, tidy([])).empty

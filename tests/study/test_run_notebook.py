@@ -56,6 +56,18 @@ def test_another_error_is_shown_whole(tmp_path):
         execute(notebook(tmp_path, "1 / 0"), tmp_path / "out.ipynb", {})
 
 
+def test_a_readers_run_is_drawn_on_the_papers_curve(tmp_path, monkeypatch):
+    monkeypatch.chdir(NOTEBOOKS)  # where JupyterLab starts it
+    changes = {"loss_rate": 0.15, "max_steps": 2, "max_samples": 200, "eval_samples": 50}
+    values = {"max_steps": 2, "changes": changes, "output_dir": str(tmp_path)}
+    execute(NOTEBOOKS / "00_explore.ipynb", tmp_path / "out.ipynb", values)
+    cells = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells
+    (cell,) = [cell for cell in cells if cell["id"] == "curve-run"]
+    assert "image/png" in cell.outputs[-1].data
+    (record,) = [json.loads(path.read_text()) for path in tmp_path.glob("curve*/record.json")]
+    assert (record["config"]["loss_rate"], record["config"]["batch_size"]) == (0.15, 32)
+
+
 def test_a_run_ends_when_the_process_it_watches_does_and_takes_its_kernel_along(tmp_path):
     code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(120)"
     parent = subprocess.Popen(["sleep", "120"])

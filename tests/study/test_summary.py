@@ -3,6 +3,7 @@ import json
 import pytest
 
 from lossytp.study import summary
+from lossytp.study.records import tidy
 
 BASELINES = {"docstrings": {"majority_share": 0.3, "bag_of_words": 0.9, "test_examples": 4}}
 
@@ -48,6 +49,15 @@ def test_runs_that_differ_in_more_than_process_rate_and_seed_are_refused(study, 
     assert both["sst2"]["settings"]["max_steps"] == 11
 
 
+def test_what_makes_a_run_no_point_of_a_curve_is_told(study, record):
+    curve = summary.tasks(study, BASELINES)["docstrings"]
+    run = record(loss_rate=0.15, seed=7, accuracy=0.5, burst=8.0)
+    assert summary.differing(run, curve) == []
+    run = record(loss_rate=0.15, seed=7, accuracy=0.5, repair="local", max_steps=2)
+    run["data"]["sha256"] = "cd"
+    assert summary.differing(run, curve) == ["repair", "max_steps", "data"]
+
+
 def test_a_baseline_of_another_sample_is_refused(study):
     with pytest.raises(ValueError, match="another test sample"):
         summary.tasks(study, {"docstrings": {**BASELINES["docstrings"], "test_examples": 5}})
@@ -57,3 +67,20 @@ def test_rows_are_json(study, curves):
     table = curves(study).assign(value=float("inf"))
     text = json.dumps(summary.rows(table[["task", "seed", "value", "ge_config"]].head(1)), allow_nan=False)
     assert json.loads(text) == [{"task": "docstrings", "seed": 0, "value": None, "ge_config": None}]
+
+
+def test_every_rate_has_its_best_learning_rate(record):
+    accuracies = {(0.0, 1e-3): 0.7, (0.0, 2e-3): 0.6, (0.3, 1e-3): 0.5, (0.3, 2e-3): 0.55}
+    runs = [
+        record(loss_rate=loss, seed=seed, accuracy=accuracy + 0.01 * seed * loss, learning_rate=rate)
+        for (loss, rate), accuracy in accuracies.items()
+        for seed in range(3)
+    ]
+    (found,) = summary.retuned(tidy(runs))
+    assert (found["learning_rate_lossless"], found["learning_rate_lossy"]) == (1e-3, 2e-3)
+    assert found["fall"]["value"] == pytest.approx(0.15 - 0.003)
+    assert found["loss_rate"] == 0.3
+
+
+def test_a_run_that_several_experiments_have_counts_once(study):
+    assert summary.how_it_ran([*study, *study[:4]]) == summary.how_it_ran(study)

@@ -189,6 +189,18 @@ def test_without_the_committed_models_one_line_says_how_to_make_them(tmp_path, m
         build("gpt2-micro", tokenizer=tokenizer)
 
 
+@pytest.mark.parametrize("name", ["gpt2-nano", "gpt2-micro"])
+def test_the_committed_bases_are_what_their_cards_say(name, tokenizer):
+    folder = models.MODELS / name
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 16e6
+    card = (folder / "README.md").read_text()
+    model = build(name, tokenizer=tokenizer)
+    assert f"A GPT-2 of {sum(parameter.numel() for parameter in model.transformer.parameters()):,} parameters" in card
+    assert shape_of(name) == (model.config.n_embd, model.config.n_layer, model.config.n_head, 128)
+    report = json.loads((folder / "pretrain.json").read_text())
+    assert report["validation_loss"] < 4.6  # a model that reads nothing has log(4096) = 8.3
+
+
 def test_a_tokenizer_without_padding_pads_with_its_end(folder):
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": None}))
@@ -225,8 +237,12 @@ def test_what_is_not_there_is_told_before_torch_is_imported(monkeypatch, tmp_pat
     for name in ("some/gpt2", "gpt2-large", "gpt2-large-scratch"):
         with pytest.raises(ValueError, match="nor to be had from the hub"):
             check_there(name)
-    for name in ("gpt2-nano", "gpt2-nano-scratch", "gpt2-micro-scratch"):
+    for name in ("gpt2-nano", "gpt2-micro", "gpt2-nano-scratch", "gpt2-micro-scratch"):
         check_there(name)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "gpt2-nano").symlink_to(models.MODELS / "gpt2-nano")
+    monkeypatch.setattr(models, "MODELS", tmp_path / "models")
+    check_there("gpt2-micro-scratch")  # which needs the vocabulary alone
     with pytest.raises(ValueError, match=r"run \./run_all\.sh pretrain in a checkout, or give gpt2-micro-scratch"):
         check_there("gpt2-micro")
     folder = tmp_path / "openai-community" / "gpt2-large"

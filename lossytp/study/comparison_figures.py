@@ -1,0 +1,129 @@
+"""Figures of an experiment's arms side by side, from `contrasts.falls_and_gains`."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lossytp.study.contrasts import TRAINING
+from lossytp.study.figures import MARKERS
+from lossytp.study.statistics import CONFIDENCE
+
+FALL = "fall in test accuracy, points"
+COLUMN = 3.5  # inches, of a column of the paper
+DASHES = ("-", "--", ":", "-.")  # of tasks
+
+
+def falls_by_arm(compared: pd.DataFrame) -> Figure:
+    """How much accuracy each arm costs against the runs without losses, in points, with its 95 % interval.
+
+    One marker and colour a task; filled ones differ from 0 after Holm's correction. An arm of several loss rates has a
+    row for each.
+    """
+    table = _lossy(compared)
+    tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["label"]))
+    figure, ax = plt.subplots(figsize=(COLUMN, 0.9 + 0.22 * len(arms)), layout="constrained")
+    for number, task in enumerate(tasks):
+        ours = table[table["task"] == task]
+        places = [arms.index(label) + 0.3 * (number - (len(tasks) - 1) / 2) for label in ours["label"]]
+        fall, errors = _points(ours)
+        color, marker = f"C{number}", MARKERS[number]
+        ax.errorbar(fall, places, xerr=errors, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
+        shown = np.where(ours["p_holm"].to_numpy(dtype=float) < 1 - CONFIDENCE, color, "white")
+        ax.scatter(fall, places, c=shown, edgecolors=color, marker=marker, s=16, zorder=3)
+        ax.plot([], [], marker, color=color, markersize=4, label=task)
+    ax.axvline(0, color="0.45", linewidth=1, zorder=0)
+    ax.set_yticks(range(len(arms)), arms, fontsize=7)
+    ax.tick_params(axis="x", labelsize=7)
+    ax.set_xlabel(FALL, fontsize=8)
+    ax.invert_yaxis()
+    figure.legend(loc="outside upper right", ncols=len(tasks), fontsize=7)
+    return figure
+
+
+def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool = False) -> Figure:
+    """Each arm's fall in accuracy, with its 95 % interval, against columns of the table: a panel for each of them.
+
+    Args:
+        axes: what to write at the horizontal axis, by column.
+        front: draw the Pareto front, the arms to which none is better in both.
+    """
+    table = _lossy(compared)
+    tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["label"]))
+    palette = sns.color_palette("colorblind", len(arms))
+    figure, axes_TX = plt.subplots(
+        len(tasks), len(axes), figsize=(7.2, 0.9 + 2.3 * len(tasks)), sharex="col", sharey="row",
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    for row, task in zip(axes_TX, tasks, strict=True):
+        ours = table[table["task"] == task]
+        fall, errors = _points(ours)
+        for ax, column in zip(row, axes, strict=True):
+            x = ours[column].to_numpy(dtype=float)
+            if front:
+                _front(ax, x, fall)
+            for number, label in enumerate(ours["label"]):
+                style = arms.index(label)
+                ax.errorbar(
+                    x[number], fall[number], yerr=errors[:, number : number + 1], fmt=MARKERS[style % len(MARKERS)],
+                    color=palette[style], label=label, markersize=5, elinewidth=1, capsize=2,
+                )  # fmt: skip
+            ax.axhline(0, color="0.45", linewidth=1, zorder=0)
+            ax.set_title(task, fontsize=9)
+        row[0].set_ylabel("fall, points")
+    for ax, text in zip(axes_TX[-1], axes.values(), strict=True):
+        ax.set_xlabel(text)
+    handles, labels = axes_TX[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=8)
+    return figure
+
+
+def divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
+    """How far ranks are apart: their residual streams, by layer, and their copies of parameters, by step.
+
+    Args:
+        streams, copies: from `divergence.stream_distances` and `divergence.copy_distances`.
+    """
+    arms = list(dict.fromkeys(streams["arm"]))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(COLUMN, 2.6), layout="constrained")
+    last = streams[streams["step"] == streams["step"].max()]
+    for dashes, task in zip(DASHES, dict.fromkeys(streams["task"]), strict=False):
+        for number, arm in enumerate(arms):
+            style = {"color": f"C{number}", "marker": MARKERS[number], "markersize": 3.5, "linewidth": 1.1}
+            for ax, table, x in ((left, last, "layer"), (right, copies, "step")):
+                ours = table[(table["task"] == task) & (table["arm"] == arm)]
+                mean = ours.groupby(x)["distance"].mean()
+                ax.plot(mean.index, mean, linestyle=dashes, label=f"{task}: {arm}", **style)
+    left.set_xticks(sorted(last["layer"].unique()))
+    left.set_ylabel("relative distance", fontsize=8)
+    left.set_title("residual streams", fontsize=8)
+    right.set_title("copies of parameters", fontsize=8)
+    left.set_xlabel("layer, at the last step", fontsize=8)
+    right.set_xlabel("step", fontsize=8)
+    for ax in (left, right):
+        ax.tick_params(labelsize=7)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", fontsize=6)
+    return figure
+
+
+def _lossy(compared: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have a difference, with a `label`: the arm, and its rate where it has several."""
+    table = compared.dropna(subset=["difference"])
+    several = table.groupby(["arm", *TRAINING])["loss_rate"].transform("nunique") > 1
+    rates = table["loss_rate"].map(lambda rate: f", {100 * rate:g} %")
+    return table.assign(label=table["arm"].where(~several, table["arm"] + rates))
+
+
+def _points(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Falls in points, (A,), and how far below and above their intervals end, (2, A)."""
+    points = -100 * table[["difference", "low", "high"]].to_numpy(dtype=float)
+    return points[:, 0], np.abs(points[:, 1:] - points[:, :1]).T[::-1]
+
+
+def _front(ax: Axes, cost: np.ndarray, fall: np.ndarray) -> None:
+    order = np.lexsort((fall, cost))
+    best = fall[order] < np.minimum.accumulate(np.concatenate(([np.inf], fall[order][:-1])))
+    ax.step(cost[order][best], fall[order][best], where="post", color="0.6", linewidth=1, zorder=0)

@@ -1,0 +1,60 @@
+"""What a run's sums lacked, and what its repair sent and waited for: what accuracy is drawn against."""
+
+from typing import Any
+
+import pandas as pd
+
+from lossytp.network.packets import Wire
+from lossytp.network.repair import Retransmit
+from lossytp.network.repairs import repair_named
+from lossytp.network.theory import expected_squared_error, missing_share
+from lossytp.network.transport import Path
+from lossytp.training.config import TrainConfig
+
+MESSAGE_BYTES = 8 * 1024 * 768 * 2 // 4  # a chunk of GPT-2 124M's sums: 8 texts of 1,024 tokens, bf16, 4 ranks
+PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=100e-6, wire=Wire())
+
+
+def costs(record: dict[str, Any]) -> dict[str, float]:
+    """Of one run, shares of its messages' own packets: `missing_packets` in the end, and `extra_packets`.
+
+    `time` is how many times as long a message of `MESSAGE_BYTES` takes over `PATH` as without a repair, when as large
+    a share is sent beyond it and each retransmission waits a round trip.
+    """
+    traffic = record["network"]["training"]
+    own = traffic["packets"] - traffic["extra"]
+    extra = traffic["extra"] / own if own else 0.0
+    repair = repair_named(record["config"]["repair"])
+    round_trips = repair.budget if isinstance(repair, Retransmit) else 0
+    message_s = PATH.wire.num_packets(MESSAGE_BYTES, 1) * PATH.packet_s
+    return {
+        "missing_packets": traffic["missing"] / own if own else 0.0,
+        "extra_packets": extra,
+        "time": 1 + (extra * message_s + round_trips * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
+    }
+
+
+def theory(record: dict[str, Any], coherence: dict[str, float]) -> dict[str, float]:
+    """What `lossytp.network.theory` expects of a run's sums, losses everywhere.
+
+    `missing_share` of their contributions, and their `squared_error`, relative to their square.
+
+    Args:
+        coherence: of contributions, by number of ranks: from `lossytp.study.coherence`.
+    """
+    config = TrainConfig.from_dict(record["config"])
+    ranks = config.tensor_parallel_size
+    known = (config.algorithm, config.repair, ranks, config.process().loss_rate)
+    return {
+        "missing_share": missing_share(*known, reliable_gather=config.reliable_gather),
+        "squared_error": expected_squared_error(
+            *known, coherence=coherence[str(ranks)], reliable_gather=config.reliable_gather
+        ),
+    }
+
+
+def by_arm(table: pd.DataFrame, values: list[dict[str, float]]) -> pd.DataFrame:
+    """Means of `values`, of the runs that are the table's rows, for each task, arm and loss rate."""
+    where = ["task", "arm", "loss_rate"]
+    together = pd.concat([table[where].reset_index(drop=True), pd.DataFrame(values)], axis=1)
+    return together.groupby(where, sort=False, as_index=False).mean()

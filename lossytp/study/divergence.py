@@ -1,0 +1,39 @@
+"""How far ranks with residual streams of their own are apart, as `lossytp.parallel.own_streams` measures it: tables."""
+
+from typing import Any
+
+import pandas as pd
+
+
+def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Distances of the ranks' residual streams: columns task, arm, seed, step, layer (from 1) and distance.
+
+    Args:
+        table: a row a run, with `task`, `arm` and `seed`.
+        records: of the same runs. Those whose ranks share a stream have no rows.
+    """
+    return pd.DataFrame(
+        [
+            {**run, "step": point["step"], "layer": layer, "distance": distance}
+            for run, point in _evaluations(table, records)
+            for layer, distance in enumerate(point["stream_distance"] or (), 1)
+        ],
+        columns=["task", "arm", "seed", "step", "layer", "distance"],
+    )
+
+
+def copy_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
+    """The same of the copies of the parameters that all ranks hold: columns task, arm, seed, step and distance."""
+    return pd.DataFrame(
+        [
+            {**run, "step": point["step"], "distance": point["replica_drift"]}
+            for run, point in _evaluations(table, records)
+            if point["stream_distance"]
+        ],
+        columns=["task", "arm", "seed", "step", "distance"],
+    )
+
+
+def _evaluations(table: pd.DataFrame, records: list[dict[str, Any]]) -> list[tuple[dict, dict]]:
+    runs = table[["task", "arm", "seed"]].to_dict("records")
+    return [(run, point) for run, record in zip(runs, records, strict=True) for point in record["curves"]["eval"]]

@@ -1,0 +1,67 @@
+"""Figures of made-up comparisons: what is drawn where."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+
+from lossytp.study.comparison_figures import divergence, falls_against, falls_by_arm
+from lossytp.study.contrasts import contrasts
+
+mpl.use("Agg")
+
+
+def test_falls_are_the_contrasts_in_points_filled_where_they_are_sure(study, curves):
+    table = curves(study)
+    table = table[table["loss_rate"].isin([0.0, 0.2])]
+    table = table.assign(arm=table["arm"].where(table["loss_rate"] > 0, "no loss")).drop_duplicates(["arm", "seed"])
+    noisy = table["accuracy_lossy"] + 0.001 * table["seed"] ** 2 * (table["arm"] == "bursts")
+    noisy += 0.2 * table["seed"] ** 2 * (table["arm"] == "alone")
+    figure = falls_by_arm(contrasts(table.assign(accuracy_lossy=noisy), reference="no loss"))
+    (ax,) = figure.axes
+    (dots,) = [each for each in ax.collections if len(each.get_offsets()) == 2 and each.get_facecolors().size]
+    falls = dict(zip([text.get_text() for text in ax.get_yticklabels()], dots.get_offsets()[:, 0], strict=True))
+    assert falls == pytest.approx({"alone": 4 - 20 * 5 / 3, "bursts": 8 - 0.1 * 5 / 3})
+    assert dots.get_facecolors()[:, :3].tolist() == [[1, 1, 1], list(mpl.colors.to_rgb("C0"))]
+
+
+def compared(falls, task="t"):
+    """A comparison of arms that cost so many points, each with an interval of one point to either side."""
+    rows = [{"arm": "none", "loss_rate": 0.0, "difference": np.nan, "low": np.nan, "high": np.nan, "p_holm": np.nan}]
+    for arm, rate, fall, cost in falls:
+        ends = {"low": (-fall - 1) / 100, "high": (-fall + 1) / 100}
+        rows.append({"arm": arm, "loss_rate": rate, "difference": -fall / 100, "p_holm": 0.5, "cost": cost, **ends})
+    return pd.DataFrame(rows).assign(task=task, model_name="m", max_steps=1, learning_rate=1.0)
+
+
+def test_an_arm_of_several_rates_has_a_row_for_each():
+    figure = falls_by_arm(compared([("a", 0.1, 1.0, 0), ("a", 0.2, 2.0, 0), ("b", 0.2, 3.0, 0)]))
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert labels == ["a, 10 %", "a, 20 %", "b"]
+
+
+def test_falls_stand_over_their_costs_and_the_front_leaves_out_what_is_worse_in_both():
+    falls = [("free", 0.2, 4.0, 0.0), ("worse", 0.2, 5.0, 0.1), ("dear", 0.2, 1.0, 0.5)]
+    both = pd.concat([compared(falls), compared(falls, task="u")])
+    figure = falls_against(both, {"cost": "what it costs"}, front=True)
+    assert len(figure.axes) == 2
+    assert figure.axes[-1].get_xlabel() == "what it costs"
+    assert [text.get_text() for text in figure.legends[0].texts] == ["free", "worse", "dear"]
+    front = max(figure.axes[0].lines, key=lambda line: len(line.get_xdata()))
+    assert front.get_xydata().tolist() == [[0.0, 4.0], [0.5, 1.0]]
+    interval = falls_against(compared(falls), {"cost": "x"}).axes[0].containers[0][2][0].get_segments()[0]
+    assert interval.ravel() == pytest.approx([0.0, 3.0, 0.0, 5.0])
+
+
+def test_divergence_is_the_mean_over_seeds_by_layer_at_the_end_and_by_step():
+    where = {"task": "t", "arm": "a"}
+    streams = [
+        {**where, "seed": seed, "step": step, "layer": layer, "distance": seed + layer + step}
+        for seed in (0, 1)
+        for step in (10, 20)
+        for layer in (1, 2)
+    ]
+    copies = [{**where, "seed": seed, "step": step, "distance": seed + step} for seed in (0, 1) for step in (10, 20)]
+    figure = divergence(pd.DataFrame(streams), pd.DataFrame(copies))
+    assert figure.axes[0].lines[0].get_ydata().tolist() == [21.5, 22.5]
+    assert figure.axes[1].lines[0].get_xydata().tolist() == [[10, 10.5], [20, 20.5]]

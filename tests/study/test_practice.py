@@ -1,0 +1,40 @@
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from lossytp.study.practice import as_markdown, practice
+
+ROOT = Path(__file__).parents[2]
+
+
+def compared(rows):
+    columns = ["task", "arm", "loss_rate", "difference", "low", "high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def test_the_worst_task_counts_and_advice_is_as_sure_as_its_interval():
+    table = practice(
+        compared(
+            [
+                ("a", "no loss", 0.0, None, None, None),
+                ("a", "alone", 0.01, -0.001, -0.004, 0.002),
+                ("a", "alone", 0.1, -0.02, -0.03, -0.011),
+                ("b", "alone", 0.1, -0.015, -0.016, -0.009),
+                ("a", "bursts", 0.1, -0.009, -0.011, -0.007),
+                ("b", "bursts", 0.1, 0.002, -0.1, 0.1),
+            ]
+        )
+    )
+    assert table["advice"].tolist() == ["nothing", "repair", "undecided"]
+    assert table["task"].tolist() == ["a", "a", "a"]
+    unsure = practice(compared([("a", "alone", 0.1, -0.005, -0.006, -0.004), ("b", "alone", 0.1, 0.0, -0.02, 0.02)]))
+    assert unsure[["task", "advice"]].values.tolist() == [["a", "undecided"]]  # the other task may lose two points
+    assert table.loc[1, ["fall", "low", "high"]].tolist() == pytest.approx([0.02, 0.011, 0.03])
+    assert as_markdown(table).splitlines()[3] == "| 10 % | alone | 2.0 (1.1 to 3.0) | `a` | repair |"
+
+
+def test_the_readme_shows_what_the_committed_results_say():
+    paper = json.loads((ROOT / "results" / "paper" / "paper.json").read_text())
+    assert as_markdown(pd.DataFrame(paper["practice"])) in (ROOT / "README.md").read_text()

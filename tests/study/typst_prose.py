@@ -1,0 +1,110 @@
+"""What a reader of a Typst source reads, apart from its code: Typst's own parser is not to be had from Python.
+
+Prose are markup and content blocks, however deep in code, numbers behind `#`, and strings in code that have a space.
+Code are expressions behind `#` and what they hold. Raw text, references, labels, links and comments are no prose.
+"""
+
+import re
+
+COMMENT_OR_RAW = r"//[^\n]*|/\*.*?\*/|(?P<ticks>`{3,}).*?(?P=ticks)|`[^`]*`"
+NO_PROSE = re.compile(
+    r"\\u\{[^}]*\}|\\.|https?://[^\s\]]+|" + COMMENT_OR_RAW + r"|@[\w:.-]*\w(?:\[[^\]]*\])?|<[A-Za-z_][\w:.-]*>"
+    r"|(?<=\n)[ \t]*\d+\.(?=\s)",  # an enumeration's number
+    re.DOTALL,
+)
+NO_CODE = re.compile(COMMENT_OR_RAW, re.DOTALL)
+STRING = re.compile(r'"(?:\\.|[^"\\])*"', re.DOTALL)
+MATH = re.compile(r"\$(?:\\.|[^$\\])*\$", re.DOTALL)
+STATEMENT = re.compile(r"(?:let|set|show|import|include)\b")
+BRANCH = re.compile(r"(?:if|for|while)\b")
+ELSE = re.compile(r"\s*else\b\s*(?:if\b)?")
+ATOM = re.compile(r"(?:context\b\s*)?[A-Za-z_][\w-]*|" + STRING.pattern, re.DOTALL)
+NUMBER = re.compile(r"[\d.]*\d")
+FIELD = re.compile(r"\.[A-Za-z_][\w-]*")
+CLOSING = {"[": "]", "(": ")", "{": "}"}
+
+
+def prose(source: str) -> str:
+    """The source with a space for every character that is no prose, so that lines and columns stay."""
+    reader = _Reader(source)
+    reader.markup("")
+    return "".join(reader.kept)
+
+
+class _Reader:
+    def __init__(self, source: str) -> None:
+        self.source, self.at = source, 0
+        self.kept = [character if character == "\n" else " " for character in source]
+
+    def here(self) -> str:
+        return self.source[self.at : self.at + 1]
+
+    def skip(self, pattern: re.Pattern[str], *, keep: bool = False) -> str:
+        """Go past the pattern if it is here; returns what was passed."""
+        match = pattern.match(self.source, self.at)
+        found = match.group() if match else ""
+        if keep:
+            self.kept[self.at : self.at + len(found)] = found
+        self.at += len(found)
+        return found
+
+    def markup(self, close: str) -> None:
+        while self.here() and self.here() != close:
+            if self.skip(NO_PROSE) or self.math():
+                continue
+            character = self.here()
+            self.at += 1
+            if character == "#":
+                self.expression()
+            elif character == "[":
+                self.markup("]")
+            else:
+                self.kept[self.at - 1] = character
+        self.at += len(close)
+
+    def code(self, stop: str) -> None:
+        """Up to one of the characters `stop` outside all brackets."""
+        while self.here() and self.here() not in stop:
+            string = STRING.match(self.source, self.at)
+            if string:
+                self.skip(STRING, keep=" " in string.group())
+            elif not (self.skip(NO_CODE) or self.math() or self.group()):
+                self.at += 1
+
+    def group(self) -> bool:
+        """Go past brackets and what they hold, if they open here."""
+        close = CLOSING.get(self.here(), "")
+        self.at += len(close)
+        if close == "]":
+            self.markup(close)
+        elif close:
+            self.code(close)
+            self.at += 1
+        return bool(close)
+
+    def math(self) -> bool:
+        """Go past a formula. Its whole numbers are its own, its decimals are not; without a letter it is a number."""
+        formula = MATH.match(self.source, self.at)
+        if not formula:
+            return False
+        numbers = r"\d+\.\d+" if re.search("[A-Za-z]", STRING.sub("", formula.group())) else NUMBER.pattern
+        for number in re.finditer(numbers, formula.group()):
+            self.kept[self.at + number.start() : self.at + number.end()] = number.group()
+        self.at = formula.end()
+        return True
+
+    def expression(self) -> None:
+        """What follows a `#` in markup."""
+        if self.skip(STATEMENT):
+            self.code("\n;])}")
+        elif self.skip(BRANCH):
+            self.code("[{")
+            self.group()
+            while self.skip(ELSE):
+                self.code("[{")
+                self.group()
+        elif not self.skip(NUMBER, keep=True):
+            if not (self.skip(ATOM) or self.math()):
+                self.group()
+            while self.skip(FIELD) or (self.here() in ("(", "[") and self.group()):
+                pass
