@@ -60,7 +60,7 @@ def steps_to_accuracy(records: list[dict], target: dict[str, float]) -> pd.DataF
         if record["status"] == "not finite":  # its curve ends there, and from then on it answers by chance
             evaluated.append((record["config"]["max_steps"], row.majority_share))
         steps, accuracy = np.array([(0, row.majority_share), *evaluated], dtype=float).T
-        reached = _first_held(steps, accuracy, target[row.task])
+        reached = _first_held(steps, accuracy, target[str(row.task)])
         rows.append(
             {"task": row.task, "loss_rate": row.loss_rate, "seed": row.seed, "steps": reached, "last_step": steps[-1]}
         )

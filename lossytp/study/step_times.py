@@ -15,7 +15,7 @@ from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat
 
 BEST_EFFORT, GO_BACK_N = "best effort", "go-back-N"
 TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
-FEWEST_SAMPLES, SAMPLES_TIMES_RATE = 3, 0.3  # a step of many losses varies little: rare ones need more samples
+FEWEST_SAMPLES, SAMPLES_TIMES_RATE = 3, 0.3  # of go-back-N, which many losses slow down, and make vary little
 MOST_LOSSES_A_PACKET = 20  # beyond, a step takes minutes and its simulation gigabytes
 
 
@@ -55,7 +55,8 @@ def step_times(
 ) -> pd.DataFrame:
     """Seconds that a tensor-parallel training step communicates, by transport, bandwidth, round trip and loss rate.
 
-    Losses are Bernoulli. A layer's collectives are timed, at most `samples` times, for all, which are alike.
+    Losses are Bernoulli. One layer is timed, `samples` times (go-back-N fewer), for all, which are alike; and, times
+    being counted in packets, one bandwidth for all whose product with the round trip is the same.
 
     Returns columns transport, bandwidth_gbits, round_trip_us, loss_rate, seconds, standard_error. Go-back-N has no row
     where it would lose each packet, those sent in vain among them, more than `MOST_LOSSES_A_PACKET` times.
@@ -64,37 +65,43 @@ def step_times(
     if schedule is None:
         raise ValueError(f"algorithm = {algorithm!r} has no schedule: choose another")
     rows = []
+    timed: dict[tuple[str, float, float], np.ndarray] = {}
     settings = list(product(bandwidths_gbits, round_trips_us, loss_rates))
     for gbits, round_trip_us, rate in tqdm(settings, desc="step times", mininterval=5):
-        path = Path(bandwidth_bits_per_s=gbits * 1e9, round_trip_s=round_trip_us * 1e-6)
+        # at 1 Gbit/s, with as many packets a round trip
+        path = Path(bandwidth_bits_per_s=1e9, round_trip_s=gbits * round_trip_us * 1e-6)
         num_packets = schedule.num_packets(tokens * width, itemsize, ranks, path.wire)
         for name, transport in transports(num_packets, path, timeout_round_trips).items():
+            count = samples
             if isinstance(transport, GoBackN):
                 sent_a_loss = min(transport.timeout_s / path.packet_s, num_packets)
                 if rate**2 * sent_a_loss > MOST_LOSSES_A_PACKET * (1 - rate):
                     continue
-            layer_s = step_seconds(
-                algorithm,
-                num_layers=1,
-                tokens=tokens,
-                width=width,
-                compute_s=0,
-                itemsize=itemsize,
-                ranks=ranks,
-                path=path,
-                transport=transport,
-                process=Bernoulli(loss_rate=rate),
-                samples=int(np.clip(SAMPLES_TIMES_RATE / max(rate, 1e-9), min(samples, FEWEST_SAMPLES), samples)),
-                seed=seed,
-            )
+                count = int(np.clip(SAMPLES_TIMES_RATE / max(rate, 1e-9), min(samples, FEWEST_SAMPLES), samples))
+            key = (name, path.round_trip_s, rate)
+            if key not in timed:
+                timed[key] = num_layers * step_seconds(
+                    algorithm,
+                    num_layers=1,
+                    tokens=tokens,
+                    width=width,
+                    compute_s=0,
+                    itemsize=itemsize,
+                    ranks=ranks,
+                    path=path,
+                    transport=transport,
+                    process=Bernoulli(loss_rate=rate),
+                    samples=count,
+                    seed=seed,
+                )
             rows.append(
                 {
                     "transport": name,
                     "bandwidth_gbits": gbits,
                     "round_trip_us": round_trip_us,
                     "loss_rate": rate,
-                    "seconds": num_layers * layer_s.mean(),
-                    "standard_error": num_layers * stats.sem(layer_s),
+                    "seconds": timed[key].mean() / gbits,
+                    "standard_error": stats.sem(timed[key]) / gbits,
                 }
             )
     return pd.DataFrame(rows)
