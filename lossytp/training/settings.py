@@ -6,11 +6,13 @@ Values come from the command line, a YAML file or a notebook's parameters. Impor
 import difflib
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
 from lossytp.network.checks import check_known
+
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(get_type_hints)  # a study makes thousands of configurations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +85,3 @@ def _check_types(config: Settings) -> None:
         if not matches or (isinstance(value, bool) and bool not in allowed):
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
             raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}")
-
-
-@functools.cache  # a study makes thousands of configurations
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
