@@ -190,11 +190,11 @@ def test_without_the_committed_models_one_line_says_how_to_make_them(tmp_path, m
 
 
 @pytest.mark.parametrize("name", ["gpt2-nano", "gpt2-micro"])
-def test_the_committed_bases_are_what_their_cards_say(name, tokenizer):
+def test_the_committed_bases_are_what_their_cards_say(name):
     folder = models.MODELS / name
     assert sum(file.stat().st_size for file in folder.iterdir()) < 16e6
     card = (folder / "README.md").read_text()
-    model = build(name, tokenizer=tokenizer)
+    model = build(name, tokenizer=load_tokenizer(name))
     assert f"A GPT-2 of {sum(parameter.numel() for parameter in model.transformer.parameters()):,} parameters" in card
     assert shape_of(name) == (model.config.n_embd, model.config.n_layer, model.config.n_head, 128)
     report = json.loads((folder / "pretrain.json").read_text())
