@@ -107,7 +107,7 @@ def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp
     folder = tmp_path / "cluster"
     results = folder / "results" / "smoke"
     results.mkdir(parents=True)
-    for check in (ROOT / "results" / "paper").glob("[bc]*.*"):  # made before, so that cells alone are left to run
+    for check in (ROOT / "results" / "paper").glob("[bcs]*.*"):  # made before, so that cells alone are left to run
         shutil.copy(check, results)
     baseline = json.loads((results / "baseline.json").read_text())
     baseline["docstrings"]["test_examples"] = 50  # as many as the cells of GRID have
