@@ -96,12 +96,15 @@ case $command in
         exec pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "$@" # a file a worker: modules share what is costly
         ;;
     bench) exec python -m tests.bench results/bench ;;
-    pretrain) # the larger model reads the smaller one's vocabulary
+    pretrain) # the larger model reads the smaller one's vocabulary; without options it is trained as the committed one
         model=gpt2-nano
         case ${1:-} in gpt2-*) model=$1; shift ;; esac
         [ "${1:-}" = "--" ] && shift
         slice=$LOSSYTP_DATA/wikimedia/wikipedia/2015.en
-        [ "$model" = gpt2-nano ] || set -- --tokenizer_path models/gpt2-nano --total_steps 2500 --batch_size 32 --learning_rate 2e-3 "$@"
+        if [ "$model" = gpt2-micro ]; then
+            [ $# -gt 0 ] || set -- --total_steps 2500 --batch_size 32 --learning_rate 2e-3
+            set -- --tokenizer_path models/gpt2-nano "$@"
+        fi
         exec python -m lossytp.pretrain --model_name "$model" --output_dir "models/$model" \
             --data_glob "$slice/train-*.parquet" --validation_glob "$slice/validation-*.parquet" "$@"
         ;;
