@@ -1,6 +1,5 @@
 """Where a task's rows come from: the hub or a copy of it on disc, files of one's own, or a list."""
 
-import functools
 import hashlib
 import os
 import re
@@ -24,6 +23,7 @@ if TYPE_CHECKING:  # it takes seconds to import, and naming a task should not
 DATA_VARIABLE = "LOSSYTP_DATA"
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 HUB_TIMEOUT_S = 4.0
+ASK_HUB_AGAIN_AFTER_S = 60.0
 EXPORT = "refs/convert/parquet"  # where the hub keeps its own parquet copy of every data set, scripts included
 Split = Literal["train", "test"]
 Row = Mapping[str, Any]
@@ -240,11 +240,21 @@ def hub_or_its_cache() -> Iterator[bool]:
 
 def hub_answers() -> bool:
     """Whether the hub answers at all, asked at most once in a minute."""
-    return _hub_answers(int(time.monotonic() / 60))
+    if _HUB.answers is None or time.monotonic() - _HUB.asked_at_s > ASK_HUB_AGAIN_AFTER_S:
+        _HUB.answers, _HUB.asked_at_s = _ask_hub(), time.monotonic()
+    return _HUB.answers
 
 
-@functools.lru_cache(maxsize=1)
-def _hub_answers(minute: int) -> bool:
+@dataclass
+class _Hub:
+    answers: bool | None = None  # None until asked
+    asked_at_s: float = 0.0
+
+
+_HUB = _Hub()
+
+
+def _ask_hub() -> bool:
     from huggingface_hub import constants, get_session
 
     answers: list[int] = []
