@@ -3,7 +3,7 @@
 What a sum becomes is linear in the ranks' contributions, also where a ring or a tree repairs partial sums on the way.
 So each row here is one rank's contribution followed through all hops, and a process needs no row but its own ranks'.
 
-Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
+Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major; B blocks of S elements.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from scipy.linalg import hadamard
 from torch import Tensor
+from torch.nn.functional import pad
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repair import ZERO, Hadamard, Local, Repair, Rescale, RescaleCounted, Stale
@@ -201,20 +202,18 @@ def _hadamard_(rows: Rows, hops: Hops, missing: Missing, capacity: int, repair: 
         size = repair.block_for(length, capacity)
         blocks = -(-length // size)
         wire = (packets[:, None] * capacity + np.arange(capacity)).reshape(-1)
-        wire = wire[wire < blocks * size]
-        affected, row_of = np.unique(wire % blocks, return_inverse=True)
-        device = rows.rows_LN.device
-        lost = torch.from_numpy(row_of).to(device), torch.from_numpy(wire // blocks).to(device)
-        elements = torch.from_numpy(affected[:, None] * size + np.arange(size)).to(device)
-        inside = elements < length
+        lost = np.zeros(size * blocks, dtype=bool)
+        lost[wire[wire < len(lost)]] = True
+        lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(rows.rows_LN.device)
+        affected_B1 = lost_BS.any(1, keepdim=True)
         matrix, signs = _hadamard_matrix(size).to(rows.rows_LN), _signs(seed, blocks * size).to(rows.rows_LN)
         for row in here:
             span = rows.rows_LN[row, hop.start : hop.stop]
-            values = torch.where(inside, span[elements.clamp(max=length - 1)], 0)
-            coefficients = (values * signs[elements]) @ matrix
-            coefficients[lost] = 0
-            values = (coefficients @ matrix) * signs[elements]
-            span[elements[inside]] = values[inside]
+            values_BS = pad(span, (0, blocks * size - length)).view(blocks, size)
+            coefficients_BS = (values_BS * signs.view(blocks, size)) @ matrix
+            coefficients_BS.masked_fill_(lost_BS, 0)
+            back_BS = (coefficients_BS @ matrix) * signs.view(blocks, size)
+            span.copy_(torch.where(affected_B1, back_BS, values_BS).view(-1)[:length])
 
 
 @lru_cache(maxsize=16)
@@ -225,4 +224,5 @@ def _hadamard_matrix(size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _signs(seed: int, count: int) -> Tensor:
-    return torch.from_numpy(np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0))
+    signs = np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0)
+    return torch.from_numpy(signs.astype(np.float32))  # exact in any dtype
