@@ -4,40 +4,52 @@ from typing import Any
 
 import pandas as pd
 
-from lossytp.study.summary import DROP
+from lossytp.study import summary
 
 
 def practice(compared: pd.DataFrame) -> list[dict[str, Any]]:
-    """Of each arm and rate the task that suffers most: `loss_rate`, `losses`, `task`, `fall`, `low`, `high`, `advice`.
+    """Of each arm and rate `loss_rate`, `losses` (the arm), `falls` and `advice`, JSON-ready.
 
     Args:
         compared: from `contrasts.contrasts`, against runs without losses.
 
-    `fall` of accuracy and its interval are shares, of the task of the largest. The advice is as sure as all tasks'
-    intervals are: "nothing" where they end below one point, "repair" where one begins above that, else "undecided". One
-    seed has no interval: "undecided".
+    `falls` has for each task the fall of accuracy `fall` and its interval `low`, `high`, all shares. The advice is as
+    sure as all tasks' intervals are: "nothing" where they end below one point, "repair" where one begins above that,
+    else "undecided". One seed has no interval: "undecided".
     """
+    lossy = compared.dropna(subset=["difference"])
+    lossy = lossy.assign(fall=-lossy["difference"], low=-lossy["high"], high=-lossy["low"])
     rows = []
-    for (arm, rate), ours in compared.dropna(subset=["difference"]).groupby(["arm", "loss_rate"], sort=False):
-        falls_T3 = -ours[["difference", "high", "low"]].to_numpy(dtype=float)
-        worst = int(falls_T3[:, 0].argmax())
-        low, high = falls_T3[:, 1].max(), falls_T3[:, 2].max()
-        advice = "nothing" if high < DROP else "repair" if low > DROP else "undecided"
-        row = {"loss_rate": float(str(rate)), "losses": str(arm), "task": ours["task"].tolist()[worst]}
+    for (arm, rate), ours in lossy.groupby(["arm", "loss_rate"], sort=False):
+        sure = ours["high"].notna().all()
+        harmless, harmful = sure and ours["high"].max() < summary.DROP, ours["low"].max() > summary.DROP
         rows.append(
-            row | dict(zip(("fall", "low", "high"), falls_T3[worst].tolist(), strict=True)) | {"advice": advice}
+            {
+                "loss_rate": float(str(rate)),
+                "losses": str(arm),
+                "falls": dict(zip(ours["task"], summary.rows(ours[["fall", "low", "high"]]), strict=True)),
+                "advice": "nothing" if harmless else "repair" if harmful else "undecided",
+            }
         )
     return rows
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:
     """`practice`'s rows as the README shows them."""
+    tasks = list(dict.fromkeys(task for row in rows for task in row["falls"]))
     lines = [
-        "| loss rate | losses | fall in accuracy, points (95 %) | worst in | what to do |",
-        "|---|---|---|---|---|",
+        f"| loss rate | losses |{''.join(f' points lost in `{task}` |' for task in tasks)} what to do |",
+        f"|---|---|{'---|' * len(tasks)}---|",
     ]
     for row in rows:
-        fall, low, high = (f"{100 * row[name]:z.1f}" for name in ("fall", "low", "high"))
-        start = f"| {100 * row['loss_rate']:g} % | {row['losses']} | {fall} ({low} to {high})"
-        lines.append(f"{start} | `{row['task']}` | {row['advice']} |")
+        cells = [f"{100 * row['loss_rate']:g} %", row["losses"]]
+        cells += [_points(row["falls"].get(task)) for task in tasks]
+        lines.append(f"| {' | '.join([*cells, row['advice']])} |")
     return "\n".join(lines)
+
+
+def _points(of_task: dict[str, float | None] | None) -> str:
+    if of_task is None:
+        return "not run"
+    fall, low, high = ("" if value is None else f"{100 * value:z.1f}" for value in of_task.values())
+    return f"{fall} ({low} to {high})" if low else fall
