@@ -15,6 +15,7 @@ from lossytp.study.statistics import t_interval
 from lossytp.study.step_times import BEST_EFFORT
 
 SHARE = 0.9  # of what a run without losses gains over answering with the most frequent class
+SIGN_TEST_SEEDS = 5  # whose smallest is a one-sided bound of 97 %
 NETWORK = ["bandwidth_gbits", "round_trip_us"]
 
 
@@ -87,8 +88,9 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
 
     Returns `task`, `loss_rate`, `seeds` (pairs), `never` (pairs of which the run with losses does not get there),
     `ratio`, `low`, `high`: the geometric mean, and Student's interval on logarithms. A run that never gets there needs
-    more than its last step: with any, `ratio` and `low` are lower bounds, and `high` is infinite. Rate 0 is 1. Seeds
-    whose run without losses does not get there are left out.
+    more than its last step: with any, `ratio` is a lower bound and `high` infinite, and `low` is the smallest of the
+    seeds' ratios, below which the median is with probability 2^-S (the sign test), if there are `SIGN_TEST_SEEDS`,
+    else 0. Rate 0 is 1. Seeds whose run without losses does not get there are left out.
     """
     rows = []
     for task, runs in steps.groupby("task", sort=False):
@@ -102,17 +104,23 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
             never = int(ours["steps"].isna().sum())
             ratios = ours["steps"].fillna(ours["last_step"]) / lossless[ours.index]
             ratio, low, high = np.exp(t_interval(np.log(ratios.to_numpy(dtype=float))))
+            if never:
+                low, high = ratios.min() if len(ratios) >= SIGN_TEST_SEEDS else 0.0, np.inf
             rows.append({"task": task, "loss_rate": rate, "seeds": len(ours), "never": never})
-            rows[-1] |= {"ratio": ratio, "low": low, "high": np.inf if never else high}
+            rows[-1] |= {"ratio": ratio, "low": low, "high": high}
     return pd.DataFrame(rows)
 
 
-def price_of_reliability(step_times: pd.DataFrame, compute_share: float = 0.0) -> pd.DataFrame:
+def price_of_reliability(
+    step_times: pd.DataFrame, compute_share: float = 0.0, *, best_effort_share: float = 1.0
+) -> pd.DataFrame:
     """How many times longer a step takes if all is to arrive, by setting: losing may cost so many times the steps.
 
     Args:
         step_times: from `step_times.step_times`, with the rate 0.
         compute_share: of a step without losses, what is computed and not sent, and takes the same time everywhere.
+        best_effort_share: of the messages, which a loser sends best effort, and the others reliably: 1/2 where only
+            the reduce phase may lose packets, whose messages the gather phase's follow, as many and as long.
 
     Returns `transport` (the reliable ones), `bandwidth_gbits`, `round_trip_us`, `loss_rate`, `price`, `standard_error`.
     """
@@ -124,14 +132,20 @@ def price_of_reliability(step_times: pd.DataFrame, compute_share: float = 0.0) -
     )
     both = both.join(lossless, on=NETWORK)
     compute_s = compute_share / (1 - compute_share) * both["lossless_s"]
-    ours, losing_s = compute_s + both["seconds"], compute_s + both["seconds_losing"]
+    ours, best_effort_s = compute_s + both["seconds"], compute_s + both["seconds_losing"]
+    losing_s = best_effort_share * best_effort_s + (1 - best_effort_share) * ours
     price = ours / losing_s
-    relative = np.hypot(both["standard_error"] / ours, both["standard_error_losing"] / losing_s)
+    relative = np.hypot(both["standard_error"] / ours, both["standard_error_losing"] / best_effort_s)
+    relative *= best_effort_share * best_effort_s / losing_s
     return both[["transport", *setting]].assign(price=price, standard_error=price * relative)
 
 
 def break_even(
-    step_times: pd.DataFrame, step_ratios: pd.DataFrame, *, compute_shares: Sequence[float] = (0.0, 0.5)
+    step_times: pd.DataFrame,
+    step_ratios: pd.DataFrame,
+    *,
+    best_effort_share: float,
+    compute_shares: Sequence[float] = (0.0, 0.5),
 ) -> pd.DataFrame:
     """Seconds to accuracy of best effort over those of reliable transport: below 1 losing wins.
 
@@ -139,6 +153,8 @@ def break_even(
         step_times: from `step_times.step_times`.
         step_ratios: from the function of that name. Logarithms are interpolated linearly in the rate between its rates;
             rates beyond are left out.
+        best_effort_share: of the messages, which the runs with losses sent best effort: 1, or 1/2 where only the
+            reduce phase lost packets.
         compute_shares: of a step without losses, what is computed and not sent.
 
     Returns a row for each task, compute share and setting: what `price_of_reliability` gives, and `steps_ratio`,
@@ -150,7 +166,7 @@ def break_even(
     for task, ratios in step_ratios.sort_values("loss_rate").groupby("task", sort=False):
         rates = ratios["loss_rate"].to_numpy()
         for share in compute_shares:
-            table = price_of_reliability(step_times, share)
+            table = price_of_reliability(step_times, share, best_effort_share=best_effort_share)
             table = table[table["loss_rate"] <= rates[-1]]
             rate = table["loss_rate"].to_numpy()
             with np.errstate(divide="ignore"):  # one seed's interval begins at 0

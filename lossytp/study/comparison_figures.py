@@ -6,6 +6,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from lossytp.study.contrasts import TRAINING
 from lossytp.study.figures import MARKERS
@@ -49,29 +50,33 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
     Args:
         axes: what to write at the horizontal axis, by column.
         front: draw the Pareto front, the arms to which none is better in both.
+
+    A line joins the loss rates of an arm that has several; the axis is then logarithmic.
     """
     table = _lossy(compared)
-    tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["label"]))
+    tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["arm"]))
     palette = sns.color_palette("colorblind", len(arms))
     figure, axes_TX = plt.subplots(
-        len(tasks), len(axes), figsize=(7.2, 0.9 + 2.3 * len(tasks)), sharex="col", sharey="row",
+        len(tasks), len(axes), figsize=(7.2, 0.9 + 1.9 * len(tasks)), sharex="col", sharey="row",
         layout="constrained", squeeze=False,
     )  # fmt: skip
     for row, task in zip(axes_TX, tasks, strict=True):
         ours = table[table["task"] == task]
-        fall, errors = _points(ours)
         for ax, column in zip(row, axes, strict=True):
-            x = ours[column].to_numpy(dtype=float)
             if front:
-                _front(ax, x, fall)
-            for number, label in enumerate(ours["label"]):
-                style = arms.index(label)
+                _front(ax, ours[column].to_numpy(dtype=float), _points(ours)[0])
+            for arm, points in ours.groupby("arm", sort=False):
+                style = arms.index(str(arm))
+                fall, errors = _points(points)
                 ax.errorbar(
-                    x[number], fall[number], yerr=errors[:, number : number + 1], fmt=MARKERS[style % len(MARKERS)],
-                    color=palette[style], label=label, markersize=5, elinewidth=1, capsize=2,
+                    points[column].to_numpy(dtype=float), fall, yerr=errors, marker=MARKERS[style % len(MARKERS)],
+                    linestyle="-", color=palette[style], label=str(arm), markersize=5, elinewidth=1, capsize=2,
                 )  # fmt: skip
             ax.axhline(0, color="0.45", linewidth=1, zorder=0)
             ax.set_title(task, fontsize=9)
+            if len(ours) > ours["arm"].nunique():
+                ax.set_xscale("log")
+                ax.xaxis.set_minor_formatter(NullFormatter())
         row[0].set_ylabel("fall, points")
     for ax, text in zip(axes_TX[-1], axes.values(), strict=True):
         ax.set_xlabel(text)

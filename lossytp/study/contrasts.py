@@ -10,6 +10,7 @@ from lossytp.network.checks import check_known
 from lossytp.study.statistics import holm, t_interval
 
 TRAINING = ("task", "model_name", "max_steps", "learning_rate")
+MARGIN = 0.03  # of accuracy above the most frequent class's, at which a task counts as learnt
 
 
 def contrasts(
@@ -35,6 +36,8 @@ def contrasts(
         if not base.index.is_unique:
             raise ValueError(f"reference = {reference!r} has several loss rates: name an arm of one")
         for (arm, rate), ours in runs.groupby(["arm", "loss_rate"], sort=False):
+            if ours["seed"].duplicated().any():
+                raise ValueError(f"arm {arm!r} has a seed twice at rate {rate:g}: name what they differ in by `within`")
             own = t_interval(ours[outcome].to_numpy())
             row = dict(zip(within, training, strict=True)) | {"arm": arm, "loss_rate": rate, "seeds": len(ours)}
             row |= {"mean": own.value, "mean_low": own.low, "mean_high": own.high}
@@ -51,19 +54,43 @@ def contrasts(
     return result
 
 
-def falls_and_gains(table: pd.DataFrame, *, reference: str | None, lossless: str = "no loss") -> pd.DataFrame:
-    """`contrasts` with the arm without losses; with a reference among the lossy arms, also those with it.
+def learnt(table: pd.DataFrame, *, lossless: str = "no loss", margin: float = MARGIN) -> pd.DataFrame:
+    """The runs of trainings whose accuracy without losses is, on average, more than `margin` above the most frequent
+    class's share. What is not learnt without losses is no evidence of what losses do.
 
-    The latter are the columns `gain`, `gain_low`, `gain_high`, `gain_p` and `gain_p_holm`: how much more accurate an
-    arm is than the reference.
+    They keep their index, by which their records are found.
+    """
+    runs = table[table["arm"] == lossless]
+    above = (runs["accuracy_lossy"] - runs["majority_share"]).groupby([runs[name] for name in TRAINING]).mean()
+    good = above.index[above > margin]
+    return table[pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(good)]
+
+
+def falls_and_gains(table: pd.DataFrame, *, reference: str | None, lossless: str = "no loss") -> pd.DataFrame:
+    """`contrasts` with the arm without losses, evaluated with losses and without; and with a lossy reference arm.
+
+    The columns `clean`, `clean_low` and `clean_high` are the differences when both are evaluated without losses: what
+    training with them did alone. With a reference there are `gain`, `gain_low`, `gain_high`, `gain_p` and
+    `gain_p_holm`: how much less accuracy an arm loses than the reference does, in any training of the task.
     """
     falls = contrasts(table, reference=lossless)
-    if reference is None:
-        return falls
-    gains = contrasts(table[table["arm"] != lossless], reference=reference)
-    names = {"difference": "gain", "low": "gain_low", "high": "gain_high", "p": "gain_p", "p_holm": "gain_p_holm"}
     where = [*TRAINING, "arm", "loss_rate"]
-    return falls.merge(gains.reindex(columns=[*where, *names]).rename(columns=names), on=where, how="left")
+    clean = contrasts(table, reference=lossless, outcome="accuracy_clean")
+    found = falls.merge(_renamed(clean, where, {"difference": "clean", "low": "clean_low", "high": "clean_high"}))
+    if reference is None:
+        return found
+    key = [*TRAINING, "seed"]
+    without = table[table["arm"] == lossless].set_index(key)["accuracy_lossy"].rename("without")
+    lossy = table[table["arm"] != lossless].join(without, on=key)
+    lossy = lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
+    gains = contrasts(lossy, reference=reference, outcome="change", within=("task",))
+    names = {"difference": "gain", "low": "gain_low", "high": "gain_high", "p": "gain_p", "p_holm": "gain_p_holm"}
+    where = ["task", "arm", "loss_rate"]
+    return found.merge(_renamed(gains, where, names), on=where, how="left")
+
+
+def _renamed(table: pd.DataFrame, where: list[str], names: dict[str, str]) -> pd.DataFrame:
+    return table.reindex(columns=[*where, *names]).rename(columns=names)
 
 
 def paired_p(pairs: np.ndarray) -> float:

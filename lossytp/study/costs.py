@@ -18,6 +18,8 @@ PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=100e-6, wire=Wire())
 def costs(record: dict[str, Any]) -> dict[str, float]:
     """Of one run, shares of its messages' own packets: `missing_packets` in the end, and `extra_packets`.
 
+    Only messages that may lose packets count, so of an all-reduce whose results return reliably, the reduce phase.
+    `lost_a_step` is how many packets were lost on average in a training step, those of a repair among them.
     `time` is how many times as long a message of `MESSAGE_BYTES` takes over `PATH` as without a repair, when as large
     a share is sent beyond it and each retransmission waits a round trip.
     """
@@ -30,6 +32,7 @@ def costs(record: dict[str, Any]) -> dict[str, float]:
     return {
         "missing_packets": traffic["missing"] / own if own else 0.0,
         "extra_packets": extra,
+        "lost_a_step": traffic["lost"] / record["timing"]["steps"],
         "time": 1 + (extra * message_s + round_trips * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
     }
 

@@ -2,6 +2,8 @@
 
 import pandas as pd
 
+from lossytp.study.contrasts import contrasts
+
 PARALLELISMS = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size", "tp": "tensor_parallel_size"}
 
 
@@ -41,3 +43,21 @@ def compare(records: list[dict]) -> pd.DataFrame:
             row |= {f"collectives_{direction}": called["called"], f"lossy_{direction}": called["lossy"]}
         rows.append(row)
     return pd.DataFrame(rows).sort_values(["parallelism", "loss_rate", "seed"], ignore_index=True)
+
+
+def against_tensor_parallelism(
+    table: pd.DataFrame, *, reference: str = "tp 2", lossless: str = "no loss"
+) -> pd.DataFrame:
+    """How much more accuracy each parallelism keeps than tensor parallelism, at equal loss rate and repair.
+
+    Args:
+        table: from `records.read_experiment`; its arms are named by parallelism and repair, such as "tp 2, zero".
+
+    Returns what `contrasts.contrasts` does, of the changes of accuracy against the same seed's run without losses, with
+    `arm` the parallelism, for each `task`, `repair` and `loss_rate`.
+    """
+    key = ["task", "seed"]
+    without = table[table["arm"] == lossless].set_index(key)["accuracy_lossy"].rename("without")
+    lossy = table[table["arm"] != lossless].join(without, on=key)
+    lossy = lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"], arm=lossy["arm"].str.split(",").str[0])
+    return contrasts(lossy, reference=reference, outcome="change", within=("task", "repair", "loss_rate"))

@@ -23,15 +23,18 @@ def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
     return table, [record for _, record in done]
 
 
-def whole_seeds(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
+def whole_seeds(experiment: Experiment, table: pd.DataFrame, fewest: int = 1) -> pd.DataFrame:
     """The rows of `read_experiment`'s table whose task and seed have every arm finished, so that arms share seeds.
 
+    Tasks of which fewer than `fewest` seeds have are left out: an interval of two says nothing.
     They keep their index, by which their records are found.
     """
     wanted = Counter((cell.config.dataset, cell.config.seed) for cell in experiment.cells)
     keys = list(zip(table["task"], table["seed"], strict=True)) if len(table) else []
     found = Counter(keys)
-    return table[np.array([found[key] == wanted[key] for key in keys], dtype=bool)]
+    whole = {key for key, number in found.items() if number == wanted[key]}
+    seeds = Counter(task for task, _ in whole)
+    return table[np.array([key in whole and seeds[key[0]] >= fewest for key in keys], dtype=bool)]
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
@@ -71,8 +74,12 @@ def tidy(records: list[dict]) -> pd.DataFrame:
 
 
 def with_lossless(table: pd.DataFrame, lossless: str = "no loss") -> pd.DataFrame:
-    """The table with the runs of arm `lossless` repeated in every other arm of their task, as its rate 0."""
+    """The table with the runs of arm `lossless` repeated in every other arm of their task, as its rate 0.
+
+    Tasks that have no such runs are left out: nothing could be said of their falls.
+    """
     reference, lossy = table[table["arm"] == lossless], table[table["arm"] != lossless]
+    lossy = lossy[lossy["task"].isin(reference["task"])]
     if lossy.empty:
         return reference
     arms = []

@@ -91,7 +91,8 @@ def retuned(table: pd.DataFrame) -> list[dict[str, Any]]:
         table: runs of equal length without losses and at one loss rate, over the same learning rates.
 
     The best is the one of the largest mean accuracy over seeds, picked on the test sample, without losses and with
-    them alike: `learning_rate_lossless` and `learning_rate_lossy`. `fall` is paired by seed.
+    them alike: `learning_rate_lossless` and `learning_rate_lossy`; `at_edge` tells whether one of them is the smallest
+    or the largest tried. `fall` is paired by seed.
     """
     found = []
     for task, runs in table.groupby("task", sort=False):
@@ -107,6 +108,7 @@ def retuned(table: pd.DataFrame) -> list[dict[str, Any]]:
                 "loss_rate": largest,
                 "learning_rate_lossless": lossless[0],
                 "learning_rate_lossy": lossy[0],
+                "at_edge": bool({lossless[0], lossy[0]} & {runs["learning_rate"].min(), runs["learning_rate"].max()}),
                 "fall": estimate(t_interval((lossless[1] - lossy[1]).dropna().to_numpy())),
             }
         )

@@ -94,7 +94,10 @@ def test_runs_that_never_get_there_bound_the_ratio_from_below():
     assert some["ratio"] == pytest.approx((1.5 * 2 * 2) ** (1 / 3))
     assert all_of_them["ratio"] == pytest.approx((3 * 2 * 2) ** (1 / 3))
     assert some["high"] == all_of_them["high"] == np.inf
-    assert some["low"] < some["ratio"]
+    assert some["low"] == all_of_them["low"] == 0  # three say too little
+    # Student's interval would begin above 1.106, where it begins when the last two, in fact, need 900 and 1,800 steps
+    five = step_ratios(reached(p0=[400] * 5, p10=[590, 595, 600, nan, nan])).iloc[1]
+    assert (five["low"], five["high"], five["never"]) == (590 / 400, np.inf, 2)
 
 
 @pytest.fixture
@@ -115,6 +118,12 @@ def test_the_price_of_reliability_is_the_ratio_of_the_steps_times(times):
     assert price["standard_error"].iloc[1] == pytest.approx(1.5 * np.hypot(0.01 / 1.5, 0.01))
     # half of a lossless step is computed: 1 s more, everywhere
     assert price_of_reliability(times, 0.5)["price"].tolist() == pytest.approx([1, 2.5 / 2, 5 / 3])
+    # half of the messages are sent reliably by the loser, too
+    half = price_of_reliability(times, best_effort_share=0.5)
+    assert half["price"].tolist() == pytest.approx([1, 1.5 / 1.25, 4 / 3])
+    reliable, losing = np.random.default_rng(0).normal([[1.5], [1.0]], 0.01, (2, 100_000))
+    scatter = (reliable / (losing / 2 + reliable / 2)).std()
+    assert half["standard_error"].iloc[1] == pytest.approx(scatter, rel=0.02)
 
 
 def test_losing_wins_while_it_costs_fewer_steps_than_the_price(times):
@@ -124,7 +133,7 @@ def test_losing_wins_while_it_costs_fewer_steps_than_the_price(times):
             {"task": "t", "seeds": 3, "loss_rate": 0.2, "never": 0, "ratio": 1.96, "low": 1.69, "high": 2.56},
         ]
     )
-    table = break_even(times, ratios)
+    table = break_even(times, ratios, best_effort_share=1)
     network, half = (rows for _, rows in table.groupby("compute_share"))
     assert network["steps_ratio"].tolist() == pytest.approx([1, 1.4, 1.96])  # between, the geometric mean
     assert network["time_ratio"].tolist() == pytest.approx([1, 1.4 / 1.5, 1.96 / 2])
@@ -133,12 +142,16 @@ def test_losing_wins_while_it_costs_fewer_steps_than_the_price(times):
     assert network["winner"].tolist() == ["open", "open", "open"]
     assert half["winner"].tolist() == ["open", "retransmitting", "retransmitting"]  # low 1.3 and 1.69
     cheap = ratios.assign(high=[1.0, 1.98], low=[1.0, 1.94])
-    assert break_even(times, cheap, compute_shares=[0.0])["winner"].tolist() == ["open", "losing", "losing"]
+    assert break_even(times, cheap, best_effort_share=1, compute_shares=[0.0])["winner"].tolist() == [
+        "open",
+        "losing",
+        "losing",
+    ]
 
 
 def test_never_reached_is_at_least_and_rates_beyond_those_measured_are_left_out(times):
     ratios = step_ratios(reached(p0=[200, 300], p10=[float("nan"), 330]))
-    table = break_even(times, ratios, compute_shares=[0.0])
+    table = break_even(times, ratios, best_effort_share=1, compute_shares=[0.0])
     assert table["loss_rate"].tolist() == [0.0, 0.1]
     assert table["at_least"].tolist() == [False, True]
     assert table["high"].tolist() == [1, np.inf]

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from lossytp.study.budget import budget
 from lossytp.study.grid import Cell, Experiment
@@ -27,14 +28,23 @@ def test_what_questions_cost_is_cells_that_are_new_times_seconds_times_processes
             made = record(loss_rate=key[0], seed=key[1], accuracy=0.5)
             made["timing"]["total_seconds"] = took[key]
             write_record(Path(each.config.output_dir), {**made, "config": portable(each.config)})
-    read = {each.name: read_experiment(each) for each in experiments}
-    found = budget(
-        experiments,
-        {name: table for name, (table, _) in read.items()},
-        {name: records for name, (_, records) in read.items()},
-    )
-    columns = ["experiment", "cells", "finished", "of", "seconds"]
-    assert found[columns].values.tolist()[:2] == [["1", 6, 4, 6, 16.0], ["2", 3, 4, 6, 56.0]]
-    assert found["core_hours"].tolist()[:2] == [6 * 16 / 3600, 3 * 56 * 2 / 3600]
-    assert found.loc[2, ["cells", "finished", "of"]].tolist() == [1, 0, 1]
+    found = budget(experiments, {each.name: read_experiment(each)[1] for each in experiments})
+    columns = ["experiment", "cells", "finished", "of"]
+    assert found[columns].values.tolist() == [["1", 6, 4, 6], ["2", 3, 4, 6], ["3", 1, 0, 1]]
+    assert found["core_hours"].tolist()[:2] == pytest.approx([3 * (12 + 20) / 3600, 3 * 100 * 2 / 3600])
+    assert found["seconds"].tolist()[:2] == [16, 100]
     assert pd.isna(found.loc[2, ["seconds", "core_hours"]]).all()
+
+
+def test_what_was_never_run_takes_its_steps_times_the_others_seconds_a_step(tmp_path, record):
+    cells = [
+        Cell(arm, TrainConfig(max_steps=steps, seed=seed, output_dir=str(tmp_path / f"{steps}-{seed}")))
+        for arm, steps in (("short", 200), ("long", 600))
+        for seed in range(2)
+    ]
+    made = record(loss_rate=0.0, seed=0, accuracy=0.5)
+    made["timing"]["total_seconds"] = 100
+    write_record(Path(cells[0].config.output_dir), {**made, "config": portable(cells[0].config)})
+    experiment = Experiment("1", "20_cells", tuple(cells), 1)
+    found = budget([experiment], {"1": read_experiment(experiment)[1]})
+    assert found.loc[0, "core_hours"] == pytest.approx((2 * 100 + 2 * 300) / 3600)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lossytp.study.contrasts import contrasts, falls_and_gains
+from lossytp.study.contrasts import contrasts, falls_and_gains, learnt
 
 
 def table(arms, task="t", loss_rate=0.1, max_steps=10):
@@ -20,6 +20,8 @@ def table(arms, task="t", loss_rate=0.1, max_steps=10):
             "loss_rate": 0.0 if arm == "none" else loss_rate,
             "seed": seed,
             "accuracy_lossy": value,
+            "accuracy_clean": value + (0.01 if arm != "none" else 0.0),
+            "majority_share": 0.3,
         }
         for arm, values in arms.items()
         for seed, value in enumerate(values)
@@ -92,10 +94,44 @@ def test_each_training_is_compared_with_its_own_reference():
 
 def test_lossy_arms_are_also_compared_with_their_reference():
     runs = table({"no loss": [0.5, 0.6, 0.7], "zero": [0.4, 0.52, 0.6], "better": [0.45, 0.54, 0.66]})
+    clean = runs["accuracy_clean"] - 0.01 * (runs["arm"] == "no loss")
+    runs = runs.assign(accuracy_clean=clean)
     both = falls_and_gains(runs, reference="zero").set_index("arm")
     assert both.loc["better", "difference"] == pytest.approx(-0.05)
     assert both.loc["better", "gain"] == pytest.approx((0.05 + 0.02 + 0.06) / 3)
     assert both.loc["better", "gain_p"] == pytest.approx(stats.ttest_rel([0.45, 0.54, 0.66], [0.4, 0.52, 0.6]).pvalue)
     assert both.loc["better", "gain_p_holm"] == both.loc["better", "gain_p"]  # the only comparison of its kind
     assert both.loc[["no loss", "zero"], "gain"].isna().all()
+    assert both.loc["better", "clean"] == pytest.approx(-0.04)
+    assert both.loc["better", "clean_high"] - both.loc["better", "high"] == pytest.approx(0.01)
     assert "gain" not in falls_and_gains(runs, reference=None)
+
+
+def test_arms_of_another_training_gain_what_they_lose_less_against_their_own_lossless_runs():
+    runs = pd.concat(
+        [
+            table({"no loss": [0.5, 0.6], "small": [0.4, 0.52]}),
+            table({"no loss": [0.8, 0.9], "large": [0.75, 0.85]}, max_steps=30),
+        ]
+    )
+    both = falls_and_gains(runs, reference="small").set_index("arm")
+    assert both.loc["large", "gain"] == pytest.approx((0.05 + 0.03) / 2)
+
+
+def test_an_arm_of_two_runs_a_seed_is_refused():
+    twice = pd.concat([table({"none": [0.5], "a": [0.4]}), table({"a": [0.3]})])
+    with pytest.raises(ValueError, match=r"arm 'a' has a seed twice at rate 0\.1"):
+        contrasts(twice, reference="none")
+
+
+def test_a_training_that_is_not_learnt_without_losses_is_left_out():
+    runs = pd.concat(
+        [
+            table({"no loss": [0.34, 0.33], "a": [0.3, 0.31]}),
+            table({"no loss": [0.34, 0.31], "a": [0.5, 0.5]}, max_steps=30),
+            table({"a": [0.9]}, max_steps=90),  # of which nothing is known without losses
+        ],
+        ignore_index=True,
+    )
+    kept = learnt(runs)
+    assert kept.index.tolist() == [0, 1, 2, 3]

@@ -11,13 +11,14 @@ from lossytp.training.config import TrainConfig
 def run(*, extra=0, missing=0, points=(), **config):
     """A record whose messages took 100 packets."""
     config = TrainConfig.from_dict(config).as_dict()
-    traffic = {"packets": 100 + extra, "extra": extra, "missing": missing}
-    return {"config": config, "network": {"training": traffic}, "curves": {"eval": list(points)}}
+    traffic = {"packets": 100 + extra, "extra": extra, "missing": missing, "lost": missing}
+    timing = {"steps": 4}
+    return {"config": config, "network": {"training": traffic}, "timing": timing, "curves": {"eval": list(points)}}
 
 
 def test_shares_are_of_the_messages_own_packets():
     parity = costs(run(repair="fec(10, 8)", extra=25, missing=3, loss_rate=0.1))
-    assert (parity["extra_packets"], parity["missing_packets"]) == (0.25, 0.03)
+    assert (parity["extra_packets"], parity["missing_packets"], parity["lost_a_step"]) == (0.25, 0.03, 0.75)
     message_s = MESSAGE_BYTES / 1456 * 1500 * 8 / 10e9
     assert parity["time"] == pytest.approx(1 + 0.25 * message_s / (message_s + 50e-6), rel=1e-3)
     nothing = costs(run(repair="zero", missing=10, loss_rate=0.1))

@@ -1,8 +1,9 @@
 """The table of implementations and parallelisms."""
 
+import pandas as pd
 import pytest
 
-from lossytp.study.parallelisms import compare, label
+from lossytp.study.parallelisms import against_tensor_parallelism, compare, label
 from lossytp.training.config import TrainConfig
 
 
@@ -59,3 +60,27 @@ def test_layers_that_ran_in_anothers_place_go_by_their_own_name():
     """Without Megatron-core the project's layers run."""
     fallen_back = record(implementation="megatron") | {"implementation": "lossytp"}
     assert compare([fallen_back])["parallelism"].tolist() == ["tp 4 (lossytp)"]
+
+
+def test_parallelisms_are_compared_at_equal_loss_and_repair():
+    rows = [
+        {
+            "task": "t",
+            "arm": arm,
+            "repair": repair,
+            "loss_rate": rate,
+            "seed": seed,
+            "accuracy_lossy": 0.7 + 0.1 * seed - fall,
+        }
+        for arm, repair, rate, falls in (
+            ("no loss", "zero", 0.0, (0.0, 0.0)),
+            ("tp 2, zero", "zero", 0.1, (0.04, 0.06)),
+            ("tp 2, rescale", "rescale", 0.1, (0.03, 0.03)),
+            ("ddp 2, zero", "zero", 0.1, (0.01, 0.02)),
+            ("ddp 2, rescale", "rescale", 0.1, (0.05, 0.05)),
+        )
+        for seed, fall in enumerate(falls)
+    ]
+    table = against_tensor_parallelism(pd.DataFrame(rows)).set_index(["arm", "repair"])["difference"]
+    assert table["ddp 2", "zero"] == pytest.approx(0.035)
+    assert table["ddp 2", "rescale"] == pytest.approx(-0.02)

@@ -80,6 +80,7 @@ def test_every_rate_has_its_best_learning_rate(record):
     assert (found["learning_rate_lossless"], found["learning_rate_lossy"]) == (1e-3, 2e-3)
     assert found["fall"]["value"] == pytest.approx(0.15 - 0.003)
     assert found["loss_rate"] == 0.3
+    assert found["at_edge"]
 
 
 def test_a_run_that_several_experiments_have_counts_once(study):

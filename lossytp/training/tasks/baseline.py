@@ -1,12 +1,14 @@
-"""What needs no GPT-2: the most frequent class, and a bag of words."""
+"""What needs no GPT-2: the most frequent class, and bags of words and of tokens."""
 
 from typing import Any
 
+import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 
 from lossytp.training.tasks import TASKS, Classification
+from lossytp.training.tasks.data import Dataset, Split
 
 
 def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
@@ -19,7 +21,7 @@ def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
     if not isinstance(task, Classification):
         raise ValueError(f"dataset = {dataset!r} is {task.kind}, and a bag of words tells classes: give one of those")
     train, test = task.examples("train"), task.examples("test", eval_samples)
-    model = make_pipeline(TfidfVectorizer(sublinear_tf=True, min_df=2), LogisticRegression(C=10, tol=1e-3))
+    model = _classifier()
     model.fit([each.body + each.endings[0] for each in train], [each.label for each in train])
     labels = [each.label for each in test]
     return {
@@ -30,3 +32,18 @@ def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
         "majority_share": task.chance(labels)["accuracy"],
         "bag_of_words": float(model.score([each.body + each.endings[0] for each in test], labels)),
     }
+
+
+def bag_of_tokens(data: Dataset) -> float:
+    """Test accuracy of the same on the tokens that the model reads, its texts cut where the model's are."""
+    model = _classifier(analyzer=lambda tokens: tokens)
+    model.fit(_token_lists(data.train), data.train.labels)
+    return float(model.score(_token_lists(data.test), data.test.labels))
+
+
+def _classifier(**options: Any) -> Pipeline:
+    return make_pipeline(TfidfVectorizer(sublinear_tf=True, min_df=2, **options), LogisticRegression(C=10, tol=1e-3))
+
+
+def _token_lists(split: Split) -> list[list[int]]:
+    return [part.tolist() for part in np.split(split.tokens, split.offsets[1:-1])]
