@@ -7,6 +7,8 @@ from matplotlib.figure import Figure
 
 from lossytp.study.figures import MARKERS
 
+WIDE = 5.5  # inches
+
 
 def lost_pieces(lacks: dict[str, dict[str, np.ndarray]]) -> Figure:
     """Who lacks what: a row of panels for each algorithm, the reduce phase left, the gather phase right.
@@ -17,7 +19,7 @@ def lost_pieces(lacks: dict[str, dict[str, np.ndarray]]) -> Figure:
     Dark is missing: of a rank's contribution on the left, of the result that a rank holds on the right.
     """
     figure, axes = plt.subplots(
-        len(lacks), 2, figsize=(7.2, 0.75 * len(lacks) + 0.6), sharex=True, sharey=True, layout="constrained"
+        len(lacks), 2, figsize=(WIDE, 0.75 * len(lacks) + 0.6), sharex=True, sharey=True, layout="constrained"
     )
     titles = {"reduce": "contributions, as they reach the sum", "gather": "the sum, as it reaches the ranks"}
     for row, (algorithm, phases) in zip(axes, lacks.items(), strict=True):
@@ -50,7 +52,7 @@ def error_maps(errors: dict[tuple[str, str], np.ndarray]) -> Figure:
     """
     algorithms, repairs = (list(dict.fromkeys(pair[place] for pair in errors)) for place in (0, 1))
     figure, axes = plt.subplots(
-        len(repairs), len(algorithms), figsize=(7.2, 0.5 * len(repairs) + 0.6), layout="constrained", squeeze=False
+        len(repairs), len(algorithms), figsize=(WIDE, 0.5 * len(repairs) + 0.6), layout="constrained", squeeze=False
     )
     worst = max(error.max() for error in errors.values())
     for row, repair in zip(axes, repairs, strict=True):
@@ -79,7 +81,7 @@ def errors_of_sums(table: pd.DataFrame) -> Figure:
     coherences = sorted(table["coherence"].unique())
     repairs, algorithms = list(table["repair"].unique()), list(table["algorithm"].unique())
     figure, axes = plt.subplots(
-        1, len(coherences), figsize=(7.2, 3.2), sharey=True, sharex=True, layout="constrained", squeeze=False
+        1, len(coherences), figsize=(WIDE, 3.2), sharey=True, sharex=True, layout="constrained", squeeze=False
     )
     for ax, coherence in zip(axes[0], coherences, strict=True):
         for number, algorithm in enumerate(algorithms):
@@ -113,7 +115,7 @@ def completion_tails(table: pd.DataFrame) -> Figure:
     processes, algorithms = list(table["process"].unique()), list(table["algorithm"].unique())
     transports = list(table["transport"].unique())
     figure, axes = plt.subplots(
-        1, len(processes), figsize=(7.2, 2.8), sharey=True, sharex=True, layout="constrained", squeeze=False
+        1, len(processes), figsize=(WIDE, 2.8), sharey=True, sharex=True, layout="constrained", squeeze=False
     )
     for ax, process in zip(axes[0], processes, strict=True):
         for number, transport in enumerate(transports):

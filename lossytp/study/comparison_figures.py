@@ -9,12 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from lossytp.study.contrasts import TRAINING
-from lossytp.study.figures import MARKERS
+from lossytp.study.figures import COLUMN, MARKERS
 from lossytp.study.statistics import CONFIDENCE
 
 FALL = "fall in test accuracy, points"
-COLUMN = 3.5  # inches, of a column of the paper
-DASHES = ("-", "--", ":", "-.")  # of tasks
 
 
 def falls_by_arm(compared: pd.DataFrame) -> Figure:
@@ -36,11 +34,10 @@ def falls_by_arm(compared: pd.DataFrame) -> Figure:
         ax.scatter(fall, places, c=shown, edgecolors=color, marker=marker, s=16, zorder=3)
         ax.plot([], [], marker, color=color, markersize=4, label=task)
     ax.axvline(0, color="0.45", linewidth=1, zorder=0)
-    ax.set_yticks(range(len(arms)), arms, fontsize=7)
-    ax.tick_params(axis="x", labelsize=7)
-    ax.set_xlabel(FALL, fontsize=8)
+    ax.set_yticks(range(len(arms)), arms)
+    ax.set_xlabel(FALL)
     ax.invert_yaxis()
-    figure.legend(loc="outside upper right", ncols=len(tasks), fontsize=7)
+    figure.legend(loc="outside upper right", ncols=len(tasks))
     return figure
 
 
@@ -57,7 +54,7 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["arm"]))
     palette = sns.color_palette("colorblind", len(arms))
     figure, axes_TX = plt.subplots(
-        len(tasks), len(axes), figsize=(7.2, 0.9 + 1.9 * len(tasks)), sharex="col", sharey="row",
+        len(tasks), len(axes), figsize=(COLUMN, 0.8 + 1.3 * len(tasks)), sharex="col", sharey="row",
         layout="constrained", squeeze=False,
     )  # fmt: skip
     for row, task in zip(axes_TX, tasks, strict=True):
@@ -70,18 +67,18 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
                 fall, errors = _points(points)
                 ax.errorbar(
                     points[column].to_numpy(dtype=float), fall, yerr=errors, marker=MARKERS[style % len(MARKERS)],
-                    linestyle="-", color=palette[style], label=str(arm), markersize=5, elinewidth=1, capsize=2,
+                    linestyle="-", color=palette[style], label=str(arm), markersize=3.5, elinewidth=0.8, capsize=1.5,
                 )  # fmt: skip
             ax.axhline(0, color="0.45", linewidth=1, zorder=0)
-            ax.set_title(task, fontsize=9)
+            ax.set_title(task)
             if len(ours) > ours["arm"].nunique():
                 ax.set_xscale("log")
                 ax.xaxis.set_minor_formatter(NullFormatter())
         row[0].set_ylabel("fall, points")
     for ax, text in zip(axes_TX[-1], axes.values(), strict=True):
-        ax.set_xlabel(text)
+        ax.set_xlabel(text, fontsize=6)
     handles, labels = axes_TX[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=8)
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=6, columnspacing=1)
     return figure
 
 
@@ -91,26 +88,24 @@ def divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
     Args:
         streams, copies: from `divergence.stream_distances` and `divergence.copy_distances`.
     """
-    arms = list(dict.fromkeys(streams["arm"]))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(COLUMN, 2.6), layout="constrained")
+    arms, tasks = list(dict.fromkeys(streams["arm"])), list(dict.fromkeys(streams["task"]))
+    figure, axes_T2 = plt.subplots(
+        len(tasks), 2, figsize=(COLUMN, 0.8 + 1.3 * len(tasks)), sharex="col", layout="constrained", squeeze=False
+    )
     last = streams[streams["step"] == streams["step"].max()]
-    for dashes, task in zip(DASHES, dict.fromkeys(streams["task"]), strict=False):
+    for task, (left, right) in zip(tasks, axes_T2, strict=True):
         for number, arm in enumerate(arms):
-            style = {"color": f"C{number}", "marker": MARKERS[number], "markersize": 3.5, "linewidth": 1.1}
             for ax, table, x in ((left, last, "layer"), (right, copies, "step")):
-                ours = table[(table["task"] == task) & (table["arm"] == arm)]
-                mean = ours.groupby(x)["distance"].mean()
-                ax.plot(mean.index, mean, linestyle=dashes, label=f"{task}: {arm}", **style)
-    left.set_xticks(sorted(last["layer"].unique()))
-    left.set_ylabel("relative distance", fontsize=8)
-    left.set_title("residual streams", fontsize=8)
-    right.set_title("copies of parameters", fontsize=8)
-    left.set_xlabel("layer, at the last step", fontsize=8)
-    right.set_xlabel("step", fontsize=8)
-    for ax in (left, right):
-        ax.tick_params(labelsize=7)
-    handles, labels = left.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", fontsize=6)
+                mean = table[(table["task"] == task) & (table["arm"] == arm)].groupby(x)["distance"].mean()
+                ax.plot(mean.index, mean, color=f"C{number}", marker=MARKERS[number], markersize=3, label=arm)
+        left.set_xticks(sorted(last["layer"].unique()))
+        left.set_ylabel("relative distance")
+        left.set_title(f"{task}, residual streams")
+        right.set_title(f"{task}, copies")
+    axes_T2[-1, 0].set_xlabel("layer, at the last step")
+    axes_T2[-1, 1].set_xlabel("step")
+    handles, labels = axes_T2[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=1)
     return figure
 
 

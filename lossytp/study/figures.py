@@ -14,21 +14,23 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lossytp.study.statistics import t_interval
 
+COLUMN = 3.5  # inches, of a column of the paper
 MARKERS = "osD^vPX*<>"  # arms differ by colour and marker, so that they can be told apart in grey
 
 
 def set_style() -> None:
     """Colour-blind-safe colours, text as text, and files that do not differ from run to run."""
-    sns.set_theme(style="ticks", palette="colorblind", font_scale=0.85)
+    sns.set_theme(style="ticks", palette="colorblind", font_scale=0.62)  # 7 points, in a column of the paper
     mpl.rcParams.update({"svg.hashsalt": "lossytp", "svg.fonttype": "path", "axes.spines.top": False})
-    mpl.rcParams.update({"axes.spines.right": False, "figure.dpi": 120, "legend.frameon": False})
+    mpl.rcParams.update({"axes.spines.right": False, "figure.dpi": 200, "legend.frameon": False})
+    mpl.rcParams.update({"axes.linewidth": 0.8, "xtick.major.size": 3, "ytick.major.size": 3, "lines.linewidth": 1})
 
 
 def save(figure: Figure, folder: Path, name: str) -> str:
     """Write NAME.svg and NAME.png; returns a hash of the SVG."""
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
+    figure.savefig(folder / f"{name}.png", dpi=300, metadata={"Software": None})
     return hashlib.sha256((folder / f"{name}.svg").read_bytes()).hexdigest()[:12]
 
 
@@ -42,11 +44,11 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
     Points are means over seeds, bands Student's 95 % intervals.
     """
     tasks = list(dict.fromkeys(table["task"]))
-    height = 0.5 + 2.3 * len(tasks)
+    height = 0.6 + 1.35 * len(tasks)
     figure, axes_TP = plt.subplots(
-        len(tasks), 2, figsize=(7.2, height), sharex=True, sharey="row", layout="constrained", squeeze=False
+        len(tasks), 2, figsize=(COLUMN, height), sharex=True, sharey="row", layout="constrained", squeeze=False
     )
-    outcomes = {"accuracy_lossy": "evaluated with the same losses", "accuracy_clean": "evaluated without losses"}
+    outcomes = {"accuracy_lossy": "evaluated with losses", "accuracy_clean": "evaluated without"}
     arms = list(dict.fromkeys(table["arm"]))
     for task, axes in zip(tasks, axes_TP, strict=True):
         ours = table[table["task"] == task]
@@ -54,11 +56,11 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
             for arm, runs in ours.groupby("arm", sort=False):
                 number = arms.index(str(arm))
                 _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number % len(MARKERS)])
-            ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=9)
+            ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=6)
             loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")
     for ax in axes_TP[-1]:
-        ax.set_xlabel("packet loss rate of every link")
+        ax.set_xlabel("packet loss rate")
     handles, labels = axes_TP[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
@@ -73,15 +75,14 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
     Points are means over seeds, bands Student's 95 % intervals.
     """
     tasks, trained_at = list(dict.fromkeys(table["task"])), sorted(table["trained_at"].unique())
-    width = 1.2 + 3.0 * len(tasks)
-    figure, axes_1T = plt.subplots(1, len(tasks), figsize=(width, 3.0), layout="constrained", squeeze=False)
+    figure, axes_1T = plt.subplots(1, len(tasks), figsize=(COLUMN, 2.2), layout="constrained", squeeze=False)
     for ax, task in zip(axes_1T[0], tasks, strict=True):
         ours = table[table["task"] == task].rename(columns={"evaluated_at": "loss_rate"})
         for number, rate in enumerate(trained_at):
             label = f"{100 * rate:g} % loss" if rate else "no loss"
             runs, marker = ours[ours["trained_at"] == rate], MARKERS[number % len(MARKERS)]
             _band(ax, runs, "accuracy", label=label, color=f"C{number}", marker=marker)
-        ax.set_title(task, fontsize=9)
+        ax.set_title(task)
         ax.set_xlabel("packet loss rate in evaluation")
         loss_rate_axis(ax, table["evaluated_at"])
     axes_1T[0, 0].set_ylabel("test accuracy")
@@ -96,11 +97,11 @@ def burst_distribution(table: pd.DataFrame) -> Figure:
     Args:
         table: columns process, burst_packets, measured, expected.
     """
-    figure, ax = plt.subplots(figsize=(4.2, 2.9), layout="constrained")
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.2), layout="constrained")
     for number, (process, rows) in enumerate(table.groupby("process", sort=False)):
         color, marker = f"C{number}", MARKERS[number % len(MARKERS)]
         ax.plot(rows["burst_packets"], rows["expected"], color=color, linewidth=1)
-        ax.plot(rows["burst_packets"], rows["measured"], marker, color=color, markersize=3.5, label=str(process))
+        ax.plot(rows["burst_packets"], rows["measured"], marker, color=color, markersize=2.5, label=str(process))
     ax.set(yscale="log", xlabel="burst length, packets", ylabel="share of bursts")
     ax.set_ylim(1e-4, 1.5)
     ax.legend()
@@ -110,47 +111,38 @@ def burst_distribution(table: pd.DataFrame) -> Figure:
 def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = None) -> Figure:
     """How many times longer reliable steps take (lines), and how many times the steps losing needs (black).
 
-    A row a transport, a column a bandwidth. Below a line losing wins, above it retransmitting: break-even is where they
-    cross.
+    A panel a transport, a line for each product of bandwidth and round trip, on which alone the price depends. Below a
+    line losing wins, above it retransmitting: break-even is where they cross.
 
     Args:
         price: from `break_even.price_of_reliability`.
         step_ratios: from `break_even.step_ratios`: means and 95 % intervals, a hollow mark where some run never reached
             the accuracy, so that it is a lower bound.
     """
-    transports, bandwidths = list(price["transport"].unique()), sorted(price["bandwidth_gbits"].unique())
-    figure, axes_TB = plt.subplots(
-        len(transports),
-        len(bandwidths),
-        figsize=(7.2, 0.9 + 2.1 * len(transports)),
-        sharex=True,
-        sharey="row",
-        layout="constrained",
-        squeeze=False,
+    in_flight_kb = price["bandwidth_gbits"] * price["round_trip_us"] / 8
+    transports, products = list(price["transport"].unique()), sorted(in_flight_kb.unique())
+    figure, axes_1T = plt.subplots(
+        1, len(transports), figsize=(COLUMN, 2.7), sharex=True, layout="constrained", squeeze=False
     )
-    round_trips = sorted(price["round_trip_us"].unique())
-    for (transport, gbits), panel in price.groupby(["transport", "bandwidth_gbits"], sort=False):
-        ax = axes_TB[transports.index(str(transport)), bandwidths.index(gbits)]
-        for number, round_trip_us in enumerate(round_trips):
-            rows = panel[panel["round_trip_us"] == round_trip_us]
-            label = f"round trip {round_trip_us / 1000:g} ms"
+    for ax, transport in zip(axes_1T[0], transports, strict=True):
+        ours = price["transport"] == transport
+        for number, product in enumerate(products):
+            rows = price[ours & (in_flight_kb == product)].drop_duplicates("loss_rate")
+            label = f"{product / 1000:g} MB" if product >= 1000 else f"{product:g} kB"
             marker = MARKERS[number % len(MARKERS)]
-            ax.plot(rows["loss_rate"], rows["price"], marker=marker, color=f"C{number}", label=label, markersize=3)
-        ax.set_title(f"{transport}, {gbits:g} Gbit/s", fontsize=9)
+            ax.plot(rows["loss_rate"], rows["price"], marker=marker, color=f"C{number}", label=label, markersize=2.5)
+        ax.set_title(transport)
         ax.set_yscale("log")
         loss_rate_axis(ax, price["loss_rate"])
-    for row, transport in zip(axes_TB, transports, strict=True):
-        largest = price.loc[price["transport"] == transport, "price"].max()
+        largest = price.loc[ours, "price"].max()
         if step_ratios is not None:
             largest = max(largest, step_ratios["ratio"].max())
-            for ax in row:
-                _step_ratios(ax, step_ratios)
-        row[0].set_ylim(0.8, 1.3 * largest)  # an interval without end leaves the panel
-        row[0].set_ylabel("reliable / best effort")
-    for ax in axes_TB[-1]:
+            _step_ratios(ax, step_ratios)
+        ax.set_ylim(0.8, 1.3 * largest)  # an interval without end leaves the panel
         ax.set_xlabel("packet loss rate")
-    handles, labels = axes_TB[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    axes_1T[0, 0].set_ylabel("reliable / best effort")
+    handles, labels = axes_1T[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="bandwidth x round trip", loc="outside lower center", ncols=3)
     return figure
 
 
@@ -160,16 +152,16 @@ def _step_ratios(ax: Axes, step_ratios: pd.DataFrame) -> None:
         marker = MARKERS[::-1][number % len(MARKERS)]  # not those of the first lines
         errors = np.abs(rows[["low", "high"]].to_numpy(dtype=float).clip(1e-3, 1e6).T - ratio)
         ax.errorbar(rate, ratio, yerr=errors, fmt="none", ecolor="0.15", elinewidth=1, capsize=2)
-        ax.plot(rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=5, label=f"steps of losing, {task}")
+        ax.plot(rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=4, label=f"steps, {task}")
         bound = rows["never"].to_numpy() > 0
-        ax.plot(rate[bound], ratio[bound], marker, color="0.15", markerfacecolor="white", markersize=5)
+        ax.plot(rate[bound], ratio[bound], marker, color="0.15", markerfacecolor="white", markersize=4)
 
 
 def _band(ax: Axes, runs: pd.DataFrame, column: str, *, label: str, color: str, marker: str) -> None:
     estimates = runs.groupby("loss_rate")[column].apply(lambda values: t_interval(values.to_numpy()))
     rates = estimates.index.to_numpy()
     mean, low, high = np.array(estimates.tolist()).T
-    ax.plot(rates, mean, marker=marker, color=color, label=label, markersize=4, linewidth=1.3)
+    ax.plot(rates, mean, marker=marker, color=color, label=label, markersize=3)
     if np.isfinite(low).all():  # one seed has no interval
         ax.fill_between(rates, low, high, color=color, alpha=0.2, linewidth=0)
 
@@ -183,4 +175,4 @@ def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
     ax.xaxis.set_major_locator(FixedLocator(values))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
-    ax.tick_params(axis="x", labelsize=7, rotation=90 if len(values) > 5 else 0)
+    ax.tick_params(axis="x", labelsize=6, rotation=90 if len(values) > 5 else 0)

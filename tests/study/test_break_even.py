@@ -162,8 +162,8 @@ def test_the_figure_shows_price_and_steps(times):
     ratios = step_ratios(reached(p0=[200, 300], p10=[300, 450], p20=[float("nan"), 330]))
     (ax,) = price_against_loss(price_of_reliability(times), ratios).axes
     lines = {line.get_label(): line for line in ax.lines}
-    assert lines["round trip 0.1 ms"].get_ydata().tolist() == [1, 1.5, 2]
-    assert lines["steps of losing, t"].get_ydata().tolist() == pytest.approx([1.5, (3 * 1.1) ** 0.5])
+    assert lines["125 kB"].get_ydata().tolist() == [1, 1.5, 2]
+    assert lines["steps, t"].get_ydata().tolist() == pytest.approx([1.5, (3 * 1.1) ** 0.5])
     (hollow,) = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
     assert hollow.get_xdata().tolist() == [0.2]
     assert price_against_loss(price_of_reliability(times)).axes[0].lines

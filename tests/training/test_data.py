@@ -141,6 +141,13 @@ def test_evaluation_covers_every_example_once_by_length(split):
     assert (np.diff(split.lengths()[order]) >= 0).all()
 
 
+def test_a_batch_and_the_next_do_not_share_a_class_that_the_file_has_together():
+    """Else what stale values put in for lost ones, another batch's activations, would tell the class."""
+    split = split_of([[1, 2]] * 400, labels=np.repeat([0, 1], 200))
+    batches = [split.labels[indices].mean() for indices in evaluation_batches(split, batch_size=50)]
+    assert 0.25 < min(batches) < max(batches) < 0.75
+
+
 def test_the_length_of_a_multiple_choice_is_its_longest_options():
     split = split_of([[1], [2] * 4, [3] * 3, [4]], options=[2, 2], kind="multiple choice")
     assert split.lengths().tolist() == [4, 3]

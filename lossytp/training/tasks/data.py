@@ -138,8 +138,13 @@ def training_batches(split: Split, *, batch_size: int, seed: int, skip: int = 0)
 
 
 def evaluation_batches(split: Split, *, batch_size: int) -> Iterator[np.ndarray]:
-    """The indices of every example once, sorted by length."""
-    order = np.argsort(split.lengths(), kind="stable")
+    """The indices of every example once, sorted by length, those of one length shuffled.
+
+    Files often have a class's examples together. With them in one batch and the next, what stale values put in for lost
+    ones would tell the class.
+    """
+    shuffled = np.argsort(Stream(("evaluation",)).uniforms(len(split)), kind="stable")
+    order = shuffled[np.argsort(split.lengths()[shuffled], kind="stable")]
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
 
