@@ -143,7 +143,7 @@ def test_evaluation_covers_every_example_once_by_length(split):
 
 def test_a_batch_and_the_next_do_not_share_a_class_that_the_file_has_together():
     """Else what stale values put in for lost ones, another batch's activations, would tell the class."""
-    split = split_of([[1, 2]] * 400, labels=np.repeat([0, 1], 200))
+    split = split_of([[1, 2]] * 400, labels=[0] * 200 + [1] * 200)
     batches = [split.labels[indices].mean() for indices in evaluation_batches(split, batch_size=50)]
     assert 0.25 < min(batches) < max(batches) < 0.75
 
