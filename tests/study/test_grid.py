@@ -1,4 +1,5 @@
 import dataclasses
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -149,10 +150,12 @@ def test_a_folder_hashes_only_what_differs_from_the_defaults(tmp_path, monkeypat
 
 def test_the_papers_committed_records_are_of_their_cells_and_whole_seeds():
     """Arms are compared on equal seeds: a seed is committed with all that its experiment asks of it, or not at all."""
-    earlier = frozenset()
-    for experiment in load_experiments(EXPERIMENTS, "paper", EXPERIMENTS.parents[1] / "results" / "paper"):
-        own = [config for _, config in experiment.cells if config.output_dir not in earlier]
-        earlier |= experiment.folders
+    experiments = load_experiments(EXPERIMENTS, "paper", EXPERIMENTS.parents[1] / "results" / "paper")
+    having = Counter(folder for experiment in experiments for folder in experiment.folders)
+    for experiment in experiments:
+        own = [
+            config for _, config in experiment.cells if having[config.output_dir] == 1
+        ]  # no other's seeds ask for it
         finished = {(config.dataset, config.seed) for config in own if Path(config.output_dir, "record.json").exists()}
         for config in own:
             if (config.dataset, config.seed) in finished:
