@@ -55,10 +55,10 @@ def contrasts(
 
 
 def learnt(table: pd.DataFrame, *, lossless: str = "no loss", margin: float = MARGIN) -> pd.DataFrame:
-    """The runs of trainings whose accuracy without losses is, on average, more than `margin` above the most frequent
-    class's share. What is not learnt without losses is no evidence of what losses do.
+    """The runs of trainings that learn their task: what is not learnt without losses is no evidence of what losses do.
 
-    They keep their index, by which their records are found.
+    Learnt is a task where the mean accuracy without losses is more than `margin` above the most frequent class's share.
+    The runs keep their index, by which their records are found.
     """
     runs = table[table["arm"] == lossless]
     above = (runs["accuracy_lossy"] - runs["majority_share"]).groupby([runs[name] for name in TRAINING]).mean()
@@ -79,14 +79,18 @@ def falls_and_gains(table: pd.DataFrame, *, reference: str | None, lossless: str
     found = falls.merge(_renamed(clean, where, {"difference": "clean", "low": "clean_low", "high": "clean_high"}))
     if reference is None:
         return found
-    key = [*TRAINING, "seed"]
-    without = table[table["arm"] == lossless].set_index(key)["accuracy_lossy"].rename("without")
-    lossy = table[table["arm"] != lossless].join(without, on=key)
-    lossy = lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
-    gains = contrasts(lossy, reference=reference, outcome="change", within=("task",))
+    gains = contrasts(changes(table, lossless=lossless), reference=reference, outcome="change", within=("task",))
     names = {"difference": "gain", "low": "gain_low", "high": "gain_high", "p": "gain_p", "p_holm": "gain_p_holm"}
     where = ["task", "arm", "loss_rate"]
     return found.merge(_renamed(gains, where, names), on=where, how="left")
+
+
+def changes(table: pd.DataFrame, *, lossless: str = "no loss", within: Sequence[str] = TRAINING) -> pd.DataFrame:
+    """The runs with losses, and their `change` of accuracy against the same training's and seed's run without."""
+    key = [*within, "seed"]
+    without = table[table["arm"] == lossless].set_index(key)["accuracy_lossy"].rename("without")
+    lossy = table[table["arm"] != lossless].join(without, on=key)
+    return lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
 
 
 def _renamed(table: pd.DataFrame, where: list[str], names: dict[str, str]) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lossytp.study.contrasts import contrasts
+from lossytp.study.contrasts import changes, contrasts
 
 PARALLELISMS = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size", "tp": "tensor_parallel_size"}
 
@@ -56,8 +56,6 @@ def against_tensor_parallelism(
     Returns what `contrasts.contrasts` does, of the changes of accuracy against the same seed's run without losses, with
     `arm` the parallelism, for each `task`, `repair` and `loss_rate`.
     """
-    key = ["task", "seed"]
-    without = table[table["arm"] == lossless].set_index(key)["accuracy_lossy"].rename("without")
-    lossy = table[table["arm"] != lossless].join(without, on=key)
-    lossy = lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"], arm=lossy["arm"].str.split(",").str[0])
+    lossy = changes(table, lossless=lossless, within=["task"])
+    lossy = lossy.assign(arm=lossy["arm"].str.split(",").str[0])
     return contrasts(lossy, reference=reference, outcome="change", within=("task", "repair", "loss_rate"))

@@ -41,7 +41,7 @@ class NetworkConfig(Settings):
     wire_dtype: str | None = None
     """Messages are rounded to this for sending, fp32 or bf16; their own dtype when left out; lossytp layers only."""
     control: str | None = None
-    """In place of packet loss: elements (independent ones are lost) or noise (Gaussian, of equal squared error)."""
+    """In place of packet loss: elements (independent ones lost) or noise (Gaussian, of equal squared error a link)."""
     lossy_direction: str | None = None
     """Lose packets in forward or backward only."""
     lossy_module: str | None = None

@@ -82,3 +82,11 @@ def test_prose_keeps_its_place():
     source = 'One #let a = 1\n[two #f(3, [four])[five] "six" #if a [seven] else\n{ [eight] } nine]'
     assert prose(source).split() == ["One", "two", "four", "five", '"six"', "seven", "eight", "nine"]
     assert [len(line) for line in prose(source).split("\n")] == [len(line) for line in source.split("\n")]
+
+
+@pytest.mark.parametrize("file", sorted(PAPER.glob("*.typ")), ids=lambda file: file.name)
+def test_no_semicolon_is_swallowed(file):
+    """Behind code in prose, as in `#fall(row); more`, Typst takes it for the code's end and prints none."""
+    code = r"#[\w.]+(\((?:[^()]|\([^()]*\))*\))?; "
+    assert len(re.findall(code, "costs #fall(row, of(x)); more, at #x.y; more")) == 2
+    assert not [found.group() for found in re.finditer(code, file.read_text(encoding="utf-8"))]
