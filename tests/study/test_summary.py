@@ -24,6 +24,19 @@ def test_budgets_and_falls_of_made_up_records(study, curves):
     json.dumps(arms, allow_nan=False)
 
 
+def test_parts_of_the_test_sample_are_told_where_a_task_has_them(study, record, curves):
+    other = [
+        record(loss_rate=rate, seed=seed, accuracy=0.6, dataset="sst2_held_out")
+        for rate in (0.0, 0.1)
+        for seed in (0, 1)
+    ]
+    for each in other:
+        each["final"]["accuracy_official_lossy"] = 0.5
+    docstrings, *_, held_out = summary.tolerance(curves([*study, *other]))
+    assert held_out["points"][1]["accuracy_official_lossy"]["value"] == 0.5
+    assert "accuracy_official_lossy" not in docstrings["points"][1]
+
+
 def test_how_it_ran(study):
     ran = summary.how_it_ran(study)
     assert (ran["cells"], ran["not_finite"], ran["packets"]) == (15, 0, 15_000)
