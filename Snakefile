@@ -96,7 +96,7 @@ if not CELLS_EXIST:
         params:
             notebook="12_collectives",
             values=json.dumps(
-                {"results_dir": RESULTS} | ({"num_messages": 10, "samples": 2_000} if PROFILE == "smoke" else {})
+                {"results_dir": RESULTS} | ({"num_messages": 4, "samples": 100} if PROFILE == "smoke" else {})
             ),
         shell:
             RUN
