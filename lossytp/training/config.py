@@ -21,7 +21,7 @@ class TrainConfig(NetworkConfig):
 
     model_name: str = "gpt2-nano"
     """gpt2-nano, gpt2-micro; gpt2, gpt2-medium, -large, -xl, distilgpt2 or owner/name on the hub; a folder. With
-    -scratch behind it: from random weights."""
+    -scratch behind it: from random weights, which gpt2-nano-wide and -deep always need."""
     dataset: str = "docstrings"
     """The task: docstrings (which library is it from?), on every machine; or another of TASKS: sst2, mnli..."""
     implementation: Literal["lossytp", "dtensor", "megatron"] = "lossytp"

@@ -54,6 +54,8 @@ def bodies_equal(model, other):
 
 def test_shapes_by_name(folder):
     assert shape_of("gpt2-nano") == shape_of("gpt2-nano-scratch") == (128, 4, 8, 128)
+    assert shape_of("gpt2-nano-wide-scratch") == (256, 4, 8, 128)
+    assert shape_of("gpt2-nano-deep-scratch") == (128, 8, 8, 128)
     assert shape_of("gpt2-micro") == (256, 8, 8, 128)
     assert shape_of("gpt2-xl") == shape_of("openai-community/gpt2-xl") == (1600, 48, 25, 1024)
     assert shape_of("distilgpt2-scratch") == shape_of("distilbert/distilgpt2") == (768, 6, 12, 1024)
@@ -237,8 +239,10 @@ def test_what_is_not_there_is_told_before_torch_is_imported(monkeypatch, tmp_pat
     for name in ("some/gpt2", "gpt2-large", "gpt2-large-scratch"):
         with pytest.raises(ValueError, match="nor to be had from the hub"):
             check_there(name)
-    for name in ("gpt2-nano", "gpt2-micro", "gpt2-nano-scratch", "gpt2-micro-scratch"):
+    for name in ("gpt2-nano", "gpt2-micro", "gpt2-nano-scratch", "gpt2-nano-wide-scratch", "gpt2-micro-scratch"):
         check_there(name)
+    with pytest.raises(ValueError, match="or give gpt2-nano-wide-scratch"):
+        check_there("gpt2-nano-wide")  # nothing is committed of it
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "gpt2-nano").symlink_to(models.MODELS / "gpt2-nano")
     monkeypatch.setattr(models, "MODELS", tmp_path / "models")

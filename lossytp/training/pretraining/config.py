@@ -12,7 +12,7 @@ class PretrainConfig(Settings):
     """What a pretrained base depends on, and where it goes."""
 
     model_name: str = "gpt2-nano"
-    """The shape: gpt2-nano or gpt2-micro; weights are drawn from the seed."""
+    """The shape: gpt2-nano, gpt2-nano-wide, gpt2-nano-deep or gpt2-micro; weights are drawn from the seed."""
     tokenizer_path: str | None = None
     """A folder with a tokenizer; left out, a vocabulary is made of the text's beginning."""
     checkpoint_path: str | None = None
