@@ -133,11 +133,11 @@ class LossyNetwork:
     def normals(self, hops: Hops, *, group: str = "tp", site: Site | None = None) -> list[np.ndarray]:
         """Standard normal numbers for the elements of each hop, from a stream of each link's own; nothing is counted.
 
-        None where the network is reliable. While a tape replays, its numbers come again.
+        An empty list where the network is reliable. While a tape replays, its numbers come again.
         """
         if self._tape is not None and self._tape.replaying:
-            recorded: Missing = self._tape.next()
-            return recorded.packets
+            recorded: list[np.ndarray] = self._tape.next()
+            return recorded
         numbers = []
         for hop in () if self._is_reliable(site) else hops:
             link = (group, hop.src, hop.dst)
@@ -145,7 +145,7 @@ class LossyNetwork:
                 self._normals[link] = Normals((self.seed, *self._purpose, *link, "normals"))
             numbers.append(self._normals[link].take(hop.stop - hop.start))
         if self._tape is not None:
-            self._tape.record(Missing(numbers))
+            self._tape.record(numbers)
         return numbers
 
     def _is_reliable(self, site: Site | None) -> bool:

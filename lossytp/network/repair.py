@@ -76,8 +76,8 @@ class Stale(Repair):
     So it also passes on.
 
     Zero at first, and after a change of the message's size. As the stale parameters of "Distributed training under
-    packet loss" (arXiv 2507.07114), for activations. Costs memory: a copy of all that crosses a hop, which no
-    `state_dict` holds: a run that is resumed starts from zero again.
+    packet loss" (arXiv 2507.07114), for activations. Costs memory: a copy of all that crosses a hop, which
+    training's checkpoints hold and `LossyNetwork.state_dict` does not.
     """
 
 

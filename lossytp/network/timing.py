@@ -129,11 +129,3 @@ def step_seconds(
         seed=seed,
     )
     return compute_s + times.seconds.reshape(samples, -1).sum(axis=1)
-
-
-def simulated_seconds(num_steps: int | None, step_s: np.ndarray) -> float | None:
-    """Expected seconds of `num_steps` steps that take `step_s`, `(samples,)`; None for steps never reached.
-
-    With the steps at which a run first reached an accuracy it is the time to that accuracy.
-    """
-    return None if num_steps is None else num_steps * float(step_s.mean())

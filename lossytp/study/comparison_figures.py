@@ -48,9 +48,10 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
         axes: what to write at the horizontal axis, by column.
         front: draw the Pareto front, the arms to which none is better in both.
 
+    Arms of which a column is missing are left out.
     A line joins the loss rates of an arm that has several; the axis is then logarithmic.
     """
-    table = _lossy(compared)
+    table = _lossy(compared).dropna(subset=list(axes))
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["arm"]))
     palette = sns.color_palette("colorblind", len(arms))
     figure, axes_TX = plt.subplots(
@@ -83,7 +84,7 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
 
 
 def divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
-    """How far ranks are apart: their residual streams, by layer, and their copies of parameters, by step.
+    """How far ranks are apart: their residual streams' distance by layer, their parameters' spread by step.
 
     Args:
         streams, copies: from `divergence.stream_distances` and `divergence.copy_distances`.
@@ -95,11 +96,12 @@ def divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
     last = streams[streams["step"] == streams["step"].max()]
     for task, (left, right) in zip(tasks, axes_T2, strict=True):
         for number, arm in enumerate(arms):
-            for ax, table, x in ((left, last, "layer"), (right, copies, "step")):
-                mean = table[(table["task"] == task) & (table["arm"] == arm)].groupby(x)["distance"].mean()
+            for ax, table, x, y in ((left, last, "layer", "distance"), (right, copies, "step", "spread")):
+                mean = table[(table["task"] == task) & (table["arm"] == arm)].groupby(x)[y].mean()
                 ax.plot(mean.index, mean, color=f"C{number}", marker=MARKERS[number], markersize=3, label=arm)
         left.set_xticks(sorted(last["layer"].unique()))
         left.set_ylabel("relative distance")
+        right.set_ylabel("relative spread")
         left.set_title(f"{task}, residual streams")
         right.set_title(f"{task}, copies")
     axes_T2[-1, 0].set_xlabel("layer, at the last step")

@@ -54,16 +54,15 @@ def contrasts(
     return result
 
 
-def learnt(table: pd.DataFrame, *, lossless: str = "no loss", margin: float = MARGIN) -> pd.DataFrame:
-    """The runs of trainings that learn their task: what is not learnt without losses is no evidence of what losses do.
+def unlearnt(table: pd.DataFrame, *, lossless: str = "no loss", margin: float = MARGIN) -> pd.DataFrame:
+    """The trainings that do not learn their task: what is not learnt without losses is no evidence of what losses do.
 
-    Learnt is a task where the mean accuracy without losses is more than `margin` above the most frequent class's share.
-    The runs keep their index, by which their records are found.
+    One row each, of the columns `TRAINING`. Not learnt is a task whose mean accuracy without losses is at most `margin`
+    above the most frequent class's share; of trainings without a lossless run nothing is known yet.
     """
     runs = table[table["arm"] == lossless]
     above = (runs["accuracy_lossy"] - runs["majority_share"]).groupby([runs[name] for name in TRAINING]).mean()
-    good = above.index[above > margin]
-    return table[pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(good)]
+    return above[above <= margin].index.to_frame(index=False)
 
 
 def falls_and_gains(table: pd.DataFrame, *, reference: str | None, lossless: str = "no loss") -> pd.DataFrame:
@@ -98,9 +97,12 @@ def _renamed(table: pd.DataFrame, where: list[str], names: dict[str, str]) -> pd
 
 
 def paired_p(pairs: np.ndarray) -> float:
-    """p-value of (S,) differences being 0 on average (Student); pairs that do not vary are certain of theirs."""
-    if len(pairs) < 2:
+    """p-value of (S,) differences being 0 on average (Student).
+
+    NaN for a single pair, and for equal ones that are not 0: accuracies are counts, whose ties tell no variance.
+    """
+    if len(pairs) < 2 or (np.ptp(pairs) == 0 and pairs[0] != 0):
         return float("nan")
     if np.ptp(pairs) == 0:
-        return 1.0 if pairs[0] == 0 else 0.0
+        return 1.0
     return float(stats.ttest_1samp(pairs, 0.0).pvalue)

@@ -1,5 +1,6 @@
 """What a run's sums lacked, and what its repair sent and waited for: what accuracy is drawn against."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -16,7 +17,7 @@ PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=100e-6, wire=Wire())
 
 
 def costs(record: dict[str, Any]) -> dict[str, float]:
-    """Of one run, shares of its messages' own packets: `missing_packets` in the end, and `extra_packets`.
+    """Of one run, shares of its messages' own packets: `missing_packet_share` in the end, and `extra_packet_share`.
 
     Only messages that may lose packets count, so of an all-reduce whose results return reliably, the reduce phase.
     `lost_a_step` is how many packets were lost on average in a training step, those of a repair among them.
@@ -30,8 +31,8 @@ def costs(record: dict[str, Any]) -> dict[str, float]:
     round_trips = repair.budget if isinstance(repair, Retransmit) else 0
     message_s = PATH.wire.num_packets(MESSAGE_BYTES, 1) * PATH.packet_s
     return {
-        "missing_packets": traffic["missing"] / own if own else 0.0,
-        "extra_packets": extra,
+        "missing_packet_share": traffic["missing"] / own if own else 0.0,
+        "extra_packet_share": extra,
         "lost_a_step": traffic["lost"] / record["timing"]["steps"],
         "time": 1 + (extra * message_s + round_trips * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
     }
@@ -40,13 +41,16 @@ def costs(record: dict[str, Any]) -> dict[str, float]:
 def theory(record: dict[str, Any], coherence: dict[str, float]) -> dict[str, float]:
     """What `lossytp.network.theory` expects of a run's sums, losses everywhere.
 
-    `missing_share` of their contributions, and their `squared_error`, relative to their square.
+    `missing_share` of their contributions, and their `squared_error`, relative to their square. NaN where what is
+    gathered is no sum: sequence parallelism's stream, whose results may be lost.
 
     Args:
         coherence: of contributions, by number of ranks: from `lossytp.study.coherence`.
     """
     config = TrainConfig.from_dict(record["config"])
     ranks = config.tensor_parallel_size
+    if config.sequence_parallel and not config.reliable_gather:
+        return {"missing_share": math.nan, "squared_error": math.nan}
     known = (config.algorithm, config.repair, ranks, config.process().loss_rate)
     return {
         "missing_share": missing_share(*known, reliable_gather=config.reliable_gather),

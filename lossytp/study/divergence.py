@@ -23,14 +23,18 @@ def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.D
 
 
 def copy_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
-    """The same of the copies of the parameters that all ranks hold: columns task, arm, seed, step and distance."""
+    """Spread of the copies of the parameters that all ranks hold: columns task, arm, seed, step and spread.
+
+    It is `lossytp.parallel.replicas.replica_drift`, from the largest to the smallest copy of each value: of four ranks
+    more than twice their distance from the mean, by which streams are measured.
+    """
     return pd.DataFrame(
         [
-            {**run, "step": point["step"], "distance": point["replica_drift"]}
+            {**run, "step": point["step"], "spread": point["replica_drift"]}
             for run, point in _evaluations(table, records)
             if point["stream_distance"]
         ],
-        columns=["task", "arm", "seed", "step", "distance"],
+        columns=["task", "arm", "seed", "step", "spread"],
     )
 
 

@@ -1,6 +1,5 @@
 """Figures, drawn from tables alone. Statistics live in `lossytp.study.statistics`."""
 
-import hashlib
 from pathlib import Path
 
 import matplotlib as mpl
@@ -14,6 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lossytp.study.statistics import t_interval
 
+NAMED_APART = 1.7  # times: labels would overlap
 COLUMN = 3.5  # inches, of a column of the paper
 MARKERS = "osD^vPX*<>"  # arms differ by colour and marker, so that they can be told apart in grey
 
@@ -26,12 +26,11 @@ def set_style() -> None:
     mpl.rcParams.update({"axes.linewidth": 0.8, "xtick.major.size": 3, "ytick.major.size": 3, "lines.linewidth": 1})
 
 
-def save(figure: Figure, folder: Path, name: str) -> str:
-    """Write NAME.svg and NAME.png; returns a hash of the SVG."""
+def save(figure: Figure, folder: Path, name: str) -> None:
+    """Write NAME.svg and NAME.png."""
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     figure.savefig(folder / f"{name}.png", dpi=300, metadata={"Software": None})
-    return hashlib.sha256((folder / f"{name}.svg").read_bytes()).hexdigest()[:12]
 
 
 def accuracy_against_loss(table: pd.DataFrame) -> Figure:
@@ -167,12 +166,16 @@ def _band(ax: Axes, runs: pd.DataFrame, column: str, *, label: str, color: str, 
 
 
 def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
-    """Logarithmic, with room for zero at its left end."""
+    """Logarithmic, with room for zero at its left end; a rate just below another that is named has no name."""
     values = sorted(rates.unique())
+    named = values[-1:]
+    for value in values[-2::-1]:
+        if named[-1] > NAMED_APART * value:
+            named.append(value)
     smallest = min((value for value in values if value > 0), default=0.01)
     ax.set_xscale("symlog", linthresh=smallest, linscale=0.6)
     ax.set_xlim(-0.1 * smallest, 1.15 * max(values))
     ax.xaxis.set_major_locator(FixedLocator(values))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %" if value in named else ""))
     ax.tick_params(axis="x", labelsize=6, rotation=90 if len(values) > 5 else 0)

@@ -8,7 +8,7 @@ from lossytp.study import summary
 
 
 def practice(compared: pd.DataFrame) -> list[dict[str, Any]]:
-    """Of each arm and rate `loss_rate`, `losses` (the arm), `falls` and `advice`, JSON-ready.
+    """Of each arm and rate `loss_rate`, `losses` (the arm), `seeds` (the fewest), `falls` and `advice`, JSON-ready.
 
     Args:
         compared: from `contrasts.contrasts`, against runs without losses.
@@ -27,6 +27,7 @@ def practice(compared: pd.DataFrame) -> list[dict[str, Any]]:
             {
                 "loss_rate": float(str(rate)),
                 "losses": str(arm),
+                "seeds": int(ours["seeds"].min()),
                 "falls": dict(zip(ours["task"], summary.rows(ours[["fall", "low", "high"]]), strict=True)),
                 "advice": "nothing" if harmless else "repair" if harmful else "undecided",
             }
@@ -38,11 +39,11 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
     """`practice`'s rows as the README shows them."""
     tasks = list(dict.fromkeys(task for row in rows for task in row["falls"]))
     lines = [
-        f"| loss rate | losses |{''.join(f' points lost in `{task}` |' for task in tasks)} what to do |",
-        f"|---|---|{'---|' * len(tasks)}---|",
+        f"| loss rate | losses | seeds |{''.join(f' points lost in `{task}` |' for task in tasks)} what to do |",
+        f"|---|---|---|{'---|' * len(tasks)}---|",
     ]
     for row in rows:
-        cells = [f"{100 * row['loss_rate']:g} %", row["losses"]]
+        cells = [f"{100 * row['loss_rate']:g} %", row["losses"], str(row["seeds"])]
         cells += [_points(row["falls"].get(task)) for task in tasks]
         lines.append(f"| {' | '.join([*cells, row['advice']])} |")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from lossytp.study.contrasts import TRAINING
 from lossytp.study.grid import Experiment
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
@@ -23,13 +24,22 @@ def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
     return table, [record for _, record in done]
 
 
-def whole_seeds(experiment: Experiment, table: pd.DataFrame, fewest: int = 1) -> pd.DataFrame:
+def whole_seeds(
+    experiment: Experiment, table: pd.DataFrame, fewest: int = 1, *, unlearnt: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """The rows of `read_experiment`'s table whose task and seed have every arm finished, so that arms share seeds.
 
     Tasks of which fewer than `fewest` seeds have are left out: an interval of two says nothing.
-    They keep their index, by which their records are found.
+    Cells of trainings that `unlearnt` lists are not asked for, nor are their rows kept.
+    Rows keep their index, by which their records are found.
     """
-    wanted = Counter((cell.config.dataset, cell.config.seed) for cell in experiment.cells)
+    without = set() if unlearnt is None else set(unlearnt[list(TRAINING)].itertuples(index=False, name=None))
+    wanted = Counter(
+        (cell.config.dataset, cell.config.seed)
+        for cell in experiment.cells
+        if tuple({**cell.config.as_dict(), "task": cell.config.dataset}[name] for name in TRAINING) not in without
+    )
+    table = table[~pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(without)] if len(table) else table
     keys = list(zip(table["task"], table["seed"], strict=True)) if len(table) else []
     found = Counter(keys)
     whole = {key for key, number in found.items() if number == wanted[key]}

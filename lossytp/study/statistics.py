@@ -81,8 +81,9 @@ def loss_budget(
 
     The interval inverts a test (Fieller 1954): it begins at the first rate at which Student's paired interval for the
     fall reaches up to `drop`, and ends at the last at which it reaches down to it. At the true budget both hold in
-    95 % of studies, however few the seeds. (A falling fit through resampled seeds falls by noise alone on a flat
-    curve, which draws such an interval towards small rates.) Between rates a seed's fall is interpolated.
+    95 % of studies, however few the seeds, if falls grow along straight lines between the rates tried, as a seed's fall
+    is interpolated; where they bend, more seeds do not help, but rates near the budget do. (A falling fit through
+    resampled seeds falls by noise alone on a flat curve, which draws such an interval towards small rates.)
 
     `math.inf` stands for what lies beyond the largest rate: `value` where the fit does not fall so far, `high` where a
     smaller fall is not excluded there, `low` where it is shown there.

@@ -11,7 +11,7 @@ from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.correlated import Correlated
 from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.timing import collective_times, simulated_seconds, step_seconds, tail
+from lossytp.network.timing import collective_times, step_seconds, tail
 from lossytp.network.transport import BestEffort, Deliveries, GoBackN, Path, SelectiveRepeat
 
 SCHEDULES = {name: algorithm.schedule for name, algorithm in ALGORITHMS.items()}
@@ -243,11 +243,6 @@ def test_a_step_is_its_computation_and_four_all_reduces_a_layer():
     lossy = step_seconds("ring", **STEP, process=Bernoulli(loss_rate=0.01), samples=5)
     collectives = times("ring", num_elements=91 * 64, samples=60).seconds
     assert lossy == pytest.approx(0.5 + collectives.reshape(5, 12).sum(axis=1))
-
-
-def test_time_to_accuracy_is_steps_times_the_mean_step():
-    assert simulated_seconds(100, np.array([1.0, 3.0])) == 200
-    assert simulated_seconds(None, np.array([1.0, 3.0])) is None
 
 
 def test_tail_is_of_the_sample():

@@ -61,7 +61,7 @@ def test_divergence_is_the_mean_over_seeds_by_layer_at_the_end_and_by_step():
         for step in (10, 20)
         for layer in (1, 2)
     ]
-    copies = [{**where, "seed": seed, "step": step, "distance": seed + step} for seed in (0, 1) for step in (10, 20)]
+    copies = [{**where, "seed": seed, "step": step, "spread": seed + step} for seed in (0, 1) for step in (10, 20)]
     figure = divergence(pd.DataFrame(streams), pd.DataFrame(copies))
     assert figure.axes[0].lines[0].get_ydata().tolist() == [21.5, 22.5]
     assert figure.axes[1].lines[0].get_xydata().tolist() == [[10, 10.5], [20, 20.5]]

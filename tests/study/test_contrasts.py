@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lossytp.study.contrasts import contrasts, falls_and_gains, learnt
+from lossytp.study.contrasts import contrasts, falls_and_gains, unlearnt
 
 
 def table(arms, task="t", loss_rate=0.1, max_steps=10):
@@ -66,7 +66,7 @@ def test_pairs_that_do_not_vary_and_single_pairs():
     result = contrasts(table({"none": [0.5, 0.6], "same": [0.5, 0.6], "less": [0.25, 0.35]}), reference="none")
     p = result.set_index("arm")["p"]
     assert p["same"] == 1
-    assert p["less"] == pytest.approx(0, abs=1e-12)
+    assert np.isnan(p["less"])  # ties of counts tell no variance
     single = contrasts(table({"none": [0.5], "one": [0.4]}), reference="none").set_index("arm").loc["one"]
     assert (single["difference"], single["high"]) == (pytest.approx(-0.1), np.inf)
     assert np.isnan(single["p"])
@@ -124,7 +124,7 @@ def test_an_arm_of_two_runs_a_seed_is_refused():
         contrasts(twice, reference="none")
 
 
-def test_a_training_that_is_not_learnt_without_losses_is_left_out():
+def test_a_training_that_is_not_learnt_without_losses_is_told():
     runs = pd.concat(
         [
             table({"no loss": [0.34, 0.33], "a": [0.3, 0.31]}),
@@ -133,5 +133,4 @@ def test_a_training_that_is_not_learnt_without_losses_is_left_out():
         ],
         ignore_index=True,
     )
-    kept = learnt(runs)
-    assert kept.index.tolist() == [0, 1, 2, 3]
+    assert unlearnt(runs)["max_steps"].tolist() == [30]

@@ -1,5 +1,7 @@
 """What made-up runs lacked and cost, by hand."""
 
+import math
+
 import pandas as pd
 import pytest
 
@@ -18,11 +20,11 @@ def run(*, extra=0, missing=0, points=(), **config):
 
 def test_shares_are_of_the_messages_own_packets():
     parity = costs(run(repair="fec(10, 8)", extra=25, missing=3, loss_rate=0.1))
-    assert (parity["extra_packets"], parity["missing_packets"], parity["lost_a_step"]) == (0.25, 0.03, 0.75)
+    assert (parity["extra_packet_share"], parity["missing_packet_share"], parity["lost_a_step"]) == (0.25, 0.03, 0.75)
     message_s = MESSAGE_BYTES / 1456 * 1500 * 8 / 10e9
     assert parity["time"] == pytest.approx(1 + 0.25 * message_s / (message_s + 50e-6), rel=1e-3)
     nothing = costs(run(repair="zero", missing=10, loss_rate=0.1))
-    assert (nothing["extra_packets"], nothing["time"]) == (0, 1)
+    assert (nothing["extra_packet_share"], nothing["time"]) == (0, 1)
 
 
 def test_each_retransmission_waits_a_round_trip():
@@ -37,6 +39,10 @@ def test_theory_is_that_of_the_runs_algorithm_and_ranks():
     assert direct["missing_share"] == pytest.approx(7 / 8 * 0.2)
     assert direct["squared_error"] == pytest.approx((7 * 0.2 + 0.1 * 7 * 6 * 0.04) / (8 + 0.1 * 56))
     assert theory(run(tensor_parallel_size=2, loss_rate=0.2), coherence)["missing_share"] == pytest.approx(0.1)
+    shards = run(tensor_parallel_size=2, loss_rate=0.2, sequence_parallel=True)
+    assert theory(shards, coherence)["missing_share"] == pytest.approx(0.1)
+    shards["config"]["reliable_gather"] = False  # what is gathered is no sum
+    assert all(math.isnan(value) for value in theory(shards, coherence).values())
 
 
 def test_means_are_over_the_runs_of_an_arm():
@@ -51,4 +57,4 @@ def test_distances_are_one_row_a_layer_and_runs_of_one_stream_have_none():
     table = pd.DataFrame({"task": "t", "arm": ["own", "one"], "seed": 0})
     streams, copies = stream_distances(table, runs), copy_distances(table, runs)
     assert streams[["arm", "step", "layer", "distance"]].values.tolist() == [["own", 5, 1, 0.1], ["own", 5, 2, 0.2]]
-    assert copies[["arm", "distance"]].values.tolist() == [["own", 0.3]]
+    assert copies[["arm", "spread"]].values.tolist() == [["own", 0.3]]

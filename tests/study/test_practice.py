@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 def compared(rows):
     columns = ["task", "arm", "loss_rate", "difference", "low", "high"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=columns).assign(seeds=[3 + number for number in range(len(rows))])
 
 
 def test_advice_is_as_sure_as_all_tasks_are():
@@ -33,10 +33,10 @@ def test_advice_is_as_sure_as_all_tasks_are():
     assert [row["advice"] for row in table] == ["nothing", "repair", "undecided", "undecided", "undecided"]
     assert table[1]["falls"]["a"] == pytest.approx({"fall": 0.02, "low": 0.011, "high": 0.03})
     assert as_markdown(table).splitlines()[2:4] == [
-        "| 1 % | alone | 0.1 (-0.2 to 0.4) | not run | nothing |",
-        "| 10 % | alone | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair |",
+        "| 1 % | alone | 4 | 0.1 (-0.2 to 0.4) | not run | nothing |",
+        "| 10 % | alone | 5 | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair |",
     ]
-    assert as_markdown(table).splitlines()[-1] == "| 10 % | one seed | 0.5 | not run | undecided |"
+    assert as_markdown(table).splitlines()[-1] == "| 10 % | one seed | 11 | 0.5 | not run | undecided |"
 
 
 def test_the_readme_shows_what_the_committed_results_say():

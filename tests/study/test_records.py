@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from lossytp.study.contrasts import unlearnt
 from lossytp.study.grid import Cell, Experiment
 from lossytp.study.records import read_experiment, tidy, whole_seeds
 from lossytp.training.config import TrainConfig
@@ -47,3 +48,21 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
     assert [records[number]["config"]["seed"] for number in whole.index] == [0, 0, 2, 2]
     assert whole_seeds(experiment, table.head(0)).empty
     assert whole_seeds(experiment, tidy([])).empty
+
+
+def test_a_training_that_is_not_learnt_is_not_asked_for(tmp_path, record):
+    cells = [
+        Cell(arm, TrainConfig(loss_rate=rate, model_name=model, seed=0, output_dir=str(tmp_path / f"{arm}{model}")))
+        for model in ("gpt2-nano", "gpt2-nano-scratch")
+        for arm, rate in (("no loss", 0.0), ("lossy", 0.1))
+    ]
+    experiment = Experiment("e", "20_cells", tuple(cells), 1)
+    for cell in cells[:3]:  # of the second model, the run without losses alone
+        made = record(
+            loss_rate=cell.config.loss_rate, seed=0, accuracy=0.31 if "scratch" in cell.config.model_name else 0.5
+        )
+        write_record(Path(cell.config.output_dir), {**made, "config": portable(cell.config)})
+    table, _ = read_experiment(experiment)
+    assert whole_seeds(experiment, table).empty
+    assert unlearnt(table)["model_name"].tolist() == ["gpt2-nano-scratch"]
+    assert whole_seeds(experiment, table, unlearnt=unlearnt(table)).index.tolist() == [0, 1]

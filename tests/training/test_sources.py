@@ -117,6 +117,13 @@ def test_no_hub_and_no_copy_is_one_line_that_says_where_it_looked(folder, monkey
     assert not datasets.config.HF_HUB_OFFLINE
 
 
+def test_where_asking_the_hub_is_forbidden_the_error_says_so(monkeypatch):
+    hub_at("http://127.0.0.1:9", monkeypatch)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ValueError, match="HF_HUB_OFFLINE forbids asking: set it to 0"):
+        Source(path="some/words").rows("train")
+
+
 def test_a_hub_that_is_silent_is_asked_once(folder, monkeypatch):
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as server:

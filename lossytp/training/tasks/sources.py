@@ -98,6 +98,7 @@ class Source:
         import datasets
 
         _quiet()
+        silence = "HF_HUB_OFFLINE forbids asking: set it to 0" if _is_offline() else "which does not answer"
         with hub_or_its_cache() as answers:
             try:
                 try:
@@ -107,7 +108,7 @@ class Source:
                         raise
                     return datasets.load_dataset(self.path, data_dir=self.name, split=split, revision=EXPORT)
             except (OSError, ValueError, RuntimeError) as error:
-                why = " ".join(str(error).split())[:200] if answers else "which does not answer"
+                why = " ".join(str(error).split())[:200] if answers else silence
                 looked = f"which {_lacks(self.folder)}" if self.folder else "which is not set"
                 raise ValueError(
                     f"{self} is neither in {DATA_VARIABLE}, {looked}, nor had from the hub ({why}): "
@@ -230,12 +231,19 @@ def hub_or_its_cache() -> Iterator[bool]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    answers = not any(before) and hub_answers()
+    answers = not _is_offline() and hub_answers()
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = not answers
     try:
         yield answers
     finally:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _is_offline() -> bool:
+    import datasets
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE)
 
 
 def hub_answers() -> bool:
