@@ -35,9 +35,7 @@ def whole_seeds(
     """
     without = set() if unlearnt is None else set(unlearnt[list(TRAINING)].itertuples(index=False, name=None))
     wanted = Counter(
-        (cell.config.dataset, cell.config.seed)
-        for cell in experiment.cells
-        if tuple({**cell.config.as_dict(), "task": cell.config.dataset}[name] for name in TRAINING) not in without
+        (cell.config.dataset, cell.config.seed) for cell in experiment.cells if _training(cell.config) not in without
     )
     table = table[~pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(without)] if len(table) else table
     keys = list(zip(table["task"], table["seed"], strict=True)) if len(table) else []
@@ -45,6 +43,11 @@ def whole_seeds(
     whole = {key for key, number in found.items() if number == wanted[key]}
     seeds = Counter(task for task, _ in whole)
     return table[np.array([key in whole and seeds[key[0]] >= fewest for key in keys], dtype=bool)]
+
+
+def _training(config: TrainConfig) -> tuple:
+    """What `TRAINING` names of a table's row, of a cell that may have none yet."""
+    return tuple({**config.as_dict(), "task": config.dataset}[name] for name in TRAINING)
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:

@@ -53,6 +53,11 @@ def test_falls_stand_over_their_costs_and_the_front_leaves_out_what_is_worse_in_
     assert interval.ravel() == pytest.approx([0.0, 3.0, 0.0, 5.0])
 
 
+def test_an_arm_whose_cost_is_not_known_is_not_drawn():
+    figure = falls_against(compared([("known", 0.2, 4.0, 0.1), ("unknown", 0.2, 5.0, np.nan)]), {"cost": "x"})
+    assert [text.get_text() for text in figure.legends[0].texts] == ["known"]
+
+
 def test_divergence_is_the_mean_over_seeds_by_layer_at_the_end_and_by_step():
     where = {"task": "t", "arm": "a"}
     streams = [

@@ -1,4 +1,5 @@
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +8,7 @@ from lossytp.study.figures import (
     accuracy_against_evaluated_loss,
     accuracy_against_loss,
     burst_distribution,
+    loss_rate_axis,
     save,
     set_style,
 )
@@ -88,3 +90,11 @@ def test_burst_distribution_shows_shares():
     rows = {"process": "x", "burst_packets": [1, 2, 3], "measured": [0.5, 0.25, 0.0], "expected": [0.6, 0.3, 0.1]}
     lines = burst_distribution(pd.DataFrame(rows)).axes[0].lines
     assert [line.get_ydata().tolist() for line in lines] == [rows["expected"], rows["measured"]]
+
+
+def test_rates_whose_names_would_overlap_have_none():
+    figure, ax = plt.subplots()
+    loss_rate_axis(ax, pd.Series([0.0, 0.01, 0.03, 0.05, 0.2, 0.3]))
+    figure.canvas.draw()
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0 %", "1 %", "", "5 %", "", "30 %"]
+    plt.close(figure)
