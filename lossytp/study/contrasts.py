@@ -60,6 +60,8 @@ def unlearnt(table: pd.DataFrame, *, lossless: str = "no loss", margin: float = 
     One row each, of the columns `TRAINING`. Not learnt is a task whose mean accuracy without losses is at most `margin`
     above the most frequent class's share; of trainings without a lossless run nothing is known yet.
     """
+    if table.empty:
+        return pd.DataFrame(columns=list(TRAINING))
     runs = table[table["arm"] == lossless]
     above = (runs["accuracy_lossy"] - runs["majority_share"]).groupby([runs[name] for name in TRAINING]).mean()
     return above[above <= margin].index.to_frame(index=False)

@@ -25,24 +25,25 @@ def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
 
 
 def whole_seeds(
-    experiment: Experiment, table: pd.DataFrame, fewest: int = 1, *, unlearnt: pd.DataFrame | None = None
-) -> pd.DataFrame:
-    """The rows of `read_experiment`'s table whose task and seed have every arm finished, so that arms share seeds.
+    experiment: Experiment, table: pd.DataFrame, records: list[dict], unlearnt: pd.DataFrame, fewest: int = 1
+) -> tuple[pd.DataFrame, list[dict]]:
+    """The table and records of `read_experiment`, of tasks and seeds that have every arm, so that arms share seeds.
 
     Tasks of which fewer than `fewest` seeds have are left out: an interval of two says nothing.
-    Cells of trainings that `unlearnt` lists are not asked for, nor are their rows kept.
-    Rows keep their index, by which their records are found.
+    Cells of trainings that `contrasts.unlearnt` lists are not asked for, nor are their rows kept.
     """
-    without = set() if unlearnt is None else set(unlearnt[list(TRAINING)].itertuples(index=False, name=None))
+    if table.empty:
+        return table, []
+    without = set(unlearnt[list(TRAINING)].itertuples(index=False, name=None))
     wanted = Counter(
         (cell.config.dataset, cell.config.seed) for cell in experiment.cells if _training(cell.config) not in without
     )
-    table = table[~pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(without)] if len(table) else table
-    keys = list(zip(table["task"], table["seed"], strict=True)) if len(table) else []
-    found = Counter(keys)
-    whole = {key for key, number in found.items() if number == wanted[key]}
+    learnt = table[~pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(without)]
+    keys = list(zip(learnt["task"], learnt["seed"], strict=True))
+    whole = {key for key, found in Counter(keys).items() if found == wanted[key]}
     seeds = Counter(task for task, _ in whole)
-    return table[np.array([key in whole and seeds[key[0]] >= fewest for key in keys], dtype=bool)]
+    kept = learnt[np.array([key in whole and seeds[key[0]] >= fewest for key in keys], dtype=bool)]
+    return kept.reset_index(drop=True), [records[number] for number in kept.index]
 
 
 def _training(config: TrainConfig) -> tuple:

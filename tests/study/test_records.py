@@ -43,11 +43,12 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
         made = record(loss_rate=cell.config.loss_rate, seed=cell.config.seed, accuracy=0.5)
         write_record(Path(cell.config.output_dir), {**made, "config": portable(cell.config)})
     table, records = read_experiment(experiment)
-    whole = whole_seeds(experiment, table)
+    learnt = unlearnt(table.head(0))
+    whole, theirs = whole_seeds(experiment, table, records, learnt)
     assert whole[["arm", "seed"]].values.tolist() == [["none", 0], ["lossy", 0], ["none", 2], ["lossy", 2]]
-    assert [records[number]["config"]["seed"] for number in whole.index] == [0, 0, 2, 2]
-    assert whole_seeds(experiment, table.head(0)).empty
-    assert whole_seeds(experiment, tidy([])).empty
+    assert [each["config"]["seed"] for each in theirs] == [0, 0, 2, 2]
+    assert whole_seeds(experiment, table, records, learnt, fewest=3)[0].empty
+    assert whole_seeds(experiment, tidy([]), [], unlearnt(tidy([])))[0].empty
 
 
 def test_a_training_that_is_not_learnt_is_not_asked_for(tmp_path, record):
@@ -62,7 +63,9 @@ def test_a_training_that_is_not_learnt_is_not_asked_for(tmp_path, record):
             loss_rate=cell.config.loss_rate, seed=0, accuracy=0.31 if "scratch" in cell.config.model_name else 0.5
         )
         write_record(Path(cell.config.output_dir), {**made, "config": portable(cell.config)})
-    table, _ = read_experiment(experiment)
-    assert whole_seeds(experiment, table).empty
+    table, records = read_experiment(experiment)
+    assert whole_seeds(experiment, table, records, unlearnt(table.head(0)))[0].empty
     assert unlearnt(table)["model_name"].tolist() == ["gpt2-nano-scratch"]
-    assert whole_seeds(experiment, table, unlearnt=unlearnt(table)).index.tolist() == [0, 1]
+    whole, theirs = whole_seeds(experiment, table, records, unlearnt(table))
+    assert whole["arm"].tolist() == ["no loss", "lossy"]
+    assert theirs == records[:2]
