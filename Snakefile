@@ -21,7 +21,7 @@ FOLDERS = sorted(frozenset().union(*(experiment.folders for experiment in EXPERI
 RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
 TOLERANCE = [cell.config for cell in EXPERIMENTS[0].cells]
-BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples, "max_length": TOLERANCE[0].max_length}
+BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples, "max_length": TOLERANCE[0].max_length, "model_name": TOLERANCE[0].model_name}
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
 if workflow.remote_exec:  # a cluster's job: ./run_all.sh is on another machine, so its notebook ends with the job

@@ -72,10 +72,9 @@ class Algorithm(NamedTuple):
     schedule: Schedule | None = None
     """How long an all-reduce takes; without one it cannot be timed."""
 
-    @property
-    def routes(self) -> tuple[Routes, ...]:
-        """Those of all four, without the schedule."""
-        return self.reduce, self.gather, self.reduce_scatter, self.all_gather
+    def pair(self, sequence_parallel: bool) -> tuple[Routes, Routes]:
+        """The two phases: of an all-reduce, or reduce-scatter and all-gather."""
+        return (self.reduce_scatter, self.all_gather) if sequence_parallel else (self.reduce, self.gather)
 
     @property
     def sum_reaches_all(self) -> bool:
@@ -89,8 +88,9 @@ class Algorithm(NamedTuple):
 
     def hops_carry_one(self, sequence_parallel: bool = False) -> bool:
         """Whether what is lost on a hop is one rank's alone, of an all-reduce or of a reduce-scatter and all-gather."""
-        pair = (self.reduce_scatter, self.all_gather) if sequence_parallel else (self.reduce, self.gather)
-        return all(len(hop.positions) == 1 for routes in pair for hop in routes(16, (0, 1, 2, 3)))
+        return all(
+            len(hop.positions) == 1 for routes in self.pair(sequence_parallel) for hop in routes(16, (0, 1, 2, 3))
+        )
 
 
 def chunk_bounds(num_elements: int, num_chunks: int, unit: int = 1) -> list[tuple[int, int]]:

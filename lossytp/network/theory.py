@@ -99,11 +99,14 @@ def _checked(algorithm: str, repair: str, ranks: int, loss_rate: float, reliable
     if not isinstance(known, Zero | Rescale | RescaleCounted | Stale | Local | Fec | Retransmit | Hadamard):
         raise ValueError(f"repair = {repair!r} has no expected squared error here: add the moments of its weights")
     routes = algorithm_named(algorithm)
-    nobody_to_repair = isinstance(known, Local) and not routes.has_receiving_ranks
-    if nobody_to_repair or (routes.sum_reaches_all and not reliable_gather):
+    if isinstance(known, Local) and not routes.has_receiving_ranks:
         raise ValueError(
-            f"algorithm = {algorithm!r} with repair = 'local' or reliable_gather = False: a loss there is everyone's, "
-            "and the sum reaches every rank; choose another algorithm"
+            f"repair = 'local' with algorithm = {algorithm!r}: a loss there is everyone's; choose another algorithm"
+        )
+    if routes.sum_reaches_all and not reliable_gather:
+        raise ValueError(
+            f"reliable_gather = False with algorithm = {algorithm!r}, whose sum reaches every rank: choose another "
+            "algorithm"
         )
     return known
 

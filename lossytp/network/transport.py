@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from lossytp.network.process import LinkLosses
 from lossytp.network.retransmissions import go_back_n, selective_repeat
 
 STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
+TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
+TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
 WORST_RATE = 0.9  # of the losses seen so far, for guessing how many packets are needed; too few are added to
 
 
@@ -115,6 +117,18 @@ class _Reliable(ABC):
     def __post_init__(self) -> None:
         check_at_least("window_packets", self.window_packets, 1)
         check_positive("timeout_s", self.timeout_s, "seconds")
+
+    @classmethod
+    def prompt(cls, path: Path, timeout_round_trips: float = TIMEOUT_ROUND_TRIPS) -> Self:
+        """At its best, so that its times are lower bounds: without congestion control, and knowing the round trip.
+
+        What is not acknowledged after so many round trips and a few packets is sent again (a timer of RFC 6298 or of an
+        RDMA adapter waits far longer). The window covers a loss and its repair, (timeout + round trip) x bandwidth: it
+        binds only where a packet is lost twice.
+        """
+        timeout_s = timeout_round_trips * path.round_trip_s + TIMEOUT_PACKETS * path.packet_s
+        window = math.ceil((timeout_s + path.packet_s + path.round_trip_s) / path.packet_s)
+        return cls(window_packets=window, timeout_s=timeout_s)
 
     def gap_s(self, path: Path) -> float:
         """Seconds from the start of one packet to that of the next: 1 / min(bandwidth, window / round trip)."""

@@ -24,6 +24,7 @@ class ColumnParallelLinear(nn.Module):
     """y = f(x) W + b, rank r holding W[:, :, r]: (..., D) to (..., P * L * F).
 
     Forward: no communication. Backward: the ranks' parts of dx are all-reduced with losses, once for all P projections.
+    With `sequence_parallel` forward all-gathers x, and backward reduce-scatters.
 
     Args:
         weight: the dense weight (D, P * R * F).
@@ -72,7 +73,7 @@ class RowParallelLinear(nn.Module):
     """y = g(sum over r of x_r W_r) + b, rank r holding W[r]: (..., L * K) to (..., D).
 
     Forward: the ranks' products are all-reduced with losses; the bias, held by every rank, is added once, after the
-    sum. Backward: no communication.
+    sum. Backward: no communication. With `sequence_parallel` forward reduce-scatters, and backward all-gathers.
 
     Args:
         weight: the dense weight (R * K, D).

@@ -1,6 +1,5 @@
 """How long a training step waits for its network, over best effort and over reliable transports."""
 
-import math
 from itertools import product
 
 import numpy as np
@@ -14,7 +13,6 @@ from lossytp.network.timing import step_seconds
 from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat, Transport
 
 BEST_EFFORT, GO_BACK_N = "best effort", "go-back-N"
-TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
 FEWEST_SAMPLES, SAMPLES_TIMES_RATE = 3, 0.3  # of go-back-N, which many losses slow down, and make vary little
 MOST_LOSSES_A_PACKET = 20  # beyond, a step takes minutes and its simulation gigabytes
 
@@ -22,19 +20,13 @@ MOST_LOSSES_A_PACKET = 20  # beyond, a step takes minutes and its simulation gig
 def transports(num_packets: int, path: Path, timeout_round_trips: float) -> dict[str, Transport]:
     """The transports that are compared, for messages of `num_packets` packets.
 
-    The reliable ones are at their best, so that their times are lower bounds. They know the round trip, and send again
-    what is not acknowledged after `timeout_round_trips` and a few packets (RFC 8985 waits 1.25 round trips, and two for
-    a message's last packets; a timer of RFC 6298 or of an RDMA adapter far longer). No congestion control slows them.
-    The window covers a loss and its repair, (timeout + round trip) x bandwidth: it binds only where a packet is lost
-    twice. Go-back-N is what RDMA over Converged Ethernet does (Mittal et al., "Revisiting network support for RDMA",
-    SIGCOMM 2018).
+    The reliable ones are at their best, so that their times are lower bounds. Go-back-N is what RDMA over Converged
+    Ethernet does (Mittal et al., "Revisiting network support for RDMA", SIGCOMM 2018).
     """
-    timeout_s = timeout_round_trips * path.round_trip_s + TIMEOUT_PACKETS * path.packet_s
-    window = math.ceil((timeout_s + path.packet_s + path.round_trip_s) / path.packet_s)
     return {
         BEST_EFFORT: BestEffort.patient(num_packets, path),
-        "selective repeat": SelectiveRepeat(window_packets=window, timeout_s=timeout_s),
-        GO_BACK_N: GoBackN(window_packets=window, timeout_s=timeout_s),
+        "selective repeat": SelectiveRepeat.prompt(path, timeout_round_trips),
+        GO_BACK_N: GoBackN.prompt(path, timeout_round_trips),
     }
 
 

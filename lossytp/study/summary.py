@@ -54,8 +54,13 @@ def tasks(records: list[dict], baselines: dict[str, dict[str, Any]]) -> dict[str
         for record in ours:
             if names := differing(record, shared):
                 raise ValueError(f"{name}: the records differ in {', '.join(names)}: draw them apart")
-        if baseline["test_examples"] != first["data"]["test_examples"]:
-            raise ValueError(f"baseline of {name} is of another test sample: delete baseline.json, it is made again")
+        told = {"test_examples": first["data"]["test_examples"], **first["config"]}
+        for each in ("test_examples", "model_name", "max_length"):
+            if baseline[each] != told[each]:
+                raise ValueError(
+                    f"baseline of {name} has {each} = {baseline[each]!r}, the runs have {told[each]!r}: delete "
+                    "baseline.json, it is made again"
+                )
         found[name] = {
             **shared,
             "real_token_share": min(record["data"]["real_token_share"] for record in ours),

@@ -116,13 +116,16 @@ def _check_scope(config: "TrainConfig | EvaluateConfig") -> None:
         raise ValueError("lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False")
     if config.lossy_links is not None:
         ranks, algorithm = tuple(range(config.tensor_parallel_size)), algorithm_named(config.algorithm)
-        used = {(hop.src, hop.dst) for routes in algorithm.routes for hop in routes(len(ranks) ** 2, ranks)}
+        reduce, gather = algorithm.pair(config.sequence_parallel)
+        lossy = {"reduce": reduce} | ({} if config.reliable_gather else {"gather": gather})
+        phases = [routes for phase, routes in lossy.items() if config.lossy_phase in (None, phase)]
+        used = {(hop.src, hop.dst) for routes in phases for hop in routes(len(ranks) ** 2, ranks)}
         for src, dst in links_named(config.lossy_links):
             if (src, dst) not in used:
                 links = ",".join(f"{src}>{dst}" for src, dst in sorted(used))
                 raise ValueError(
                     f"lossy_links names {src}>{dst}, over which {config.algorithm!r} of {len(ranks)} ranks sends "
-                    f"nothing: choose among {links or 'none'}"
+                    f"nothing that may be lost: choose among {links or 'none'}"
                 )
 
 

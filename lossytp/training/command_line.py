@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,12 @@ def _without_config(words: list[str]) -> tuple[list[str], Path]:
 
 
 def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
-    """The values as flags, less those whose flag is `given`, and nothing for null."""
+    """The values as flags, less those whose flag is `given`, and nothing for a null that is the default, too."""
     kind.check_names(values)
+    defaults = {field.name: field.default for field in fields(kind)}
     words = []
     for name, value in values.items():
-        if value is None or f"__{name}" in given or f"__no_{name}" in given:
+        if value is defaults[name] is None or f"__{name}" in given or f"__no_{name}" in given:
             continue
         words += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
     return words

@@ -34,7 +34,7 @@ NETWORKS = ("_clean", "_lossy")
 FINAL = tuple(  # of every task's record, null where it has none; other metrics follow
     f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
 )
-CURVE_POINTS = 50  # training losses kept in a record
+CURVE_POINTS = 50  # training losses kept, at least, where there are as many in a record
 COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")
 KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # by checkpoints, beside tensors
 
@@ -261,7 +261,8 @@ class _Run:
             point |= {f"{metric}_{name}": value for metric, value in mean_over_ranks(everyones).items()}
             headline = [theirs["score"] for theirs in everyones]
             point[f"score_spread_{name}"] = max(headline) - min(headline)
-        point["replica_drift"] = replica_drift(self.engine.module, self.layout, self.network)
+        drift = replica_drift(self.engine.module, self.layout, self.network)
+        point["replica_drift"] = drift if math.isfinite(drift) else None
         self.evaluations.append(point)
         return point
 

@@ -26,7 +26,7 @@ class NetworkConfig(Settings):
     loss_rate: float = 0.0
     """Stationary packet loss rate of every link, in [0, 1]."""
     mean_burst_packets: float | None = None
-    """Mean run of consecutive losses; Gilbert-Elliott only."""
+    """Mean run of consecutive losses, of loss types that take one: g-e, correlated."""
     ge_config: str | None = None
     """A Gilbert-Elliott preset by its id, in place of loss_rate and mean_burst_packets."""
     algorithm: str = "direct"

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.fec import Fec
 from lossytp.network.packets import Wire
 from lossytp.network.repair import Retransmit
 from lossytp.network.repairs import repair_named
 from lossytp.network.timing import step_seconds
-from lossytp.network.transport import BestEffort, Path
+from lossytp.network.transport import BestEffort, Path, SelectiveRepeat, Transport
 from lossytp.training.config import TrainConfig
 
 SAMPLES = 20  # of a step, each of some dozen collectives
@@ -17,12 +19,15 @@ SAMPLES = 20  # of a step, each of some dozen collectives
 def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compute_s: float) -> float | None:
     """Expected seconds of a step of `tokens`, padding included, that takes `compute_s` without a network.
 
-    Messages are best-effort and patient, as training's are: nothing is late that training did not lose. `compute_s` is
-    a measured step: on virtual ranks all ranks' work in one process, under torchrun the real messages too.
+    Messages that may lose packets are best-effort and patient: nothing is late that training did not lose. Where sums
+    return reliably, the other half of the messages is sent again until it is there, by selective repeat at its best.
+    `compute_s` is a measured step: on virtual ranks all ranks' work in one process, under torchrun the real messages
+    too.
 
     None where no link is described, and where `lossytp.network.timing` does not know what is sent: other parallelisms
     than the tensor-parallel one, sequence parallelism, algorithms without a schedule, repairs that send packets of
-    their own, links that differ, losses in a part of the traffic, frozen blocks.
+    their own, links that differ, losses in a part of a phase, frozen blocks, forward sums that are sent again to
+    recompute activations, gradients of copies that are all-reduced; and where what is to arrive never does.
 
     Args:
         shape: the model's configuration, as transformers has it.
@@ -36,32 +41,44 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
         or config.sequence_parallel
         or config.control is not None
         or config.unfreeze_last_layers is not None
+        or config.gradient_checkpointing
+        or config.replicated_gradients == "lossy"
         or any(value is not None for value in scope)
         or isinstance(repair_named(config.repair), Fec | Retransmit)
         or algorithm.schedule is None
     ):
+        return None
+    process = config.process()
+    sent_again = config.reliable_gather and not algorithm.sum_reaches_all and process.loss_rate > 0
+    if sent_again and process.loss_rate == 1:
         return None
     path = Path(
         bandwidth_bits_per_s=config.link_gbits * 1e9,
         round_trip_s=config.round_trip_us * 1e-6,
         wire=Wire(mtu_bytes=config.mtu_bytes),
     )
-    half = config.bf16 or config.fp16 or config.wire_dtype == "bf16"
-    portions, itemsize = config.gradient_accumulation_steps, 2 if half else 4
+    computed = "bf16" if config.bf16 or config.fp16 else "fp32"
+    portions, itemsize = config.gradient_accumulation_steps, 4 if (config.wire_dtype or computed) == "fp32" else 2
     elements = max(1, round(tokens / portions)) * shape.hidden_size
     num_packets = algorithm.schedule.num_packets(elements, itemsize, ranks, path.wire)
-    seconds = step_seconds(
-        config.algorithm,
-        num_layers=shape.num_hidden_layers * portions,
-        tokens=elements // shape.hidden_size,
-        width=shape.hidden_size,
-        compute_s=compute_s,
-        itemsize=itemsize,
-        ranks=ranks,
-        path=path,
-        transport=BestEffort.patient(num_packets, path),
-        process=config.process(),
-        samples=SAMPLES,
-        seed=config.seed,
-    )
-    return float(seconds.mean())
+    transports: list[Transport] = [BestEffort.patient(num_packets, path)]
+    if sent_again:
+        transports.append(SelectiveRepeat.prompt(path))
+    seconds = [
+        step_seconds(
+            config.algorithm,
+            num_layers=shape.num_hidden_layers * portions,
+            tokens=elements // shape.hidden_size,
+            width=shape.hidden_size,
+            compute_s=compute_s,
+            itemsize=itemsize,
+            ranks=ranks,
+            path=path,
+            transport=transport,
+            process=process,
+            samples=SAMPLES,
+            seed=config.seed,
+        )
+        for transport in transports
+    ]
+    return float(np.mean(seconds))

@@ -206,8 +206,14 @@ def test_an_error_of_independent_parts_is_a_mean_over_parts_and_of_equal_ones_a_
         ({"coherence": 1.01}, r"^coherence = 1.01 is not in \(-0.3333, 1\]: .*give one inside$"),
         ({"coherence": -1 / 3}, r"^coherence = -0.33.* is not in \(-0.3333, 1\]"),
         ({"coherence": float("nan")}, r"^coherence = nan is not in"),
-        ({"algorithm": "sender", "repair": "local"}, r"^algorithm = 'sender' with .*choose another algorithm$"),
-        ({"algorithm": "sender", "reliable_gather": False}, r"^algorithm = 'sender' with .*choose another algorithm$"),
+        (
+            {"algorithm": "sender", "repair": "local"},
+            r"^repair = 'local' with .*choose another algorithm$",
+        ),
+        (
+            {"algorithm": "sender", "reliable_gather": False},
+            r"^reliable_gather = False with algorithm = 'sender', .*choose another algorithm$",
+        ),
         ({"ranks": 17, "repair": "rescale_counted"}, r"^ranks = 17 with repair = 'rescale_counted'.*give at most 16$"),
     ],
 )

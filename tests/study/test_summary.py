@@ -5,7 +5,11 @@ import pytest
 from lossytp.study import summary
 from lossytp.study.records import tidy
 
-BASELINES = {"docstrings": {"majority_share": 0.3, "bag_of_words": 0.9, "test_examples": 4}}
+BASELINES = {
+    "docstrings": {
+        "majority_share": 0.3, "bag_of_words": 0.9, "test_examples": 4, "model_name": "gpt2-nano", "max_length": 48,
+    }
+}  # fmt: skip
 
 
 def test_arms_share_the_runs_without_losses(study, curves):
@@ -71,9 +75,10 @@ def test_what_makes_a_run_no_point_of_a_curve_is_told(study, record):
     assert summary.differing(run, curve) == ["repair", "max_steps", "data"]
 
 
-def test_a_baseline_of_another_sample_is_refused(study):
-    with pytest.raises(ValueError, match="another test sample"):
-        summary.tasks(study, {"docstrings": {**BASELINES["docstrings"], "test_examples": 5}})
+@pytest.mark.parametrize(("name", "value"), [("test_examples", 5), ("model_name", "gpt2"), ("max_length", 64)])
+def test_a_baseline_of_other_data_or_another_model_is_refused(study, name, value):
+    with pytest.raises(ValueError, match=f"baseline of docstrings has {name} = {value!r}, the runs have "):
+        summary.tasks(study, {"docstrings": {**BASELINES["docstrings"], name: value}})
 
 
 def test_rows_are_json(study, curves):

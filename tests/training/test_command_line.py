@@ -75,6 +75,14 @@ def test_all_flags_of_the_earlier_study():
         assert parse(TrainConfig, None, ["--dataset", dataset]).dataset == dataset
 
 
+def test_a_null_is_no_default(tmp_path):
+    """Which steps to checkpoint has a default that null turns off; what is null already needs no flag."""
+    (tmp_path / "run.yaml").write_text("checkpoint_steps: null\nmax_samples: null\n")
+    config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")])
+    assert TrainConfig().checkpoint_steps is not None
+    assert config == TrainConfig(checkpoint_steps=None)
+
+
 def test_yaml_file_with_flags_on_top(tmp_path):
     (tmp_path / "run.yaml").write_text("loss_rate: 0.25\nmax_steps: 9\n")
     config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--max_steps", "10"])
@@ -117,8 +125,8 @@ def test_the_configuration_of_a_record_is_read_with_small_floats_and_booleans(tm
         (["--no_reliable_gather"], {"reliable_gather": False}),
         (["--reliable_gather", "--sequence-parallel"], {"sequence_parallel": True}),
         (
-            ["--lossy_links", "-1>0,0>-1", "--algorithm", "switch"],
-            {"lossy_links": "-1>0,0>-1", "algorithm": "switch"},
+            ["--lossy_links", "-1>0,0>-1", "--algorithm", "switch", "--no_reliable_gather"],
+            {"lossy_links": "-1>0,0>-1", "algorithm": "switch", "reliable_gather": False},
         ),
         (["--lossy-layers", "1:3", "--lossy-phase", "reduce"], {"lossy_layers": "1:3", "lossy_phase": "reduce"}),
         (

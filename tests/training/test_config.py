@@ -233,11 +233,21 @@ OWN = {"reliable_gather": False}
         ({"lossy_phase": "gather"}, "lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False"),
         (
             {"lossy_links": "0>1,2>0", "tensor_parallel_size": 2},
-            "lossy_links names 2>0, over which 'direct' of 2 ranks sends nothing: choose among 0>1,1>0",
+            "lossy_links names 2>0, over which 'direct' of 2 ranks sends nothing that may be lost: choose among "
+            "0>1,1>0",
         ),
         (
             {"lossy_links": "0>1", "tensor_parallel_size": 1},
-            "lossy_links names 0>1, over which 'direct' of 1 ranks sends nothing: choose among none",
+            "lossy_links names 0>1, over which 'direct' of 1 ranks sends nothing that may be lost: choose among none",
+        ),
+        (  # on its way down the sum is reliable
+            {"lossy_links": "-1>0", "algorithm": "switch", "tensor_parallel_size": 2},
+            "lossy_links names -1>0, over which 'switch' of 2 ranks sends nothing that may be lost: choose among "
+            "0>-1,1>-1",
+        ),
+        (
+            {**OWN, "lossy_links": "1>0", "algorithm": "tree", "tensor_parallel_size": 2, "lossy_phase": "gather"},
+            "lossy_links names 1>0, over which 'tree' of 2 ranks sends nothing that may be lost: choose among 0>1",
         ),
         ({"lossy_phase": "scatter"}, "phase = 'scatter' is unknown: choose one of reduce, gather"),
         *(
@@ -307,7 +317,7 @@ def test_wiring_and_network_are_what_was_asked_for():
 
 
 def test_links_that_are_not_named_lose_nothing():
-    network = TrainConfig(loss_rate=0.25, lossy_links="0>-1, 2 > -1,-1>3", algorithm="switch").network()
+    network = TrainConfig(loss_rate=0.25, lossy_links="0>-1, 2 > -1,-1>3", algorithm="switch", **OWN).network()
     lossy = {link for link in itertools.product(range(-1, 4), repeat=2) if network.process(*link).loss_rate}
     assert lossy == {(0, -1), (2, -1), (-1, 3)}
     assert network.process(2, -1) == Bernoulli(loss_rate=0.25)

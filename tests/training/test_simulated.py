@@ -24,6 +24,7 @@ def test_without_loss_a_step_is_its_computation_and_sixteen_all_reduces_of_known
     assert seconds(tokens=tokens) == pytest.approx(expected, rel=1e-9)
     half = 3 * -(-tokens * 128 // 4 // 728)
     assert seconds(tokens=tokens, bf16=True) == pytest.approx(0.5 + 32 * (half * PACKET_S + TRIP_S), rel=1e-9)
+    assert seconds(tokens=tokens, bf16=True, wire_dtype="fp32") == seconds(tokens=tokens)
 
 
 def test_portions_are_more_and_shorter_messages():
@@ -33,9 +34,20 @@ def test_portions_are_more_and_shorter_messages():
 
 
 def test_a_missing_last_packet_costs_a_round_trip():
-    lossless, all_lost = seconds(0.0), seconds(0.0, loss_rate=1.0)
+    lossless, all_lost = seconds(0.0), seconds(0.0, loss_rate=1.0, reliable_gather=False)
     assert all_lost - lossless == pytest.approx(16 * 2 * 100e-6, rel=1e-6)
-    assert lossless < seconds(0.0, loss_rate=0.1) < all_lost
+    assert lossless < seconds(0.0, loss_rate=0.1, reliable_gather=False) < all_lost
+
+
+def test_sums_that_return_reliably_are_waited_for():
+    """Half of the messages are sent until they are there; best effort waits a round trip for each at the most."""
+    most = 16 * 2 * 100e-6
+    for rate in (0.05, 0.3):
+        best_effort = seconds(0.0, loss_rate=rate, reliable_gather=False)
+        assert best_effort < seconds(0.0) + most
+        assert best_effort + most / 4 < seconds(0.0, loss_rate=rate)
+    one_way = seconds(0.0, loss_rate=0.3, algorithm="sender")  # whose sum is everywhere at once
+    assert one_way < seconds(0.0, algorithm="sender") + most / 2
 
 
 @pytest.mark.parametrize(
@@ -52,6 +64,9 @@ def test_a_missing_last_packet_costs_a_round_trip():
         {"lossy_links": "0>1"},
         {"control": "elements"},
         {"unfreeze_last_layers": 1},
+        {"gradient_checkpointing": True},
+        {"reliable_gather": False, "replicated_gradients": "lossy"},
+        {"loss_rate": 1.0},  # sums that are to return, and never do
     ],
     ids=str,
 )

@@ -3,6 +3,7 @@
 Functions named `on_rank_...` run in every process. A run that is already in its folder is not done again.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,11 @@ def test_streams_that_are_not_finite_are_recorded_so(folder: Path) -> None:
     record = short(folder, **LOSSY, **OWN, learning_rate=1e30, eval_steps=1, warmup_steps=0)
     assert record["status"] == "not finite"
     assert evaluations(record, "stream_distance")[-1] == [None] * BLOCKS
+
+
+def test_copies_that_are_not_finite_are_recorded_so(folder: Path) -> None:
+    with patch("lossytp.training.loop.replica_drift", return_value=math.nan):
+        assert evaluations(short(folder, **LOSSY, **OWN, max_steps=1), "replica_drift") == [None]
 
 
 def test_accuracy_is_the_mean_over_ranks_and_its_spread_is_recorded(folder: Path) -> None:
