@@ -1,4 +1,11 @@
-"""A network whose directed links lose packets."""
+"""A network whose directed links lose packets.
+
+What a lost packet takes away: a message is a tensor in row-major order. An algorithm cuts it into chunks, as many as
+ranks, of ceil(n / R) elements (`lossytp.network.routes`); what of it crosses a link goes in packets of whole elements
+(`lossytp.network.packets`). A lost packet of a contribution is missing from the sum, one of a result from those ranks'
+results that it was on its way to; all contributions are summed before any result is sent. What takes its place is the
+repair's (`lossytp.network.repair`), zero when none is named.
+"""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

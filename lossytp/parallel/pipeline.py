@@ -120,7 +120,9 @@ class _Stage(nn.Module):
         super().__init__()
         blocks = blocks_of(model)
         if len(blocks) < num_stages:
-            raise ValueError(f"pipeline_parallel_size = {num_stages} is above the model's {len(blocks)} blocks")
+            raise ValueError(
+                f"pipeline_parallel_size = {num_stages} is above the model's {len(blocks)} blocks: give fewer"
+            )
         bounds = [round(stage * len(blocks) / num_stages) for stage in range(num_stages + 1)]
         transformer: Any = model.transformer
         memo: dict[int, Any] = {id(transformer.h): nn.ModuleList(blocks[bounds[index] : bounds[index + 1]])}

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
 from lossytp.study.contrasts import TRAINING
-from lossytp.study.figures import COLUMN, MARKERS
+from lossytp.study.figures import COLUMN, MARKERS, band
 from lossytp.study.statistics import CONFIDENCE
 
 FALL = "fall in test accuracy, points"
@@ -84,7 +84,7 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
 
 
 def divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
-    """How far ranks are apart: their residual streams' distance by layer, their parameters' spread by step.
+    """How far ranks are apart, with 95 % intervals: residual streams by layer, parameters' copies by step.
 
     Args:
         streams, copies: from `divergence.stream_distances` and `divergence.copy_distances`.
@@ -97,8 +97,8 @@ def divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
     for task, (left, right) in zip(tasks, axes_T2, strict=True):
         for number, arm in enumerate(arms):
             for ax, table, x, y in ((left, last, "layer", "distance"), (right, copies, "step", "spread")):
-                mean = table[(table["task"] == task) & (table["arm"] == arm)].groupby(x)[y].mean()
-                ax.plot(mean.index, mean, color=f"C{number}", marker=MARKERS[number], markersize=3, label=arm)
+                runs = table[(table["task"] == task) & (table["arm"] == arm)]
+                band(ax, runs, x, y, label=arm, color=f"C{number}", marker=MARKERS[number])
         left.set_xticks(sorted(last["layer"].unique()))
         left.set_ylabel("relative distance")
         right.set_ylabel("relative spread")

@@ -9,6 +9,7 @@ from scipy import stats
 from lossytp.network.checks import check_known
 from lossytp.study.statistics import holm, t_interval
 
+LOSSLESS = "no loss"  # the arm whose runs lose nothing, in every grid
 TRAINING = ("task", "model_name", "max_steps", "learning_rate")
 MARGIN = 0.03  # of accuracy above the most frequent class's, at which a task counts as learnt
 
@@ -54,7 +55,7 @@ def contrasts(
     return result
 
 
-def unlearnt(table: pd.DataFrame, *, lossless: str = "no loss", margin: float = MARGIN) -> pd.DataFrame:
+def unlearnt(table: pd.DataFrame, *, margin: float = MARGIN) -> pd.DataFrame:
     """The trainings that do not learn their task: what is not learnt without losses is no evidence of what losses do.
 
     One row each, of the columns `TRAINING`. Not learnt is a task whose mean accuracy without losses is at most `margin`
@@ -62,35 +63,35 @@ def unlearnt(table: pd.DataFrame, *, lossless: str = "no loss", margin: float = 
     """
     if table.empty:
         return pd.DataFrame(columns=list(TRAINING))
-    runs = table[table["arm"] == lossless]
+    runs = table[table["arm"] == LOSSLESS]
     above = (runs["accuracy_lossy"] - runs["majority_share"]).groupby([runs[name] for name in TRAINING]).mean()
     return above[above <= margin].index.to_frame(index=False)
 
 
-def falls_and_gains(table: pd.DataFrame, *, reference: str | None, lossless: str = "no loss") -> pd.DataFrame:
+def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFrame:
     """`contrasts` with the arm without losses, evaluated with losses and without; and with a lossy reference arm.
 
     The columns `clean`, `clean_low` and `clean_high` are the differences when both are evaluated without losses: what
     training with them did alone. With a reference there are `gain`, `gain_low`, `gain_high`, `gain_p` and
     `gain_p_holm`: how much less accuracy an arm loses than the reference does, in any training of the task.
     """
-    falls = contrasts(table, reference=lossless)
+    falls = contrasts(table, reference=LOSSLESS)
     where = [*TRAINING, "arm", "loss_rate"]
-    clean = contrasts(table, reference=lossless, outcome="accuracy_clean")
+    clean = contrasts(table, reference=LOSSLESS, outcome="accuracy_clean")
     found = falls.merge(_renamed(clean, where, {"difference": "clean", "low": "clean_low", "high": "clean_high"}))
     if reference is None:
         return found
-    gains = contrasts(changes(table, lossless=lossless), reference=reference, outcome="change", within=("task",))
+    gains = contrasts(changes(table), reference=reference, outcome="change", within=("task",))
     names = {"difference": "gain", "low": "gain_low", "high": "gain_high", "p": "gain_p", "p_holm": "gain_p_holm"}
     where = ["task", "arm", "loss_rate"]
     return found.merge(_renamed(gains, where, names), on=where, how="left")
 
 
-def changes(table: pd.DataFrame, *, lossless: str = "no loss", within: Sequence[str] = TRAINING) -> pd.DataFrame:
+def changes(table: pd.DataFrame, *, within: Sequence[str] = TRAINING) -> pd.DataFrame:
     """The runs with losses, and their `change` of accuracy against the same training's and seed's run without."""
     key = [*within, "seed"]
-    without = table[table["arm"] == lossless].set_index(key)["accuracy_lossy"].rename("without")
-    lossy = table[table["arm"] != lossless].join(without, on=key)
+    without = table[table["arm"] == LOSSLESS].set_index(key)["accuracy_lossy"].rename("without")
+    lossy = table[table["arm"] != LOSSLESS].join(without, on=key)
     return lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
 
 

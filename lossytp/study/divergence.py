@@ -4,6 +4,8 @@ from typing import Any
 
 import pandas as pd
 
+from lossytp.study.statistics import t_interval
+
 
 def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
     """Distances of the ranks' residual streams: columns task, arm, seed, step, layer (from 1) and distance.
@@ -36,6 +38,13 @@ def copy_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.Dat
         ],
         columns=["task", "arm", "seed", "step", "spread"],
     )
+
+
+def over_seeds(table: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Mean of a column over seeds, and Student's 95 % interval as `low` and `high`, for all that the others tell."""
+    where = [name for name in table if name not in ("seed", value)]
+    estimates = table.groupby(where, sort=False)[value].apply(lambda values: t_interval(values.to_numpy()))
+    return pd.DataFrame(estimates.tolist(), estimates.index, columns=[value, "low", "high"]).reset_index()
 
 
 def _evaluations(table: pd.DataFrame, records: list[dict[str, Any]]) -> list[tuple[dict, dict]]:

@@ -54,7 +54,15 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
         for ax, (column, how) in zip(axes, outcomes.items(), strict=True):
             for arm, runs in ours.groupby("arm", sort=False):
                 number = arms.index(str(arm))
-                _band(ax, runs, column, label=str(arm), color=f"C{number}", marker=MARKERS[number % len(MARKERS)])
+                band(
+                    ax,
+                    runs,
+                    "loss_rate",
+                    column,
+                    label=str(arm),
+                    color=f"C{number}",
+                    marker=MARKERS[number % len(MARKERS)],
+                )
             ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=6)
             loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")
@@ -80,7 +88,7 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
         for number, rate in enumerate(trained_at):
             label = f"{100 * rate:g} % loss" if rate else "no loss"
             runs, marker = ours[ours["trained_at"] == rate], MARKERS[number % len(MARKERS)]
-            _band(ax, runs, "accuracy", label=label, color=f"C{number}", marker=marker)
+            band(ax, runs, "loss_rate", "accuracy", label=label, color=f"C{number}", marker=marker)
         ax.set_title(task)
         ax.set_xlabel("packet loss rate in evaluation")
         loss_rate_axis(ax, table["evaluated_at"])
@@ -156,13 +164,14 @@ def _step_ratios(ax: Axes, step_ratios: pd.DataFrame) -> None:
         ax.plot(rate[bound], ratio[bound], marker, color="0.15", markerfacecolor="white", markersize=4)
 
 
-def _band(ax: Axes, runs: pd.DataFrame, column: str, *, label: str, color: str, marker: str) -> None:
-    estimates = runs.groupby("loss_rate")[column].apply(lambda values: t_interval(values.to_numpy()))
-    rates = estimates.index.to_numpy()
+def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, color: str, marker: str) -> None:
+    """The mean of column `y` over seeds, and its 95 % interval, against column `x`."""
+    estimates = runs.groupby(x)[y].apply(lambda values: t_interval(values.to_numpy()))
+    where = estimates.index.to_numpy()
     mean, low, high = np.array(estimates.tolist()).T
-    ax.plot(rates, mean, marker=marker, color=color, label=label, markersize=3)
+    ax.plot(where, mean, marker=marker, color=color, label=label, markersize=3)
     if np.isfinite(low).all():  # one seed has no interval
-        ax.fill_between(rates, low, high, color=color, alpha=0.2, linewidth=0)
+        ax.fill_between(where, low, high, color=color, alpha=0.2, linewidth=0)
 
 
 def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:

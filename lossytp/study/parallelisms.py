@@ -45,9 +45,7 @@ def compare(records: list[dict]) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["parallelism", "loss_rate", "seed"], ignore_index=True)
 
 
-def against_tensor_parallelism(
-    table: pd.DataFrame, *, reference: str = "tp 2", lossless: str = "no loss"
-) -> pd.DataFrame:
+def against_tensor_parallelism(table: pd.DataFrame, *, reference: str = "tp 2") -> pd.DataFrame:
     """How much more accuracy each parallelism keeps than tensor parallelism, at equal loss rate and repair.
 
     Args:
@@ -56,6 +54,6 @@ def against_tensor_parallelism(
     Returns what `contrasts.contrasts` does, of the changes of accuracy against the same seed's run without losses, with
     `arm` the parallelism, for each `task`, `repair` and `loss_rate`.
     """
-    lossy = changes(table, lossless=lossless, within=["task"])
+    lossy = changes(table, within=["task"])
     lossy = lossy.assign(arm=lossy["arm"].str.split(",").str[0])
     return contrasts(lossy, reference=reference, outcome="change", within=("task", "repair", "loss_rate"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lossytp.study.contrasts import TRAINING
+from lossytp.study.contrasts import LOSSLESS, TRAINING
 from lossytp.study.grid import Experiment
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
@@ -84,15 +84,16 @@ def tidy(records: list[dict]) -> pd.DataFrame:
             raise ValueError(
                 f"two records of seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g}: tabulate them apart"
             )
+        table["implementation"] = [record["implementation"] for record in records]  # whose layers ran
     return table
 
 
-def with_lossless(table: pd.DataFrame, lossless: str = "no loss") -> pd.DataFrame:
-    """The table with the runs of arm `lossless` repeated in every other arm of their task, as its rate 0.
+def with_lossless(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the runs without losses repeated in every other arm of their task, as its rate 0.
 
     Tasks that have no such runs are left out: nothing could be said of their falls.
     """
-    reference, lossy = table[table["arm"] == lossless], table[table["arm"] != lossless]
+    reference, lossy = table[table["arm"] == LOSSLESS], table[table["arm"] != LOSSLESS]
     lossy = lossy[lossy["task"].isin(reference["task"])]
     if lossy.empty:
         return reference

@@ -44,15 +44,20 @@ def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
             )
     blocks = _blocks(config)
     if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
-        raise ValueError(f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks")
+        raise ValueError(
+            f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks: stop at {blocks}"
+        )
     if config.pipeline_parallel_size > blocks:
         raise ValueError(
-            f"pipeline_parallel_size = {config.pipeline_parallel_size} is above {config.model_name}'s {blocks} blocks"
+            f"pipeline_parallel_size = {config.pipeline_parallel_size} is above {config.model_name}'s {blocks} blocks: "
+            "give fewer"
         )
     if config.pipeline_parallel_size > 1:
         kind = task_named(config.dataset or "docstrings").kind
         if kind != "classification":
-            raise ValueError(f"dataset = {config.dataset!r} with a pipeline, which knows classification, not {kind}")
+            raise ValueError(
+                f"dataset = {config.dataset!r} with a pipeline, which knows classification, not {kind}: choose another"
+            )
         if not config.reliable_gather and not config.sequence_parallel:
             raise ValueError(
                 "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out"
@@ -66,7 +71,8 @@ def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
         microbatches = config.pipeline_microbatches
         if config.batch_size % microbatches:
             raise ValueError(
-                f"batch_size = {config.batch_size} is not a multiple of pipeline_microbatches = {microbatches}"
+                f"batch_size = {config.batch_size} is not a multiple of pipeline_microbatches = {microbatches}: give "
+                "one that is"
             )
         if config.pipeline_schedule == "1f1b" and microbatches < config.pipeline_parallel_size:
             raise ValueError(
@@ -75,7 +81,8 @@ def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
             )
     if config.batch_size % config.data_parallel_size:
         raise ValueError(
-            f"batch_size = {config.batch_size} is not a multiple of data_parallel_size = {config.data_parallel_size}"
+            f"batch_size = {config.batch_size} is not a multiple of data_parallel_size = {config.data_parallel_size}: "
+            "give one that is"
         )
 
 
@@ -174,7 +181,7 @@ def _check_training(config: "TrainConfig | EvaluateConfig") -> None:
     if trained is None:
         return
     if trained > blocks:
-        raise ValueError(f"unfreeze_last_layers = {trained} is above {config.model_name}'s {blocks} blocks")
+        raise ValueError(f"unfreeze_last_layers = {trained} is above {config.model_name}'s {blocks} blocks: give fewer")
     if pipeline:
         raise ValueError(
             f"unfreeze_last_layers = {trained} with a pipeline, whose first stages would have nothing to train: "

@@ -96,12 +96,12 @@ class TrainConfig(NetworkConfig):
         for name in ("dropout", "target_accuracy"):
             if getattr(self, name) is not None:
                 check_probability(name, getattr(self, name))
-        self.check_positive("batch_size", "max_length", "max_samples", "max_steps", "eval_steps")
-        self.check_positive("resync_every", "patience")
-        self.check_positive("data_parallel_size", "pipeline_parallel_size", "pipeline_microbatches")
+        self.check_at_least_one("batch_size", "max_length", "max_samples", "max_steps", "eval_steps")
+        self.check_at_least_one("resync_every", "patience")
+        self.check_at_least_one("data_parallel_size", "pipeline_parallel_size", "pipeline_microbatches")
         self.check_not_negative("learning_rate", "weight_decay", "warmup_steps", "round_trip_us")
-        self.check_above_zero("gradient_clipping", "link_gbits")
-        self.check_positive("gradient_accumulation_steps", "checkpoint_steps")
+        self.check_positive("gradient_clipping", "link_gbits")
+        self.check_at_least_one("gradient_accumulation_steps", "checkpoint_steps")
         _check_training(self)
         check_combinations(self)
 

@@ -212,7 +212,10 @@ def check_same_function(
     parallel.train(training[1])
     error = (actual - expected).abs().max() / expected.abs().max()
     if not error < rounding:
-        raise ValueError(f"the parallel model's logits differ from the dense model's by {error:.1e}, relative")
+        raise ValueError(
+            f"the parallel model's logits differ from the dense model's by {error:.1e}, relative, and {rounding:g} is "
+            "rounding: report this model, or choose another implementation"
+        )
 
 
 def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
@@ -220,7 +223,9 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
     along. ValueError for more blocks than there are."""
     blocks: Any = blocks_of(model)
     if blocks_trained > len(blocks):
-        raise ValueError(f"unfreeze_last_layers = {blocks_trained} is above the model's {len(blocks)} blocks")
+        raise ValueError(
+            f"unfreeze_last_layers = {blocks_trained} is above the model's {len(blocks)} blocks: give fewer"
+        )
     whole: Any = model
     head = whole.score if hasattr(whole, "score") else whole.lm_head
     model.requires_grad_(False)

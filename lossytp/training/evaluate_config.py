@@ -29,7 +29,7 @@ class EvaluateConfig(NetworkConfig):
     output_dir: str = "output/evaluate"
     """Folder for evaluation.json."""
 
-    # what only training varies
+    # what only training varies; `check_combinations` and `Engine` read it of both
     implementation: ClassVar[str] = "lossytp"
     data_parallel_size: ClassVar[int] = 1
     data_parallel_type: ClassVar[Literal["ddp"]] = "ddp"
@@ -47,7 +47,7 @@ class EvaluateConfig(NetworkConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_positive("new_tokens", "max_length")
+        self.check_at_least_one("new_tokens", "max_length")
         if self.dataset is not None:
             task_named(self.dataset)
         check_model(self.model_name, self.tensor_parallel_size, self.max_length or 1)

@@ -12,7 +12,7 @@ from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, mean_over_processes, merge_counters
 from lossytp.training.engine import Engine
 from lossytp.training.evaluate_config import EvaluateConfig
-from lossytp.training.models import load_model, load_tokenizer
+from lossytp.training.models import HEADS, load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
 from lossytp.training.processes import this_device, together
 from lossytp.training.record import check_writable, describe, write_atomically
@@ -114,14 +114,7 @@ def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None
             raise ValueError(f"nothing to ask of {config.model_name}: give dataset, data_glob or prompt")
         return
     task = task_named(dataset)
-    heads = {
-        "classification": ("GPT2ForSequenceClassification", len(getattr(task, "labels", ()))),
-        "regression": ("GPT2ForSequenceClassification", 1),
-        "multiple choice": ("GPT2ForMultipleChoice", 1),
-        "generation": ("GPT2LMHeadModel", None),
-    }
-    head, outputs = heads[task.kind]
-    if type(dense).__name__ != head or outputs not in (None, dense.config.num_labels):
+    if type(dense).__name__ != HEADS[task.kind] or task.num_logits not in (None, dense.config.num_labels):
         raise ValueError(
             f"dataset = {dataset!r} needs a model fine-tuned on it, {config.model_name} is not: run lossytp.train "
             f"--dataset {dataset} --save_model, and give the folder it wrote"

@@ -140,6 +140,11 @@ class _Run:
             "final": dict.fromkeys(FINAL) | {name: final[name] for name in final if _is_score(name)},
             "network": {purpose: self.network.summary(purpose) for purpose in ("training", "evaluation")},
             "time_to_accuracy": time_to_accuracy(self.evaluations, self.config.target_accuracy, simulated_s),
+            "times_to_targets": [
+                reached
+                for target in self.data.task.targets
+                if (reached := time_to_accuracy(self.evaluations, target, simulated_s))
+            ],
             "timing": {
                 "train_seconds": self.train_seconds,
                 "step_seconds": step_s,

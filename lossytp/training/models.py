@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 MODELS = Path(__file__).resolve().parents[2] / "models"  # of a checkout: the pretrained bases that are committed
 SCRATCH = "-scratch"
+HEADS = {  # by kind of task
+    "classification": "GPT2ForSequenceClassification",
+    "regression": "GPT2ForSequenceClassification",
+    "multiple choice": "GPT2ForMultipleChoice",
+    "generation": "GPT2LMHeadModel",
+}
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"n_embd": 128, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
@@ -123,14 +129,12 @@ def build_model(
     """The model with the head that a kind of task needs; what is not pretrained is drawn from `seed`.
 
     Args:
-        kind: "classification" among `labels`, "regression", "multiple choice" or "generation".
+        kind: one of `HEADS`; "classification" is among `labels`.
 
     torch's generator is left as it was. ValueError where it is nowhere to be found, or is no GPT-2 of a fitting shape.
     """
     import torch  # here, so that a configuration is checked without waiting for torch
-    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, GPT2Model
-
-    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+    from transformers import GPT2Model
 
     config = _configuration(name, tokenizer)
     _check_shape(name, Shape(config.n_embd, config.n_layer, config.n_head, config.n_positions), tensor_parallel_size, 0)
@@ -142,10 +146,9 @@ def build_model(
         config.label2id = {label: number for number, label in enumerate(labels)}
     else:
         config.num_labels = 1
-    classes: dict[str, Any] = {"generation": GPT2LMHeadModel, "multiple choice": GPT2ForMultipleChoice}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: Any = classes.get(kind, GPT2ForSequenceClassification)(config)
+        model: Any = _head_classes()[HEADS[kind]](config)
     if not name.endswith(SCRATCH):
         where = _location(name, weights=True)
         pretrained = _loaded(name, where, GPT2Model.from_pretrained, dtype=torch.float32)
@@ -158,21 +161,26 @@ def load_model(name: str) -> "PreTrainedModel":
     """The model as it was saved, with the head that it has. ValueError where it is not there, or has no known head."""
     import torch
     import transformers
-    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
-
-    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
 
     if name.endswith(SCRATCH):
         raise ValueError(f"model_name = {name!r} has learnt nothing: give {name.removesuffix(SCRATCH)}, or a folder")
     where = _location(name, weights=True)
     config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
-    classes = {kind.__name__: kind for kind in (GPT2LMHeadModel, GPT2ForSequenceClassification, GPT2ForMultipleChoice)}
+    classes = _head_classes()
     heads = [classes[each] for each in config.architectures or () if each in classes]
     if not heads:
         raise ValueError(f"model_name = {name!r} is of {config.architectures}: give one of {', '.join(classes)}")
     model: Any = _loaded(name, where, heads[0].from_pretrained, dtype=torch.float32)
     model.config.use_cache = False
     return model
+
+
+def _head_classes() -> dict[str, Any]:
+    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
+
+    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+
+    return {kind.__name__: kind for kind in (GPT2LMHeadModel, GPT2ForSequenceClassification, GPT2ForMultipleChoice)}
 
 
 def build_language_model(name: str, tokenizer: "PreTrainedTokenizerFast", *, seed: int) -> "GPT2LMHeadModel":

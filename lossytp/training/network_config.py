@@ -68,7 +68,7 @@ class NetworkConfig(Settings):
         if self.seed >= 2**63:
             raise ValueError(f"seed = {self.seed} is above 2**63 - 1: give a smaller one")
         check_probability("loss_rate", self.loss_rate)
-        self.check_positive("eval_samples")
+        self.check_at_least_one("eval_samples")
         self.check_not_negative("seed")
         if self.bf16 and self.fp16:
             raise ValueError("bf16 = fp16 = True: choose one of them")

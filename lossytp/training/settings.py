@@ -26,7 +26,7 @@ class Settings:
             if isinstance(value, int) and "float" in str(field.type):
                 object.__setattr__(self, field.name, float(value))
 
-    def check_positive(self, *names: str) -> None:
+    def check_at_least_one(self, *names: str) -> None:
         """Raise ValueError where one of the fields is below 1; None passes."""
         for name in names:
             value = getattr(self, name)
@@ -40,7 +40,7 @@ class Settings:
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} = {value} is negative or not finite: give 0 or more")
 
-    def check_above_zero(self, *names: str) -> None:
+    def check_positive(self, *names: str) -> None:
         """Raise ValueError where one of the fields is 0, negative or not finite; None passes."""
         for name in names:
             value = getattr(self, name)

@@ -168,7 +168,7 @@ def pipeline(model: Any, num_stages: int, schedule: str = "gpipe", num_microbatc
         (
             lambda: pipeline(classifier(2), 3),
             ValueError,
-            "pipeline_parallel_size = 3 is above the model's 2 blocks",
+            "pipeline_parallel_size = 3 is above the model's 2 blocks: give fewer",
         ),
         (
             lambda: pipeline(classifier(3), 3, "1f1b", 2),

@@ -20,6 +20,7 @@ def record():
                 "bf16": False, "fp16": False, **config,
             },
             "status": status,
+            "implementation": "lossytp",
             "processes": 1,
             "commit": "0123456789abcdef",
             "environment": {"python": "3.11"},

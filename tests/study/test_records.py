@@ -27,6 +27,12 @@ def test_a_presets_rate_is_its_process_own(record):
     assert tidy([preset])["loss_rate"].tolist() == [pytest.approx(0.1)]
 
 
+def test_whose_layers_ran_is_told_and_not_whose_were_asked_for(record):
+    asked = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="megatron")
+    ours = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="lossytp")
+    assert tidy([asked, ours])["implementation"].tolist() == ["lossytp", "lossytp"]
+
+
 def test_copies_of_a_run_are_no_second_seed(record):
     with pytest.raises(ValueError, match="two records of seed 3"):
         tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])

@@ -259,7 +259,7 @@ OWN = {"reliable_gather": False}
         ),
         ({"lossy_layers": "2:2"}, "layers = (2, 2) holds no layer: give the first and the one after the last"),
         ({"lossy_layers": "3:1"}, "layers = (3, 1) holds no layer: give the first and the one after the last"),
-        ({"lossy_layers": "3:5"}, "lossy_layers = '3:5' is beyond gpt2-nano's 4 blocks"),
+        ({"lossy_layers": "3:5"}, "lossy_layers = '3:5' is beyond gpt2-nano's 4 blocks: stop at 4"),
         ({"lossy_layers": 63}, "lossy_layers = 63 is of the wrong type: give str or nothing"),  # 1:3, as YAML reads it
         *(
             (

@@ -57,11 +57,11 @@ class PretrainConfig(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_known("model_name", self.model_name, PRESETS)
-        self.check_positive("num_proc", "batch_size", "microbatch_size", "block_size", "total_steps", "eval_steps")
+        self.check_at_least_one("num_proc", "batch_size", "microbatch_size", "block_size", "total_steps", "eval_steps")
         self.check_not_negative("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "seed")
-        self.check_above_zero("gradient_clipping")
+        self.check_positive("gradient_clipping")
         positions = PRESETS[self.model_name]["n_positions"]
         if not 2 <= self.block_size <= positions:
             raise ValueError(
-                f"block_size = {self.block_size} is not from 2 to {self.model_name}'s {positions} positions"
+                f"block_size = {self.block_size} is not from 2 to {self.model_name}'s {positions} positions: give one"
             )

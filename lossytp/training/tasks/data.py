@@ -104,7 +104,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task's splits as token ids, the tokenizer they were made with, and the hash of all of it."""
+    """A task's splits as token ids, the tokenizer they were made with, and a hash of tokens and labels."""
 
     task: Task
     train: Split
