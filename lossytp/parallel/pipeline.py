@@ -31,6 +31,8 @@ class Pipeline:
         process_group: the stages, in order.
         schedule: "gpipe" or "1f1b".
         num_microbatches: into how many a training batch is cut; for 1F1B at least the stages.
+        exact_adjoint: a stage sends no gradient back for what did not reach it, which it knows, as a layer whose sums
+            others receive does not. Normalised from zero, a lost token has a gradient that dwarfs all others'.
 
     Raises:
         TypeError: for a model with another head. ValueError: for fewer blocks than stages, or too few microbatches.
@@ -44,6 +46,7 @@ class Pipeline:
         schedule: PipelineSchedule,
         num_microbatches: int,
         device: torch.device,
+        exact_adjoint: bool = False,
     ) -> None:
         if not isinstance(model, GPT2ForSequenceClassification):
             raise TypeError(f"a pipeline of a {type(model).__name__} is not supported: give a classifier")
@@ -57,7 +60,7 @@ class Pipeline:
                 f"pipeline_microbatches = {num_microbatches} is below the {self.num_stages} stages, which 1f1b cannot "
                 f"keep busy: give {self.num_stages} or more, or gpipe"
             )
-        self.stage = _Stage(model, self.index, self.num_stages)
+        self.stage = _Stage(model, self.index, self.num_stages, exact_adjoint)
         self._training: dict[tuple[int, int], Any] = {}  # schedules by examples and tokens
         self._evaluation: dict[tuple[int, int], Any] = {}
 
@@ -116,7 +119,7 @@ class Pipeline:
 class _Stage(nn.Module):
     """transformers' own model with the blocks of one stage, whose embedding is what the stage before sends."""
 
-    def __init__(self, model: PreTrainedModel, index: int, num_stages: int) -> None:
+    def __init__(self, model: PreTrainedModel, index: int, num_stages: int, exact_adjoint: bool = False) -> None:
         super().__init__()
         blocks = blocks_of(model)
         if len(blocks) < num_stages:
@@ -128,7 +131,7 @@ class _Stage(nn.Module):
         memo: dict[int, Any] = {id(transformer.h): nn.ModuleList(blocks[bounds[index] : bounds[index + 1]])}
         if index > 0:
             memo |= {
-                id(transformer.wte): _Received(),
+                id(transformer.wte): _Received(exact_adjoint),
                 id(transformer.wpe): _Nothing(),
                 id(transformer.drop): nn.Identity(),
             }
@@ -155,8 +158,14 @@ class _Received(nn.Module):
 
     hidden: Tensor
 
+    def __init__(self, exact_adjoint: bool) -> None:
+        super().__init__()
+        self.exact_adjoint = exact_adjoint
+
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.hidden
+        if not self.exact_adjoint:
+            return self.hidden
+        return self.hidden * (self.hidden != 0)  # what is lost is exactly zero, and what is not hardly ever
 
 
 class _Nothing(nn.Module):

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from lossytp.network.algorithms import algorithm_named
-from lossytp.network.repair import Local, Stale
+from lossytp.network.repair import Local, Stale, Zero
 from lossytp.network.repairs import repair_named
 from lossytp.network.scope import layers_named, links_named
 from lossytp.training.models import shape_of
@@ -89,16 +89,22 @@ def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
 def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
     """Refuse what only this project's layers know how to do to others, and what they do alone to other traffic."""
     own_layers = config.implementation == "lossytp" and config.tensor_parallel_size > 1
+    stages_alone = config.pipeline_parallel_size > 1 and config.tensor_parallel_size == 1
     if not own_layers:
         for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers"):
             value = getattr(config, name)
-            if value:
+            if value and not (name == "exact_adjoint" and stages_alone):
                 raise ValueError(
                     f"{name} = {value!r} needs this project's tensor-parallel layers, which know where a message is "
                     "from: leave it out, or give implementation = 'lossytp' and tensor_parallel_size above 1"
                 )
     tensor_parallel_alone = config.data_parallel_size == config.pipeline_parallel_size == 1
     repair = repair_named(config.repair)
+    if config.exact_adjoint and config.pipeline_parallel_size > 1 and not isinstance(repair, Zero):
+        raise ValueError(
+            f"exact_adjoint = True with a pipeline and repair = {config.repair!r}, after which a stage does not see "
+            "what is missing: give repair = 'zero'"
+        )
     for name, asked in {"repair": isinstance(repair, Stale), "control": config.control == "noise"}.items():
         if asked and not (own_layers and tensor_parallel_alone):
             raise ValueError(

@@ -65,6 +65,7 @@ class Engine:
                 schedule=config.pipeline_schedule,
                 num_microbatches=config.pipeline_microbatches,
                 device=device,
+                exact_adjoint=config.exact_adjoint,
             )
             self.module = self.pipeline.stage
         elif config.data_parallel_size > 1:

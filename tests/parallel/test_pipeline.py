@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lossytp as ltp
-from lossytp.parallel.pipeline import Pipeline
+from lossytp.parallel.pipeline import Pipeline, _Stage
 from tests.parallel.conftest import (
     NUM_TOKENS,
     WIDTH,
@@ -215,3 +215,21 @@ def test_a_token_that_is_lost_whole_has_a_gradient_orders_of_magnitude_larger() 
         return float(received[0].grad[:, 1].norm())
 
     assert norm_of_its_gradient(0.0) > 100 * norm_of_its_gradient(1.0)
+
+
+def test_the_exact_adjoint_sends_no_gradient_for_what_did_not_arrive() -> None:
+    batch = batch_of(6)
+    hidden_BTD = torch.randn(6, NUM_TOKENS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    hidden_BTD[:, 1] = 0
+    hidden_BTD[0, 2, : WIDTH // 2] = 0
+    gradients, outputs = [], []
+    for exact_adjoint in (False, True):
+        received = hidden_BTD.clone().requires_grad_()
+        stage = _Stage(classifier(2), 1, 2, exact_adjoint)
+        outputs.append(stage(received, torch.ones_like(batch["input_ids"]), batch["input_ids"]))
+        outputs[-1].square().sum().backward()
+        gradients.append(received.grad)
+    as_is, exact = gradients
+    assert torch.equal(*outputs)
+    assert as_is[:, 1].abs().min() > 0
+    assert torch.equal(exact, as_is * (hidden_BTD != 0))
