@@ -119,6 +119,18 @@ def test_the_backend_has_the_algorithm_and_the_repair_of_the_configuration(proce
     assert curve(zero) != pytest.approx(curve(rescale), rel=1e-3)
 
 
+def test_a_pipeline_has_the_adjoint_of_the_configuration(processes: Callable, folder: Path) -> None:
+    """The first stage learns otherwise, over the same losses."""
+    values = {"pipeline_parallel_size": 2, "loss_rate": 0.2, "max_steps": 4}
+    plain, exact = (
+        processes(2, train, folder / f"adjoint {known}", {**values, "exact_adjoint": known})[0]
+        for known in (False, True)
+    )
+    assert plain["network"]["training"]["lost"] == exact["network"]["training"]["lost"] > 0
+    assert curve(plain)[0] == curve(exact)[0]
+    assert curve(plain)[1:] != curve(exact)[1:]
+
+
 def on_rank_see(folder: Path, values: dict) -> list[list[int]]:
     """The labels and then the tokens of what the model got, step by step."""
     seen = []
