@@ -15,13 +15,12 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 from torch.distributed import Backend, DistNetworkError, DistStoreError, ProcessGroup
 
+from lossytp.network.algorithms import algorithm_named
 from lossytp.network.checks import check_known
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import Stale
 from lossytp.network.repairs import repair_named
 from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
-from lossytp.parallel.wiring import Wiring
 
 JOIN_TIMEOUT_S = 20.0
 BACKENDS = ("gloo", "nccl")
@@ -55,22 +54,18 @@ def init_process_group(
     Args:
         network: the same seed, processes and wire on every rank.
         wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries what lies on the CPU).
-        algorithm, repair: of every operation, as `lossytp.parallel.wiring.Wiring`'s; not "stale", since which message
-            follows which is not known here. "local" leaves zero in an all-gather, where no rank has a part.
+        algorithm, repair: of every operation, as `lossytp.parallel.wiring.Wiring`'s.
         reliable_gather: False loses packets of an all-reduce's result too, other ones on every rank.
         join_timeout_s: how long to wait for the other ranks, where no agent of torchrun has brought them together.
 
     Raises:
         ValueError: not started by torchrun or with a variable missing, a port in use, ranks that do not come, an
-            unknown name, what `Wiring` refuses, torch.distributed initialised already.
+            unknown name, torch.distributed initialised already.
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
-    Wiring(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)  # refuses what does not go together
-    if isinstance(repair_named(repair), Stale):
-        raise ValueError(
-            "repair = 'stale' over the backend, which does not know what message follows what: choose another"
-        )
+    algorithm_named(algorithm)
+    repair_named(repair)
     if not under_torchrun():
         raise ValueError(
             "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"

@@ -27,7 +27,7 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.counters import Site
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import Local
+from lossytp.network.repair import Local, Stale
 from lossytp.network.repairs import repair_named
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.parallel.missing import Rows, settle_
@@ -44,7 +44,8 @@ class LossyProcessGroup(ProcessGroup):
         name: PyTorch's name of the group; with its first rank, it tells the group's streams from other groups'.
         ranks: global ranks, by position in the group.
         network: the same seed and processes on every rank.
-        algorithm, repair, reliable_gather: as `init_process_group`'s.
+        algorithm, repair, reliable_gather: as `Wiring`'s. "stale" is refused where it is first needed: which message
+            follows which is not known here. "local" leaves zero in an all-gather, where no rank has a part.
     """
 
     def __init__(
@@ -228,6 +229,10 @@ class LossyProcessGroup(ProcessGroup):
             message.copy_(flat.view(message.shape))
 
     def _draw(self, hops: Hops, message: Tensor, operation: str, phase: str, *, one_sided: bool = False) -> Missing:
+        if isinstance(self._repair, Stale):
+            raise ValueError(
+                "repair = 'stale' over the backend, which does not know what message follows what: choose another"
+            )
         name = f"{self._c10d_name}@{self.ranks[0]}"
         if one_sided:
             name += f" from {self.ranks[self.rank()]}"

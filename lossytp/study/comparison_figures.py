@@ -97,7 +97,7 @@ def divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
     for task, (left, right) in zip(tasks, axes_T2, strict=True):
         for number, arm in enumerate(arms):
             for ax, table, x, y in ((left, last, "layer", "distance"), (right, copies, "step", "spread")):
-                runs = table[(table["task"] == task) & (table["arm"] == arm)]
+                runs = table[(table["task"] == task) & (table["arm"] == arm)].dropna(subset=[y])
                 band(ax, runs, x, y, label=arm, color=f"C{number}", marker=MARKERS[number])
         left.set_xticks(sorted(last["layer"].unique()))
         left.set_ylabel("relative distance")

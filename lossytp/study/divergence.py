@@ -41,7 +41,11 @@ def copy_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.Dat
 
 
 def over_seeds(table: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Mean of a column over seeds, and Student's 95 % interval as `low` and `high`, for all that the others tell."""
+    """Mean of a column over seeds, and Student's 95 % interval as `low` and `high`, for all that the others tell.
+
+    Runs whose value is missing, not having been finite, are left out.
+    """
+    table = table.dropna(subset=[value])
     where = [name for name in table if name not in ("seed", value)]
     estimates = table.groupby(where, sort=False)[value].apply(lambda values: t_interval(values.to_numpy()))
     return pd.DataFrame(estimates.tolist(), estimates.index, columns=[value, "low", "high"]).reset_index()

@@ -8,12 +8,17 @@ PARALLELISMS = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size", "tp"
 
 
 def label(config: dict) -> str:
-    """How a run was spread, such as "tp 2 (megatron)" or "dp 2 (fsdp) x tp 2 (lossytp)"."""
+    """How a run was spread, and what it did about losses, such as "dp 2 (fsdp) x tp 2 (lossytp), rescale"."""
     details = {"dp": "data_parallel_type", "pp": "pipeline_schedule", "tp": "implementation"}
     parts = [
         f"{axis} {config[size]} ({config[details[axis]]})" for axis, size in PARALLELISMS.items() if config[size] > 1
     ]
-    return " x ".join(parts) or "one process"
+    about_losses = {
+        config["repair"]: config["repair"] != "zero",
+        "clipped": config["gradient_clipping"] is not None,
+        "exact adjoint": config["exact_adjoint"],
+    }
+    return ", ".join([" x ".join(parts) or "one process", *(name for name, told in about_losses.items() if told)])
 
 
 def compare(records: list[dict]) -> pd.DataFrame:
@@ -49,11 +54,13 @@ def against_tensor_parallelism(table: pd.DataFrame, *, reference: str = "tp 2") 
     """How much more accuracy each parallelism keeps than tensor parallelism, at equal loss rate and repair.
 
     Args:
-        table: from `records.read_experiment`; its arms are named by parallelism and repair, such as "tp 2, zero".
+        table: from `records.read_experiment`; its arms are named by parallelism and repair, such as "tp 2, zero". Arms
+            that are named by more differ in more, and are left out.
 
     Returns what `contrasts.contrasts` does, of the changes of accuracy against the same seed's run without losses, with
     `arm` the parallelism, for each `task`, `repair` and `loss_rate`.
     """
     lossy = changes(table, within=["task"])
+    lossy = lossy[lossy["arm"].str.fullmatch(r"\w+ \d+, \w+")]
     lossy = lossy.assign(arm=lossy["arm"].str.split(",").str[0])
     return contrasts(lossy, reference=reference, outcome="change", within=("task", "repair", "loss_rate"))

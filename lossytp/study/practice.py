@@ -39,7 +39,9 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
     """`practice`'s rows as the README shows them."""
     tasks = list(dict.fromkeys(task for row in rows for task in row["falls"]))
     lines = [
-        f"| loss rate | losses | seeds |{''.join(f' points lost in `{task}` |' for task in tasks)} what to do |",
+        "| loss rate | losses | seeds, at least |"
+        + "".join(f" points lost in `{task}` |" for task in tasks)
+        + " what to do |",
         f"|---|---|---|{'---|' * len(tasks)}---|",
     ]
     for row in rows:

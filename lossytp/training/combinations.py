@@ -102,8 +102,8 @@ def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
     repair = repair_named(config.repair)
     if config.exact_adjoint and config.pipeline_parallel_size > 1 and not isinstance(repair, Zero):
         raise ValueError(
-            f"exact_adjoint = True with a pipeline and repair = {config.repair!r}, after which a stage does not see "
-            "what is missing: give repair = 'zero'"
+            f"exact_adjoint = True with a pipeline and repair = {config.repair!r}: between stages it is built for "
+            "repair = 'zero'"
         )
     for name, asked in {"repair": isinstance(repair, Stale), "control": config.control == "noise"}.items():
         if asked and not (own_layers and tensor_parallel_alone):

@@ -41,7 +41,8 @@ class TrainConfig(NetworkConfig):
     resync_every: int | None = None
     """Set drifting copies to their mean every so many steps."""
     exact_adjoint: bool = False
-    """Backward knows what forward lost: in lossytp layers an ablation (no sender does), in a pipeline a repair."""
+    """Backward knows what forward lost: in lossytp layers an ablation (no sender does), between a pipeline's stages,
+    where the receiver knows, a repair; in both where there are both."""
     batch_size: int = 32
     """Examples a step, over all replicas."""
     max_length: int = 64

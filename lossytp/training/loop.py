@@ -34,7 +34,7 @@ NETWORKS = ("_clean", "_lossy")
 FINAL = tuple(  # of every task's record, null where it has none; other metrics follow
     f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
 )
-CURVE_POINTS = 50  # training losses kept, at least, where there are as many in a record
+CURVE_POINTS = 50  # training losses kept, up to twice as many in a record
 COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")
 KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # by checkpoints, beside tensors
 

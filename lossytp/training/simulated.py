@@ -27,7 +27,8 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
     None where no link is described, and where `lossytp.network.timing` does not know what is sent: other parallelisms
     than the tensor-parallel one, sequence parallelism, algorithms without a schedule, repairs that send packets of
     their own, links that differ, losses in a part of a phase, frozen blocks, forward sums that are sent again to
-    recompute activations, gradients of copies that are all-reduced; and where what is to arrive never does.
+    recompute activations, gradients of copies whose all-reduce loses packets (one that loses none is not counted); and
+    where what is to arrive never does.
 
     Args:
         shape: the model's configuration, as transformers has it.

@@ -97,17 +97,6 @@ def test_variables_that_are_no_whole_numbers_are_refused(torchrun: Callable, nam
             "algorithm = 'rings' is unknown: choose one of direct, ring, sender, switch, tree",
         ),
         ({}, {"repair": "magic"}, "repair = 'magic' is unknown: choose one of zero, rescale"),
-        ({}, {"repair": "stale"}, "repair = 'stale' over the backend, which does not know what message follows what: "),
-        (
-            {},
-            {"algorithm": "sender", "reliable_gather": False},
-            "reliable_gather = False with algorithm = 'sender', whose sum reaches every rank: choose another algorithm",
-        ),
-        (
-            {},
-            {"algorithm": "sender", "repair": "local"},
-            "repair = 'local' with algorithm = 'sender': a loss there is everyone's, so no receiver has a part of its ",
-        ),
     ],
 )
 def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict, settings: dict, message: str) -> None:

@@ -165,6 +165,24 @@ def test_equals_virtual_ranks_over_the_same_streams(processes: Callable, algorit
     assert processes(3, on_rank_compare_with_virtual_ranks, algorithm) == [[]] * 3
 
 
+def on_rank_need_stale(reliable_gather: bool) -> list[str]:
+    ltp.init_process_group(network(), repair="stale", reliable_gather=reliable_gather)
+    told = []
+    for run, _ in LOSSY.values():
+        with pytest.raises(ValueError, match="stale") as error:
+            run(torch.ones(400), dist.group.WORLD)
+        told.append(str(error.value))
+    for run in RELIABLE.values():
+        run(torch.ones(400), dist.group.WORLD)
+    dist.all_reduce(torch.ones(8))  # a single packet
+    return told
+
+
+def test_stale_is_refused_where_it_is_first_needed(processes: Callable) -> None:
+    refusal = "repair = 'stale' over the backend, which does not know what message follows what: choose another"
+    assert processes(2, on_rank_need_stale, False) == [[refusal] * len(LOSSY)] * 2
+
+
 def on_rank_stay_reliable() -> tuple[list[str], list[str], bool]:
     """At a loss rate of 1: what was not plain gloo's, what lost nothing where it must, and whether a link advanced."""
     lossy = network(1.0)

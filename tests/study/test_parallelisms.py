@@ -18,6 +18,11 @@ from lossytp.training.config import TrainConfig
             {"tensor_parallel_size": 2, "data_parallel_size": 2, "data_parallel_type": "fsdp"},
             "dp 2 (fsdp) x tp 2 (lossytp)",
         ),
+        (
+            {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "gradient_clipping": 1.0, "exact_adjoint": True},
+            "pp 2 (gpipe), clipped, exact adjoint",
+        ),
+        ({"tensor_parallel_size": 2, "repair": "rescale"}, "tp 2 (lossytp), rescale"),
     ],
 )
 def test_label(sizes, expected):
@@ -78,9 +83,11 @@ def test_parallelisms_are_compared_at_equal_loss_and_repair():
             ("tp 2, rescale", "rescale", 0.1, (0.03, 0.03)),
             ("ddp 2, zero", "zero", 0.1, (0.01, 0.02)),
             ("ddp 2, rescale", "rescale", 0.1, (0.05, 0.05)),
+            ("pp 2 clipped, zero", "zero", 0.1, (0.06, 0.05)),
         )
         for seed, fall in enumerate(falls)
     ]
     table = against_tensor_parallelism(pd.DataFrame(rows)).set_index(["arm", "repair"])["difference"]
+    assert set(table.index) == {(arm, repair) for arm in ("tp 2", "ddp 2") for repair in ("zero", "rescale")}
     assert table["ddp 2", "zero"] == pytest.approx(0.035)
     assert table["ddp 2", "rescale"] == pytest.approx(-0.02)

@@ -19,7 +19,9 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setitem(
         tasks.TASKS,
         "toy",
-        tasks.Classification(source=tasks.Table(train=TRAIN, test=TEST), body="{text}", labels=("first", "second")),
+        tasks.Classification(
+            source=tasks.Table(train=TRAIN, test=TEST), body="{text}", labels=("first", "second"), targets=(0.9, 2.0)
+        ),
     )
 
     def config(**values):

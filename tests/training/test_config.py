@@ -195,8 +195,8 @@ OWN = {"reliable_gather": False}
                 "pipeline_parallel_size": 2,
                 "tensor_parallel_size": 1,
             },
-            "exact_adjoint = True with a pipeline and repair = 'rescale', after which a stage does not see what is "
-            "missing: give repair = 'zero'",
+            "exact_adjoint = True with a pipeline and repair = 'rescale': between stages it is built for repair = "
+            "'zero'",
         ),
         (
             {"exact_adjoint": True, "repair": "local"},

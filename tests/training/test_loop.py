@@ -80,6 +80,7 @@ def test_the_toy_task_is_learnt_and_time_to_accuracy_recorded(toy, tmp_path):
     record = run(toy(max_steps=40, eval_steps=5, target_accuracy=0.9, learning_rate=3e-3))
     assert record["final"]["accuracy_clean"] == 1.0
     assert 5 <= record["time_to_accuracy"]["step"] <= 35
+    assert record["times_to_targets"] == [record["time_to_accuracy"]]  # the task's other target is never reached
     never = run(toy(max_steps=2, eval_steps=1, target_accuracy=1.0, output_dir=str(tmp_path / "never")))
     assert never["time_to_accuracy"] is None
 

@@ -51,7 +51,7 @@ class Task(ABC):
     metrics: tuple[str, ...] = ()
     """The first is the headline; the kind's first when left out."""
     targets: tuple[float, ...] = ()
-    """Accuracies whose time to reach records tell, of those reached."""
+    """Scores of interest: a record tells when each of them was reached, if it was."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics) or self.known_metrics[:1])
