@@ -54,15 +54,8 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
         for ax, (column, how) in zip(axes, outcomes.items(), strict=True):
             for arm, runs in ours.groupby("arm", sort=False):
                 number = arms.index(str(arm))
-                band(
-                    ax,
-                    runs,
-                    "loss_rate",
-                    column,
-                    label=str(arm),
-                    color=f"C{number}",
-                    marker=MARKERS[number % len(MARKERS)],
-                )
+                marker = MARKERS[number % len(MARKERS)]
+                band(ax, runs, "loss_rate", column, label=str(arm), color=f"C{number}", marker=marker)
             ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=6)
             loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")

@@ -61,6 +61,6 @@ def against_tensor_parallelism(table: pd.DataFrame, *, reference: str = "tp 2") 
     `arm` the parallelism, for each `task`, `repair` and `loss_rate`.
     """
     lossy = changes(table, within=["task"])
-    lossy = lossy[lossy["arm"].str.fullmatch(r"\w+ \d+, \w+")]
+    lossy = lossy[lossy["arm"].str.fullmatch(r"\w+ \d+, .+")]
     lossy = lossy.assign(arm=lossy["arm"].str.split(",").str[0])
     return contrasts(lossy, reference=reference, outcome="change", within=("task", "repair", "loss_rate"))

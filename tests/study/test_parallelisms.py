@@ -83,11 +83,13 @@ def test_parallelisms_are_compared_at_equal_loss_and_repair():
             ("tp 2, rescale", "rescale", 0.1, (0.03, 0.03)),
             ("ddp 2, zero", "zero", 0.1, (0.01, 0.02)),
             ("ddp 2, rescale", "rescale", 0.1, (0.05, 0.05)),
+            ("tp 2, fec(10, 8)", "fec(10, 8)", 0.1, (0.01, 0.01)),
             ("pp 2 clipped, zero", "zero", 0.1, (0.06, 0.05)),
         )
         for seed, fall in enumerate(falls)
     ]
     table = against_tensor_parallelism(pd.DataFrame(rows)).set_index(["arm", "repair"])["difference"]
-    assert set(table.index) == {(arm, repair) for arm in ("tp 2", "ddp 2") for repair in ("zero", "rescale")}
+    both = {(arm, repair) for arm in ("tp 2", "ddp 2") for repair in ("zero", "rescale")}
+    assert set(table.index) == both | {("tp 2", "fec(10, 8)")}
     assert table["ddp 2", "zero"] == pytest.approx(0.035)
     assert table["ddp 2", "rescale"] == pytest.approx(-0.02)
