@@ -1,43 +1,54 @@
 """Figures of an experiment's arms side by side, from `contrasts.falls_and_gains`."""
 
+from textwrap import fill
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from lossytp.study.contrasts import TRAINING
 from lossytp.study.figures import COLUMN, MARKERS, band
 from lossytp.study.statistics import CONFIDENCE
 
-FALL = "fall in test accuracy, points"
+LABEL = 24  # letters, beside two panels in a column
+OUTCOMES = {  # of `falls_by_arm`, by the column of the table: title, axis, factor of its units
+    "difference": ("accuracy", "fall, points", -100.0, ("low", "high", "p_holm")),
+    "rise": ("cross-entropy", "rise, nats", 1.0, ("rise_low", "rise_high", "rise_p_holm")),
+}
 
 
 def falls_by_arm(compared: pd.DataFrame) -> Figure:
-    """How much accuracy each arm costs against the runs without losses, in points, with its 95 % interval.
+    """What each arm costs against the runs without losses, in accuracy and in cross-entropy, with 95 % intervals.
 
     One marker and colour a task; filled ones differ from 0 after Holm's correction. An arm of several loss rates has a
     row for each.
     """
     table = _lossy(compared)
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["label"]))
-    figure, ax = plt.subplots(figsize=(COLUMN, 0.9 + 0.22 * len(arms)), layout="constrained")
-    for number, task in enumerate(tasks):
-        ours = table[table["task"] == task]
-        places = [arms.index(label) + 0.3 * (number - (len(tasks) - 1) / 2) for label in ours["label"]]
-        fall, errors = _points(ours)
-        color, marker = f"C{number}", MARKERS[number]
-        ax.errorbar(fall, places, xerr=errors, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
-        shown = np.where(ours["p_holm"].to_numpy(dtype=float) < 1 - CONFIDENCE, color, "white")
-        ax.scatter(fall, places, c=shown, edgecolors=color, marker=marker, s=16, zorder=3)
-        ax.plot([], [], marker, color=color, markersize=4, label=task)
-    ax.axvline(0, color="0.45", linewidth=1, zorder=0)
-    ax.set_yticks(range(len(arms)), arms)
-    ax.set_xlabel(FALL)
-    ax.invert_yaxis()
-    figure.legend(loc="outside upper right", ncols=len(tasks))
+    figure, axes = plt.subplots(
+        1, len(OUTCOMES), figsize=(COLUMN, 0.9 + 0.24 * len(arms)), sharey=True, layout="constrained"
+    )
+    for ax, (value, (title, text, scale, (low, high, p))) in zip(axes, OUTCOMES.items(), strict=True):
+        for number, task in enumerate(tasks):
+            ours = table[table["task"] == task]
+            places = [arms.index(label) + 0.3 * (number - (len(tasks) - 1) / 2) for label in ours["label"]]
+            cost, errors = _scaled(ours[[value, low, high]], scale)
+            color, marker = f"C{number}", MARKERS[number]
+            ax.errorbar(cost, places, xerr=errors, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
+            shown = np.where(ours[p].to_numpy(dtype=float) < 1 - CONFIDENCE, color, "white")
+            ax.scatter(cost, places, c=shown, edgecolors=color, marker=marker, s=16, zorder=3)
+            ax.plot([], [], marker, color=color, markersize=4, label=task)
+        ax.axvline(0, color="0.45", linewidth=1, zorder=0)
+        ax.set_title(title)
+        ax.set_xlabel(text)
+    axes[0].set_yticks(range(len(arms)), [fill(label, LABEL) for label in arms], linespacing=0.9)
+    axes[0].invert_yaxis()
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=len(tasks))
     return figure
 
 
@@ -75,6 +86,9 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
             if len(ours) > ours["arm"].nunique():
                 ax.set_xscale("log")
                 ax.xaxis.set_minor_formatter(NullFormatter())
+                if column == "loss_rate":
+                    ax.set_xticks(sorted(ours[column].unique()))
+                    ax.xaxis.set_major_formatter(PercentFormatter(1))
         row[0].set_ylabel("fall, points")
     for ax, text in zip(axes_TX[-1], axes.values(), strict=True):
         ax.set_xlabel(text, fontsize=6)
@@ -121,8 +135,13 @@ def _lossy(compared: pd.DataFrame) -> pd.DataFrame:
 
 def _points(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Falls in points, (A,), and how far below and above their intervals end, (2, A)."""
-    points = -100 * table[["difference", "low", "high"]].to_numpy(dtype=float)
-    return points[:, 0], np.abs(points[:, 1:] - points[:, :1]).T[::-1]
+    return _scaled(table[["difference", "low", "high"]], -100.0)
+
+
+def _scaled(estimates: pd.DataFrame, scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Of (A, 3) values and ends of intervals, scaled: the values, (A,), and how far from them the ends are, (2, A)."""
+    scaled = scale * estimates.to_numpy(dtype=float)
+    return scaled[:, 0], np.abs(np.sort(scaled[:, 1:]) - scaled[:, :1]).T
 
 
 def _front(ax: Axes, cost: np.ndarray, fall: np.ndarray) -> None:

@@ -69,34 +69,52 @@ def unlearnt(table: pd.DataFrame, *, margin: float = MARGIN) -> pd.DataFrame:
 
 
 def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFrame:
-    """`contrasts` with the arm without losses, evaluated with losses and without; and with a lossy reference arm.
+    """`contrasts` with the arm without losses, and, if there is a `reference`, with that arm.
 
-    The columns `clean`, `clean_low` and `clean_high` are the differences when both are evaluated without losses: what
-    training with them did alone. With a reference there are `gain`, `gain_low`, `gain_high`, `gain_p` and
-    `gain_p_holm`: how much less accuracy an arm loses than the reference does, in any training of the task.
+    The columns of `contrasts`, `difference`, `low`, `high`, `p` and `p_holm`, are of accuracy evaluated with losses. As
+    many each are of other outcomes, such as `clean`, `clean_low`, `clean_high`, `clean_p` and `clean_p_holm`:
+
+    - `clean`: accuracy evaluated without losses, which tells what training with them did alone.
+    - `share`: of what is learnt beyond the most frequent class, where others learn more or less.
+    - `rise`: cross-entropy in nats, evaluated with losses; an arm of which a run's is not finite has none.
+    - `gain`: how much less accuracy an arm loses than the reference does, in any training of the task.
     """
-    falls = contrasts(table, reference=LOSSLESS)
-    where = [*TRAINING, "arm", "loss_rate"]
-    clean = contrasts(table, reference=LOSSLESS, outcome="accuracy_clean")
-    found = falls.merge(_renamed(clean, where, {"difference": "clean", "low": "clean_low", "high": "clean_high"}))
+    table = _with_lossless(table, TRAINING)
+    beyond, most = table["accuracy_lossy"] - table["majority_share"], table["without"] - table["majority_share"]
+    table = table.assign(learnt=beyond / most)
+    finite = table.groupby([*TRAINING, "arm", "loss_rate"])["cross_entropy_lossy"].transform("count")
+    finite = finite == table.groupby([*TRAINING, "arm", "loss_rate"])["seed"].transform("count")
+    found = contrasts(table, reference=LOSSLESS)
+    for name, outcome, runs in (
+        ("clean", "accuracy_clean", table),
+        ("share", "learnt", table),
+        ("rise", "cross_entropy_lossy", table[finite]),
+    ):
+        others = contrasts(runs, reference=LOSSLESS, outcome=outcome)
+        found = _beside(found, others, [*TRAINING, "arm", "loss_rate"], name)
     if reference is None:
         return found
     gains = contrasts(changes(table), reference=reference, outcome="change", within=("task",))
-    names = {"difference": "gain", "low": "gain_low", "high": "gain_high", "p": "gain_p", "p_holm": "gain_p_holm"}
-    where = ["task", "arm", "loss_rate"]
-    return found.merge(_renamed(gains, where, names), on=where, how="left")
+    return _beside(found, gains, ["task", "arm", "loss_rate"], "gain")
 
 
 def changes(table: pd.DataFrame, *, within: Sequence[str] = TRAINING) -> pd.DataFrame:
     """The runs with losses, and their `change` of accuracy against the same training's and seed's run without."""
-    key = [*within, "seed"]
-    without = table[table["arm"] == LOSSLESS].set_index(key)["accuracy_lossy"].rename("without")
-    lossy = table[table["arm"] != LOSSLESS].join(without, on=key)
+    lossy = _with_lossless(table, within)[(table["arm"] != LOSSLESS).to_numpy()]
     return lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
 
 
-def _renamed(table: pd.DataFrame, where: list[str], names: dict[str, str]) -> pd.DataFrame:
-    return table.reindex(columns=[*where, *names]).rename(columns=names)
+def _with_lossless(table: pd.DataFrame, within: Sequence[str]) -> pd.DataFrame:
+    """With a column `without`: the accuracy of the same training and seed without losses."""
+    key = [*within, "seed"]
+    without = table[table["arm"] == LOSSLESS].set_index(key)["accuracy_lossy"].rename("without")
+    return table.drop(columns="without", errors="ignore").join(without, on=key)
+
+
+def _beside(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:
+    """With the columns of `compared` that are of differences, by a name that says of what."""
+    names = {"difference": name} | {each: f"{name}_{each}" for each in ("low", "high", "p", "p_holm")}
+    return table.merge(compared.reindex(columns=[*where, *names]).rename(columns=names), on=where, how="left")
 
 
 def paired_p(pairs: np.ndarray) -> float:

@@ -134,11 +134,12 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
         ax.set_title(transport)
         ax.set_yscale("log")
         loss_rate_axis(ax, price["loss_rate"])
-        largest = price.loc[ours, "price"].max()
+        smallest, largest = 1.0, price.loc[ours, "price"].max()
         if step_ratios is not None:
+            smallest = max(0.5, step_ratios["low"].min())
             largest = max(largest, step_ratios["ratio"].max())
             _step_ratios(ax, step_ratios)
-        ax.set_ylim(0.8, 1.3 * largest)  # an interval without end leaves the panel
+        ax.set_ylim(0.8 * smallest, 1.3 * largest)  # an interval without end leaves the panel
         ax.set_xlabel("packet loss rate")
     axes_1T[0, 0].set_ylabel("reliable / best effort")
     handles, labels = axes_1T[0, 0].get_legend_handles_labels()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lossytp.study.contrasts import changes
 from lossytp.study.statistics import Estimate, loss_budget, t_interval
 
 DROP = 0.01  # the loss budget's fall in accuracy: one point
@@ -18,13 +19,17 @@ VARIED = {"loss_type", "loss_rate", "mean_burst_packets", "ge_config", "seed"}  
 
 
 def how_it_ran(records: list[dict]) -> dict[str, Any]:
-    """Runs, packets, hours and machines of all experiments together; a run that several have counts once."""
+    """Runs, packets, hours and machines of all experiments together; a run that several have counts once.
+
+    What controls lose are no packets, and not counted among them.
+    """
     records = list({json.dumps([record["config"], record["processes"]]): record for record in records}.values())
+    of_packets = [record["network"]["training"] for record in records if not record["config"]["control"]]
     return {
         "cells": len(records),
         "not_finite": sum(record["status"] == "not finite" for record in records),
-        "packets": sum(record["network"]["training"]["packets"] for record in records),
-        "lost": sum(record["network"]["training"]["lost"] for record in records),
+        "packets": sum(traffic["packets"] for traffic in of_packets),
+        "lost": sum(traffic["lost"] for traffic in of_packets),
         "seconds_a_cell": float(np.median([record["timing"]["total_seconds"] for record in records])),
         "hours": sum(record["timing"]["total_seconds"] for record in records) / 3600,
         "environments": _distinct([record["environment"] for record in records]),
@@ -118,6 +123,26 @@ def retuned(table: pd.DataFrame) -> list[dict[str, Any]]:
                 "fall": estimate(t_interval((lossless[1] - lossy[1]).dropna().to_numpy())),
             }
         )
+    return found
+
+
+def regained(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Of each task, how much less accuracy the largest rate costs in the longest runs than in the shortest, by seed.
+
+    Args:
+        table: runs without losses and with them, of several lengths; of the learning rate that the longest have.
+
+    `steps` and `longer_steps`, the lengths; `gain`, its mean and Student's interval over the seeds that have both.
+    """
+    found = []
+    lossy = changes(table)
+    learning_rate = lossy.sort_values("max_steps")["learning_rate"].iloc[-1]
+    lossy = lossy[(lossy["loss_rate"] == lossy["loss_rate"].max()) & (lossy["learning_rate"] == learning_rate)]
+    for task, runs in lossy.groupby("task", sort=False):
+        by_length = runs.pivot_table(index="seed", columns="max_steps", values="change")
+        short, long = by_length.columns.min(), by_length.columns.max()
+        gain = t_interval((by_length[long] - by_length[short]).dropna().to_numpy())
+        found.append({"task": str(task), "steps": int(short), "longer_steps": int(long), "gain": estimate(gain)})
     return found
 
 

@@ -97,6 +97,7 @@ class _Run:
         self.tokens = self.real_tokens = 0
         self.step_seconds: list[float] = []
         self.best, self.since_best = -math.inf, 0
+        self.drift = 0.0  # of replicas, at the last evaluation
         self.resumed: list[int] = []  # behind which steps
         self.earlier_seconds = 0.0  # of the processes that were stopped
         self.numbers: dict[str, float] = {}  # of the last step, for logs
@@ -174,7 +175,7 @@ class _Run:
                 logs.scalars(step, self.numbers)
                 if not math.isfinite(loss):
                     return "not finite"
-                if step == config.max_steps or (config.eval_steps and step % config.eval_steps == 0):
+                if self._evaluates_at(step):
                     point = self._evaluate(step)
                     progress.evaluated(step, point)
                     logs.scalars(step, {f"eval/{name}": value for name, value in point.items() if name != "step"})
@@ -186,6 +187,10 @@ class _Run:
         finally:
             logs.close()
         return "finished"
+
+    def _evaluates_at(self, step: int) -> bool:
+        every = self.config.eval_steps
+        return step == self.config.max_steps or bool(every and step % every == 0)
 
     def _batches(self, *, skip: int = 0) -> Iterator[dict[str, torch.Tensor]]:
         config = self.config
@@ -233,6 +238,8 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self._step(batch)
+        if self._evaluates_at(step):
+            self.drift = replica_drift(self.engine.module, self.layout, self.network)  # before resynchronisation
         self.engine.resynchronise(step)
         self.step_seconds.append(time.perf_counter() - started)
         self.losses.append(loss)
@@ -266,8 +273,7 @@ class _Run:
             point |= {f"{metric}_{name}": value for metric, value in mean_over_ranks(everyones).items()}
             headline = [theirs["score"] for theirs in everyones]
             point[f"score_spread_{name}"] = max(headline) - min(headline)
-        drift = replica_drift(self.engine.module, self.layout, self.network)
-        point["replica_drift"] = drift if math.isfinite(drift) else None
+        point["replica_drift"] = self.drift if math.isfinite(self.drift) else None
         self.evaluations.append(point)
         return point
 

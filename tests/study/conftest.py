@@ -17,7 +17,7 @@ def record():
                 "repair": "zero", "mtu_bytes": 1500, "batch_size": 32, "max_length": 48, "max_steps": 10,
                 "learning_rate": 1e-3, "warmup_steps": 2, "weight_decay": 0.01, "loss_rate": loss_rate, "seed": seed,
                 "loss_type": "ber" if bernoulli else "g-e", "mean_burst_packets": burst, "ge_config": None,
-                "bf16": False, "fp16": False, **config,
+                "bf16": False, "fp16": False, "control": None, **config,
             },
             "status": status,
             "implementation": "lossytp",

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from lossytp.study.comparison_figures import divergence, falls_against, falls_by_arm
-from lossytp.study.contrasts import contrasts
+from lossytp.study.contrasts import falls_and_gains
 
 mpl.use("Agg")
 
@@ -17,12 +17,16 @@ def test_falls_are_the_contrasts_in_points_filled_where_they_are_sure(study, cur
     table = table.assign(arm=table["arm"].where(table["loss_rate"] > 0, "no loss")).drop_duplicates(["arm", "seed"])
     noisy = table["accuracy_lossy"] + 0.001 * table["seed"] ** 2 * (table["arm"] == "bursts")
     noisy += 0.2 * table["seed"] ** 2 * (table["arm"] == "alone")
-    figure = falls_by_arm(contrasts(table.assign(accuracy_lossy=noisy), reference="no loss"))
-    (ax,) = figure.axes
+    entropy = 1 + 0.1 * (table["arm"] == "alone") + 0.01 * table["seed"]
+    table = table.assign(accuracy_lossy=noisy, cross_entropy_lossy=entropy + 0.001 * noisy)
+    figure = falls_by_arm(falls_and_gains(table, reference=None))
+    ax, beside = figure.axes
     (dots,) = [each for each in ax.collections if len(each.get_offsets()) == 2 and each.get_facecolors().size]
     falls = dict(zip([text.get_text() for text in ax.get_yticklabels()], dots.get_offsets()[:, 0], strict=True))
     assert falls == pytest.approx({"alone": 4 - 20 * 5 / 3, "bursts": 8 - 0.1 * 5 / 3})
     assert dots.get_facecolors()[:, :3].tolist() == [[1, 1, 1], list(mpl.colors.to_rgb("C0"))]
+    (dots,) = [each for each in beside.collections if len(each.get_offsets()) == 2 and each.get_facecolors().size]
+    assert dots.get_offsets()[:, 0].tolist() == pytest.approx([0.1, 0.0], abs=0.01), "nats"
 
 
 def compared(falls, task="t"):
@@ -30,6 +34,7 @@ def compared(falls, task="t"):
     rows = [{"arm": "none", "loss_rate": 0.0, "difference": np.nan, "low": np.nan, "high": np.nan, "p_holm": np.nan}]
     for arm, rate, fall, cost in falls:
         ends = {"low": (-fall - 1) / 100, "high": (-fall + 1) / 100}
+        ends |= {"rise": fall, "rise_low": fall - 1, "rise_high": fall + 1, "rise_p_holm": 0.5}
         rows.append({"arm": arm, "loss_rate": rate, "difference": -fall / 100, "p_holm": 0.5, "cost": cost, **ends})
     return pd.DataFrame(rows).assign(task=task, model_name="m", max_steps=1, learning_rate=1.0)
 

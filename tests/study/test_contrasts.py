@@ -21,6 +21,7 @@ def table(arms, task="t", loss_rate=0.1, max_steps=10):
             "seed": seed,
             "accuracy_lossy": value,
             "accuracy_clean": value + (0.01 if arm != "none" else 0.0),
+            "cross_entropy_lossy": 2 - 3 * value,
             "majority_share": 0.3,
         }
         for arm, values in arms.items()
@@ -103,8 +104,26 @@ def test_lossy_arms_are_also_compared_with_their_reference():
     assert both.loc["better", "gain_p_holm"] == both.loc["better", "gain_p"]  # the only comparison of its kind
     assert both.loc[["no loss", "zero"], "gain"].isna().all()
     assert both.loc["better", "clean"] == pytest.approx(-0.04)
+    assert both.loc["better", "clean_p_holm"] >= both.loc["better", "clean_p"] > 0
+    learnt = np.array([0.15 / 0.2, 0.24 / 0.3, 0.36 / 0.4]) - 1
+    assert both.loc["better", "share"] == pytest.approx(learnt.mean())
+    assert both.loc["better", "share_high"] == pytest.approx(learnt.mean() + stats.t.ppf(0.975, 2) * stats.sem(learnt))
     assert both.loc["better", "clean_high"] - both.loc["better", "high"] == pytest.approx(0.01)
+    assert both.loc["better", ["rise", "rise_low", "rise_high"]].tolist() == pytest.approx(
+        (-3 * both.loc["better", ["difference", "high", "low"]]).tolist()
+    )
+    assert both.loc["better", "rise_p_holm"] == pytest.approx(both.loc["better", "p_holm"])
     assert "gain" not in falls_and_gains(runs, reference=None)
+
+
+def test_a_run_without_a_finite_cross_entropy_leaves_its_arm_no_rise():
+    runs = table({"no loss": [0.5, 0.6, 0.7], "zero": [0.4, 0.52, 0.6], "worse": [0.3, 0.4, 0.5]})
+    gone = (runs["arm"] == "worse") & (runs["seed"] == 1)
+    both = falls_and_gains(runs.assign(cross_entropy_lossy=runs["cross_entropy_lossy"].mask(gone)), reference=None)
+    both = both.set_index("arm")
+    assert both.loc["worse", ["rise", "rise_p_holm"]].isna().all(), "the mean of the others would flatter it"
+    assert both.loc["worse", "difference"] == pytest.approx(-0.2)
+    assert both.loc["zero", "rise"] == pytest.approx(0.28)
 
 
 def test_arms_of_another_training_gain_what_they_lose_less_against_their_own_lossless_runs():

@@ -14,7 +14,7 @@ ALLOWED = (  # no results: names, the intervals' definition, and what a drawing 
     r"\b(bf16|fp16|fp32)\b",
     r"95 %(?= interval)",
     r"\bchunk 2\b",
-    r"\b(ddp|fsdp|pp) 2\b",  # arms' names
+    r"\b(tp|ddp|fsdp|pp) 2\b",  # arms' names
     r"\bOMP_NUM_THREADS=1\b",
     r"\blink 0 2\b",  # an arrow between them
 )

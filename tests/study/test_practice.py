@@ -4,39 +4,84 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.practice import as_markdown, practice
+from lossytp.study.practice import as_markdown, helpful, practice
 
 ROOT = Path(__file__).parents[2]
 
 
 def compared(rows):
     columns = ["task", "arm", "loss_rate", "difference", "low", "high"]
-    return pd.DataFrame(rows, columns=columns).assign(seeds=[3 + number for number in range(len(rows))])
+    table = pd.DataFrame(rows, columns=columns).assign(seeds=[3 + number for number in range(len(rows))])
+    return table.assign(gain=None, gain_p_holm=None, extra_packet_share=0.0)
 
 
 def test_advice_is_as_sure_as_all_tasks_are():
     table = practice(
-        compared(
-            [
-                ("a", "no loss", 0.0, None, None, None),
-                ("a", "alone", 0.01, -0.001, -0.004, 0.002),
-                ("a", "alone", 0.1, -0.02, -0.03, -0.011),
-                ("b", "alone", 0.1, -0.015, -0.016, -0.009),
-                ("a", "bursts", 0.1, -0.009, -0.011, -0.007),
-                ("b", "bursts", 0.1, 0.002, -0.1, 0.1),
-                ("a", "unsure", 0.1, -0.005, -0.006, -0.004),
-                ("b", "unsure", 0.1, 0.0, -0.02, 0.02),  # may lose two points
-                ("a", "one seed", 0.1, -0.005, None, None),
-            ]
-        )
+        {
+            "01_tolerance": compared(
+                [
+                    ("a", "no loss", 0.0, None, None, None),
+                    ("a", "losses alone", 0.01, -0.001, -0.004, 0.002),
+                    ("b", "losses alone", 0.01, -0.001, -0.004, 0.002),
+                    ("a", "losses alone", 0.1, -0.02, -0.03, -0.011),
+                    ("b", "losses alone", 0.1, -0.015, -0.016, -0.009),
+                    ("a", "losses alone", 0.2, -0.009, -0.011, -0.007),
+                    ("b", "losses alone", 0.2, 0.002, -0.1, 0.1),
+                    ("a", "losses alone", 0.3, -0.005, None, None),  # one seed
+                    ("b", "losses alone", 0.3, 0.0, -0.001, 0.001),
+                ]
+            ),
+            "02_structure": compared(
+                [
+                    ("a", "bursts of 16", 0.2, -0.005, -0.006, -0.004),  # not run in b, which may lose more
+                    ("a", "bursts of 16 whole messages", 0.2, -0.5, -0.6, -0.4),  # no network
+                ]
+            ),
+            "03_algorithms": compared(
+                [("a", "direct, 8 ranks", 0.2, -0.5, -0.6, -0.4), ("a", "ring, 4 ranks", 0.2, -0.1, -0.12, -0.08)]
+            ),
+            "06_repair": repairs([("cheap", 0.2, 0.001, 0.1), ("dear", 0.02, 0.02, 1.0)]),
+        }
     )
-    assert [row["advice"] for row in table] == ["nothing", "repair", "undecided", "undecided", "undecided"]
-    assert table[1]["falls"]["a"] == pytest.approx({"fall": 0.02, "low": 0.011, "high": 0.03})
-    assert as_markdown(table).splitlines()[2:4] == [
-        "| 1 % | alone | 4 | 0.1 (-0.2 to 0.4) | not run | nothing |",
-        "| 10 % | alone | 5 | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair |",
+    advice = [(row["losses"], row["algorithm"], row["loss_rate"], row["advice"], row["repair"]) for row in table]
+    assert advice == [
+        ("losses alone", "direct", 0.01, "nothing", None),
+        ("losses alone", "direct", 0.1, "repair", "cheap"),
+        ("losses alone", "direct", 0.2, "undecided", None),
+        ("losses alone", "direct", 0.3, "undecided", None),
+        ("bursts of 16", "direct", 0.2, "undecided", None),
+        ("losses alone", "ring", 0.2, "repair", None),
     ]
-    assert as_markdown(table).splitlines()[-1] == "| 10 % | one seed | 11 | 0.5 | not run | undecided |"
+    assert table[1]["falls"]["a"] == pytest.approx({"fall": 0.02, "low": 0.011, "high": 0.03})
+    lines = as_markdown(table).splitlines()
+    assert lines[3] == "| 10 % | losses alone | direct | 6 | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair: `cheap` |"
+    assert lines[5:7] == [
+        "| 30 % | losses alone | direct | 10 | 0.5 | 0.0 (-0.1 to 0.1) | undecided |",
+        "| 20 % | bursts of 16 | direct | 3 | 0.5 (0.4 to 0.6) | not run | undecided |",
+    ]
+
+
+def repairs(rows):
+    """Rows of arm, gain, p-value after Holm, and packets sent beyond."""
+    table = compared([("a", arm, 0.2, -0.01, -0.02, -0.001) for arm, *_ in rows])
+    for number, name in enumerate(("gain", "gain_p_holm", "extra_packet_share"), 1):
+        table[name] = [row[number] for row in rows]
+    return table
+
+
+def test_helpful_is_what_is_shown_to_help_somewhere_and_to_hurt_nowhere_the_cheapest_first():
+    a = [
+        ("p", 0.1, 0.001, 1.0),
+        ("q", 0.02, 0.01, 0.0),
+        ("r", 0.05, 0.02, 0.0),
+        ("s", 0.3, 0.06, 0.0),
+        ("t", -0.1, 0.01, 0.0),
+    ]
+    b = [("p", 0.0, 1.0, 1.5), ("q", 0.01, 1.0, 0.0), ("r", 0.0, 1.0, 0.0), ("s", 0.1, 0.2, 0.0), ("t", 0.1, 0.01, 0.0)]
+    both = pd.concat([repairs(a), repairs(b).assign(task="b")])
+    assert helpful(both) == [{"arm": "q", "extra": 0.0}, {"arm": "r", "extra": 0.0}, {"arm": "p", "extra": 1.5}]
+    hurting = pd.concat([repairs(a), repairs([("q", -0.1, 0.01, 0.0)]).assign(task="b")])
+    assert [each["arm"] for each in helpful(hurting)] == ["r", "p"]
 
 
 def test_the_readme_shows_what_the_committed_results_say():

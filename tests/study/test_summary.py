@@ -41,6 +41,30 @@ def test_parts_of_the_test_sample_are_told_where_a_task_has_them(study, record, 
     assert "accuracy_official_lossy" not in docstrings["points"][1]
 
 
+def test_how_much_less_is_lost_in_longer_runs_is_told_by_seed(record):
+    cost = {(10, 1e-3): 0.3, (10, 2e-3): 0.7, (30, 1e-3): 0.1}
+    records = [
+        record(
+            loss_rate=loss_rate, seed=seed, max_steps=max_steps, learning_rate=learning_rate,
+            accuracy=0.6 + 0.01 * seed - loss_rate * (0.1 * seed + cost[max_steps, learning_rate]),
+        )
+        for loss_rate in (0.0, 0.1, 0.2)
+        for seed in (0, 1)
+        for max_steps, learning_rate in cost
+    ]  # fmt: skip
+    table = tidy(records)
+    (told,) = summary.regained(table.assign(arm=(table["loss_rate"] > 0).map({True: "lossy", False: "no loss"})))
+    assert (told["task"], told["steps"], told["longer_steps"]) == ("docstrings", 10, 30)
+    assert told["gain"]["value"] == pytest.approx(0.2 * 0.2)
+
+
+def test_what_controls_lose_are_no_packets(study, record):
+    elements = record(loss_rate=0.1, seed=7, accuracy=0.5, control="elements")
+    ran, with_control = summary.how_it_ran(study), summary.how_it_ran([*study, elements])
+    assert with_control["cells"] == ran["cells"] + 1
+    assert (with_control["packets"], with_control["lost"]) == (ran["packets"], ran["lost"])
+
+
 def test_how_it_ran(study):
     ran = summary.how_it_ran(study)
     assert (ran["cells"], ran["not_finite"], ran["packets"]) == (15, 0, 15_000)
