@@ -7,11 +7,11 @@ import pandas as pd
 from lossytp.study import summary
 
 ALONE, ALGORITHM = "losses alone", "direct"  # of arms whose names say nothing else
-NETWORKS = {  # by grid, the arms that are networks without a repair, and what their names say
+NETWORKS = {  # by grid, the arms that are networks of 4 ranks without a repair, and what their names say
     "01_tolerance": rf"(?P<losses>{ALONE}|bursts of \d+)",
     "02_structure": r"(?P<losses>bursts of \d+)",
     "01_tolerance_of_both_phases": r"(?P<losses>both phases)",
-    "03_algorithms": r"(?P<algorithm>ring|tree|switch), \d+ ranks",
+    "03_algorithms": r"(?P<algorithm>ring|tree|switch), 4 ranks",
 }
 REPAIRS = {ALONE: "06_repair", "bursts": "06_repair_of_bursts"}  # grids, by the first word of the losses
 SURE = 0.05  # of p-values after Holm

@@ -38,7 +38,11 @@ def test_advice_is_as_sure_as_all_tasks_are():
                 ]
             ),
             "03_algorithms": compared(
-                [("a", "direct, 8 ranks", 0.2, -0.5, -0.6, -0.4), ("a", "ring, 4 ranks", 0.2, -0.1, -0.12, -0.08)]
+                [
+                    ("a", "direct, 8 ranks", 0.2, -0.5, -0.6, -0.4),
+                    ("a", "ring, 4 ranks", 0.2, -0.1, -0.12, -0.08),
+                    ("a", "ring, 8 ranks", 0.2, -0.5, -0.6, -0.4),  # more ranks than the others'
+                ]
             ),
             "06_repair": repairs([("cheap", 0.2, 0.001, 0.1), ("dear", 0.02, 0.02, 1.0)]),
         }
@@ -52,6 +56,7 @@ def test_advice_is_as_sure_as_all_tasks_are():
         ("bursts of 16", "direct", 0.2, "undecided", None),
         ("losses alone", "ring", 0.2, "repair", None),
     ]
+    assert table[-1]["falls"] == {"a": pytest.approx({"fall": 0.1, "low": 0.08, "high": 0.12})}
     assert table[1]["falls"]["a"] == pytest.approx({"fall": 0.02, "low": 0.011, "high": 0.03})
     lines = as_markdown(table).splitlines()
     assert lines[3] == "| 10 % | losses alone | direct | 6 | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair: `cheap` |"
