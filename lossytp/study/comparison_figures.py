@@ -8,16 +8,16 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from lossytp.study.contrasts import TRAINING
 from lossytp.study.figures import COLUMN, MARKERS, band
 from lossytp.study.statistics import CONFIDENCE
 
 LABEL = 24  # letters, beside two panels in a column
-OUTCOMES = {  # of `falls_by_arm`, by the column of the table: title, axis, factor of its units
-    "difference": ("accuracy", "fall, points", -100.0, ("low", "high", "p_holm")),
-    "rise": ("cross-entropy", "rise, nats", 1.0, ("rise_low", "rise_high", "rise_p_holm")),
+OUTCOMES = {  # of `falls_by_arm`: columns of value, interval and p, what is written at the axis, factor of its units
+    "accuracy": (("difference", "low", "high", "p_holm"), "fall, points", -100.0),
+    "cross-entropy": (("rise", "rise_low", "rise_high", "rise_p_holm"), "rise, nats", 1.0),
 }
 
 
@@ -32,11 +32,11 @@ def falls_by_arm(compared: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(
         1, len(OUTCOMES), figsize=(COLUMN, 0.9 + 0.24 * len(arms)), sharey=True, layout="constrained"
     )
-    for ax, (value, (title, text, scale, (low, high, p))) in zip(axes, OUTCOMES.items(), strict=True):
+    for ax, (title, ((*estimate, p), text, scale)) in zip(axes, OUTCOMES.items(), strict=True):
         for number, task in enumerate(tasks):
             ours = table[table["task"] == task]
             places = [arms.index(label) + 0.3 * (number - (len(tasks) - 1) / 2) for label in ours["label"]]
-            cost, errors = _scaled(ours[[value, low, high]], scale)
+            cost, errors = _scaled(ours[estimate], scale)
             color, marker = f"C{number}", MARKERS[number]
             ax.errorbar(cost, places, xerr=errors, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
             shown = np.where(ours[p].to_numpy(dtype=float) < 1 - CONFIDENCE, color, "white")
@@ -88,7 +88,7 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
                 ax.xaxis.set_minor_formatter(NullFormatter())
                 if column == "loss_rate":
                     ax.set_xticks(sorted(ours[column].unique()))
-                    ax.xaxis.set_major_formatter(PercentFormatter(1))
+                    ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g} %"))
         row[0].set_ylabel("fall, points")
     for ax, text in zip(axes_TX[-1], axes.values(), strict=True):
         ax.set_xlabel(text, fontsize=6)

@@ -75,23 +75,22 @@ def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
     many each are of other outcomes, such as `clean`, `clean_low`, `clean_high`, `clean_p` and `clean_p_holm`:
 
     - `clean`: accuracy evaluated without losses, which tells what training with them did alone.
-    - `share`: of what is learnt beyond the most frequent class, where others learn more or less.
+    - `share`: of what is learnt beyond the most frequent class without losses, on average; without p-values.
     - `rise`: cross-entropy in nats, evaluated with losses; an arm of which a run's is not finite has none.
     - `gain`: how much less accuracy an arm loses than the reference does, in any training of the task.
     """
-    table = _with_lossless(table, TRAINING)
-    beyond, most = table["accuracy_lossy"] - table["majority_share"], table["without"] - table["majority_share"]
-    table = table.assign(learnt=beyond / most)
-    finite = table.groupby([*TRAINING, "arm", "loss_rate"])["cross_entropy_lossy"].transform("count")
-    finite = finite == table.groupby([*TRAINING, "arm", "loss_rate"])["seed"].transform("count")
+    where = [*TRAINING, "arm", "loss_rate"]
+    entropy = table["cross_entropy_lossy"].astype(float).replace([np.inf, -np.inf], np.nan)
+    entropy = entropy.where(entropy.notna().groupby([table[name] for name in where]).transform("all"))
     found = contrasts(table, reference=LOSSLESS)
-    for name, outcome, runs in (
-        ("clean", "accuracy_clean", table),
-        ("share", "learnt", table),
-        ("rise", "cross_entropy_lossy", table[finite]),
-    ):
-        others = contrasts(runs, reference=LOSSLESS, outcome=outcome)
-        found = _beside(found, others, [*TRAINING, "arm", "loss_rate"], name)
+    for name, outcome in (("clean", table["accuracy_clean"]), ("rise", entropy)):
+        others = contrasts(table.assign(outcome=outcome), reference=LOSSLESS, outcome="outcome")
+        found = _beside(found, others, where, name)
+    lossless = table[table["arm"] == LOSSLESS]
+    learnt = (lossless["accuracy_lossy"] - lossless["majority_share"]).groupby([lossless[name] for name in TRAINING])
+    most = found.join(learnt.mean().rename("most"), on=list(TRAINING))["most"]
+    for share, difference in {"share": "difference", "share_low": "low", "share_high": "high"}.items():
+        found[share] = found[difference] / most
     if reference is None:
         return found
     gains = contrasts(changes(table), reference=reference, outcome="change", within=("task",))
@@ -100,15 +99,10 @@ def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
 
 def changes(table: pd.DataFrame, *, within: Sequence[str] = TRAINING) -> pd.DataFrame:
     """The runs with losses, and their `change` of accuracy against the same training's and seed's run without."""
-    lossy = _with_lossless(table, within)[(table["arm"] != LOSSLESS).to_numpy()]
-    return lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
-
-
-def _with_lossless(table: pd.DataFrame, within: Sequence[str]) -> pd.DataFrame:
-    """With a column `without`: the accuracy of the same training and seed without losses."""
     key = [*within, "seed"]
     without = table[table["arm"] == LOSSLESS].set_index(key)["accuracy_lossy"].rename("without")
-    return table.drop(columns="without", errors="ignore").join(without, on=key)
+    lossy = table[table["arm"] != LOSSLESS].join(without, on=key)
+    return lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
 
 
 def _beside(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:

@@ -27,8 +27,9 @@ def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.D
 def copy_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
     """Spread of the copies of the parameters that all ranks hold: columns task, arm, seed, step and spread.
 
-    It is `lossytp.parallel.replicas.replica_drift`, from the largest to the smallest copy of each value: of four
-    Gaussian ranks more than twice their distance from the mean, by which streams are measured.
+    It is `lossytp.parallel.replicas.replica_drift`, measured before copies are brought together: from the largest to
+    the smallest copy of each value, of four Gaussian ranks more than twice their distance from the mean, by which
+    streams are measured.
     """
     return pd.DataFrame(
         [

@@ -1,19 +1,20 @@
 """What a practitioner takes from the study: what a network's losses cost, and what is to be done about them."""
 
+import re
 from typing import Any
 
 import pandas as pd
 
 from lossytp.study import summary
 
-ALONE, ALGORITHM = "losses alone", "direct"  # of arms whose names say nothing else
-NETWORKS = {  # by grid, the arms that are networks of 4 ranks without a repair, and what their names say
-    "01_tolerance": rf"(?P<losses>{ALONE}|bursts of \d+)",
-    "02_structure": r"(?P<losses>bursts of \d+)",
-    "01_tolerance_of_both_phases": r"(?P<losses>both phases)",
-    "03_algorithms": r"(?P<algorithm>ring|tree|switch), 4 ranks",
-}
-REPAIRS = {ALONE: "06_repair", "bursts": "06_repair_of_bursts"}  # grids, by the first word of the losses
+NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, and the grid that tries repairs on such
+    ("01_tolerance", r"(?P<losses>losses alone)", "06_repair"),
+    ("01_tolerance", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
+    ("02_structure", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
+    ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", ""),
+    ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", ""),
+)
+UNSAID = {"losses": "losses alone", "algorithm": "direct"}  # where an arm's name says nothing else
 SURE = 0.05  # of p-values after Holm
 
 
@@ -26,30 +27,35 @@ def practice(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     `falls` has for each task the fall of accuracy `fall` and its interval `low`, `high`, all shares; `seeds` is the
     fewest. `advice` is "nothing" where every task's interval ends below one point, "repair" where a task's begins above
     that, else "undecided": a task that was not run is one whose interval is not known. `repair` is what is shown to
-    help against such losses and sends least, null where nothing is, or was tried.
+    help where it was tried, in a task that such losses harm, and sends least; null where nothing is, or was tried.
+
+    ValueError where two grids have one network at one rate.
     """
-    lossy = pd.concat([_networks(comparisons[name], arms) for name, arms in NETWORKS.items() if name in comparisons])
-    lossy = lossy.assign(fall=-lossy["difference"], low=-lossy["high"], high=-lossy["low"])
-    tasks = lossy["task"].nunique()
-    helping = {name: helpful(comparisons[name]) for name in REPAIRS.values() if name in comparisons}
+    tasks = comparisons["01_tolerance"]["task"].nunique()
     rows = []
-    for (losses, algorithm, rate), ours in lossy.groupby(["losses", "algorithm", "loss_rate"], sort=False):
-        sure = len(ours) == tasks and ours["high"].notna().all()
-        harmless, harmful = sure and ours["high"].max() < summary.DROP, ours["low"].max() > summary.DROP
-        kind = ALONE if losses == ALONE else str(losses).split()[0]
-        repairs = helping.get(REPAIRS.get(kind, ""), []) if algorithm == ALGORITHM else []
-        rows.append(
-            {
-                "loss_rate": float(str(rate)),
-                "losses": str(losses),
-                "algorithm": str(algorithm),
-                "seeds": int(ours["seeds"].min()),
-                "falls": dict(zip(ours["task"], summary.rows(ours[["fall", "low", "high"]]), strict=True)),
-                "advice": "nothing" if harmless else "repair" if harmful else "undecided",
-                "repair": repairs[0]["arm"] if harmful and repairs else None,
-            }
-        )
+    for grid, arms, repairing in NETWORKS:
+        lossy = comparisons.get(grid, comparisons["01_tolerance"].head(0)).dropna(subset=["difference"])
+        for (arm, rate), ours in lossy.groupby(["arm", "loss_rate"], sort=False):
+            if said := re.fullmatch(arms, str(arm)):
+                network = {"loss_rate": float(str(rate)), **UNSAID, **said.groupdict()}
+                rows.append(network | _advice(ours, tasks, comparisons.get(repairing)))
+    networks = [tuple(row[name] for name in ("loss_rate", *UNSAID)) for row in rows]
+    if twice := [network for network in networks if networks.count(network) > 1]:
+        raise ValueError(f"{twice[0]} stands in two grids: leave it out of one")
     return rows
+
+
+def _advice(ours: pd.DataFrame, tasks: int, repairs: pd.DataFrame | None) -> dict[str, Any]:
+    ours = ours.assign(fall=-ours["difference"], low=-ours["high"], high=-ours["low"])
+    harmless = len(ours) == tasks and ours["high"].notna().all() and ours["high"].max() < summary.DROP
+    harmed = ours.loc[ours["low"] > summary.DROP, "task"]
+    helping = [] if repairs is None else helpful(repairs[repairs["task"].isin(harmed)])
+    return {
+        "seeds": int(ours["seeds"].min()),
+        "falls": dict(zip(ours["task"], summary.rows(ours[["fall", "low", "high"]]), strict=True)),
+        "advice": "nothing" if harmless else "repair" if len(harmed) else "undecided",
+        "repair": helping[0]["arm"] if helping else None,
+    }
 
 
 def helpful(compared: pd.DataFrame) -> list[dict[str, Any]]:
@@ -85,14 +91,6 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         advice = f"{row['advice']}: `{row['repair']}`" if row["repair"] else row["advice"]
         lines.append(f"| {' | '.join([*cells, advice])} |")
     return "\n".join(lines)
-
-
-def _networks(compared: pd.DataFrame, arms: str) -> pd.DataFrame:
-    """The arms that are networks, with `losses` and `algorithm`."""
-    lossy = compared.dropna(subset=["difference"])
-    said = lossy["arm"].str.extract(f"^{arms}$")
-    named = lossy.assign(losses=ALONE, algorithm=ALGORITHM).assign(**{str(name): said[name] for name in said})
-    return named[said.notna().all(axis=1)]
 
 
 def _points(of_task: dict[str, float | None] | None) -> str:

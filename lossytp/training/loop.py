@@ -97,7 +97,7 @@ class _Run:
         self.tokens = self.real_tokens = 0
         self.step_seconds: list[float] = []
         self.best, self.since_best = -math.inf, 0
-        self.drift = 0.0  # of replicas, at the last evaluation
+        self.drift = 0.0  # of replicas, behind the step that is evaluated
         self.resumed: list[int] = []  # behind which steps
         self.earlier_seconds = 0.0  # of the processes that were stopped
         self.numbers: dict[str, float] = {}  # of the last step, for logs
@@ -238,10 +238,12 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self._step(batch)
-        if self._evaluates_at(step):
-            self.drift = replica_drift(self.engine.module, self.layout, self.network)  # before resynchronisation
+        seconds = time.perf_counter() - started
+        if self._evaluates_at(step):  # how far apart copies came before they are brought together, in no training time
+            self.drift = replica_drift(self.engine.module, self.layout, self.network)
+        started = time.perf_counter()
         self.engine.resynchronise(step)
-        self.step_seconds.append(time.perf_counter() - started)
+        self.step_seconds.append(seconds + time.perf_counter() - started)
         self.losses.append(loss)
         speed = batch["attention_mask"].numel() / self.step_seconds[-1]
         self.numbers |= {"train/loss": loss, "train/learning_rate": rate, "train/tokens_per_second": speed}

@@ -39,6 +39,22 @@ def compared(falls, task="t"):
     return pd.DataFrame(rows).assign(task=task, model_name="m", max_steps=1, learning_rate=1.0)
 
 
+def test_cross_entropy_stands_beside_with_an_interval_and_a_test_of_its_own():
+    table = compared([("a", 0.2, 1.0, 0), ("b", 0.2, 2.0, 0)])
+    table.loc[table["arm"] == "b", ["rise_low", "rise_high", "rise_p_holm"]] = [1.5, 4.0, 0.01]
+    _, beside = falls_by_arm(table).axes
+    segments = beside.containers[0][2][0].get_segments()
+    assert [segment[:, 0].tolist() for segment in segments] == [pytest.approx([0.0, 2.0]), pytest.approx([1.5, 4.0])]
+    (dots,) = [each for each in beside.collections if len(each.get_offsets()) == 2 and each.get_facecolors().size]
+    assert dots.get_facecolors()[:, :3].tolist() == [[1, 1, 1], list(mpl.colors.to_rgb("C0"))]
+
+
+def test_loss_rates_are_written_in_percent():
+    ax = falls_against(compared([("a", 0.01, 1.0, 0), ("a", 0.2, 2.0, 0)]), {"loss_rate": "x"}).axes[0]
+    ax.figure.draw_without_rendering()
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["1 %", "20 %"]
+
+
 def test_an_arm_of_several_rates_has_a_row_for_each():
     figure = falls_by_arm(compared([("a", 0.1, 1.0, 0), ("a", 0.2, 2.0, 0), ("b", 0.2, 3.0, 0)]))
     labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]

@@ -105,9 +105,9 @@ def test_lossy_arms_are_also_compared_with_their_reference():
     assert both.loc[["no loss", "zero"], "gain"].isna().all()
     assert both.loc["better", "clean"] == pytest.approx(-0.04)
     assert both.loc["better", "clean_p_holm"] >= both.loc["better", "clean_p"] > 0
-    learnt = np.array([0.15 / 0.2, 0.24 / 0.3, 0.36 / 0.4]) - 1
-    assert both.loc["better", "share"] == pytest.approx(learnt.mean())
-    assert both.loc["better", "share_high"] == pytest.approx(learnt.mean() + stats.t.ppf(0.975, 2) * stats.sem(learnt))
+    assert both.loc["better", ["share", "share_low", "share_high"]].tolist() == pytest.approx(
+        (both.loc["better", ["difference", "low", "high"]] / (0.6 - 0.3)).tolist()  # 0.3 is the most frequent class's
+    )
     assert both.loc["better", "clean_high"] - both.loc["better", "high"] == pytest.approx(0.01)
     assert both.loc["better", ["rise", "rise_low", "rise_high"]].tolist() == pytest.approx(
         (-3 * both.loc["better", ["difference", "high", "low"]]).tolist()
@@ -119,8 +119,15 @@ def test_lossy_arms_are_also_compared_with_their_reference():
 def test_a_run_without_a_finite_cross_entropy_leaves_its_arm_no_rise():
     runs = table({"no loss": [0.5, 0.6, 0.7], "zero": [0.4, 0.52, 0.6], "worse": [0.3, 0.4, 0.5]})
     gone = (runs["arm"] == "worse") & (runs["seed"] == 1)
-    both = falls_and_gains(runs.assign(cross_entropy_lossy=runs["cross_entropy_lossy"].mask(gone)), reference=None)
-    both = both.set_index("arm")
+    entropy = runs["cross_entropy_lossy"]
+    for missing in (np.nan, np.inf):
+        both = falls_and_gains(runs.assign(cross_entropy_lossy=entropy.mask(gone, missing)), reference=None)
+        both = both.set_index("arm")
+        assert both.loc["worse", ["rise", "rise_p_holm"]].isna().all()
+    lossless = (runs["arm"] == "no loss") & (runs["seed"] == 1)
+    without = falls_and_gains(runs.assign(cross_entropy_lossy=entropy.mask(lossless)), reference=None)
+    assert without["rise"].isna().all(), "nothing to compare with"
+    assert without["difference"].notna().sum() == 2
     assert both.loc["worse", ["rise", "rise_p_holm"]].isna().all(), "the mean of the others would flatter it"
     assert both.loc["worse", "difference"] == pytest.approx(-0.2)
     assert both.loc["zero", "rise"] == pytest.approx(0.28)

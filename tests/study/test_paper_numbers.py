@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.study.typst_prose import prose
+from tests.study.typst_prose import prose, swallowed
 
 PAPER = Path(__file__).parents[2] / "paper"
 ALLOWED = (  # no results: names, the intervals' definition, and what a drawing numbers
@@ -86,7 +86,21 @@ def test_prose_keeps_its_place():
 
 @pytest.mark.parametrize("file", sorted(PAPER.glob("*.typ")), ids=lambda file: file.name)
 def test_no_semicolon_is_swallowed(file):
-    """Behind code in prose, as in `#fall(row); more`, Typst takes it for the code's end and prints none."""
-    code = r"#[\w.]+(\((?:[^()]|\([^()]*\))*\))?; "
-    assert len(re.findall(code, "costs #fall(row, of(x)); more, at #x.y; more")) == 2
-    assert not [found.group() for found in re.finditer(code, file.read_text(encoding="utf-8"))]
+    assert swallowed(file.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "#fall(row); more",
+        "#listed(rows.map(row => [#fall(row)])); more",
+        "#if x [a]; more",
+        "#if x [a] else [b];\nmore",
+        "#f[z]; more",
+        "#x.y; more",
+        "#x.at(1).z; more",
+        "[in a block #fall(row); more]",
+    ],
+)
+def test_a_swallowed_semicolon_is_found(source):
+    assert swallowed(f"#let x = 1; said; and\n{source}") == [2]

@@ -34,6 +34,8 @@ def test_advice_is_as_sure_as_all_tasks_are():
             "02_structure": compared(
                 [
                     ("a", "bursts of 16", 0.2, -0.005, -0.006, -0.004),  # not run in b, which may lose more
+                    ("a", "bursts of 100", 0.2, -0.05, -0.06, -0.04),
+                    ("b", "bursts of 100", 0.3, -0.05, -0.06, -0.04),  # where no repair of them was tried
                     ("a", "bursts of 16 whole messages", 0.2, -0.5, -0.6, -0.4),  # no network
                 ]
             ),
@@ -44,7 +46,9 @@ def test_advice_is_as_sure_as_all_tasks_are():
                     ("a", "ring, 8 ranks", 0.2, -0.5, -0.6, -0.4),  # more ranks than the others'
                 ]
             ),
+            "01_tolerance_of_both_phases": compared([("b", "both phases", 0.2, -0.1, -0.12, -0.08)]),
             "06_repair": repairs([("cheap", 0.2, 0.001, 0.1), ("dear", 0.02, 0.02, 1.0)]),
+            "06_repair_of_bursts": repairs([("interleaved", 0.2, 0.001, 0.1)]),
         }
     )
     advice = [(row["losses"], row["algorithm"], row["loss_rate"], row["advice"], row["repair"]) for row in table]
@@ -54,6 +58,9 @@ def test_advice_is_as_sure_as_all_tasks_are():
         ("losses alone", "direct", 0.2, "undecided", None),
         ("losses alone", "direct", 0.3, "undecided", None),
         ("bursts of 16", "direct", 0.2, "undecided", None),
+        ("bursts of 100", "direct", 0.2, "repair", "interleaved"),
+        ("bursts of 100", "direct", 0.3, "repair", None),
+        ("both phases", "direct", 0.2, "repair", None),
         ("losses alone", "ring", 0.2, "repair", None),
     ]
     assert table[-1]["falls"] == {"a": pytest.approx({"fall": 0.1, "low": 0.08, "high": 0.12})}
@@ -64,6 +71,12 @@ def test_advice_is_as_sure_as_all_tasks_are():
         "| 30 % | losses alone | direct | 10 | 0.5 | 0.0 (-0.1 to 0.1) | undecided |",
         "| 20 % | bursts of 16 | direct | 3 | 0.5 (0.4 to 0.6) | not run | undecided |",
     ]
+
+
+def test_a_network_of_two_grids_is_refused():
+    twice = compared([("a", "bursts of 8", 0.2, -0.1, -0.2, 0.0)])
+    with pytest.raises(ValueError, match=r"\(0.2, 'bursts of 8', 'direct'\) stands in two grids"):
+        practice({"01_tolerance": twice, "02_structure": twice})
 
 
 def repairs(rows):

@@ -56,6 +56,7 @@ def test_how_much_less_is_lost_in_longer_runs_is_told_by_seed(record):
     (told,) = summary.regained(table.assign(arm=(table["loss_rate"] > 0).map({True: "lossy", False: "no loss"})))
     assert (told["task"], told["steps"], told["longer_steps"]) == ("docstrings", 10, 30)
     assert told["gain"]["value"] == pytest.approx(0.2 * 0.2)
+    assert told["gain"]["high"] - told["gain"]["low"] == pytest.approx(0, abs=1e-9), "seeds differ, and alike at both"
 
 
 def test_what_controls_lose_are_no_packets(study, record):

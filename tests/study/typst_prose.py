@@ -31,9 +31,17 @@ def prose(source: str) -> str:
     return "".join(reader.kept)
 
 
+def swallowed(source: str) -> list[int]:
+    """The lines of semicolons behind code in prose, as in `#fall(row); more`: Typst ends code by them, unprinted."""
+    reader = _Reader(source)
+    reader.markup("")
+    return [source.count("\n", 0, at) + 1 for at in reader.semicolons]
+
+
 class _Reader:
     def __init__(self, source: str) -> None:
         self.source, self.at = source, 0
+        self.semicolons: list[int] = []
         self.kept = [character if character == "\n" else " " for character in source]
 
     def here(self) -> str:
@@ -97,7 +105,8 @@ class _Reader:
         """What follows a `#` in markup."""
         if self.skip(STATEMENT):
             self.code("\n;])}")
-        elif self.skip(BRANCH):
+            return
+        if self.skip(BRANCH):
             self.code("[{")
             self.group()
             while self.skip(ELSE):
@@ -108,3 +117,5 @@ class _Reader:
                 self.group()
             while self.skip(FIELD) or (self.here() in ("(", "[") and self.group()):
                 pass
+        if self.here() == ";":
+            self.semicolons.append(self.at)
