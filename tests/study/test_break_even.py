@@ -167,3 +167,6 @@ def test_the_figure_shows_price_and_steps(times):
     (hollow,) = [line for line in ax.lines if line.get_markerfacecolor() == "white"]
     assert hollow.get_xdata().tolist() == [0.2]
     assert price_against_loss(price_of_reliability(times)).axes[0].lines
+    fewer = ratios.assign(low=ratios["low"].where(ratios["loss_rate"] == 0, 0.6))
+    (ax,) = price_against_loss(price_of_reliability(times), fewer).axes
+    assert ax.get_ylim()[0] < 0.6 and 1 < ax.get_ylim()[1], "an interval's lower end is seen"
