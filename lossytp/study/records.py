@@ -48,7 +48,7 @@ def whole_seeds(
 
 def _training(config: TrainConfig) -> tuple:
     """What `TRAINING` names of a table's row, of a cell that may have none yet."""
-    return tuple({**config.as_dict(), "task": config.dataset}[name] for name in TRAINING)
+    return tuple(getattr(config, "dataset" if name == "task" else name) for name in TRAINING)
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
