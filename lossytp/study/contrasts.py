@@ -63,9 +63,8 @@ def unlearnt(table: pd.DataFrame, *, margin: float = MARGIN) -> pd.DataFrame:
     """
     if table.empty:
         return pd.DataFrame(columns=list(TRAINING))
-    runs = table[table["arm"] == LOSSLESS]
-    above = (runs["accuracy_lossy"] - runs["majority_share"]).groupby([runs[name] for name in TRAINING]).mean()
-    return above[above <= margin].index.to_frame(index=False)
+    learnt = _learnt(table)
+    return learnt[learnt <= margin].index.to_frame(index=False)
 
 
 def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFrame:
@@ -86,11 +85,9 @@ def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
     for name, outcome in (("clean", table["accuracy_clean"]), ("rise", entropy)):
         others = contrasts(table.assign(outcome=outcome), reference=LOSSLESS, outcome="outcome")
         found = _beside(found, others, where, name)
-    lossless = table[table["arm"] == LOSSLESS]
-    learnt = (lossless["accuracy_lossy"] - lossless["majority_share"]).groupby([lossless[name] for name in TRAINING])
-    most = found.join(learnt.mean().rename("most"), on=list(TRAINING))["most"]
+    learnt = found.join(_learnt(table), on=list(TRAINING))["learnt"]
     for share, difference in {"share": "difference", "share_low": "low", "share_high": "high"}.items():
-        found[share] = found[difference] / most
+        found[share] = found[difference] / learnt
     if reference is None:
         return found
     gains = contrasts(changes(table), reference=reference, outcome="change", within=("task",))
@@ -103,6 +100,13 @@ def changes(table: pd.DataFrame, *, within: Sequence[str] = TRAINING) -> pd.Data
     without = table[table["arm"] == LOSSLESS].set_index(key)["accuracy_lossy"].rename("without")
     lossy = table[table["arm"] != LOSSLESS].join(without, on=key)
     return lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
+
+
+def _learnt(table: pd.DataFrame) -> pd.Series:
+    """By training, the mean accuracy without losses beyond the most frequent class's share."""
+    runs = table[table["arm"] == LOSSLESS]
+    beyond = (runs["accuracy_lossy"] - runs["majority_share"]).rename("learnt")
+    return beyond.groupby([runs[name] for name in TRAINING]).mean()
 
 
 def _beside(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from lossytp.study import summary
+from lossytp.study.statistics import CONFIDENCE
 
 NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, and the grid that tries repairs on such
     ("01_tolerance", r"(?P<losses>losses alone)", "06_repair"),
@@ -15,7 +16,6 @@ NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, an
     ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", ""),
 )
 UNSAID = {"losses": "losses alone", "algorithm": "direct"}  # where an arm's name says nothing else
-SURE = 0.05  # of p-values after Holm
 
 
 def practice(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ def helpful(compared: pd.DataFrame) -> list[dict[str, Any]]:
     that send nothing first, then the cheaper, and of equal cost the one that gains most in its worst task.
     """
     tried = compared.dropna(subset=["gain"])
-    sure = tried[tried["gain_p_holm"] < SURE]
+    sure = tried[tried["gain_p_holm"] < 1 - CONFIDENCE]
     arms = set(sure.loc[sure["gain"] > 0, "arm"]) - set(sure.loc[sure["gain"] < 0, "arm"])
     by_arm = tried[tried["arm"].isin(arms)].groupby("arm", sort=False)
     best = by_arm.agg(extra=("extra_packet_share", "max"), gain=("gain", "min"))
