@@ -12,7 +12,7 @@ NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, an
     ("01_tolerance", r"(?P<losses>losses alone)", "06_repair"),
     ("01_tolerance", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
     ("02_structure", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
-    ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", ""),
+    ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", "06_repair_of_both_phases"),
     ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", ""),
 )
 UNSAID = {"losses": "losses alone", "algorithm": "direct"}  # where an arm's name says nothing else

@@ -46,9 +46,10 @@ def test_advice_is_as_sure_as_all_tasks_are():
                     ("a", "ring, 8 ranks", 0.2, -0.5, -0.6, -0.4),  # more ranks than the others'
                 ]
             ),
-            "01_tolerance_of_both_phases": compared([("b", "both phases", 0.2, -0.1, -0.12, -0.08)]),
+            "01_tolerance_of_both_phases": compared([("a", "both phases", 0.2, -0.1, -0.12, -0.08)]),
             "06_repair": repairs([("cheap", 0.2, 0.001, 0.1), ("dear", 0.02, 0.02, 1.0)]),
             "06_repair_of_bursts": repairs([("interleaved", 0.2, 0.001, 0.1)]),
+            "06_repair_of_both_phases": repairs([("of both", 0.2, 0.001, 0.1)]),
         }
     )
     advice = [(row["losses"], row["algorithm"], row["loss_rate"], row["advice"], row["repair"]) for row in table]
@@ -60,7 +61,7 @@ def test_advice_is_as_sure_as_all_tasks_are():
         ("bursts of 16", "direct", 0.2, "undecided", None),
         ("bursts of 100", "direct", 0.2, "repair", "interleaved"),
         ("bursts of 100", "direct", 0.3, "repair", None),
-        ("both phases", "direct", 0.2, "repair", None),
+        ("both phases", "direct", 0.2, "repair", "of both"),
         ("losses alone", "ring", 0.2, "repair", None),
     ]
     assert table[-1]["falls"] == {"a": pytest.approx({"fall": 0.1, "low": 0.08, "high": 0.12})}
