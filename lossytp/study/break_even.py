@@ -17,6 +17,26 @@ from lossytp.study.step_times import BEST_EFFORT
 SHARE = 0.9  # of what a run without losses gains over answering with the most frequent class
 SIGN_TEST_SEEDS = 5  # whose smallest is a one-sided bound of 97 %
 NETWORK = ["bandwidth_gbits", "round_trip_us"]
+BEST_EFFORT_SHARE = {"both": 1.0, "reduce": 0.5}  # of the messages, by the phases that lose packets
+
+
+def by_phases(records: list[dict], step_times: pd.DataFrame) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
+    """`step_ratios`, and `winners` of `break_even`, by the phases that lose packets, "both" and "reduce".
+
+    Args:
+        records: runs of one length that lose nothing, lose packets of the reduce phase, and lose them of both.
+        step_times: from `step_times.step_times`.
+    """
+    ratios, won = {}, {}
+    for phases, share in BEST_EFFORT_SHARE.items():
+        runs = [
+            record
+            for record in records
+            if record["config"]["loss_rate"] == 0 or record["config"]["reliable_gather"] is (phases == "reduce")
+        ]
+        ratios[phases] = step_ratios(steps_to_accuracy(runs, targets(records)))
+        won[phases] = winners(break_even(step_times, ratios[phases], best_effort_share=share))
+    return ratios, won
 
 
 def targets(records: list[dict], share: float = SHARE) -> dict[str, float]:
@@ -188,3 +208,18 @@ def break_even(
                 )
             )
     return pd.concat(tables, ignore_index=True)
+
+
+def winners(table: pd.DataFrame) -> pd.DataFrame:
+    """In how many of the products of bandwidth and round trip, on which alone they depend, each wins.
+
+    Args:
+        table: from `break_even`.
+
+    A row for each task, transport, compute share and loss rate; columns `losing`, `retransmitting` and `open`.
+    """
+    where = ["task", "transport", "compute_share", "loss_rate"]
+    product = (table["bandwidth_gbits"] * table["round_trip_us"]).rename("product")
+    distinct = table.assign(product=product).drop_duplicates([*where, "product"])
+    counts = distinct.groupby([*where, "winner"], sort=False).size().unstack(fill_value=0)
+    return counts.reindex(columns=["losing", "retransmitting", "open"], fill_value=0).reset_index()

@@ -13,12 +13,11 @@ def label(config: dict) -> str:
     parts = [
         f"{axis} {config[size]} ({config[details[axis]]})" for axis, size in PARALLELISMS.items() if config[size] > 1
     ]
-    about_losses = {
-        config["repair"]: config["repair"] != "zero",
-        "clipped": config["gradient_clipping"] is not None,
-        "exact adjoint": config["exact_adjoint"],
-    }
-    return ", ".join([" x ".join(parts) or "one process", *(name for name, told in about_losses.items() if told)])
+    words = [" x ".join(parts) or "one process"]
+    words += [config["repair"]] * (config["repair"] != "zero")
+    words += ["clipped"] * (config["gradient_clipping"] is not None)
+    words += ["exact adjoint"] * config["exact_adjoint"]
+    return ", ".join(words)
 
 
 def compare(records: list[dict]) -> pd.DataFrame:

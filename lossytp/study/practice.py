@@ -1,6 +1,7 @@
 """What a practitioner takes from the study: what a network's losses cost, and what is to be done about them."""
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 import pandas as pd
@@ -49,7 +50,7 @@ def _advice(ours: pd.DataFrame, tasks: int, repairs: pd.DataFrame | None) -> dic
     ours = ours.assign(fall=-ours["difference"], low=-ours["high"], high=-ours["low"])
     harmless = len(ours) == tasks and ours["high"].notna().all() and ours["high"].max() < summary.DROP
     harmed = ours.loc[ours["low"] > summary.DROP, "task"]
-    helping = [] if repairs is None else helpful(repairs[repairs["task"].isin(harmed)])
+    helping = [] if repairs is None else helpful(repairs, set(harmed))
     return {
         "seeds": int(ours["seeds"].min()),
         "falls": dict(zip(ours["task"], summary.rows(ours[["fall", "low", "high"]]), strict=True)),
@@ -58,18 +59,20 @@ def _advice(ours: pd.DataFrame, tasks: int, repairs: pd.DataFrame | None) -> dic
     }
 
 
-def helpful(compared: pd.DataFrame) -> list[dict[str, Any]]:
+def helpful(compared: pd.DataFrame, where: Collection[str] | None = None) -> list[dict[str, Any]]:
     """The repairs that are shown to lose less than the reference in some task, and more in none; JSON-ready.
 
     Args:
         compared: from `contrasts.falls_and_gains`, with `extra_packet_share`.
+        where: the tasks, one of which a repair is to help in; any if left out.
 
     Each has `arm` and `extra`, the largest share of packets that it sends beyond the messages' own in any task; those
     that send nothing first, then the cheaper, and of equal cost the one that gains most in its worst task.
     """
     tried = compared.dropna(subset=["gain"])
     sure = tried[tried["gain_p_holm"] < 1 - CONFIDENCE]
-    arms = set(sure.loc[sure["gain"] > 0, "arm"]) - set(sure.loc[sure["gain"] < 0, "arm"])
+    asked = sure["task"].isin(sure["task"].unique() if where is None else where)
+    arms = set(sure.loc[asked & (sure["gain"] > 0), "arm"]) - set(sure.loc[sure["gain"] < 0, "arm"])
     by_arm = tried[tried["arm"].isin(arms)].groupby("arm", sort=False)
     best = by_arm.agg(extra=("extra_packet_share", "max"), gain=("gain", "min"))
     best = best.sort_values(["extra", "gain"], ascending=[True, False]).reset_index()

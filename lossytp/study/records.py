@@ -16,11 +16,15 @@ MAJORITY = ("accuracy_clean", "accuracy_lossy")
 
 
 def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
-    """The tidy table of the cells that are finished, with a column `arm` and in the grid's order, and their records."""
+    """The tidy table of the cells that are finished, in the grid's order, and their records.
+
+    Besides what `tidy` has, `arm` and `run`, the name of the record's folder.
+    """
     found = [(cell, read_record(Path(cell.config.output_dir))) for cell in experiment.cells]
     done = [(cell, record) for cell, record in found if record is not None]
     table = tidy([record for _, record in done])
     table.insert(0, "arm", [cell.arm for cell, _ in done])
+    table.insert(1, "run", [Path(cell.config.output_dir).name for cell, _ in done])
     return table, [record for _, record in done]
 
 

@@ -6,15 +6,20 @@ All that is returned is JSON-ready: null stands for infinity, and for what is no
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from lossytp.study.contrasts import changes
-from lossytp.study.statistics import Estimate, loss_budget, t_interval
+from lossytp.study.statistics import Estimate, loss_budget, rank_correlation, t_interval
 
 DROP = 0.01  # the loss budget's fall in accuracy: one point
+FALLS = {
+    "fall_at_largest_rate": "accuracy_lossy",
+    "official_fall_at_largest_rate": "accuracy_official_lossy",  # of the part of the test sample that is official
+}
 VARIED = {"loss_type", "loss_rate", "mean_burst_packets", "ge_config", "seed"}  # in the runs of one tolerance curve
 
 
@@ -85,10 +90,12 @@ def differing(record: dict, shared: dict[str, Any]) -> list[str]:
 
 
 def tolerance(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Of each task and arm the loss budget, the fall at the largest rate, and every point of the curve.
+    """Of each task and arm the loss budget, the falls at the largest rate, and every point of the curve.
 
     Args:
         table: from `records.with_lossless`: every arm has the runs without losses as its rate 0.
+
+    Falls are paired by seed; `largest_deviation` is the largest of the rates' standard deviations of them.
     """
     return [
         {"task": str(task), **_arm(str(arm), runs)} for (task, arm), runs in table.groupby(["task", "arm"], sort=False)
@@ -146,6 +153,33 @@ def regained(table: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
+def orders(table: pd.DataFrame, compared: pd.DataFrame, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Of each task, how well what the arms lack orders their falls.
+
+    Args:
+        table: runs with losses and without, as `contrasts.changes` takes them.
+        compared: from `contrasts.falls_and_gains`, of the same, with the columns `axes`, such as the missing share;
+            arms of which one is missing are left out.
+
+    By name of an axis, Spearman's rank correlation of the mean falls with it, `value`, and the `least` that a single
+    seed's falls have; `alike` tells whether all axes order the arms alike.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    known = compared.dropna(subset=["difference", *axes])
+    falls = changes(table).pivot_table(index="arm", columns=["task", "seed"], values="change")
+    for task, ours in known.groupby("task", sort=False):
+        by_seed = -falls[task].loc[ours["arm"]].to_numpy().T
+        row: dict[str, Any] = {"alike": all(ours[name].rank().equals(ours[axes[0]].rank()) for name in axes)}
+        for name in axes:
+            values = ours[name].to_numpy()
+            row[name] = {
+                "value": rank_correlation(values, -ours["difference"].to_numpy()),
+                "least": min(rank_correlation(values, fall) for fall in by_seed),
+            }
+        found[str(task)] = row
+    return found
+
+
 def estimate(value: Estimate) -> dict[str, float | None]:
     """As JSON, which has no infinity."""
     return {name: each if math.isfinite(each) else None for name, each in value._asdict().items()}
@@ -167,9 +201,19 @@ def _arm(name: str, runs: pd.DataFrame) -> dict[str, Any]:
         "seeds": len(whole),
         "largest_rate": largest,
         "budget": estimate(loss_budget(rates, whole.to_numpy(), drop=DROP)),
-        "fall_at_largest_rate": estimate(t_interval(whole[rates[0]].to_numpy() - whole[largest].to_numpy())),
+        "largest_deviation": float(whole.sub(whole[rates[0]], axis=0).std().max()) if len(whole) > 1 else None,
+        **{
+            name: estimate(t_interval(_fall(runs[runs["seed"].isin(whole.index)], outcome, largest)))
+            for name, outcome in FALLS.items()
+            if outcome in runs and runs[outcome].notna().all()
+        },
         "points": [_point(rate, runs[runs["loss_rate"] == rate]) for rate in rates.tolist()],
     }
+
+
+def _fall(runs: pd.DataFrame, outcome: str, rate: float) -> np.ndarray:
+    by_rate = runs.set_index(["loss_rate", "seed"])[outcome]
+    return (by_rate[0.0] - by_rate[rate]).to_numpy()
 
 
 def _point(rate: float, runs: pd.DataFrame) -> dict[str, Any]:

@@ -5,7 +5,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.break_even import break_even, price_of_reliability, step_ratios, steps_to_accuracy, targets
+from lossytp.study.break_even import (
+    break_even,
+    by_phases,
+    price_of_reliability,
+    step_ratios,
+    steps_to_accuracy,
+    targets,
+    winners,
+)
 from lossytp.study.figures import price_against_loss
 from lossytp.study.statistics import t_interval
 from lossytp.study.step_times import BEST_EFFORT
@@ -156,6 +164,33 @@ def test_never_reached_is_at_least_and_rates_beyond_those_measured_are_left_out(
     assert table["at_least"].tolist() == [False, True]
     assert table["high"].tolist() == [1, np.inf]
     assert table["winner"].tolist() == ["open", "open"]
+
+
+def test_wins_are_counted_once_for_each_product_of_bandwidth_and_round_trip(times):
+    ratios = pd.DataFrame(
+        {"task": "t", "loss_rate": [0.0, 0.2], "never": 0, "ratio": [1, 1.5], "low": [1, 1.4], "high": [1, 1.6]}
+    )
+    same = times.assign(bandwidth_gbits=1, round_trip_us=1000)
+    other = times.assign(bandwidth_gbits=1, seconds=1.0)  # nothing waits: retransmitting is free
+    table = break_even(pd.concat([times, same, other]), ratios, best_effort_share=1, compute_shares=[0.0])
+    won = winners(table).set_index("loss_rate")[["losing", "retransmitting", "open"]]
+    assert won.loc[0.2].tolist() == [1, 1, 0]
+    assert won.loc[0.0].tolist() == [0, 0, 2]
+
+
+def test_a_loser_of_the_reduce_phase_alone_is_compared_with_its_own_kind(run, times):
+    lossless = [run(0.0, seed, 0.5, 0.6, 0.69, 0.7) for seed in (0, 1)]
+    reduce = [run(0.2, seed, 0.4, 0.5, 0.6, 0.7) for seed in (0, 1)]
+    both = [run(0.2, seed, 0.4, 0.45, 0.5, 0.7) for seed in (0, 1)]
+    for each in [*lossless, *reduce]:
+        each["config"]["reliable_gather"] = True
+    for each in both:
+        each["config"]["reliable_gather"] = False
+    ratios, won = by_phases([*lossless, *reduce, *both], times)
+    # 0.66, nine tenths of the way from 0.3 to 0.7, is reached at steps 266.7, 360 and 380
+    assert ratios["reduce"]["ratio"].tolist() == pytest.approx([1, 360 / (200 + 600 / 9)])
+    assert ratios["both"]["ratio"].tolist() == pytest.approx([1, 380 / (200 + 600 / 9)])
+    assert set(won) == {"both", "reduce"}
 
 
 def test_the_figure_shows_price_and_steps(times):

@@ -101,6 +101,8 @@ def test_helpful_is_what_is_shown_to_help_somewhere_and_to_hurt_nowhere_the_chea
     assert helpful(both) == [{"arm": "q", "extra": 0.0}, {"arm": "r", "extra": 0.0}, {"arm": "p", "extra": 1.5}]
     hurting = pd.concat([repairs(a), repairs([("q", -0.1, 0.01, 0.0)]).assign(task="b")])
     assert [each["arm"] for each in helpful(hurting)] == ["r", "p"]
+    assert [each["arm"] for each in helpful(hurting, {"a"})] == ["r", "p"], "what hurts elsewhere is no advice here"
+    assert helpful(both, {"b"}) == helpful(both, set()) == []
 
 
 def test_the_readme_shows_what_the_committed_results_say():

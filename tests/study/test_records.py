@@ -53,6 +53,7 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
     whole, theirs = whole_seeds(experiment, table, records, learnt)
     assert whole[["arm", "seed"]].values.tolist() == [["none", 0], ["lossy", 0], ["none", 2], ["lossy", 2]]
     assert [each["config"]["seed"] for each in theirs] == [0, 0, 2, 2]
+    assert whole["run"].tolist() == ["none0", "lossy0", "none2", "lossy2"]  # by which a point's record is found
     assert whole_seeds(experiment, table, records, learnt, fewest=3)[0].empty
     assert whole_seeds(experiment, tidy([]), [], unlearnt(tidy([])))[0].empty
 

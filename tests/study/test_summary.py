@@ -1,5 +1,6 @@
 import json
 
+import pandas as pd
 import pytest
 
 from lossytp.study import summary
@@ -35,10 +36,38 @@ def test_parts_of_the_test_sample_are_told_where_a_task_has_them(study, record, 
         for seed in (0, 1)
     ]
     for each in other:
-        each["final"]["accuracy_official_lossy"] = 0.5
+        config = each["config"]
+        each["final"]["accuracy_official_lossy"] = 0.5 + 0.1 * config["seed"] - config["loss_rate"]
     docstrings, *_, held_out = summary.tolerance(curves([*study, *other]))
-    assert held_out["points"][1]["accuracy_official_lossy"]["value"] == 0.5
+    assert held_out["points"][1]["accuracy_official_lossy"]["value"] == pytest.approx(0.45)
+    assert held_out["official_fall_at_largest_rate"]["low"] == pytest.approx(0.1), "paired: seeds differ alike at both"
     assert "accuracy_official_lossy" not in docstrings["points"][1]
+    assert "official_fall_at_largest_rate" not in docstrings
+
+
+def test_falls_deviate_from_seed_to_seed_as_their_worst_rate_does(record, curves):
+    accuracy = {0.0: [0.5, 0.6], 0.1: [0.5, 0.59], 0.2: [0.4, 0.53]}
+    made = [record(loss_rate=rate, seed=s, accuracy=each[s]) for rate, each in accuracy.items() for s in (0, 1)]
+    (arm,) = summary.tolerance(curves(made))
+    assert arm["largest_deviation"] == pytest.approx(0.03 / 2**0.5)
+    (alone,) = summary.tolerance(curves(made[::2]))
+    assert alone["largest_deviation"] is None
+
+
+def test_falls_are_ordered_by_what_is_missing_on_average_and_in_each_seed():
+    falls = {"a": [0.1, 0.1], "b": [0.2, 0.4], "c": [0.3, 0.2]}  # c is above b in the first seed, and not on average
+    runs = [("t", arm, seed, 0.2, 0.9 - fall) for arm, each in falls.items() for seed, fall in enumerate(each)]
+    runs += [("t", "no loss", seed, 0.0, 0.9) for seed in (0, 1)]
+    table = pd.DataFrame(runs, columns=["task", "arm", "seed", "loss_rate", "accuracy_lossy"])
+    table = table.assign(model_name="m", max_steps=1, learning_rate=1.0)
+    missing = {"arm": ["a", "b", "c", "other"], "share": [0.1, 0.2, 0.3, None], "error": [1.0, 3.0, 2.0, 4.0]}
+    compared = pd.DataFrame(missing).assign(task="t", difference=[-0.1, -0.3, -0.25, -0.9])
+    (order,) = summary.orders(table, compared, ["share", "error"]).values()
+    assert order["share"] == {"value": pytest.approx(0.5), "least": pytest.approx(0.5)}
+    assert order["error"] == {"value": pytest.approx(1), "least": pytest.approx(0.5)}
+    assert not order["alike"]
+    (alike,) = summary.orders(table, compared.assign(error=[1.0, 4.0, 9.0, 0.0]), ["share", "error"]).values()
+    assert alike["alike"]
 
 
 def test_how_much_less_is_lost_in_longer_runs_is_told_by_seed(record):

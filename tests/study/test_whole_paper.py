@@ -152,3 +152,13 @@ def test_the_paper_is_typeset_without_any_one_of_its_grids_and_without_all(root,
         }
         (root / "results" / "paper.json").write_text(json.dumps({**paper, **kept}))
         assert len(pages(root)) > 2, missing
+
+
+@pytest.mark.parametrize("task", ["docstrings", "sst2_held_out"])
+def test_the_paper_is_typeset_where_one_task_was_not_run(root, paper, task):
+    for names in (["06_repair", "06_repair_of_both_phases"], list(paper["comparisons"])):
+        fewer = {name: [row for row in paper["comparisons"][name] if row["task"] != task] for name in names}
+        fewer = {name: rows for name, rows in fewer.items() if rows}
+        kept = {name: rows for name, rows in paper["comparisons"].items() if name not in names}
+        (root / "results" / "paper.json").write_text(json.dumps({**paper, "comparisons": {**kept, **fewer}}))
+        assert len(pages(root)) > 2, names
