@@ -58,15 +58,19 @@ class Counters:
         ]
 
     def summary(self, purpose: str) -> dict:
-        """Totals of one purpose, all together and grouped, with observed loss rates; and the messages, by direction."""
+        """Totals of one purpose, all together and grouped, with observed loss rates; and the messages, by direction.
+
+        A link is named with its group where there are several: groups may number different ends alike.
+        """
         rows = self.rows(purpose)
+        several = len({row["group"] for row in rows}) > 1
         groupings: dict[str, Callable[[dict], object]] = {
             "by_direction": lambda row: row["direction"],
             "by_operation": lambda row: row["operation"],
             "by_phase": lambda row: row["phase"],
             "by_module": lambda row: row["module"],
             "by_layer": lambda row: row["layer"],
-            "by_link": lambda row: f"{row['src']}->{row['dst']}",
+            "by_link": lambda row: f"{row['group']}: " * several + f"{row['src']}->{row['dst']}",
         }
         summary: dict = _total(rows)
         for name, label in groupings.items():

@@ -70,9 +70,6 @@ class Fec(Repair):
         covered = [len(range(first, self.k, parity)) for first in range(parity)]  # packets of each parity packet
         return float(sum(size * loss_rate * (1 - (1 - loss_rate) ** size) for size in covered) / self.k)
 
-    def extra_share(self, loss_rate: float) -> float:
-        return (self.n - self.k) / self.k
-
 
 @lru_cache(maxsize=1024)
 def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:

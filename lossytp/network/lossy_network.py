@@ -1,10 +1,10 @@
 """A network whose directed links lose packets.
 
-What a lost packet takes away: a message is a tensor in row-major order. An algorithm cuts it into chunks, as many as
-ranks, of ceil(n / R) elements (`lossytp.network.routes`); what of it crosses a link goes in packets of whole elements
-(`lossytp.network.packets`). A lost packet of a contribution is missing from the sum, one of a result from those ranks'
-results that it was on its way to; all contributions are summed before any result is sent. What takes its place is the
-repair's (`lossytp.network.repair`), zero when none is named.
+What a lost packet takes away: a message is a tensor in row-major order. `direct` and `ring` cut it into chunks, as many
+as ranks, of ceil(n / R) elements, other algorithms send it whole (`lossytp.network.routes`); what of it crosses a link
+goes in packets of whole elements (`lossytp.network.packets`). A lost packet of a contribution is missing from the sum,
+one of a result from those ranks' results that it was on its way to; all contributions are summed before any result is
+sent. What takes its place is the repair's (`lossytp.network.repair`), zero when none is named.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ class LossyNetwork:
 
     Args:
         process: the process of every link, or `{(src, dst): process}` for named links.
-        default: the process of links that `process` does not name; lossless when left out.
+        default: the process of links that a mapping does not name; lossless when left out.
         seed: names the random streams; the same seed loses the same packets in any process layout.
         wire: packet geometry.
         scope: which messages may lose packets; all when left out.

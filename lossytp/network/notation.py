@@ -15,7 +15,10 @@ LONGEST = 500
 
 def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """``name`` or ``name(1, two=2)`` as name, values and named values; ValueError, naming the `kind`, otherwise."""
-    problem = ValueError(f"{kind} = {text!r} is not understood: write a name, or name(1, option=2) with plain values")
+    problem = ValueError(
+        f"{kind} = {text!r} is not understood: write a name, or name(1, option=2) with plain values; names with a "
+        "hyphen take none"
+    )
     if re.fullmatch(r"[\w-]+", text.strip()):
         return text.strip(), [], {}
     if len(text) > LONGEST:
@@ -65,6 +68,8 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
         if "(" in text:  # without, what is wrong came from elsewhere
             raise ValueError(f"{kind} = {text!r}: {error}") from error
         raise
+    except TypeError as error:  # a value of another type than its parameter's
+        raise ValueError(f"{kind} = {text!r}: {error}; {takes}") from error
 
 
 _signature = functools.cache(inspect.signature)  # a study builds thousands

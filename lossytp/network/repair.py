@@ -38,10 +38,6 @@ class Repair:
         """Share of a message's packets that are missing in the end, over a Bernoulli link of this loss rate."""
         return loss_rate
 
-    def extra_share(self, loss_rate: float) -> float:
-        """Packets sent beyond the message's own, for each of those, over a Bernoulli link of this loss rate."""
-        return 0.0
-
 
 @dataclass(frozen=True)
 class Zero(Repair):
@@ -116,9 +112,6 @@ class Retransmit(Repair):
 
     def missing_rate(self, loss_rate: float) -> float:
         return float(loss_rate ** (self.budget + 1))
-
-    def extra_share(self, loss_rate: float) -> float:
-        return float(sum(loss_rate**again for again in range(1, self.budget + 1)))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,7 @@ class Trace:
             return cls.from_indicators(np.frombuffer(text.encode(), dtype=np.uint8) - ord("0"))
         except OSError as error:
             raise ValueError(f"trace {file} cannot be read ({error.strerror}): give the path of a file") from error
-        except ValueError as error:
+        except (ValueError, EOFError) as error:  # the latter of an empty .npy
             raise ValueError(f"trace {file}: {error}") from error
 
     @property

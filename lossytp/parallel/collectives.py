@@ -178,7 +178,8 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
     Args:
         x_RN: (ranks, elements), one floating-point message a rank; not changed, and not differentiated through.
         network: advanced by the packets the messages fill.
-        wiring: `Wiring`'s, such as `algorithm` and `repair`; but `sequence_parallel`, which is no all-reduce.
+        wiring: `Wiring`'s, such as `algorithm` and `repair`; but `sequence_parallel`, which is no all-reduce, and the
+            repair "stale", which has nothing to put in: a call knows of none before it, as a `LossyCollective` does.
 
     Returns:
         (ranks, elements): the result that each rank holds.
@@ -190,5 +191,7 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
     if wiring.get("sequence_parallel"):
         raise ValueError("sequence_parallel = True is no all-reduce: leave it out")
     collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring(**wiring))
+    if isinstance(repair_named(collective.wiring.repair), Stale):
+        raise ValueError("repair = 'stale' in a single sum, before which nothing arrived: choose another")
     result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
     return result if collective.wiring.own_streams else result.expand_as(x_RN).clone()

@@ -29,7 +29,11 @@ SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
 
 
 class TensorParallelBlock(GPT2Block):
-    """A block that gradient checkpointing, whenever it is enabled, recomputes with the losses of its first pass."""
+    """A block that gradient checkpointing, whenever it is enabled, recomputes with the losses of its first pass.
+
+    transformers sets `_gradient_checkpointing_func` on every block when checkpointing is enabled, and then calls it
+    in place of the block's forward.
+    """
 
     @property
     def _gradient_checkpointing_func(self) -> Callable:

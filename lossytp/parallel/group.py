@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,6 +64,11 @@ class RankGroup:
         first = self.process_group.rank() * here if self.process_group else 0
         return range(first, first + here)
 
+    @property
+    def plain_group(self) -> Any:
+        """The process group, or the one that it wraps where it is a lossy one."""
+        return getattr(self.process_group, "wrapped", self.process_group)
+
     def begin_sum_(self, partial: "Tensor") -> Callable[[], object]:
         """Begin to add up the processes' partial sums, in place; the returned function waits for the end.
 
@@ -72,8 +77,7 @@ class RankGroup:
         """
         if self.process_group is None or self.processes == 1:
             return _nothing_to_wait_for
-        plain = getattr(self.process_group, "wrapped", self.process_group)
-        return plain.allreduce([partial]).wait
+        return self.plain_group.allreduce([partial]).wait
 
 
 def _nothing_to_wait_for() -> None:

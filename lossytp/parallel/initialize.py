@@ -55,8 +55,8 @@ def init_process_group(
         network: the same seed, processes and wire on every rank.
         wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries what lies on the CPU).
         algorithm, repair: of every operation, as `lossytp.parallel.wiring.Wiring`'s.
-        reliable_gather: False loses packets of an all-reduce's result too, other ones on every rank; not with "sender",
-            whose sum is everywhere at once.
+        reliable_gather: False loses packets of an all-reduce's result too, other ones on every rank; it changes nothing
+            with "sender", whose sum is everywhere at once.
         join_timeout_s: how long to wait for the other ranks, where no agent of torchrun has brought them together.
 
     Raises:

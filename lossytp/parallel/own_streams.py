@@ -140,6 +140,9 @@ class PerRank(nn.Module):
 def give_own_streams_(model: PreTrainedModel, group: RankGroup, *, own_copies: bool) -> None:
     """Let `model`, whose blocks are tensor-parallel, compute on a stream for each rank; its replicated parameters too,
     where the ranks have copies of their own."""
+    if type(model) not in OWN_STREAMS:
+        names = ", ".join(known.__name__ for known in OWN_STREAMS)
+        raise TypeError(f"{type(model).__name__} cannot compute on a stream for each rank: give one of {names}")
     ranks_here = len(group.local)
     own: Any = model
     own.__class__ = OWN_STREAMS[type(model)]
@@ -225,6 +228,5 @@ def take_first_ranks_(tensors: Iterable[Tensor], group: RankGroup) -> None:
     """Replace the tensors by those of the process that holds the group's first rank."""
     if group.process_group is None or group.processes == 1:
         return
-    plain = getattr(group.process_group, "wrapped", group.process_group)
     for tensor in tensors:
-        dist.broadcast(tensor.detach(), group_src=0, group=plain)
+        dist.broadcast(tensor.detach(), group_src=0, group=group.plain_group)

@@ -155,6 +155,11 @@ def _check_replicas(config: "TrainConfig | EvaluateConfig") -> None:
             f"replicated_gradients = {config.replicated_gradients!r} where all ranks share a residual stream: give "
             "reliable_gather = False, or leave it out"
         )
+    if config.replicated_gradients == "lossy" and isinstance(repair_named(config.repair), Local):
+        raise ValueError(
+            "replicated_gradients = 'lossy' with repair = 'local', by which a rank's own gradient would stand for the "
+            "sum of all: choose another repair"
+        )
     if config.resync_every is not None and config.replicated_gradients == "reliable":
         raise ValueError(
             f"resync_every = {config.resync_every} where copies do not drift: give replicated_gradients = 'lossy' or "

@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,11 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     for flag in flags:
         if flags.count(flag) > 1:
             raise ValueError(f"--{flag.strip('_')} is given {flags.count(flag)} times: give it once")
+    switches = {field.name for field in fields(kind) if isinstance(field.default, bool)}
+    for word, value in pairwise(words):
+        name = word.replace("-", "_").lstrip("_")
+        if name in switches and value.lower() in ("true", "false"):
+            raise ValueError(f"{word} {value}: a switch takes no value, give --{name} or --no-{name}")
     if "__config" in flags:
         words, file = _without_config(words)
         words += _as_flags(kind, _read_yaml(file), given=flags)

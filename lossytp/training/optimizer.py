@@ -8,8 +8,6 @@ from torch import nn
 
 from lossytp.parallel.own_streams import PerRank
 
-SCHEDULES = ("linear", "cosine", "constant")
-
 
 def build_optimizer(
     model: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)

@@ -57,7 +57,8 @@ def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:
     check_writable(config.output_dir)
     record = read_record(Path(config.output_dir))
     if record is not None and record["config"] != portable(config):
-        changed = [name for name, value in portable(config).items() if record["config"][name] != value]
+        ours, theirs = portable(config), record["config"]
+        changed = [name for name in {**ours, **theirs} if name not in ours or ours[name] != theirs[name]]
         raise ValueError(
             f"output_dir = {config.output_dir!r} holds a run with another {', '.join(changed)}: name another folder"
         )

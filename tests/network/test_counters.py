@@ -89,6 +89,13 @@ def test_a_summary_by_hand():
         "messages": {"called": 0, "lossy": 0, "by_direction": {}},
     }
     assert counters.summary("evaluation")["packets"] == 7
+    counters.add(("training", None, "replicas", 0, 1), 1, 1, 0, 1)  # another end's 0 and 1
+    links = counters.summary("training")["by_link"]
+    assert {name: row["packets"] for name, row in links.items()} == {
+        "tp: 0->1": 70,
+        "tp: 1->0": 30,
+        "replicas: 0->1": 1,
+    }
 
 
 @pytest.mark.parametrize("purpose", ["training", "evaluation"])

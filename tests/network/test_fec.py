@@ -145,7 +145,6 @@ def test_what_is_missing_is_closed_form_by_hand():
     assert Fec(3, 2).missing_rate(0.1) == pytest.approx(0.1 * (1 - 0.9**2))
     assert Fec(4, 2, code="xor").missing_rate(0.1) == pytest.approx(0.1 * 0.1)
     assert Fec(4, 2).missing_rate(0.1) == pytest.approx(0.1 * (3 * 0.1**2 * 0.9 + 0.1**3))
-    assert Fec(10, 8).extra_share(0.3) == 0.25
 
 
 def missing_share(code, process, num_messages=4000, num_packets=64):

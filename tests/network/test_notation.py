@@ -64,6 +64,7 @@ def test_what_is_named_is_built():
         ("square(1, 2, 3)", r"^shape = 'square\(1, 2, 3\)': too many positional arguments; square takes side"),
         ("square(1, edge=2)", r"got an unexpected keyword argument 'edge'; square takes side"),
         ("square(-1)", "side = -1 is negative$"),
+        ("square('1')", r"^shape = \"square\('1'\)\": .*not supported .*; square takes side: int"),
     ],
 )
 def test_what_cannot_be_built_is_refused_with_what_it_takes(text, message):

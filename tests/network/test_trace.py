@@ -204,6 +204,7 @@ def test_from_an_array_file(tmp_path, dtype):
         ("a.txt", b"", ["a.txt", "num_packets = 0", "at least one"]),
         ("a.txt", b"\xff\x00", ["a.txt"]),
         ("a.npy", b"no array", ["a.npy"]),
+        ("a.npy", b"", ["a.npy", "No data"]),
     ],
 )
 def test_files_that_hold_no_trace_are_refused(tmp_path, name, content, words):

@@ -96,7 +96,7 @@ def test_another_seed_gives_another_result() -> None:
     )
 
 
-@pytest.mark.parametrize("repair", EVERY_REPAIR)
+@pytest.mark.parametrize("repair", [repair for repair in EVERY_REPAIR if repair != "stale"])  # needs earlier sums
 @pytest.mark.parametrize("algorithm", EVERY_ALGORITHM)
 @pytest.mark.parametrize("reliable_gather", [True, False])
 def test_without_losses_is_bitwise_the_plain_sum(algorithm: str, repair: str, reliable_gather: bool) -> None:
@@ -141,6 +141,11 @@ def test_sender_loses_a_contribution_for_everyone(repair: str) -> None:
     network = ltp.LossyNetwork({(2, -1): ltp.Bernoulli(loss_rate=1.0)})
     x_RN = torch.tensor([[1.0] * 6, [10.0] * 6, [100.0] * 6])
     assert all_reduce(x_RN, network, algorithm="sender", repair=repair).tolist() == [[11.0] * 6] * 3
+
+
+def test_a_single_sum_has_nothing_stale_to_put_in() -> None:
+    with pytest.raises(ValueError, match="repair = 'stale' in a single sum, before which nothing arrived"):
+        all_reduce(torch.ones(2, 6), ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.5)), repair="stale")
 
 
 def test_rescale_divides_by_each_links_own_delivery_probability() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel
+from transformers import GPT2LMHeadModel, PreTrainedModel
 
 import lossytp as ltp
 from lossytp.parallel.own_streams import (
@@ -612,6 +612,15 @@ def test_the_models_are_transformers_own_with_streams() -> None:
         assert isinstance(model, type(dense))
         assert type(dense) is not plain
         assert model.config.to_dict() == dense.config.to_dict()
+
+
+def test_a_class_of_the_callers_own_has_no_streams() -> None:
+    class Mine(GPT2LMHeadModel):
+        pass
+
+    mine = Mine(tiny_gpt2("language model").config)
+    with pytest.raises(TypeError, match="Mine cannot compute on a stream for each rank: give one of GPT2"):
+        parallel(mine, 0.0, "own streams")
 
 
 def test_a_per_rank_module_is_each_ranks_own() -> None:

@@ -101,6 +101,11 @@ def test_yaml_file_with_flags_on_top(tmp_path):
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--config"], "no file"),
         (["stray"], "stray"),
+        (
+            ["--reliable_gather", "False"],
+            "--reliable_gather False: a switch takes no value, give --reliable_gather or --no",
+        ),
+        (["--save-model", "true"], "a switch takes no value, give --save_model or --no-save_model"),
     ],
 )
 def test_errors_are_one_line(words, expected):

@@ -166,6 +166,11 @@ OWN = {"reliable_gather": False}
             for shared in ({}, {**OWN, "sequence_parallel": True})
         ),
         (
+            {**OWN, "replicated_gradients": "lossy", "repair": "local"},
+            "replicated_gradients = 'lossy' with repair = 'local', by which a rank's own gradient would stand for the "
+            "sum of all: choose another repair",
+        ),
+        (
             {**OWN, "resync_every": 5},
             "resync_every = 5 where copies do not drift: give replicated_gradients = 'lossy' or 'none', or leave it "
             "out",

@@ -1,7 +1,12 @@
+from typing import get_args, get_type_hints
+
 import pytest
 
+from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
-from lossytp.training.optimizer import SCHEDULES, learning_rate_factor
+from lossytp.training.optimizer import learning_rate_factor
+
+SCHEDULES = get_args(get_type_hints(TrainConfig)["schedule"])
 
 
 def factor(step, schedule, **values):

@@ -43,6 +43,10 @@ def test_another_configurations_folder_is_refused_and_left_alone(toy, tmp_path):
     with pytest.raises(ValueError, match="another max_steps"):
         check_output_folder(toy())
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == done
+    done["config"] |= {"max_steps": toy().max_steps, "a_parameter_that_is_gone": 1}
+    (tmp_path / "run" / "record.json").write_text(json.dumps(done))
+    with pytest.raises(ValueError, match="another a_parameter_that_is_gone: name another folder"):
+        check_output_folder(toy())
 
 
 def test_parameters_that_an_older_record_lacks_have_their_defaults(toy, tmp_path):
