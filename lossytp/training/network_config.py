@@ -51,7 +51,7 @@ class NetworkConfig(Settings):
     lossy_phase: str | None = None
     """Lose packets in the reduce or the gather phase only."""
     lossy_links: str | None = None
-    """Links that lose packets, as in 0>1,2>3; all when left out; -1 is the switch."""
+    """Links that lose packets, as in 0>1,2>3, in every group of ranks; all when left out; -1 is the switch."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     eval_samples: int | None = None
