@@ -30,7 +30,7 @@ def falls_by_arm(compared: pd.DataFrame) -> Figure:
     table = _lossy(compared)
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["label"]))
     figure, axes = plt.subplots(
-        1, len(OUTCOMES), figsize=(COLUMN, 0.9 + 0.24 * len(arms)), sharey=True, layout="constrained"
+        1, len(OUTCOMES), figsize=(COLUMN, 0.8 + 0.2 * len(arms)), sharey=True, layout="constrained"
     )
     for ax, (title, ((*estimate, p), text, scale)) in zip(axes, OUTCOMES.items(), strict=True):
         for number, task in enumerate(tasks):
