@@ -8,6 +8,7 @@
       laptop:
         cells_per_notebook: 3      # start-up is paid once a notebook run
         seeds: 3
+        first_seed: 5              # 0 when left out: fresh seeds for what others have suggested
         tasks: [docstrings]        # whose settings are in ../tasks.yaml; the default task when left out
         base: {max_steps: 250}     # what all cells share
         arms:                      # each is the product of its lists; `arm` is its name in tables and figures
@@ -39,7 +40,7 @@ from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
-PROFILE_KEYS = {"cells_per_notebook", "seeds", "tasks", "base", "arms"}
+PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}
 OTHER_KEYS = ("seed", "output_dir", "dataset")  # that an arm cannot have: seeds and tasks are keys of their own
 
 
@@ -104,6 +105,9 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         for key, value in counts.items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{key} = {value!r} is not a positive whole number: give one, such as 3")
+        first_seed = settings.get("first_seed", 0)
+        if not isinstance(first_seed, int) or first_seed < 0:
+            raise ValueError(f"first_seed = {first_seed!r} is no whole number from 0: give one, such as 5")
         notebook = content["notebook"]
         if not (file.parents[1] / f"{notebook}.ipynb").is_file():
             raise ValueError(f"notebook = {notebook!r} is not in {file.parents[1]}: give one that is")
@@ -112,7 +116,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         arms = _arms(settings["arms"])
         cells = [
             _cell(arm, {**task, **settings["base"], **values, "seed": seed}, place, counts["processes"])
-            for seed in range(settings["seeds"])
+            for seed in range(first_seed, first_seed + settings["seeds"])
             for task in tasks
             for arm, values in arms
         ]

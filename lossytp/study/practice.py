@@ -9,12 +9,12 @@ import pandas as pd
 from lossytp.study import summary
 from lossytp.study.statistics import CONFIDENCE
 
-NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, and the grid that tries repairs on such
-    ("01_tolerance", r"(?P<losses>losses alone)", "06_repair"),
-    ("01_tolerance", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
-    ("02_structure", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
-    ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", "06_repair_of_both_phases"),
-    ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", ""),
+NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, and the grids that try repairs on such
+    ("01_tolerance", r"(?P<losses>losses alone)", ("06_repair", "06_repair_again")),
+    ("01_tolerance", r"(?P<losses>bursts of \d+)", ("06_repair_of_bursts",)),
+    ("02_structure", r"(?P<losses>bursts of \d+)", ("06_repair_of_bursts",)),
+    ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", ("06_repair_of_both_phases",)),
+    ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", ()),
 )
 UNSAID = {"losses": "losses alone", "algorithm": "direct"}  # where an arm's name says nothing else
 
@@ -34,23 +34,25 @@ def practice(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     """
     tasks = comparisons["01_tolerance"]["task"].nunique()
     rows = []
-    for grid, arms, repairing in NETWORKS:
+    for grid, arms, tried in NETWORKS:
         lossy = comparisons.get(grid, comparisons["01_tolerance"].head(0)).dropna(subset=["difference"])
         for (arm, rate), ours in lossy.groupby(["arm", "loss_rate"], sort=False):
             if said := re.fullmatch(arms, str(arm)):
                 network = {"loss_rate": float(str(rate)), **UNSAID, **said.groupdict()}
-                rows.append(network | _advice(ours, tasks, comparisons.get(repairing)))
+                rows.append(
+                    network | _advice(ours, tasks, [comparisons[name] for name in tried if name in comparisons])
+                )
     networks = [tuple(row[name] for name in ("loss_rate", *UNSAID)) for row in rows]
     if twice := [network for network in networks if networks.count(network) > 1]:
         raise ValueError(f"{twice[0]} stands in two grids: leave it out of one")
     return rows
 
 
-def _advice(ours: pd.DataFrame, tasks: int, repairs: pd.DataFrame | None) -> dict[str, Any]:
+def _advice(ours: pd.DataFrame, tasks: int, repairs: list[pd.DataFrame]) -> dict[str, Any]:
     ours = ours.assign(fall=-ours["difference"], low=-ours["high"], high=-ours["low"])
     harmless = len(ours) == tasks and ours["high"].notna().all() and ours["high"].max() < summary.DROP
     harmed = ours.loc[ours["low"] > summary.DROP, "task"]
-    helping = [] if repairs is None else helpful(repairs, set(harmed))
+    helping = helpful(pd.concat(repairs), set(harmed)) if repairs else []
     return {
         "seeds": int(ours["seeds"].min()),
         "falls": dict(zip(ours["task"], summary.rows(ours[["fall", "low", "high"]]), strict=True)),
