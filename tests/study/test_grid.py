@@ -43,6 +43,24 @@ def test_cells_are_the_product_of_arms_and_seeds(tmp_path):
     assert {cell.config.max_steps for cell in experiment.cells} == {5}
 
 
+def test_seeds_may_be_fresh_ones(tmp_path):
+    first = load(tmp_path)
+    file = tmp_path / "experiments" / "grid.yaml"
+    text = file.read_text()
+
+    def beginning_at(seed):
+        file.write_text(text.replace("    seeds: 2", f"    seeds: 2\n    first_seed: {seed}"))
+        return load_experiment(file, "tiny", tmp_path / "results")
+
+    fresh = beginning_at(5)
+    assert [cell.config.seed for cell in fresh.cells] == [5] * 3 + [6] * 3
+    assert not fresh.folders & first.folders
+    assert beginning_at(0) == first
+    for wrong in ("-1", "1.5", "two"):
+        with pytest.raises(ValueError, match=f"first_seed = '?{wrong}'? is no whole number from 0"):
+            beginning_at(wrong)
+
+
 def test_a_cells_folder_names_its_whole_configuration(tmp_path):
     first, same, other = load(tmp_path), load(tmp_path), load(tmp_path, rate="0.2")
     assert first == same
