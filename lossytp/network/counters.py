@@ -1,5 +1,6 @@
 """Packets sent and lost, and collectives that lost something, by where in the model, which way, and on which link."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -60,17 +61,22 @@ class Counters:
     def summary(self, purpose: str) -> dict:
         """Totals of one purpose, all together and grouped, with observed loss rates; and the messages, by direction.
 
-        A link is named with its group where there are several: groups may number different ends alike.
+        A link that several groups name alike, whose ends may be others, is told apart by its group.
         """
         rows = self.rows(purpose)
-        several = len({row["group"] for row in rows}) > 1
+        groups = Counter((src, dst) for _, src, dst in {(row["group"], row["src"], row["dst"]) for row in rows})
+
+        def link(row: dict) -> str:
+            name = f"{row['src']}->{row['dst']}"
+            return name if groups[row["src"], row["dst"]] == 1 else f"{row['group']}: {name}"
+
         groupings: dict[str, Callable[[dict], object]] = {
             "by_direction": lambda row: row["direction"],
             "by_operation": lambda row: row["operation"],
             "by_phase": lambda row: row["phase"],
             "by_module": lambda row: row["module"],
             "by_layer": lambda row: row["layer"],
-            "by_link": lambda row: f"{row['group']}: " * several + f"{row['src']}->{row['dst']}",
+            "by_link": link,
         }
         summary: dict = _total(rows)
         for name, label in groupings.items():
