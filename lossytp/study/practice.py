@@ -9,10 +9,11 @@ import pandas as pd
 from lossytp.study import summary
 from lossytp.study.statistics import CONFIDENCE
 
+REPAIRS_OF_BURSTS = ("06_repair_of_bursts", "06_repair_of_bursts_again")
 NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, and the grids that try repairs on such
     ("01_tolerance", r"(?P<losses>losses alone)", ("06_repair", "06_repair_again")),
-    ("01_tolerance", r"(?P<losses>bursts of \d+)", ("06_repair_of_bursts",)),
-    ("02_structure", r"(?P<losses>bursts of \d+)", ("06_repair_of_bursts",)),
+    ("01_tolerance", r"(?P<losses>bursts of \d+)", REPAIRS_OF_BURSTS),
+    ("02_structure", r"(?P<losses>bursts of \d+)", REPAIRS_OF_BURSTS),
     ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", ("06_repair_of_both_phases",)),
     ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", ()),
 )

@@ -49,7 +49,8 @@ def test_advice_is_as_sure_as_all_tasks_are():
             "01_tolerance_of_both_phases": compared([("a", "both phases", 0.2, -0.1, -0.12, -0.08)]),
             "06_repair": repairs([("cheap", 0.2, 0.001, 0.1), ("dear", 0.02, 0.02, 1.0)]),
             "06_repair_again": repairs([("free", 0.1, 0.02, 0.0)]),
-            "06_repair_of_bursts": repairs([("interleaved", 0.2, 0.001, 0.1)]),
+            "06_repair_of_bursts": repairs([("dear of bursts", 0.2, 0.001, 1.0)]),
+            "06_repair_of_bursts_again": repairs([("interleaved", 0.2, 0.001, 0.1)]),
             "06_repair_of_both_phases": repairs([("of both", 0.2, 0.001, 0.1)]),
         }
     )
