@@ -103,10 +103,12 @@ def environment() -> dict[str, str]:
 
 
 def _processor() -> str:
+    """Name and generation: processors of one name and two generations sum in other orders."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):  # not Linux, or a processor that does not say
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
+        told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+        return "{model name}, family {cpu family}, model {model}".format_map(told)
+    except (OSError, KeyError):  # not Linux, or a processor that does not say
         return platform.processor()
 
 

@@ -1,9 +1,11 @@
 import json
+import platform
+from pathlib import Path
 
 import pytest
 
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import check_output_folder, read_record, write_atomically, write_record
+from lossytp.training.record import check_output_folder, environment, read_record, write_atomically, write_record
 
 
 @pytest.mark.parametrize("text", ["{half", "[]", "{}"])
@@ -68,3 +70,11 @@ def test_what_an_older_record_says_is_kept(toy, tmp_path):
     write_record(tmp_path, {"config": {"max_steps": 7, "of_old": 1}, "final": {}})
     config = read_record(tmp_path)["config"]
     assert (config["max_steps"], config["of_old"], config["seed"]) == (7, 1, TrainConfig().seed)
+
+
+def test_a_processor_is_named_with_its_generation_where_it_tells_it(monkeypatch):
+    one = "processor\t: 0\nvendor_id\t: A\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: A Core: X\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"{one}\n{one.replace('17', '18')}")
+    assert environment()["processor"] == "A Core: X, family 25, model 17"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor\t: 0\nFeatures\t: fp asimd\n")
+    assert environment()["processor"] == platform.processor()
