@@ -46,7 +46,7 @@ def falls_by_arm(compared: pd.DataFrame) -> Figure:
         ax.set_title(title)
         ax.set_xlabel(text)
     axes[0].set_yticks(range(len(arms)), [fill(label, LABEL) for label in arms], linespacing=0.9)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(arms) - 0.4, -0.6)  # the first on top
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(tasks))
     return figure

@@ -81,6 +81,20 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
     return compared.drop(columns="arm").rename(columns={"loss_rate": "trained_at"})
 
 
+def changes(table: pd.DataFrame) -> pd.DataFrame:
+    """What losses in evaluation change in each model's accuracy; `gains` of it tell whom they harm less.
+
+    Args:
+        table: as of `gains`; has every model evaluated at 0.
+
+    The rows evaluated at other rates, `accuracy` less the same model's without losses.
+    """
+    key = ["task", "trained_at", "seed"]
+    without = table[table["evaluated_at"] == 0].set_index(key)["accuracy"].rename("without")
+    lossy = table[table["evaluated_at"] > 0].join(without, on=key)
+    return lossy.assign(accuracy=lossy["accuracy"] - lossy["without"])[table.columns]
+
+
 def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
     """Accuracy, cross-entropy, packets and losses of the run's last model at a loss rate, evaluated if not yet done."""
     from lossytp.training.evaluation import EVALUATION, run

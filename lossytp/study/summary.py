@@ -39,7 +39,7 @@ def how_it_ran(records: list[dict]) -> dict[str, Any]:
         "hours": sum(record["timing"]["total_seconds"] for record in records) / 3600,
         "environments": _distinct([record["environment"] for record in records]),
         "threads": sorted({record["timing"]["threads"] for record in records}),
-        "commits": sorted({str(record["commit"])[:10] for record in records}),
+        "commits": len({record["commit"] for record in records}),
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lossytp.study.robustness import gains, train_and_evaluate
+from lossytp.study.robustness import changes, gains, train_and_evaluate
 from lossytp.study.run_notebook import execute
 from lossytp.training import evaluation
 from lossytp.training.config import TrainConfig
@@ -189,6 +189,16 @@ def test_gains_are_paired_by_seed_at_each_rate_of_evaluation():
     assert (row["seeds"], row["mean"]) == (3, pytest.approx(0.55))
     assert result.xs(0.0, level="trained_at")["difference"].isna().all()
     assert len(result) == 4
+
+
+def test_changes_are_each_models_own_and_say_whom_losses_harm_less():
+    table = evaluations(KNOWN).sample(frac=1, random_state=1)
+    result = gains(changes(table)).set_index(["evaluated_at", "trained_at"]).sort_index()
+    assert list(result.index) == [(0.3, 0.0), (0.3, 0.3)]
+    assert result["mean"].tolist() == pytest.approx([-0.17, -0.17 / 3])  # -20, -16, -15 and -9, -7, -1 points
+    pairs = np.array([0.11, 0.09, 0.14])
+    row, half = result.loc[0.3, 0.3], stats.t.ppf(0.975, 2) * stats.sem(pairs)
+    assert (row["difference"], row["low"], row["high"]) == pytest.approx((0.34 / 3, 0.34 / 3 - half, 0.34 / 3 + half))
 
 
 def test_tasks_are_compared_apart_and_corrected_together():
