@@ -9,13 +9,13 @@ import pandas as pd
 from lossytp.study import summary
 from lossytp.study.statistics import CONFIDENCE
 
-REPAIRS_OF_BURSTS = ("06_repair_of_bursts", "06_repair_of_bursts_again")
-NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, and the grids that try repairs on such
-    ("01_tolerance", r"(?P<losses>losses alone)", ("06_repair", "06_repair_again")),
-    ("01_tolerance", r"(?P<losses>bursts of \d+)", REPAIRS_OF_BURSTS),
-    ("02_structure", r"(?P<losses>bursts of \d+)", REPAIRS_OF_BURSTS),
-    ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", ("06_repair_of_both_phases",)),
-    ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", ()),
+AGAIN = {"06_repair": "06_repair_again", "06_repair_of_bursts": "06_repair_of_bursts_again"}  # arms on fresh seeds
+NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, and the grid that tries repairs on such
+    ("01_tolerance", r"(?P<losses>losses alone)", "06_repair"),
+    ("01_tolerance", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
+    ("02_structure", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
+    ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", "06_repair_of_both_phases"),
+    ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", None),
 )
 UNSAID = {"losses": "losses alone", "algorithm": "direct"}  # where an arm's name says nothing else
 
@@ -40,20 +40,33 @@ def practice(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
         for (arm, rate), ours in lossy.groupby(["arm", "loss_rate"], sort=False):
             if said := re.fullmatch(arms, str(arm)):
                 network = {"loss_rate": float(str(rate)), **UNSAID, **said.groupdict()}
-                rows.append(
-                    network | _advice(ours, tasks, [comparisons[name] for name in tried if name in comparisons])
-                )
+                rows.append(network | _advice(ours, tasks, compared_again(comparisons, tried)))
     networks = [tuple(row[name] for name in ("loss_rate", *UNSAID)) for row in rows]
     if twice := [network for network in networks if networks.count(network) > 1]:
         raise ValueError(f"{twice[0]} stands in two grids: leave it out of one")
     return rows
 
 
-def _advice(ours: pd.DataFrame, tasks: int, repairs: list[pd.DataFrame]) -> dict[str, Any]:
+def compared_again(comparisons: dict[str, pd.DataFrame], grid: str | None) -> pd.DataFrame | None:
+    """What a grid compares, arms that another tries again on fresh seeds as that one has them; None without the grid.
+
+    To take the better of two tries would double the chance of an error, and no second try could take back a first.
+    """
+    if grid is None or grid not in comparisons:
+        return None
+    again = comparisons.get(AGAIN.get(grid, ""))
+    if again is None:
+        return comparisons[grid]
+    anew = again.dropna(subset=["gain"])
+    tried = pd.MultiIndex.from_frame(comparisons[grid][["task", "arm"]])
+    return pd.concat([comparisons[grid][~tried.isin(pd.MultiIndex.from_frame(anew[["task", "arm"]]))], anew])
+
+
+def _advice(ours: pd.DataFrame, tasks: int, repairs: pd.DataFrame | None) -> dict[str, Any]:
     ours = ours.assign(fall=-ours["difference"], low=-ours["high"], high=-ours["low"])
     harmless = len(ours) == tasks and ours["high"].notna().all() and ours["high"].max() < summary.DROP
     harmed = ours.loc[ours["low"] > summary.DROP, "task"]
-    helping = helpful(pd.concat(repairs), set(harmed)) if repairs else []
+    helping = [] if repairs is None else helpful(repairs, set(harmed))
     return {
         "seeds": int(ours["seeds"].min()),
         "falls": dict(zip(ours["task"], summary.rows(ours[["fall", "low", "high"]]), strict=True)),

@@ -4,7 +4,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.practice import as_markdown, helpful, practice
+from lossytp.study.practice import as_markdown, compared_again, helpful, practice
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,6 +105,17 @@ def test_helpful_is_what_is_shown_to_help_somewhere_and_to_hurt_nowhere_the_chea
     assert [each["arm"] for each in helpful(hurting)] == ["r", "p"]
     assert [each["arm"] for each in helpful(hurting, {"a"})] == ["r", "p"], "what hurts elsewhere is no advice here"
     assert helpful(both, {"b"}) == helpful(both, set()) == []
+
+
+def test_a_second_try_on_fresh_seeds_decides_alone():
+    first = repairs([("p", 0.1, 0.01, 0.0), ("q", 0.1, 0.01, 0.0), ("r", 0.0, 0.5, 0.0)])
+    tables = {"06_repair": first, "06_repair_again": repairs([("p", -0.1, 0.5, 0.0), ("r", 0.1, 0.01, 0.0)])}
+    assert {each["arm"] for each in helpful(compared_again(tables, "06_repair"))} == {"q", "r"}
+    assert {each["arm"] for each in helpful(compared_again({"06_repair": first}, "06_repair"))} == {"p", "q"}
+    assert compared_again(tables, None) is compared_again(tables, "06_repair_of_bursts") is None
+    elsewhere = {**tables, "06_repair_again": tables["06_repair_again"].assign(task="b")}
+    rows = compared_again(elsewhere, "06_repair")
+    assert rows[["task", "arm"]].to_numpy().tolist() == [["a", arm] for arm in "pqr"] + [["b", "p"], ["b", "r"]]
 
 
 def test_the_readme_shows_what_the_committed_results_say():
