@@ -20,7 +20,7 @@ EXPERIMENTS = load_experiments(Path("notebooks/experiments"), PROFILE, Path(RESU
 FOLDERS = sorted(frozenset().union(*(experiment.folders for experiment in EXPERIMENTS)))
 RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
-TOLERANCE = [cell.config for cell in EXPERIMENTS[0].cells]
+TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" for cell in each.cells]
 BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples, "max_length": TOLERANCE[0].max_length, "model_name": TOLERANCE[0].model_name}
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 

@@ -65,7 +65,7 @@ if [ "$(cat "$environment/.lossytp-installed" 2>/dev/null)" != "$wanted" ]; then
     python -m pip install --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' 2>&1 \
         | tee "$log" \
         | awk '/^ *Collecting/ && ++n % 40 == 0 { print "  " n " packages found" } /^Installing/ { print "  installing" }' >&2 \
-        || { grep -i error "$log" >&2; fail "pip could not install lossytp: see $log"; }
+        || { grep -i error "$log" >&2 || true; fail "pip could not install lossytp: see $log"; }
     echo "$wanted" > "$environment/.lossytp-installed"
 fi
 

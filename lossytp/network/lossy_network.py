@@ -65,7 +65,8 @@ class LossyNetwork:
         self.counters = Counters()
         self._tape: LossTape | None = None
         self._suspended = False
-        self._purpose = TRAINING
+        self._purpose = self._block = TRAINING
+        self._evaluations = 0
         self._links: dict[tuple[str, int, int], LinkLosses] = {}
         self._normals: dict[tuple[str, int, int], Normals] = {}
 
@@ -131,9 +132,10 @@ class LossyNetwork:
             counts[2] += extra
             return lost
 
-        elements = repair.elements_on_wire(hop.stop - hop.start, capacity)
+        own, elements = hop.stop - hop.start, repair.elements_on_wire(hop.stop - hop.start, capacity)
         missing = repair.deliver(-(-elements // capacity), send)
         packets, lost, extra = counts
+        extra += -(-elements // capacity) - -(-own // capacity)  # what fills a repair's blocks up
         self.counters.add((self._purpose[0], site, group, hop.src, hop.dst), packets, lost, extra, len(missing))
         return missing
 
@@ -164,9 +166,9 @@ class LossyNetwork:
         return self._tape
 
     @property
-    def purpose(self) -> tuple[str, int]:
-        """("training", 0), or ("evaluation", step) within `evaluation(step)`."""
-        return self._purpose
+    def block(self) -> tuple[str, int]:
+        """("training", 0), or ("evaluation", n) within the n-th block of `evaluation`, of whatever step."""
+        return self._block
 
     @property
     def suspended(self) -> bool:
@@ -185,12 +187,14 @@ class LossyNetwork:
     @contextmanager
     def evaluation(self, step: int) -> Iterator[None]:
         """Within the block losses come from streams of their own, named by `step`: training's are not shifted."""
-        before = self._purpose, self._links, self._normals
-        self._purpose, self._links, self._normals = ("evaluation", index(step)), {}, {}
+        before = self._purpose, self._block, self._links, self._normals
+        self._evaluations += 1
+        self._purpose, self._block = ("evaluation", index(step)), ("evaluation", self._evaluations)
+        self._links, self._normals = {}, {}
         try:
             yield
         finally:
-            self._purpose, self._links, self._normals = before
+            self._purpose, self._block, self._links, self._normals = before
 
     @contextmanager
     def recording(self, tape: LossTape) -> Iterator[None]:
@@ -212,9 +216,8 @@ class LossyNetwork:
         return table
 
     def summary(self, purpose: str) -> dict:
-        """Totals of "training" or "evaluation", and grouped; `extra_bytes` counts what repairs sent as full packets."""
-        totals = self.counters.summary(purpose)
-        return {**totals, "extra_bytes": totals["extra"] * self.wire.mtu_bytes}
+        """Totals of "training" or "evaluation", and grouped."""
+        return self.counters.summary(purpose)
 
     def state_dict(self) -> dict:
         """Every training link's state and all counters, as JSON-ready values; refused within `evaluation()`."""

@@ -33,7 +33,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class LossyCollective:
     """How the ranks of `group` exchange messages over `network`.
 
-    `memories` hold, for the repair `Stale`, what last arrived: by the network's purpose, then by site.
+    `memories` hold, for the repair `Stale`, what last arrived: by the network's block, then by site.
     """
 
     network: LossyNetwork
@@ -153,11 +153,11 @@ class LossyCollective:
         return message.to(DTYPES[self.wiring.wire_dtype]).to(message.dtype) if self.wiring.wire_dtype else message
 
     def _memory(self, site: Site | None) -> Memory:
-        """What last arrived of this site's messages; evaluation has a memory of its own, that of one step."""
-        purpose = self.network.purpose
-        for other in [kept for kept in self.memories if kept[0] == purpose[0] and kept != purpose]:
+        """What last arrived of this site's messages; each block of evaluation has a memory of its own."""
+        block = self.network.block
+        for other in [kept for kept in self.memories if kept[0] == block[0] and kept != block]:
             del self.memories[other]
-        memory: Memory = self.memories.setdefault(purpose, {}).setdefault(site, {})
+        memory: Memory = self.memories.setdefault(block, {}).setdefault(site, {})
         return memory
 
 

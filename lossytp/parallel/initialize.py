@@ -15,12 +15,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 from torch.distributed import Backend, DistNetworkError, DistStoreError, ProcessGroup
 
-from lossytp.network.algorithms import algorithm_named
 from lossytp.network.checks import check_known
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repairs import repair_named
 from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
+from lossytp.parallel.wiring import Wiring
 
 JOIN_TIMEOUT_S = 20.0
 BACKENDS = ("gloo", "nccl")
@@ -65,8 +64,7 @@ def init_process_group(
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
-    algorithm_named(algorithm)
-    repair_named(repair)
+    Wiring(algorithm=algorithm, repair=repair)  # refuses what does not fit together
     if not under_torchrun():
         raise ValueError(
             "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"

@@ -201,7 +201,7 @@ def _hadamard_(rows: Rows, hops: Hops, missing: Missing, capacity: int, repair: 
         length = hop.stop - hop.start
         size = repair.block_for(length, capacity)
         blocks = -(-length // size)
-        wire = (packets[:, None] * capacity + np.arange(capacity)).reshape(-1)
+        wire = (packets[:, None] * capacity + np.arange(min(capacity, size * blocks))).reshape(-1)
         lost = np.zeros(size * blocks, dtype=bool)
         lost[wire[wire < len(lost)]] = True
         lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(rows.rows_LN.device)

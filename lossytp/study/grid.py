@@ -105,6 +105,9 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         for key, value in counts.items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{key} = {value!r} is not a positive whole number: give one, such as 3")
+        for name in OTHER_KEYS:
+            if name in settings["base"]:
+                raise ValueError(f"base has {name}, which a cell gets from elsewhere: leave it out")
         first_seed = settings.get("first_seed", 0)
         if not isinstance(first_seed, int) or first_seed < 0:
             raise ValueError(f"first_seed = {first_seed!r} is no whole number from 0: give one, such as 5")
@@ -120,6 +123,8 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             for task in tasks
             for arm, values in arms
         ]
+        for cell in cells:
+            _check_processes(cell.config, counts["processes"])
         if not cells:
             raise ValueError("arms = [] makes no cells: give at least one arm")
         folders = [cell.config.output_dir for cell in cells]
@@ -185,6 +190,12 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
     name = f"{config.dataset}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
     config = dataclasses.replace(config, output_dir=str(place / name))
     return Cell(arm.format_map(config.as_dict()), config)
+
+
+def _check_processes(config: TrainConfig, processes: int) -> None:
+    ranks = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
+    if processes not in (1, ranks):
+        raise ValueError(f"processes = {processes} where a cell has {ranks} ranks: give {ranks}, or leave it out")
 
 
 def main() -> None:

@@ -97,6 +97,8 @@ def with_lossless(table: pd.DataFrame) -> pd.DataFrame:
 
     Tasks that have no such runs are left out: nothing could be said of their falls.
     """
+    if table.empty:  # without columns
+        return table
     reference, lossy = table[table["arm"] == LOSSLESS], table[table["arm"] != LOSSLESS]
     lossy = lossy[lossy["task"].isin(reference["task"])]
     if lossy.empty:

@@ -33,8 +33,9 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd
 
     What is done is not done again. The saved models are deleted once every evaluation is there; they are large.
 
-    ValueError where `config` saves no model, a rate is not in [0, 1], or an evaluation is missing whose model was
-    deleted: trained again on another machine, its last digits would not be those of the evaluations that are there.
+    ValueError where `config` saves no model or loses packets in backward alone, a rate is not in [0, 1], or an
+    evaluation is missing whose model was deleted: trained again on another machine, its last digits would not be those
+    of the evaluations that are there.
     """
     from lossytp.training.loop import run  # torch takes seconds to import, and who reads tables does not need it
 
@@ -43,6 +44,8 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd
         check_probability("evaluated_at", rate)
     if not config.save_model:
         raise ValueError("save_model = False leaves no model to evaluate: set it to True")
+    if config.lossy_direction == "backward":
+        raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
     folder = Path(config.output_dir)
     if read_record(folder) is None:  # then evaluations that lie there are of another run
         for stale in folder.glob(f"{EVALUATED}*"):

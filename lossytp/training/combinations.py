@@ -1,6 +1,5 @@
 """What parameters cannot be combined, refused with the reason."""
 
-import math
 from typing import TYPE_CHECKING
 
 from lossytp.network.algorithms import algorithm_named
@@ -22,6 +21,9 @@ def check_combinations(config: "TrainConfig | EvaluateConfig") -> None:
     _check_replicas(config)
     _check_scope(config)
     _check_training(config)
+    shape = shape_of(config.model_name)
+    if shape is not None:
+        check_blocks(config, shape.layers)
     if config.control is not None and config.loss_type != "ber":
         raise ValueError(
             f"control = {config.control!r} with loss_type = {config.loss_type!r}: what is lost, or added, is "
@@ -42,16 +44,6 @@ def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
             raise ValueError(
                 "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
             )
-    blocks = _blocks(config)
-    if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
-        raise ValueError(
-            f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks: stop at {blocks}"
-        )
-    if config.pipeline_parallel_size > blocks:
-        raise ValueError(
-            f"pipeline_parallel_size = {config.pipeline_parallel_size} is above {config.model_name}'s {blocks} blocks: "
-            "give fewer"
-        )
     if config.pipeline_parallel_size > 1:
         kind = task_named(config.dataset or "docstrings").kind
         if kind != "classification":
@@ -112,6 +104,15 @@ def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
                 "it out, or implementation, data_parallel_size and pipeline_parallel_size"
             )
     fully_sharded = config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"
+    several = config.tensor_parallel_size > 1
+    if several and (fully_sharded or not (own_layers or config.reliable_gather)):
+        kind = task_named(config.dataset or "docstrings").kind
+        if kind == "generation":
+            raise ValueError(
+                f"dataset = {config.dataset!r}, whose answers are generated, with "
+                f"{'fsdp' if fully_sharded else config.implementation + ' and reliable_gather = False'}: tensor-"
+                "parallel ranks that compute other logits would go on with other tokens; choose another dataset"
+            )
     if isinstance(repair, Local) and (config.pipeline_parallel_size > 1 or fully_sharded):
         raise ValueError(
             "repair = 'local' with a pipeline or fsdp, in whose sends and all-gathers a receiver has no part of its "
@@ -123,10 +124,17 @@ def _check_scope(config: "TrainConfig | EvaluateConfig") -> None:
     """Refuse a scope in which nothing could be lost, where tensor parallelism is all there is."""
     if config.exact_adjoint and config.lossy_direction == "backward":
         raise ValueError("exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of")
+    fully_sharded = config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"
+    sums_alone = config.pipeline_parallel_size == 1 and not fully_sharded
+    if sums_alone and config.lossy_phase == "gather" and config.reliable_gather:
+        raise ValueError("lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False")
     if config.implementation != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
         return
-    if config.lossy_phase == "gather" and config.reliable_gather:
-        raise ValueError("lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False")
+    if config.tensor_parallel_size == 1 and config.process().loss_rate > 0:
+        raise ValueError(
+            f"loss_rate = {config.process().loss_rate:g} on one rank alone, which sends nothing: give "
+            "tensor_parallel_size above 1, or loss_rate = 0"
+        )
     if config.lossy_links is not None:
         ranks, algorithm = tuple(range(config.tensor_parallel_size)), algorithm_named(config.algorithm)
         reduce, gather = algorithm.pair(config.sequence_parallel)
@@ -188,26 +196,33 @@ def _check_training(config: "TrainConfig | EvaluateConfig") -> None:
             "save_model = True with dtensor, megatron, a pipeline or fsdp over tensor-parallel ranks, from which the "
             "dense model cannot be gathered: leave it out"
         )
-    trained, blocks = config.unfreeze_last_layers, _blocks(config)
+    if config.unfreeze_last_layers is not None and pipeline:
+        raise ValueError(
+            f"unfreeze_last_layers = {config.unfreeze_last_layers} with a pipeline, whose first stages would have "
+            "nothing to train: leave one out"
+        )
+
+
+def check_blocks(config: "TrainConfig | EvaluateConfig", blocks: int) -> None:
+    """Raise ValueError for what a model of so many blocks cannot do; of one on the hub these are known late."""
+    if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
+        raise ValueError(
+            f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks: stop at {blocks}"
+        )
+    if config.pipeline_parallel_size > blocks:
+        raise ValueError(
+            f"pipeline_parallel_size = {config.pipeline_parallel_size} is above {config.model_name}'s {blocks} blocks: "
+            "give fewer"
+        )
+    trained = config.unfreeze_last_layers
     if trained is None:
         return
     if trained > blocks:
         raise ValueError(f"unfreeze_last_layers = {trained} is above {config.model_name}'s {blocks} blocks: give fewer")
-    if pipeline:
-        raise ValueError(
-            f"unfreeze_last_layers = {trained} with a pipeline, whose first stages would have nothing to train: "
-            "leave one out"
-        )
     last = blocks if config.lossy_layers is None else layers_named(config.lossy_layers)[1]
-    tensor_parallel_alone = tensor_parallel and config.data_parallel_size == 1
+    tensor_parallel_alone = config.tensor_parallel_size > 1 and config.data_parallel_size == 1
     if config.lossy_direction == "backward" and tensor_parallel_alone and last <= blocks - trained:
         raise ValueError(
             f"lossy_direction = 'backward' with unfreeze_last_layers = {trained}: in frozen blocks nothing is sent in "
             "backward; unfreeze more, or leave one out"
         )
-
-
-def _blocks(config: "TrainConfig | EvaluateConfig") -> float:
-    """The model's blocks; without end where it is on the hub, and they are known once it is here."""
-    shape = shape_of(config.model_name)
-    return math.inf if shape is None else shape.layers

@@ -19,6 +19,7 @@ from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
+from lossytp.training.combinations import check_blocks
 from lossytp.training.config import TrainConfig
 from lossytp.training.evaluate_config import EvaluateConfig
 from lossytp.training.portions import counted, portions
@@ -30,6 +31,7 @@ class Engine:
     """Forward and backward passes of `dense`, spread over the processes of `layout`.
 
     `module` holds this process's parameters; `implementation` says whose tensor-parallel layers run, or "dense".
+    ValueError where `config` asks for blocks that `dense` does not have.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Engine:
         layout: Layout,
         device: torch.device,
     ) -> None:
+        check_blocks(config, dense.config.n_layer)
         self.config, self.network, self.layout, self.device = config, network, layout, device
         self.implementation = _implementation(config, layout)
         model: Any = _tensor_parallel(self.implementation, config, dense, network, layout)
@@ -179,7 +182,8 @@ class Engine:
     def generate(self, prompts: dict[str, Tensor], *, new_tokens: int, tokenizer: Any, **sampling: Any) -> Tensor:
         """Token ids (B, T + new ones) of the prompts, padded on the left, and what greedy search makes of them.
 
-        `sampling` is handed on to transformers. Where ranks have streams of their own, the tokens are the first's.
+        `sampling` is handed on to transformers. Where ranks of this project's layers have streams of their own, the
+        tokens are the first's.
         """
         self.module.eval()
         model: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module

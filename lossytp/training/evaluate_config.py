@@ -23,7 +23,7 @@ class EvaluateConfig(NetworkConfig):
     prompt: str | None = None
     """A text for a language model to go on from."""
     max_length: int | None = None
-    """Tokens an example, or a block of text, is cut to; left out, as many as in its fine-tuning, or 64."""
+    """Tokens an example, or a block of text, is cut to; left out, as in its fine-tuning, else 64 or all it reads."""
     new_tokens: int = 40
     """Tokens it goes on for."""
     output_dir: str = "output/evaluate"
@@ -52,6 +52,8 @@ class EvaluateConfig(NetworkConfig):
             task_named(self.dataset)
         check_model(self.model_name, self.tensor_parallel_size, self.max_length or 1)
         check_combinations(self)
+        if self.lossy_direction == "backward":
+            raise ValueError("lossy_direction = 'backward' where nothing is sent backward: leave it out")
 
     def layout(self, rank: int, world_size: int) -> Layout:
         """This process's place among `world_size`; ValueError where they do not fit the tensor-parallel ranks."""

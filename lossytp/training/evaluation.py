@@ -43,7 +43,10 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     dense = load_model(config.model_name)
     dataset = config.dataset or getattr(dense.config, "finetuning_task", None)
     _check_head(config, dense, dataset)
-    max_length = config.max_length or int(getattr(dense.config, "finetuning_max_length", DEFAULT_LENGTH))
+    positions = dense.config.n_positions
+    max_length = config.max_length or getattr(dense.config, "finetuning_max_length", min(DEFAULT_LENGTH, positions))
+    if max_length > positions:
+        raise ValueError(f"max_length = {max_length} is above {config.model_name}'s {positions} positions: give fewer")
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config, dense, network, layout, this_device(layout))
     result: dict[str, Any] = {**describe(config), "dataset": dataset, "max_length": max_length}

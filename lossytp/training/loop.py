@@ -85,6 +85,7 @@ class _Run:
             dropout=config.dropout,
             seed=config.seed,
             tensor_parallel_size=config.tensor_parallel_size,
+            max_length=config.max_length,
         )
         dense.config.finetuning_task, dense.config.finetuning_max_length = config.dataset, config.max_length
         self.engine = Engine(config, dense, network, layout, self.device)

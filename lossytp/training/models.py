@@ -125,11 +125,13 @@ def build_model(
     dropout: float,
     seed: int,
     tensor_parallel_size: int = 1,
+    max_length: int = 0,
 ) -> "PreTrainedModel":
     """The model with the head that a kind of task needs; what is not pretrained is drawn from `seed`.
 
     Args:
         kind: one of `HEADS`; "classification" is among `labels`.
+        tensor_parallel_size, max_length: what the shape has to allow, which of a model on the hub is not known before.
 
     torch's generator is left as it was. ValueError where it is nowhere to be found, or is no GPT-2 of a fitting shape.
     """
@@ -137,7 +139,8 @@ def build_model(
     from transformers import GPT2Model
 
     config = _configuration(name, tokenizer)
-    _check_shape(name, Shape(config.n_embd, config.n_layer, config.n_head, config.n_positions), tensor_parallel_size, 0)
+    shape = Shape(config.n_embd, config.n_layer, config.n_head, config.n_positions)
+    _check_shape(name, shape, tensor_parallel_size, max_length)
     config.update({"embd_pdrop": dropout, "attn_pdrop": dropout, "resid_pdrop": dropout, "use_cache": False})
     kinds_of_loss: dict[str, Any] = {"classification": "single_label_classification", "regression": "regression"}
     config.problem_type = kinds_of_loss.get(kind)  # or a classifier's that is fine-tuned further would stay

@@ -106,3 +106,16 @@ def test_memories_of_another_size_are_not_taken_for_those_of_the_same_piece() ->
     good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
     good.sum_(torch.full((4, 12), 5.0))
     assert collective.sum_(torch.ones(4, 9)).tolist() == [1] * 9
+
+
+def test_a_block_of_evaluation_does_not_remember_another_of_the_same_step() -> None:
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))
+    collective = LossyCollective(network, RankGroup(2), Wiring(repair="stale"))
+    good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
+    remembered = []
+    for value in (5.0, 1.0):
+        with network.evaluation(0), good.network.evaluation(0):
+            if value == 5.0:
+                good.sum_(torch.full((2, 4), value))
+            remembered.append(collective.sum_(torch.ones(2, 4)).tolist())
+    assert remembered == [[6.0] * 4, [1.0] * 4]

@@ -133,11 +133,24 @@ def test_tasks_are_read_from_their_file_and_arms_override_them(tmp_path):
     assert [(c.max_length, c.batch_size) for _, c in cells] == [(16, 4), (16, 4), (16, 2), (32, 4), (32, 4), (32, 2)]
 
 
-def test_several_processes_are_another_cell(tmp_path):
-    here = load(tmp_path).folders
+def test_several_processes_are_another_cell_and_as_many_as_it_has_ranks(tmp_path):
+    here = load(tmp_path, two="[4]").folders
     file = tmp_path / "experiments" / "grid.yaml"
-    file.write_text("processes: 2\n" + file.read_text())
+    text = file.read_text()
+    file.write_text("processes: 4\n" + text)
     assert here.isdisjoint(load_experiment(file, "tiny", tmp_path / "results").folders)
+    file.write_text("processes: 2\n" + text)
+    with pytest.raises(ValueError, match="processes = 2 where a cell has 4 ranks: give 4, or leave it out"):
+        load_experiment(file, "tiny", tmp_path / "results")
+
+
+@pytest.mark.parametrize("name", ["seed", "output_dir", "dataset"])
+def test_a_base_cannot_have_what_a_cell_gets_from_elsewhere(tmp_path, name):
+    load(tmp_path)
+    file = tmp_path / "experiments" / "grid.yaml"
+    file.write_text(file.read_text().replace("max_steps: 5", f"max_steps: 5, {name}: 7"))
+    with pytest.raises(ValueError, match=f"base has {name}, which a cell gets from elsewhere"):
+        load_experiment(file, "tiny", tmp_path / "results")
 
 
 def test_profiles_that_no_grid_has_are_refused(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from lossytp.study.contrasts import unlearnt
 from lossytp.study.grid import Cell, Experiment
-from lossytp.study.records import read_experiment, tidy, whole_seeds
+from lossytp.study.records import read_experiment, tidy, whole_seeds, with_lossless
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import portable, write_record
 
@@ -31,6 +31,10 @@ def test_whose_layers_ran_is_told_and_not_whose_were_asked_for(record):
     asked = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="megatron")
     ours = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="lossytp")
     assert tidy([asked, ours])["implementation"].tolist() == ["lossytp", "lossytp"]
+
+
+def test_of_no_runs_there_are_none_without_losses():
+    assert with_lossless(tidy([])).empty
 
 
 def test_copies_of_a_run_are_no_second_seed(record):

@@ -147,6 +147,7 @@ def test_a_run_that_became_not_finite_answers_with_the_most_frequent_class(tmp_p
     ("values", "rates", "message"),
     [
         ({"save_model": False}, RATES, "save_model = False leaves no model to evaluate"),
+        ({"lossy_direction": "backward"}, RATES, "lossy_direction = 'backward' loses nothing in evaluation"),
         ({}, [0.1, 1.5], r"evaluated_at = 1\.5 is not in \[0, 1\]"),
     ],
 )

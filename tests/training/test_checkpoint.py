@@ -110,8 +110,8 @@ def test_the_same_command_goes_on_from_wherever_it_was_killed(tmp_path):
 
 
 def test_killed_before_its_first_checkpoint_a_run_begins_anew(tmp_path):
-    assert started(tmp_path, 1, ("step", 2, 0)) == [KILLED]
-    assert started(tmp_path, 1) == [0]
+    assert started(tmp_path, 1, ("step", 2, 0), tensor_parallel_size=2) == [KILLED]
+    assert started(tmp_path, 1, tensor_parallel_size=2) == [0]
     assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == []
 
 

@@ -284,6 +284,26 @@ OWN = {"reliable_gather": False}
             for text in ("", "0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
         ),
         (
+            {"tensor_parallel_size": 1, "loss_rate": 0.5},
+            "loss_rate = 0.5 on one rank alone, which sends nothing: give tensor_parallel_size above 1, or "
+            "loss_rate = 0",
+        ),
+        (
+            {"data_parallel_size": 2, "lossy_phase": "gather"},
+            "lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False",
+        ),
+        *(
+            (
+                {"dataset": "squad", **how},
+                f"dataset = 'squad', whose answers are generated, with {words}: tensor-parallel ranks that compute "
+                "other logits would go on with other tokens; choose another dataset",
+            )
+            for how, words in (
+                ({"implementation": "dtensor", **OWN}, "dtensor and reliable_gather = False"),
+                ({"data_parallel_size": 2, "data_parallel_type": "fsdp"}, "fsdp"),
+            )
+        ),
+        (
             {"repair": "fec(8, 10)"},
             "repair = 'fec(8, 10)': n = 8 leaves no packet of parity beside k = 10: give n of at least 11",
         ),
@@ -308,6 +328,10 @@ def test_what_cannot_be_combined_is_refused_with_the_reason(values, message):
         {"control": "noise", "algorithm": "switch", **OWN},
         {"repair": "local", **OWN, "algorithm": "tree"},
         {"repair": "stale", **OWN},
+        {"dataset": "squad", "implementation": "dtensor"},
+        {"dataset": "squad", **OWN},
+        {"dataset": "squad", "data_parallel_size": 2, **OWN},
+        {"data_parallel_size": 2, "data_parallel_type": "fsdp", "lossy_phase": "gather"},
     ],
 )
 def test_what_can_be_combined_of_the_wiring_is_not_refused(values):

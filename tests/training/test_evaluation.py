@@ -268,10 +268,15 @@ def test_a_model_without_the_head_for_what_is_asked_is_one_line(tmp_path, text):
         ({"data_glob": text}, "data_glob = .* needs a language model"),
         ({"prompt": "the"}, "prompt = 'the' needs a language model"),
         ({"model_name": "gpt2-nano-scratch", "prompt": "the"}, "has learnt nothing"),
+        ({"lossy_direction": "backward"}, "lossy_direction = 'backward' where nothing is sent backward"),
+        ({"max_length": 129}, "max_length = 129 is above .*'s 128 positions: give fewer"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             evaluate(tmp_path, **values)
         assert "\n" not in str(error.value)
+    on_the_hub = patch("lossytp.training.combinations.shape_of", return_value=None)
+    with on_the_hub, pytest.raises(ValueError, match=r"lossy_layers = '5:6' is beyond .*'s 2 blocks: stop at 2"):
+        evaluate(tmp_path, loss_rate=0.1, lossy_layers="5:6")
     train(tmp_path, "generation", output_dir=str(tmp_path / "other"))
     config = tmp_path / "other" / "last" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "finetuning_task": None}))

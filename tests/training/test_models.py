@@ -106,6 +106,8 @@ def test_the_sizes_of_an_unknown_one_are_checked_before_its_weights_are_there(fo
     monkeypatch.setattr(models, "_location", lambda name, weights: pytest.fail("loaded") if weights else str(folder))
     with pytest.raises(ValueError, match="tensor_parallel_size = 4"):
         build_model("some/one", "generation", tokenizer=tokenizer, dropout=0.0, seed=0, tensor_parallel_size=4)
+    with pytest.raises(ValueError, match="max_length = 33 is above some/one's 32 positions: give fewer"):
+        build_model("some/one", "generation", tokenizer=tokenizer, dropout=0.0, seed=0, max_length=33)
 
 
 def test_weights_from_scratch_are_the_seeds_and_torchs_generator_is_left_alone(folder, tokenizer):
