@@ -75,7 +75,7 @@ def test_replicas_work_on_portions_too(tmp_path, values):
 @pytest.mark.parametrize(
     ("processes", "values"),
     [
-        (1, {"tensor_parallel_size": 1}),
+        (1, {"tensor_parallel_size": 1, "loss_rate": 0.0}),
         (1, {"tensor_parallel_size": 4, "dropout": 0.1}),
         (1, {"tensor_parallel_size": 2, "repair": "stale", "max_length": 4}),
         (1, {**OWN_STREAMS, "unfreeze_last_layers": 2}),
