@@ -25,18 +25,18 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     ValueError, in one line, for what is unknown, malformed, given twice or out of range.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
-    flags = [word.split("=")[0].replace("-", "_") for word in words if word.startswith("--")]
-    for flag in flags:
-        if flags.count(flag) > 1:
-            raise ValueError(f"--{flag.strip('_')} is given {flags.count(flag)} times: give it once")
     switches = {field.name for field in fields(kind) if isinstance(field.default, bool)}
+    given = [_named(word, switches) for word in words if word.startswith("--")]
+    for name in given:
+        if given.count(name) > 1:
+            raise ValueError(f"--{name} is given {given.count(name)} times: give it once")
     for word, value in pairwise(words):
         name = word.replace("-", "_").lstrip("_")
         if name in switches and value.lower() in ("true", "false"):
             raise ValueError(f"{word} {value}: a switch takes no value, give --{name} or --no-{name}")
-    if "__config" in flags:
+    if "config" in given:
         words, file = _without_config(words)
-        words += _as_flags(kind, _read_yaml(file), given=flags)
+        words += _as_flags(kind, _read_yaml(file), given=given)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -89,6 +89,12 @@ def _tell(message: str) -> None:
         time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes once the first one has ended
 
 
+def _named(word: str, switches: set[str]) -> str:
+    """The parameter that a flag sets: a switch has two flags, --name and --no-name."""
+    name = word.split("=")[0].removeprefix("--").replace("-", "_")
+    return name.removeprefix("no_") if name.removeprefix("no_") in switches else name
+
+
 def _without_config(words: list[str]) -> tuple[list[str], Path]:
     for position, word in enumerate(words):
         if word.startswith("--config="):
@@ -101,14 +107,17 @@ def _without_config(words: list[str]) -> tuple[list[str], Path]:
 
 
 def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
-    """The values as flags, less those whose flag is `given`, and nothing for a null that is the default, too."""
+    """The values as flags, less those `given`, and nothing for a null that is the default, too."""
     kind.check_names(values)
     defaults = {field.name: field.default for field in fields(kind)}
     words = []
     for name, value in values.items():
-        if value is defaults[name] is None or f"__{name}" in given or f"__no_{name}" in given:
+        if value is defaults[name] is None or name in given:
             continue
-        words += [f"--{name}" if value else f"--no-{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        if isinstance(value, bool):
+            words.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words.append(f"--{name}={value}")  # one word: a value may look like a flag
     return words
 
 
@@ -117,6 +126,8 @@ def _read_yaml(file: Path) -> dict:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"--config {file} cannot be read ({error.strerror}): give the path of a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--config {file} is not UTF-8 ({error}): save it as UTF-8") from error
     except yaml.YAMLError as error:
         raise ValueError(f"--config {file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):

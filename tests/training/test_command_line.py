@@ -9,6 +9,7 @@ import yaml
 from lossytp.parallel import initialize
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
+from lossytp.training.evaluate_config import EvaluateConfig
 
 
 def test_flags_of_the_earlier_study_with_dashes_and_underscores_alike():
@@ -96,6 +97,7 @@ def test_yaml_file_with_flags_on_top(tmp_path):
         (["--loss_rate", "2"], "[0, 1]"),
         (["--loss_rate", "much"], "much"),
         (["--loss_rate", "0.1", "--loss-rate", "0.2"], "2 times"),
+        (["--reliable_gather", "--no-reliable_gather"], "--reliable_gather is given 2 times: give it once"),
         (["--loss_type", "burst"], "burst"),
         (["--max_steps"], "max-steps"),
         (["--config", "missing.yaml"], "missing.yaml"),
@@ -160,6 +162,20 @@ def test_what_a_file_leaves_open_a_flag_may_settle(tmp_path):
     (tmp_path / "run.yaml").write_text("loss_type: g-e\nloss_rate: 0.05\n")
     config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--mean_burst_packets", "8"])
     assert config.process().mean_burst_packets == pytest.approx(8)
+
+
+@pytest.mark.parametrize("prompt", ["--seed", "--seed=7", "-1", "a = b", ""])
+def test_a_value_of_the_file_that_looks_like_a_flag_is_a_value(tmp_path, prompt):
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"prompt": prompt}))
+    assert parse(EvaluateConfig, None, ["--config", str(tmp_path / "run.yaml")]).changes() == {"prompt": prompt}
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_bytes("output_dir: Läufe".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"run\.yaml is not UTF-8 \(.*0xe4.*\): save it as UTF-8$") as error:
+        parse(TrainConfig, None, [f"--config={file}"])
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["loss_rate: [", "- 1", "los_rate: 0.1", "loss_rate: 3"])
