@@ -86,12 +86,6 @@ class Correlated:
         """Mean run of consecutive losses of one link; 0 without losses, infinite without anything else."""
         return mean_burst(self.loss_rate, self.autocorrelation(1))
 
-    @property
-    def correlation_between_links(self) -> float:
-        """Correlation of the loss indicators of two links' packets at the same time; 0 where they never vary."""
-        rate, common = self.loss_rate, self.common.loss_rate
-        return 0.0 if rate in (0, 1) else (1 - rate) * common / (rate * (1 - common))
-
     def losses(self, key: Key) -> "CorrelatedLosses":
         """The losses of one link; the common ones from a stream that `key`'s src and dst have no part in."""
         return CorrelatedLosses(

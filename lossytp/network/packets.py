@@ -15,11 +15,14 @@ class Wire:
     elements: int | None = None
 
     def __post_init__(self) -> None:
-        if self.header_bytes < 0 or self.mtu_bytes < self.header_bytes + 8:
+        check_at_least("header_bytes", self.header_bytes, 0)
+        least = self.header_bytes + 8
+        if self.mtu_bytes < least:
             raise ValueError(
                 f"mtu_bytes = {self.mtu_bytes} leaves no room for an 8-byte element after a header of "
-                f"{self.header_bytes} bytes: give at least {max(self.header_bytes, 0) + 8}"
+                f"{self.header_bytes} bytes: give at least {least}"
             )
+        check_at_least("mtu_bytes", self.mtu_bytes, least)
         if self.elements is not None:
             check_at_least("elements", self.elements, 1)
 

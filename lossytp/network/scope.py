@@ -36,8 +36,8 @@ class Scope:
                 check_known(name, getattr(self, name), known)
         for end in self.layers or ():
             check_at_least("layers", end, 0)
-        if self.layers is not None and not 0 <= self.layers[0] < self.layers[1]:
-            raise ValueError(f"layers = {self.layers} holds no layer: give the first and the one after the last")
+        if self.layers is not None and (len(self.layers) != 2 or self.layers[0] >= self.layers[1]):
+            raise ValueError(f"layers = {self.layers} is no range: give the first and the one after the last")
 
     def covers(self, site: Site | None) -> bool:
         """Whether a message of this site may lose packets."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from lossytp.network.bernoulli import NO_PACKETS
+from lossytp.network.checks import check_at_least
 from lossytp.network.streams import Key, Stream
 
 
@@ -25,8 +26,7 @@ class Trace:
     def __post_init__(self) -> None:
         given = np.asarray(self.lost)
         lost = given.astype(np.int64)
-        if self.num_packets < 1:
-            raise ValueError(f"num_packets = {self.num_packets} is below 1: give a trace of at least one packet")
+        check_at_least("num_packets", self.num_packets, 1)
         if lost.ndim != 1 or not np.array_equal(lost, given) or (np.diff(lost, prepend=-1) < 1).any():
             raise ValueError("lost is no rising list of whole numbers from 0: for 0 or 1 a packet use from_indicators")
         if len(lost) and lost[-1] >= self.num_packets:

@@ -30,11 +30,10 @@ WORST_RATE = 0.9  # of the losses seen so far, for guessing how many packets are
 
 
 class Deliveries(NamedTuple):
-    """What became of messages, `(links, messages)`; `sent_packets` counts retransmissions too, `(links,)`."""
+    """What became of messages, `(links, messages)`."""
 
     seconds: np.ndarray  # from a message's start to the receiver's having it, or leaving it
     missing_packets: np.ndarray
-    sent_packets: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ class BestEffort:
             last_lost[row, message[packet == num_packets - 1]] = True
             missing[row] += np.bincount(message[packet < in_time], minlength=num_messages)
         seconds = np.where(last_lost, self.deadline_s, (num_packets - 1) * path.packet_s + path.arrival_s)
-        return Deliveries(seconds, missing, np.full(len(losses), num_packets * num_messages))
+        return Deliveries(seconds, missing)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +161,7 @@ class _Reliable(ABC):
             needed = int(sent.max())
             if needed <= drawn:
                 missing = np.zeros(starts.shape, dtype=np.int64)
-                return Deliveries(starts * gap_s + path.arrival_s, missing, sent.astype(np.int64))
+                return Deliveries(starts * gap_s + path.arrival_s, missing)
 
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
         """About how many packets a loss adds."""

@@ -19,7 +19,6 @@ class Simulation(ABC):
         self.lost, self.num_packets = lost, num_packets
         self.packet_s, self.round_trip_s = Fraction(packet_s), Fraction(round_trip_s)
         self.received: set[int] = set()
-        self.sent = 0
         self.done = self.env.event()
 
     def run(self) -> float:
@@ -34,7 +33,6 @@ class Simulation(ABC):
 
     def cross(self, packet: int):
         """Packet by packet: on the wire, then half a round trip to the receiver, unless it is lost."""
-        self.sent += 1
         if next(self.lost):
             return
         yield self.env.timeout(self.packet_s + self.round_trip_s / 2)

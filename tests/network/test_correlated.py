@@ -75,18 +75,9 @@ def test_closed_forms_from_matrices(name, lag):
     assert process.autocorrelation(0) == 1
 
 
-@reproducible
-@given(loss_rate=st.floats(0.001, 0.999), shared=st.floats(0, 1))
-def test_correlation_between_links(loss_rate, shared):
-    process = shared_losses(loss_rate, shared)
-    expected = (both_lost(process) - loss_rate**2) / (loss_rate * (1 - loss_rate))
-    assert process.correlation_between_links == pytest.approx(expected, abs=1e-9)
-    assert -1e-12 <= process.correlation_between_links <= 1 + 1e-12
-
-
 def test_all_or_nothing_is_shared():
-    assert shared_losses(0.1, 1).correlation_between_links == pytest.approx(1)
-    assert shared_losses(0.1, 0).correlation_between_links == 0
+    assert shared_losses(0.1, 1) == Correlated(common=Bernoulli(loss_rate=0.1), private=Bernoulli(loss_rate=0))
+    assert shared_losses(0.1, 0) == Correlated(common=Bernoulli(loss_rate=0), private=Bernoulli(loss_rate=0.1))
     assert shared_losses(0.1, 1, 8).common == GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=8)
     assert shared_losses(0.1, 0, 8).private == GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=8)
 
@@ -96,7 +87,7 @@ def test_links_that_lose_nothing_or_everything(shared):
     nothing, quiet, everything = shared_losses(0, shared), shared_losses(0, shared, 8), shared_losses(1, shared)
     for process, rate, burst in ((nothing, 0, 0), (quiet, 0, 0), (everything, 1, math.inf)):
         assert (process.loss_rate, process.mean_burst_packets) == (rate, burst)
-        assert (process.autocorrelation(1), process.correlation_between_links) == (0, 0)
+        assert process.autocorrelation(1) == 0
         np.testing.assert_array_equal(process.losses(KEY).take(1000), np.arange(1000 * rate))
 
 
@@ -115,7 +106,6 @@ def test_two_links_lose_together_what_the_closed_form_says(process):
     """At equal packets; and a burst of the switch shows on the other link a packet later, too."""
     network = LossyNetwork(process, seed=3)
     one, other = (indicators(network.lost_packets(*link, NUM_PACKETS), NUM_PACKETS) for link in ((0, 1), (2, 1)))
-    assert_within(correlation(one, other, process.loss_rate), process.correlation_between_links, "correlation")
     assert_within(batch_means(one * other), both_lost(process), "both lost")
     common = process.common
     later = common.autocorrelation(1) * common.loss_rate * (1 - common.loss_rate) * (1 - process.private.loss_rate) ** 2

@@ -50,14 +50,26 @@ def test_num_packets_by_hand(num_elements, num_packets):
     assert Wire().num_packets(num_elements, 4) == num_packets
 
 
-@pytest.mark.parametrize(
-    ("mtu_bytes", "header_bytes", "least"), [(51, 44, 52), (0, 44, 52), (-1500, 0, 8), (7, 0, 8), (1500, -1, 8)]
-)
+@pytest.mark.parametrize(("mtu_bytes", "header_bytes", "least"), [(51, 44, 52), (0, 44, 52), (-1500, 0, 8), (7, 0, 8)])
 def test_an_mtu_without_room_for_an_element_is_refused(mtu_bytes, header_bytes, least):
     with pytest.raises(ValueError, match=rf"mtu_bytes = {mtu_bytes} .* at least {least}$") as refusal:
         Wire(mtu_bytes=mtu_bytes, header_bytes=header_bytes)
     assert f"{header_bytes} bytes" in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mtu_bytes": 1500.5}, "mtu_bytes = 1500.5 is no whole number of at least 52: give one"),
+        ({"mtu_bytes": float("nan")}, "mtu_bytes = nan is no whole number"),
+        ({"header_bytes": 0.5}, "header_bytes = 0.5 is no whole number of at least 0: give one"),
+        ({"header_bytes": -1}, "header_bytes = -1 is no whole number of at least 0"),
+    ],
+)
+def test_bytes_are_whole(values, message):
+    with pytest.raises(ValueError, match=message):
+        Wire(**values)
 
 
 def test_the_smallest_mtu_holds_one_8_byte_element():

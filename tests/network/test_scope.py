@@ -54,7 +54,9 @@ def test_a_message_of_no_known_place_is_a_reduction_outside_all_layers():
         ({"direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"module": "ffn"}, "module = 'ffn' is unknown: choose one of attention, mlp"),
         ({"phase": "scatter"}, "phase = 'scatter' is unknown: choose one of reduce, gather"),
-        ({"layers": (2, 2)}, r"layers = \(2, 2\) holds no layer: give the first and the one after the last"),
+        ({"layers": (2, 2)}, r"layers = \(2, 2\) is no range: give the first and the one after the last"),
+        ({"layers": (0, 2, 5)}, r"layers = \(0, 2, 5\) is no range: give the first and the one after the last"),
+        ({"layers": ()}, r"layers = \(\) is no range"),
         ({"layers": (-1, 2)}, "layers = -1 is no whole number of at least 0: give one"),
     ],
 )

@@ -136,7 +136,7 @@ class Labels:
 
     def deliver(self, losses, num_packets, num_messages, path):
         rows, messages = np.mgrid[: len(losses), :num_messages]
-        return Deliveries(1000.0 * rows + messages, messages, np.zeros(len(losses)))
+        return Deliveries(1000.0 * rows + messages, messages)
 
 
 def test_each_sample_is_made_of_its_own_links_and_messages(monkeypatch):

@@ -272,8 +272,8 @@ OWN = {"reliable_gather": False}
             )
             for text in ("", "2", "0-2", ":2", "0:", "-1:2", "0:2:1", "a:b")
         ),
-        ({"lossy_layers": "2:2"}, "layers = (2, 2) holds no layer: give the first and the one after the last"),
-        ({"lossy_layers": "3:1"}, "layers = (3, 1) holds no layer: give the first and the one after the last"),
+        ({"lossy_layers": "2:2"}, "layers = (2, 2) is no range: give the first and the one after the last"),
+        ({"lossy_layers": "3:1"}, "layers = (3, 1) is no range: give the first and the one after the last"),
         ({"lossy_layers": "3:5"}, "lossy_layers = '3:5' is beyond gpt2-nano's 4 blocks: stop at 4"),
         ({"lossy_layers": 63}, "lossy_layers = 63 is of the wrong type: give str or nothing"),  # 1:3, as YAML reads it
         *(
