@@ -103,6 +103,14 @@ def test_a_pattern_without_a_file_is_one_line(tmp_path):
         corpus(str(tmp_path / "none-*.parquet"), split="train")
 
 
+def test_folders_that_a_pattern_matches_are_left_out(tmp_path):
+    (tmp_path / "below").mkdir()
+    with pytest.raises(ValueError, match="no file matches"):
+        corpus(str(tmp_path / "*"), split="train")
+    (tmp_path / "below" / "a.txt").write_text("läst", encoding="utf-8")
+    assert list(corpus(str(tmp_path / "**"), split="train").texts()) == ["läst"]
+
+
 def test_a_file_without_a_text_column_is_named_with_those_it_has(tmp_path):
     write(tmp_path / "a.parquet", ["x"], column="body")
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'text' but id, body"):

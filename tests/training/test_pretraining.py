@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import re
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import patch
 
@@ -156,10 +157,21 @@ def test_the_seed_draws_weights_and_order_and_leaves_torchs_generator_alone(pret
     torch.manual_seed(5)
     first = run(pretrain())
     assert torch.rand(3).equal(expected)
-    assert torch.get_num_threads() >= 1
     again, other = run(pretrain("again")), run(pretrain("other", seed=1))
     assert losses(again) == losses(first)
     assert losses(other)[0] != losses(first)[0]
+
+
+def test_torchs_threads_are_as_many_afterwards_as_before(pretrain):
+    """Also in Python threads begun later, which take over what any thread set last; a run's own set one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        run(pretrain())
+        with ThreadPoolExecutor(1) as later:
+            assert (torch.get_num_threads(), later.submit(torch.get_num_threads).result()) == (2, 2)
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("at_step", [2, 4, STEPS])
@@ -223,6 +235,32 @@ def test_finished_it_is_not_run_again_and_another_configuration_is_refused(pretr
     assert run(pretrain(num_proc=1, eval_steps=5)) == statistics
     with pytest.raises(ValueError, match="holds a model with another learning_rate: name another folder"):
         run(pretrain(learning_rate=1e-3))
+
+
+def test_a_parameter_that_a_finished_model_does_not_name_had_its_default(pretrain):
+    config = pretrain()
+    statistics = run(config)
+    del statistics["config"]["gradient_clipping"]
+    (Path(config.output_dir) / STATISTICS).write_text(json.dumps(statistics))
+    assert run(config) == statistics
+    with pytest.raises(ValueError, match="holds a model with another gradient_clipping: name another folder"):
+        run(pretrain(gradient_clipping=0.5))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"config": 3}', '{"config": {"colour": 1}}'])
+def test_a_file_of_another_kind_in_place_of_statistics_is_one_line(pretrain, text):
+    config = pretrain()
+    file = Path(config.output_dir) / STATISTICS
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(ValueError, match=rf"^{file} is not of this command \(.*\): delete it") as error:
+        run(config)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(pretrain):
+    with pytest.raises(ValueError, match=r"^output_dir = '/dev/null/x' cannot be written \(Not a directory\)"):
+        run(pretrain(output_dir="/dev/null/x"))
 
 
 def test_it_goes_on_from_a_file_or_from_a_folders_newest(pretrain, tmp_path):
@@ -305,14 +343,26 @@ def test_the_learning_rate_warms_up_and_decays_to_the_smallest(pretrain, monkeyp
 
 
 def test_matrices_alone_decay_and_gradients_are_clipped(pretrain, monkeypatch):
-    clipped = []
-    clip = torch.nn.utils.clip_grad_norm_
+    clipped, decays = [], {}
+    clip, build = torch.nn.utils.clip_grad_norm_, pretraining.build_optimizer
+
+    def built(model, **settings):
+        optimizer = build(model, **settings)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for group in optimizer.param_groups:
+            decays.update({names[id(parameter)]: group["weight_decay"] for parameter in group["params"]})
+        return optimizer
+
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda p, norm: clipped.append(norm) or clip(p, norm))
-    config = pretrain(total_steps=1, gradient_clipping=0.5)
-    run(config)
+    monkeypatch.setattr(pretraining, "build_optimizer", built)
+    run(pretrain(total_steps=1, gradient_clipping=0.5, weight_decay=0.2))
     assert clipped == [0.5]
-    groups = torch.load(Path(config.output_dir) / CHECKPOINT)["optimizer"]["param_groups"]
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    matrices = ("wte", "wpe", "h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj")
+    norms = ("h.0.ln_1", "h.0.ln_2", "ln_f")
+    expected = {f"transformer.{name}.weight": 0.2 for name in matrices}  # the head is tied to wte
+    expected |= {f"transformer.{name}.bias": 0.0 for name in matrices[2:]}
+    expected |= {f"transformer.{norm}.{part}": 0.0 for norm in norms for part in ("weight", "bias")}
+    assert decays == expected
 
 
 def test_the_earlier_studys_command_line():

@@ -100,7 +100,7 @@ def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
         return Corpus(
             tuple(str(file) for file, held in zip(everything, held_out, strict=True) if held == (split == "validation"))
         )
-    files = sorted(glob.glob(data_glob, recursive=True))
+    files = sorted(file for file in glob.glob(data_glob, recursive=True) if not os.path.isdir(file))
     if not files:
         raise ValueError(f"no file matches {data_glob!r}: give another pattern, or 'stdlib'")
     return Corpus(tuple(files), split if splits_files else None)

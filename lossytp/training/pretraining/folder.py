@@ -20,17 +20,22 @@ MOVES_NO_NUMBER = ("checkpoint_path", "output_dir", "num_proc", "eval_steps")
 
 
 def finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
-    """What pretrain.json holds, if it is of this configuration; None where there is none of it."""
+    """What pretrain.json holds, if it is of this configuration; None where there is none of it.
+
+    Parameters that did not exist when it was written have their defaults.
+    """
+    file = folder / STATISTICS
     try:
-        statistics: dict[str, Any] = json.loads((folder / STATISTICS).read_text(encoding="utf-8"))
+        statistics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        written = described(PretrainConfig.from_dict(statistics["config"]))
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise ValueError(f"{folder / STATISTICS} is not JSON ({error}): delete it, and it is made again") from error
-    wanted = described(config)
-    if statistics["config"] != wanted:
-        changed = ", ".join(name for name, value in wanted.items() if statistics["config"].get(name) != value)
-        raise ValueError(f"output_dir = {str(folder)!r} holds a model with another {changed}: name another folder")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not of this command ({error!r}): delete it, and it is made again") from error
+    changed = [name for name, value in described(config).items() if written[name] != value]
+    if changed:
+        changes = ", ".join(changed)
+        raise ValueError(f"output_dir = {str(folder)!r} holds a model with another {changes}: name another folder")
     return statistics
 
 

@@ -38,7 +38,7 @@ from lossytp.training.pretraining.folder import (
 )
 from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.trigram import trigram_perplexity
-from lossytp.training.record import commit, environment, write_atomically
+from lossytp.training.record import check_writable, commit, environment, write_atomically
 
 VALIDATION_BLOCKS = 512  # while training; all in the end
 TRIGRAM_TOKENS = 2**26
@@ -54,10 +54,10 @@ def run(config: PretrainConfig) -> dict[str, Any]:
     run again.
     """
     folder = Path(config.output_dir)
+    check_writable(config.output_dir)
     done = finished(config, folder)
     if done is not None:
         return done
-    folder.mkdir(parents=True, exist_ok=True)
     state = checkpoint_of(config)
     tokenizer = tokenizer_for(config, folder)
     with torch.random.fork_rng():
