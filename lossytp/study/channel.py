@@ -21,11 +21,13 @@ def burst_table(process: LossProcess, *, num_packets: int, seed: int, longest: i
     """Shares of bursts of 1 to `longest` packets on one link: columns burst_packets, measured, expected.
 
     In Bernoulli loss and the simple Gilbert channel a burst of mean length m is geometric: (1 - 1/m)^(k - 1) / m.
+    Where there are no bursts there are no shares: `measured` is NaN where no packet was lost, `expected` where none can
+    be.
     """
     lengths = burst_lengths(LossyNetwork(process, seed=seed).lost_packets(0, 1, num_packets))
     k = np.arange(1, longest + 1)
-    mean = process.mean_burst_packets
-    shares = np.bincount(lengths, minlength=longest + 1)[1 : longest + 1] / len(lengths)
+    mean = process.mean_burst_packets if process.loss_rate else np.nan
+    shares = np.bincount(lengths, minlength=longest + 1)[1 : longest + 1] / (len(lengths) or np.nan)
     return pd.DataFrame({"burst_packets": k, "measured": shares, "expected": (1 - 1 / mean) ** (k - 1) / mean})
 
 

@@ -18,6 +18,21 @@ def test_burst_table_holds_shares_near_the_closed_form():
     assert table["measured"].tolist()[:3] == pytest.approx([0.5, 0.25, 0.125], abs=0.02)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("process", "expected"),
+    [
+        (ltp.Bernoulli(loss_rate=0.0), [np.nan] * 3),
+        (ltp.GilbertElliott(p_good_to_bad=0.0, p_bad_to_good=0.5), [np.nan] * 3),
+        (ltp.Bernoulli(loss_rate=1e-12), [1, 1e-12, 1e-24]),
+    ],
+)
+def test_without_losses_no_share_is_measured_nor_expected_where_there_can_be_none(process, expected):
+    table = burst_table(process, num_packets=1000, seed=0, longest=3)
+    assert table["measured"].isna().tolist() == [True] * 3
+    assert table["expected"].tolist() == pytest.approx(expected, nan_ok=True, rel=1e-3)
+
+
 @pytest.mark.parametrize("burst", [2, 8])
 def test_measured_agrees_with_the_closed_form(burst):
     process = ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=burst)
