@@ -37,6 +37,7 @@ class Counters:
         self._messages: dict[Messages, list[int]] = {}  # messages, those that lost something
 
     def add(self, row: Row, packets: int, lost: int, extra: int, missing: int) -> None:
+        """Packets that crossed a link, `lost` of them in vain; `extra` and `missing` as the class says."""
         _add(self._totals, row, (packets, lost, extra, missing))
 
     def add_message(self, key: Messages, lossy: bool) -> None:

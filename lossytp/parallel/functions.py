@@ -167,6 +167,8 @@ class OwnRow(Function):
 
 
 class OwnGradient(torch.autograd.Function):
+    """The identity, of `ranks_here` times the gradient."""
+
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, ranks_here: int) -> Tensor:
         ctx.ranks_here = ranks_here

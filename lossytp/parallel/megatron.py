@@ -17,6 +17,7 @@ from lossytp.parallel.convert import check_convertible, with_layers
 
 
 def megatron_is_installed() -> bool:
+    """Whether `parallelize_megatron` finds Megatron-core."""
     return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
 
 

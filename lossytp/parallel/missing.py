@@ -56,6 +56,8 @@ def settle_(
     Args:
         rows: contributions in a reduce phase, results in a gather phase; overwritten.
         hops, missing: the message's way, and what `network.send` said of it.
+        repair: what stands in for what is missing.
+        network: that the message crossed; `Rescale` asks it for loss rates, `Hadamard` for the seed of its signs.
         capacity: elements of a packet.
         own_LN: the ranks' own contributions as they were, for `Local`; zeros stand in where there are none.
         in_gather: whether the rows are results.

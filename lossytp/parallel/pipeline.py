@@ -31,6 +31,7 @@ class Pipeline:
         process_group: the stages, in order.
         schedule: "gpipe" or "1f1b".
         num_microbatches: into how many a training batch is cut; for 1F1B at least the stages.
+        device: where the model and the batches are.
         exact_adjoint: a stage sends no gradient back for what did not reach it, which it knows, as a layer whose sums
             others receive does not. Normalised from zero, a lost token has a gradient that dwarfs all others'.
 

@@ -146,6 +146,7 @@ def placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str], int]]:
 
 
 def local(tensor: Any) -> Tensor:
+    """What this process holds of a tensor, in the same memory: a DTensor's shard, else all of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 

@@ -84,7 +84,7 @@ class TrainConfig(NetworkConfig):
     wandb: bool = False
     """Write curves to Weights and Biases (the extra wandb); WANDB_MODE=offline keeps them in output_dir."""
     link_gbits: float | None = None
-    """Speed of a simulated link, Gbit/s: time to accuracy is then told in seconds on such links too."""
+    """Gbit/s of a simulated link, to tell time to accuracy on it; null for what training/simulated.py cannot time."""
     round_trip_us: float = 100.0
     """Round trip of that link, in microseconds."""
     output_dir: str = "output"

@@ -27,6 +27,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Write the folder's record; ValueError for a number that JSON has not, such as NaN."""
     write_atomically(folder / RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
