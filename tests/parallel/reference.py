@@ -258,6 +258,7 @@ class Reference:
         on_wire = self._encode(values, block) if block > 1 else values
         num_packets = math.ceil(len(on_wire) / self.capacity)
         missing = self._deliver(src, dst, num_packets)
+        self.counts[self._operation, src, dst][2] += num_packets - math.ceil(len(values) / self.capacity)  # of padding
         arrives = [place // self.capacity not in missing for place in range(len(on_wire))]
         if block > 1:
             coefficients = [value if here else 0.0 for value, here in zip(on_wire, arrives, strict=True)]

@@ -46,6 +46,7 @@ def test_advice_is_as_sure_as_all_tasks_are():
                     ("a", "ring, 8 ranks", 0.2, -0.5, -0.6, -0.4),  # more ranks than the others'
                 ]
             ),
+            "03_rings": compared([("a", "ring, both phases", 0.1, -0.2, -0.3, -0.1)]),
             "01_tolerance_of_both_phases": compared([("a", "both phases", 0.2, -0.1, -0.12, -0.08)]),
             "06_repair": repairs([("cheap", 0.2, 0.001, 0.1), ("dear", 0.02, 0.02, 1.0)]),
             "06_repair_again": repairs([("free", 0.1, 0.02, 0.0)]),
@@ -65,8 +66,9 @@ def test_advice_is_as_sure_as_all_tasks_are():
         ("bursts of 100", "direct", 0.3, "repair", None),
         ("both phases", "direct", 0.2, "repair", "of both"),
         ("losses alone", "ring", 0.2, "repair", None),
+        ("both phases", "ring", 0.1, "repair", None),
     ]
-    assert table[-1]["falls"] == {"a": pytest.approx({"fall": 0.1, "low": 0.08, "high": 0.12})}
+    assert table[-2]["falls"] == {"a": pytest.approx({"fall": 0.1, "low": 0.08, "high": 0.12})}
     assert table[1]["falls"]["a"] == pytest.approx({"fall": 0.02, "low": 0.011, "high": 0.03})
     lines = as_markdown(table).splitlines()
     assert lines[3] == "| 10 % | losses alone | direct | 6 | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair: `free` |"

@@ -124,9 +124,8 @@ def test_what_was_put_in_comes_out(paper):
 
 @pytest.fixture
 def root(results, tmp_path):
-    """The folder above which Typst reads nothing, with the paper, the models' shapes and the results."""
+    """The folder above which Typst reads nothing, with the paper and the results."""
     shutil.copytree(ROOT / "paper", tmp_path / "root" / "paper")
-    shutil.copytree(ROOT / "models", tmp_path / "root" / "models", ignore=shutil.ignore_patterns("*.safetensors"))
     shutil.copytree(results, tmp_path / "root" / "results", ignore=shutil.ignore_patterns("runs"))
     return tmp_path / "root"
 
