@@ -84,7 +84,7 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
             runs, marker = ours[ours["trained_at"] == rate], MARKERS[number % len(MARKERS)]
             band(ax, runs, "loss_rate", "accuracy", label=label, color=f"C{number}", marker=marker)
         ax.set_title(task)
-        ax.set_xlabel("packet loss rate in evaluation")
+        ax.set_xlabel("loss rate in evaluation")
         loss_rate_axis(ax, table["evaluated_at"])
     axes_1T[0, 0].set_ylabel("test accuracy")
     handles, labels = axes_1T[0, 0].get_legend_handles_labels()
