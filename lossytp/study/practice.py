@@ -49,7 +49,7 @@ def practice(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
 
 
 def compared_again(comparisons: dict[str, pd.DataFrame], grid: str | None) -> pd.DataFrame | None:
-    """What a grid compares, arms that another tries again on fresh seeds as that one has them; None without the grid.
+    """What a grid compares; of arms that another grid tries again on fresh seeds, what that one found. None without it.
 
     To take the better of two tries would double the chance of an error, and no second try could take back a first.
     """

@@ -103,9 +103,8 @@ def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
                 f"{name} = {getattr(config, name)!r} needs tensor parallelism alone, by this project's layers: leave "
                 "it out, or implementation, data_parallel_size and pipeline_parallel_size"
             )
-    fully_sharded = config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"
-    several = config.tensor_parallel_size > 1
-    if several and (fully_sharded or not (own_layers or config.reliable_gather)):
+    fully_sharded = _fully_sharded(config)
+    if config.tensor_parallel_size > 1 and (fully_sharded or not (own_layers or config.reliable_gather)):
         kind = task_named(config.dataset or "docstrings").kind
         if kind == "generation":
             raise ValueError(
@@ -124,8 +123,7 @@ def _check_scope(config: "TrainConfig | EvaluateConfig") -> None:
     """Refuse a scope in which nothing could be lost, where tensor parallelism is all there is."""
     if config.exact_adjoint and config.lossy_direction == "backward":
         raise ValueError("exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of")
-    fully_sharded = config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"
-    sums_alone = config.pipeline_parallel_size == 1 and not fully_sharded
+    sums_alone = config.pipeline_parallel_size == 1 and not _fully_sharded(config)
     if sums_alone and config.lossy_phase == "gather" and config.reliable_gather:
         raise ValueError("lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False")
     if config.implementation != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
@@ -178,7 +176,7 @@ def _check_replicas(config: "TrainConfig | EvaluateConfig") -> None:
 def _check_training(config: "TrainConfig | EvaluateConfig") -> None:
     """Refuse ways of training, and of keeping the model, that a layout cannot do."""
     pipeline = config.pipeline_parallel_size > 1
-    sharded = config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"
+    sharded = _fully_sharded(config)
     tensor_parallel = config.tensor_parallel_size > 1
     foreign = config.implementation != "lossytp" and tensor_parallel
     if pipeline and config.gradient_accumulation_steps > 1:
@@ -226,3 +224,8 @@ def check_blocks(config: "TrainConfig | EvaluateConfig", blocks: int) -> None:
             f"lossy_direction = 'backward' with unfreeze_last_layers = {trained}: in frozen blocks nothing is sent in "
             "backward; unfreeze more, or leave one out"
         )
+
+
+def _fully_sharded(config: "TrainConfig | EvaluateConfig") -> bool:
+    """Whether replicas hold shards of the parameters, which are then gathered over the lossy network."""
+    return config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"
