@@ -53,6 +53,7 @@ def test_advice_is_as_sure_as_all_tasks_are():
             "06_repair_of_bursts": repairs([("dear of bursts", 0.2, 0.001, 1.0)]),
             "06_repair_of_bursts_again": repairs([("interleaved", 0.2, 0.001, 0.1)]),
             "06_repair_of_both_phases": repairs([("of both", 0.2, 0.001, 0.1)]),
+            "06_repair_of_rings": repairs([("of rings", 0.2, 0.001, 0.1)]),
         }
     )
     advice = [(row["losses"], row["algorithm"], row["loss_rate"], row["advice"], row["repair"]) for row in table]
@@ -66,7 +67,7 @@ def test_advice_is_as_sure_as_all_tasks_are():
         ("bursts of 100", "direct", 0.3, "repair", None),
         ("both phases", "direct", 0.2, "repair", "of both"),
         ("losses alone", "ring", 0.2, "repair", None),
-        ("both phases", "ring", 0.1, "repair", None),
+        ("both phases", "ring", 0.1, "repair", "of rings"),
     ]
     assert table[-2]["falls"] == {"a": pytest.approx({"fall": 0.1, "low": 0.08, "high": 0.12})}
     assert table[1]["falls"]["a"] == pytest.approx({"fall": 0.02, "low": 0.011, "high": 0.03})
