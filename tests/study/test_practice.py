@@ -46,6 +46,9 @@ def test_advice_is_as_sure_as_all_tasks_are():
                     ("a", "ring, 8 ranks", 0.2, -0.5, -0.6, -0.4),  # more ranks than the others'
                 ]
             ),
+            "02_shared": compared(
+                [("a", "losses all shared", 0.2, -0.2, -0.3, -0.1), ("a", "losses alone", 0.2, -0.1, -0.12, -0.08)]
+            ),
             "03_rings": compared([("a", "ring, both phases", 0.1, -0.2, -0.3, -0.1)]),
             "01_tolerance_of_both_phases": compared([("a", "both phases", 0.2, -0.1, -0.12, -0.08)]),
             "06_repair": repairs([("cheap", 0.2, 0.001, 0.1), ("dear", 0.02, 0.02, 1.0)]),
@@ -65,6 +68,7 @@ def test_advice_is_as_sure_as_all_tasks_are():
         ("bursts of 16", "direct", 0.2, "undecided", None),
         ("bursts of 100", "direct", 0.2, "repair", "interleaved"),
         ("bursts of 100", "direct", 0.3, "repair", None),
+        ("losses all shared", "direct", 0.2, "repair", None),
         ("both phases", "direct", 0.2, "repair", "of both"),
         ("losses alone", "ring", 0.2, "repair", None),
         ("both phases", "ring", 0.1, "repair", "of rings"),
