@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lossytp.network.checks import check_probability
+from lossytp.network.process import mean_burst
 from lossytp.network.streams import Key, Stream
 
 NEVER = 2**62  # a packet index no run reaches
@@ -29,8 +30,8 @@ class Bernoulli:
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses: 1 / (1 - p)."""
-        return math.inf if self.loss_rate == 1 else 1 / (1 - self.loss_rate)
+        """Mean run of consecutive losses: 1 / (1 - p), 0 where nothing is lost."""
+        return mean_burst(self.loss_rate, 0.0)
 
     def autocorrelation(self, lag: int) -> float:
         """Correlation of the loss indicators of two packets `lag` apart: 0 but at lag 0."""

@@ -65,7 +65,7 @@ def test_gaps_between_losses_are_geometric(drawn):
         assert_within(longer_than(gaps, packets), expected, f"gaps longer than {packets}")
 
 
-@pytest.mark.parametrize("loss_rate", [0.0, 0.2, 0.75])
+@pytest.mark.parametrize("loss_rate", [1e-9, 0.2, 0.75])
 def test_closed_forms(loss_rate):
     process = Bernoulli(loss_rate=loss_rate)
     by_series = sum(loss_rate**longer for longer in range(1000))  # E[length] = sum of P(length > k)
@@ -73,8 +73,9 @@ def test_closed_forms(loss_rate):
     assert [process.autocorrelation(lag) for lag in (-1, 0, 1, 2)] == [0, 1, 0, 0]
 
 
-def test_a_link_that_loses_everything_is_one_endless_burst():
+def test_a_link_that_loses_everything_is_one_endless_burst_and_one_that_loses_nothing_has_none():
     assert Bernoulli(loss_rate=1).mean_burst_packets == math.inf
+    assert Bernoulli(loss_rate=0).mean_burst_packets == 0
 
 
 @pytest.mark.parametrize("loss_rate", [0, 0.0, -0.0])
