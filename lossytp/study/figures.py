@@ -98,7 +98,7 @@ def burst_distribution(table: pd.DataFrame) -> Figure:
     Args:
         table: columns process, burst_packets, measured, expected.
     """
-    figure, ax = plt.subplots(figsize=(COLUMN, 2.2), layout="constrained")
+    figure, ax = plt.subplots(figsize=(COLUMN, 1.7), layout="constrained")
     for number, (process, rows) in enumerate(table.groupby("process", sort=False)):
         color, marker = f"C{number}", MARKERS[number % len(MARKERS)]
         ax.plot(rows["burst_packets"], rows["expected"], color=color, linewidth=1)

@@ -38,6 +38,7 @@ def how_it_ran(records: list[dict]) -> dict[str, Any]:
         "seconds_a_cell": float(np.median([record["timing"]["total_seconds"] for record in records])),
         "hours": sum(record["timing"]["total_seconds"] for record in records) / 3600,
         "environments": _distinct([record["environment"] for record in records]),
+        "devices": sorted({record["timing"]["device"] for record in records}),
         "threads": sorted({record["timing"]["threads"] for record in records}),
         "commits": len({record["commit"] for record in records}),
     }

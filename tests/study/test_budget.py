@@ -3,7 +3,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.budget import budget
+from lossytp.study.budget import GPU_FLOPS_PER_S, budget, larger
 from lossytp.study.grid import Cell, Experiment
 from lossytp.study.records import read_experiment
 from lossytp.training.config import TrainConfig
@@ -48,3 +48,14 @@ def test_what_was_never_run_takes_its_steps_times_the_others_seconds_a_step(tmp_
     experiment = Experiment("1", "20_cells", tuple(cells), 1)
     found = budget([experiment], {"1": read_experiment(experiment)[1]})
     assert found.loc[0, "core_hours"] == pytest.approx((2 * 100 + 2 * 300) / 3600)
+
+
+def test_a_larger_model_takes_as_many_times_the_operations_as_its_blocks_have_parameters(record):
+    run = record(loss_rate=0.1, seed=0, accuracy=0.5)
+    run["config"] |= {"model_name": "gpt2-nano", "max_length": 48}
+    run["data"]["test_examples"] = 1000
+    run["timing"] |= {"tokens_per_second": 500.0, "train_seconds": 40.0}
+    found = larger([run, run])  # a run that two grids have
+    assert found["times"] == pytest.approx(12 * 768**2 / (4 * 128**2))
+    flops = 12 * 12 * 768**2 * (6 * 500 * 40 + 2 * 2 * 1000 * 48)
+    assert found["hours"] == pytest.approx(flops / GPU_FLOPS_PER_S / 3600)
