@@ -28,6 +28,7 @@ def practice(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     Args:
         comparisons: by grid, from `contrasts.falls_and_gains`; 01_tolerance has every task.
 
+    `loss_rates` has one rate; where every task was tried at one rate of its own, these, in the order of the tasks.
     `falls` has for each task the fall of accuracy `fall` and its interval `low`, `high`, all shares; `seeds` is the
     fewest. `advice` is "nothing" where every task's interval ends below one point, "repair" where a task's begins above
     that, else "undecided": a task that was not run is one whose interval is not known. `repair` is what is shown to
@@ -39,11 +40,14 @@ def practice(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     rows = []
     for grid, arms, tried in NETWORKS:
         lossy = comparisons.get(grid, comparisons["01_tolerance"].head(0)).dropna(subset=["difference"])
-        for (arm, rate), ours in lossy.groupby(["arm", "loss_rate"], sort=False):
-            if said := re.fullmatch(arms, str(arm)):
-                network = {"loss_rate": float(str(rate)), **UNSAID, **said.groupdict()}
+        for arm, of_arm in lossy.groupby("arm", sort=False):
+            if not (said := re.fullmatch(arms, str(arm))):
+                continue
+            at_one_rate = [of_arm] if of_arm["task"].is_unique else [each for _, each in of_arm.groupby("loss_rate")]
+            for ours in at_one_rate:
+                network = {"loss_rates": ours["loss_rate"].unique().tolist(), **UNSAID, **said.groupdict()}
                 rows.append(network | _advice(ours, tasks, compared_again(comparisons, tried)))
-    networks = [tuple(row[name] for name in ("loss_rate", *UNSAID)) for row in rows]
+    networks = [(rate, *(row[name] for name in UNSAID)) for row in rows for rate in row["loss_rates"]]
     if twice := [network for network in networks if networks.count(network) > 1]:
         raise ValueError(f"{twice[0]} stands in two grids: leave it out of one")
     return rows
@@ -107,7 +111,12 @@ def as_markdown(rows: list[dict[str, Any]]) -> str:
         f"|---|---|---|---|{'---|' * len(tasks)}---|",
     ]
     for row in rows:
-        cells = [f"{100 * row['loss_rate']:g} %", row["losses"], row["algorithm"], str(row["seeds"])]
+        cells = [
+            ", ".join(f"{100 * rate:g} %" for rate in row["loss_rates"]),
+            row["losses"],
+            row["algorithm"],
+            str(row["seeds"]),
+        ]
         cells += [_points(row["falls"].get(task)) for task in tasks]
         advice = f"{row['advice']}: `{row['repair']}`" if row["repair"] else row["advice"]
         lines.append(f"| {' | '.join([*cells, advice])} |")

@@ -35,7 +35,7 @@ def test_advice_is_as_sure_as_all_tasks_are():
                 [
                     ("a", "bursts of 16", 0.2, -0.005, -0.006, -0.004),  # not run in b, which may lose more
                     ("a", "bursts of 100", 0.2, -0.05, -0.06, -0.04),
-                    ("b", "bursts of 100", 0.3, -0.05, -0.06, -0.04),  # where no repair of them was tried
+                    ("b", "bursts of 100", 0.3, -0.05, -0.06, -0.04),  # a rate of its own
                     ("a", "bursts of 16 whole messages", 0.2, -0.5, -0.6, -0.4),  # no network
                 ]
             ),
@@ -59,27 +59,27 @@ def test_advice_is_as_sure_as_all_tasks_are():
             "06_repair_of_rings": repairs([("of rings", 0.2, 0.001, 0.1)]),
         }
     )
-    advice = [(row["losses"], row["algorithm"], row["loss_rate"], row["advice"], row["repair"]) for row in table]
+    advice = [(row["losses"], row["algorithm"], row["loss_rates"], row["advice"], row["repair"]) for row in table]
     assert advice == [
-        ("losses alone", "direct", 0.01, "nothing", None),
-        ("losses alone", "direct", 0.1, "repair", "free"),
-        ("losses alone", "direct", 0.2, "undecided", None),
-        ("losses alone", "direct", 0.3, "undecided", None),
-        ("bursts of 16", "direct", 0.2, "undecided", None),
-        ("bursts of 100", "direct", 0.2, "repair", "interleaved"),
-        ("bursts of 100", "direct", 0.3, "repair", None),
-        ("losses all shared", "direct", 0.2, "repair", None),
-        ("both phases", "direct", 0.2, "repair", "of both"),
-        ("losses alone", "ring", 0.2, "repair", None),
-        ("both phases", "ring", 0.1, "repair", "of rings"),
+        ("losses alone", "direct", [0.01], "nothing", None),
+        ("losses alone", "direct", [0.1], "repair", "free"),
+        ("losses alone", "direct", [0.2], "undecided", None),
+        ("losses alone", "direct", [0.3], "undecided", None),
+        ("bursts of 16", "direct", [0.2], "undecided", None),
+        ("bursts of 100", "direct", [0.2, 0.3], "repair", "interleaved"),
+        ("losses all shared", "direct", [0.2], "repair", None),
+        ("both phases", "direct", [0.2], "repair", "of both"),
+        ("losses alone", "ring", [0.2], "repair", None),
+        ("both phases", "ring", [0.1], "repair", "of rings"),
     ]
     assert table[-2]["falls"] == {"a": pytest.approx({"fall": 0.1, "low": 0.08, "high": 0.12})}
     assert table[1]["falls"]["a"] == pytest.approx({"fall": 0.02, "low": 0.011, "high": 0.03})
     lines = as_markdown(table).splitlines()
     assert lines[3] == "| 10 % | losses alone | direct | 6 | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair: `free` |"
-    assert lines[5:7] == [
+    assert lines[5:8] == [
         "| 30 % | losses alone | direct | 10 | 0.5 | 0.0 (-0.1 to 0.1) | undecided |",
         "| 20 % | bursts of 16 | direct | 3 | 0.5 (0.4 to 0.6) | not run | undecided |",
+        "| 20 %, 30 % | bursts of 100 | direct | 4 | 5.0 (4.0 to 6.0) | 5.0 (4.0 to 6.0) | repair: `interleaved` |",
     ]
 
 
