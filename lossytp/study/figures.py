@@ -98,14 +98,14 @@ def burst_distribution(table: pd.DataFrame) -> Figure:
     Args:
         table: columns process, burst_packets, measured, expected.
     """
-    figure, ax = plt.subplots(figsize=(COLUMN, 1.7), layout="constrained")
+    figure, ax = plt.subplots(figsize=(COLUMN, 1.9), layout="constrained")
     for number, (process, rows) in enumerate(table.groupby("process", sort=False)):
         color, marker = f"C{number}", MARKERS[number % len(MARKERS)]
         ax.plot(rows["burst_packets"], rows["expected"], color=color, linewidth=1)
         ax.plot(rows["burst_packets"], rows["measured"], marker, color=color, markersize=2.5, label=str(process))
     ax.set(yscale="log", xlabel="burst length, packets", ylabel="share of bursts")
     ax.set_ylim(1e-4, 1.5)
-    ax.legend()
+    figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
