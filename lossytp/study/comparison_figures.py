@@ -46,6 +46,8 @@ def falls_by_arm(compared: pd.DataFrame) -> Figure:
         ax.set_title(title)
         ax.set_xlabel(text)
     axes[0].set_yticks(range(len(arms)), [fill(label, LABEL) for label in arms], linespacing=0.9)
+    if max(map(len, arms)) > LABEL:  # two lines are not to touch the next arm's
+        axes[0].tick_params(axis="y", labelsize=6)
     axes[0].set_ylim(len(arms) - 0.4, -0.6)  # the first on top
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=len(tasks))
