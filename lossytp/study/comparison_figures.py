@@ -15,6 +15,7 @@ from lossytp.study.figures import COLUMN, MARKERS, band
 from lossytp.study.statistics import CONFIDENCE
 
 LABEL = 24  # letters, beside two panels in a column
+APART = 1.06  # loss rates of two arms that stand side by side
 OUTCOMES = {  # of `falls_by_arm`: columns of value, interval and p, what is written at the axis, factor of its units
     "accuracy": (("difference", "low", "high", "p_holm"), "fall, points", -100.0),
     "cross-entropy": (("rise", "rise_low", "rise_high", "rise_p_holm"), "rise, nats", 1.0),
@@ -62,7 +63,8 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
         front: draw the Pareto front, the arms to which none is better in both.
 
     Arms of which a column is missing are left out.
-    A line joins the loss rates of an arm that has several; the axis is then logarithmic.
+    A line joins the loss rates of an arm that has several; the axis is then logarithmic, and marks of one loss rate
+    stand side by side.
     """
     table = _lossy(compared).dropna(subset=list(axes))
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["arm"]))
@@ -79,8 +81,9 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
             for arm, points in ours.groupby("arm", sort=False):
                 style = arms.index(str(arm))
                 fall, errors = _points(points)
+                aside = APART ** (style - (len(arms) - 1) / 2) if column == "loss_rate" else 1.0
                 ax.errorbar(
-                    points[column].to_numpy(dtype=float), fall, yerr=errors, marker=MARKERS[style % len(MARKERS)],
+                    aside * points[column], fall, yerr=errors, marker=MARKERS[style % len(MARKERS)],
                     linestyle="-", color=palette[style], label=str(arm), markersize=3.5, elinewidth=0.8, capsize=1.5,
                 )  # fmt: skip
             ax.axhline(0, color="0.45", linewidth=1, zorder=0)

@@ -55,6 +55,14 @@ def test_loss_rates_are_written_in_percent():
     assert [text.get_text() for text in ax.get_xticklabels()] == ["1 %", "20 %"]
 
 
+def test_arms_of_one_loss_rate_stand_side_by_side_around_it():
+    arms = [(arm, rate, 1.0, 0) for arm in "ab" for rate in (0.01, 0.2)]
+    drawn = falls_against(compared(arms), {"loss_rate": "x"}).axes[0].containers
+    rates = [each.lines[0].get_xdata() for each in drawn]
+    assert (rates[0] < rates[1]).all()
+    assert rates[0] * rates[1] == pytest.approx([0.01**2, 0.2**2])
+
+
 def test_an_arm_of_several_rates_has_a_row_for_each():
     figure = falls_by_arm(compared([("a", 0.1, 1.0, 0), ("a", 0.2, 2.0, 0), ("b", 0.2, 3.0, 0)]))
     labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
