@@ -21,7 +21,7 @@ def label(config: dict) -> str:
 
 
 def compare(records: list[dict]) -> pd.DataFrame:
-    """One row a record: how it was spread, accuracy, step time, and what its collectives lost, forward and backward.
+    """One row a record: task, how it was spread, accuracy, step time, what its collectives lost, forward and backward.
 
     Step times compare only runs of one machine that had it to themselves.
     """
@@ -29,6 +29,7 @@ def compare(records: list[dict]) -> pd.DataFrame:
     for record in records:
         config, traffic = record["config"], record["network"]["training"]
         row = {
+            "task": config["dataset"],
             "parallelism": label({**config, "implementation": record["implementation"]}),
             "implementation": record["implementation"],
             "processes": record["processes"],
@@ -46,7 +47,7 @@ def compare(records: list[dict]) -> pd.DataFrame:
             called = traffic["messages"]["by_direction"].get(direction, {"called": 0, "lossy": 0})
             row |= {f"collectives_{direction}": called["called"], f"lossy_{direction}": called["lossy"]}
         rows.append(row)
-    return pd.DataFrame(rows).sort_values(["parallelism", "loss_rate", "seed"], ignore_index=True)
+    return pd.DataFrame(rows).sort_values(["task", "parallelism", "loss_rate", "seed"], ignore_index=True)
 
 
 def against_tensor_parallelism(table: pd.DataFrame, *, reference: str = "tp 2") -> pd.DataFrame:

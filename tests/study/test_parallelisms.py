@@ -54,6 +54,8 @@ def test_one_row_a_record_in_order():
     table = compare([record(loss_rate=0.1), record(loss_rate=0.0, implementation="dtensor"), record(loss_rate=0.0)])
     assert table["parallelism"].tolist() == ["tp 4 (dtensor)", "tp 4 (lossytp)", "tp 4 (lossytp)"]
     assert table["loss_rate"].tolist() == [0.0, 0.0, 0.1]
+    two = compare([record(dataset="sst2", loss_rate=0.0), record(loss_rate=0.1)])
+    assert two["task"].tolist() == ["docstrings", "sst2"], "a task's rows stand together"
     row = table.iloc[-1]
     assert row["replica_drift"] == 0.25
     assert (row["step_ms"], row["packets_a_step"], row["accuracy_lossy"]) == (125.0, 40.0, 0.5)
