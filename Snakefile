@@ -3,6 +3,7 @@
 Config: profile (smoke, laptop or paper); figures_only (draw what is there, run no cell).
 """
 
+import csv
 import json
 import os
 from pathlib import Path
@@ -22,6 +23,8 @@ RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
 TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" for cell in each.cells]
 BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples, "max_length": TOLERANCE[0].max_length, "model_name": TOLERANCE[0].model_name}
+SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # of the runs that figures were drawn from
+DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
 if workflow.remote_exec:  # a cluster's job: ./run_all.sh is on another machine, so its notebook ends with the job
@@ -29,8 +32,17 @@ if workflow.remote_exec:  # a cluster's job: ./run_all.sh is on another machine,
 
 
 localrules:
+    all,
     figures,
     paper,
+
+
+rule all:
+    input:
+        # by name: what is missing is not made for the sake of figures that are there
+        [] if CELLS_EXIST else [*RECORDS, *TABLES, *[f"{RESULTS}/{name}" for name in CHECKS]],
+        f"{RESULTS}/lossytp.pdf",
+    default_target: True
 
 
 rule paper:
@@ -47,8 +59,8 @@ rule paper:
 
 rule figures:
     input:
-        # in a fresh clone every file is new: a record's age says nothing, its folder's name does
-        ancient(RECORDS if not CELLS_EXIST else []),
+        # in a fresh clone every file is new: the age of a record that was drawn says nothing, its folder's name does
+        [] if CELLS_EXIST else [ancient(file) if Path(file).parent.name in DRAWN else file for file in RECORDS],
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_figures.ipynb",

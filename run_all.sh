@@ -23,14 +23,21 @@ fail() { echo "error: $*" >&2; exit 2; }
 
 command=laptop
 if [ $# -gt 0 ] && [ "$1" != "--" ]; then command=$1; shift; fi
-[ "${1:-}" = "--" ] && shift
+behind=${1:-}
+[ "$behind" = "--" ] && shift
 case $command in
     setup | smoke | laptop | paper | figures | pretrain | test | bench | lab) ;;
     help | -h | --help) usage; exit 0 ;;
     *) fail "'$command' is unknown: choose setup, smoke, laptop, paper, figures, pretrain, test, bench or lab" ;;
 esac
 case $command in
-    smoke | laptop | paper | figures | test) ;;
+    smoke | laptop | paper | figures)
+        case $behind in
+            "" | -*) ;;
+            *) fail "'$behind' behind '$command' is none of its options: leave it out, or write options behind --" ;;
+        esac
+        ;;
+    test) ;;
     pretrain) [ -n "${LOSSYTP_DATA:-}" ] || fail "LOSSYTP_DATA is not set: name a folder that has wikimedia/wikipedia/2015.en" ;;
     *) [ $# -eq 0 ] || fail "'$command' takes no options, '$*' was given: leave them out" ;;
 esac

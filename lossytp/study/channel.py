@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 from lossytp.network import LossyNetwork
+from lossytp.network.checks import check_at_least
 from lossytp.network.process import LossProcess
 
 STRETCHES = 100  # of packets, each long against a burst; their spread gives the standard errors
@@ -39,7 +40,10 @@ def measure(
     Columns: quantity, measured, expected, standard_error. Each quantity is a function of totals over `STRETCHES`
     stretches of the packets; the jackknife over stretches (Quenouille 1956) takes its bias and gives its standard
     error, which so holds for correlated losses too.
+
+    ValueError where a stretch would be no longer than the longest lag.
     """
+    check_at_least("num_packets", num_packets, STRETCHES * (max(lags) + 1))
     network = LossyNetwork(process, seed=seed)
     size = num_packets // STRETCHES
     totals = np.array([_totals(network.lost_packets(0, 1, size), size, lags) for _ in range(STRETCHES)])

@@ -15,7 +15,7 @@ from lossytp.study.figures import COLUMN, MARKERS, band
 from lossytp.study.statistics import CONFIDENCE
 
 LABEL = 24  # letters, beside two panels in a column
-APART = 1.06  # loss rates of two arms that stand side by side
+APART = 1.06  # ratio of the places of two arms that are set side by side
 OUTCOMES = {  # of `falls_by_arm`: columns of value, interval and p, what is written at the axis, factor of its units
     "accuracy": (("difference", "low", "high", "p_holm"), "fall, points", -100.0),
     "cross-entropy": (("rise", "rise_low", "rise_high", "rise_p_holm"), "rise, nats", 1.0),
@@ -30,8 +30,10 @@ def falls_by_arm(compared: pd.DataFrame) -> Figure:
     """
     table = _lossy(compared)
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["label"]))
+    wrapped = max(map(len, arms)) > LABEL  # two lines are not to touch the next arm's
+    height = 0.23 if wrapped else 0.2
     figure, axes = plt.subplots(
-        1, len(OUTCOMES), figsize=(COLUMN, 0.8 + 0.2 * len(arms)), sharey=True, layout="constrained"
+        1, len(OUTCOMES), figsize=(COLUMN, 0.8 + height * len(arms)), sharey=True, layout="constrained"
     )
     for ax, (title, ((*estimate, p), text, scale)) in zip(axes, OUTCOMES.items(), strict=True):
         for number, task in enumerate(tasks):
@@ -46,8 +48,8 @@ def falls_by_arm(compared: pd.DataFrame) -> Figure:
         ax.axvline(0, color="0.45", linewidth=1, zorder=0)
         ax.set_title(title)
         ax.set_xlabel(text)
-    axes[0].set_yticks(range(len(arms)), [fill(label, LABEL) for label in arms], linespacing=0.9)
-    if max(map(len, arms)) > LABEL:  # two lines are not to touch the next arm's
+    axes[0].set_yticks(range(len(arms)), [fill(label, LABEL) for label in arms], linespacing=1.0)
+    if wrapped:
         axes[0].tick_params(axis="y", labelsize=6)
     axes[0].set_ylim(len(arms) - 0.4, -0.6)  # the first on top
     handles, labels = axes[0].get_legend_handles_labels()
@@ -63,8 +65,8 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
         front: draw the Pareto front, the arms to which none is better in both.
 
     Arms of which a column is missing are left out.
-    A line joins the loss rates of an arm that has several; the axis is then logarithmic, and marks of one loss rate
-    stand side by side.
+    A line joins the loss rates of an arm that has several; the axis is then logarithmic, and marks are set
+    side by side.
     """
     table = _lossy(compared).dropna(subset=list(axes))
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["arm"]))
@@ -81,7 +83,7 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
             for arm, points in ours.groupby("arm", sort=False):
                 style = arms.index(str(arm))
                 fall, errors = _points(points)
-                aside = APART ** (style - (len(arms) - 1) / 2) if column == "loss_rate" else 1.0
+                aside = APART ** (style - (len(arms) - 1) / 2) if len(ours) > ours["arm"].nunique() else 1.0
                 ax.errorbar(
                     aside * points[column], fall, yerr=errors, marker=MARKERS[style % len(MARKERS)],
                     linestyle="-", color=palette[style], label=str(arm), markersize=3.5, elinewidth=0.8, capsize=1.5,

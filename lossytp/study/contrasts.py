@@ -84,22 +84,22 @@ def falls_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
     found = contrasts(table, reference=LOSSLESS)
     for name, outcome in (("clean", table["accuracy_clean"]), ("rise", entropy)):
         others = contrasts(table.assign(outcome=outcome), reference=LOSSLESS, outcome="outcome")
-        found = _beside(found, others, where, name)
+        found = beside(found, others, where, name)
     learnt = found.join(_learnt(table), on=list(TRAINING))["learnt"]
     for share, difference in {"share": "difference", "share_low": "low", "share_high": "high"}.items():
         found[share] = found[difference] / learnt
     if reference is None:
         return found
     gains = contrasts(changes(table), reference=reference, outcome="change", within=("task",))
-    return _beside(found, gains, ["task", "arm", "loss_rate"], "gain")
+    return beside(found, gains, ["task", "arm", "loss_rate"], "gain")
 
 
-def changes(table: pd.DataFrame, *, within: Sequence[str] = TRAINING) -> pd.DataFrame:
-    """The runs with losses, and their `change` of accuracy against the same training's and seed's run without."""
+def changes(table: pd.DataFrame, *, within: Sequence[str] = TRAINING, outcome: str = "accuracy_lossy") -> pd.DataFrame:
+    """The runs with losses, and their `change` of the outcome against the same training's and seed's run without."""
     key = [*within, "seed"]
-    without = table[table["arm"] == LOSSLESS].set_index(key)["accuracy_lossy"].rename("without")
+    without = table[table["arm"] == LOSSLESS].set_index(key)[outcome].rename("without")
     lossy = table[table["arm"] != LOSSLESS].join(without, on=key)
-    return lossy.assign(change=lossy["accuracy_lossy"] - lossy["without"])
+    return lossy.assign(change=lossy[outcome] - lossy["without"])
 
 
 def _learnt(table: pd.DataFrame) -> pd.Series:
@@ -109,8 +109,8 @@ def _learnt(table: pd.DataFrame) -> pd.Series:
     return beyond.groupby([runs[name] for name in TRAINING]).mean()
 
 
-def _beside(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:
-    """With the columns of `compared` that are of differences, by a name that says of what."""
+def beside(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:
+    """The table with the columns of `compared` that are of differences, by a name that says of what."""
     names = {"difference": name} | {each: f"{name}_{each}" for each in ("low", "high", "p", "p_holm")}
     return table.merge(compared.reindex(columns=[*where, *names]).rename(columns=names), on=where, how="left")
 

@@ -21,17 +21,17 @@ moves no record, and experiments that have a cell in common run it once. (A reco
 its run is started again.)
 """
 
+import argparse
 import dataclasses
 import hashlib
 import itertools
 import json
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
@@ -41,6 +41,7 @@ from lossytp.training.config import TrainConfig
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}
+Kind = TypeVar("Kind")
 OTHER_KEYS = ("seed", "output_dir", "dataset")  # that an arm cannot have: seeds and tasks are keys of their own
 
 
@@ -78,6 +79,8 @@ class Experiment:
 def load_experiments(folder: Path, profile: str, results: Path) -> list[Experiment]:
     """The experiments of a folder that have this profile, by name. ValueError where none has."""
     files = sorted(folder.glob("*.yaml"))
+    if not files:
+        raise ValueError(f"{folder} has no grid, which is a .yaml file: give a folder that has")
     having = [file for file in files if profile in _content(file)["profiles"]]
     if not having:
         known = sorted({name for file in files for name in _content(file)["profiles"]})
@@ -93,20 +96,25 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
     content = _content(file)
     with _errors_name(file):
         check_known("profile", profile, content["profiles"])
-        settings = content["profiles"][profile]
+        settings = _of(dict, "profile", content["profiles"][profile])
         for key in settings:
             check_known("key", key, sorted(PROFILE_KEYS))
-        outputs = tuple(str(results / name) for name in content.get("outputs", ()))
+        named = [_of(str, "an output", name) for name in _of(list, "outputs", content.get("outputs", []))]
+        for name in named:
+            if not (results / name).resolve().is_relative_to(results.resolve()):
+                raise ValueError(f"output {name!r} is not below the results: leave out what leads elsewhere")
+        outputs = tuple(str(results / name) for name in named)
         counts = {"seeds": settings["seeds"], "processes": content.get("processes", 1)}
         if not outputs:
             counts["cells_per_notebook"] = settings["cells_per_notebook"]
         elif "cells_per_notebook" in settings:
             raise ValueError("cells_per_notebook beside outputs, which are made of all cells: leave one of them out")
         for key, value in counts.items():
-            if not isinstance(value, int) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{key} = {value!r} is not a positive whole number: give one, such as 3")
+        base = _of(dict, "base", settings["base"])
         for name in OTHER_KEYS:
-            if name in settings["base"]:
+            if name in base:
                 raise ValueError(f"base has {name}, which a cell gets from elsewhere: leave it out")
         first_seed = settings.get("first_seed", 0)
         if not isinstance(first_seed, int) or first_seed < 0:
@@ -118,7 +126,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         tasks = _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))
         arms = _arms(settings["arms"])
         cells = [
-            _cell(arm, {**task, **settings["base"], **values, "seed": seed}, place, counts["processes"])
+            _cell(arm, {**task, **base, **values, "seed": seed}, place, counts["processes"])
             for seed in range(first_seed, first_seed + settings["seeds"])
             for task in tasks
             for arm, values in arms
@@ -126,7 +134,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         for cell in cells:
             _check_processes(cell.config, counts["processes"])
         if not cells:
-            raise ValueError("arms = [] makes no cells: give at least one arm")
+            raise ValueError("arms or tasks = [] make no cells: give at least one of each")
         folders = [cell.config.output_dir for cell in cells]
         if len(set(folders)) < len(folders):
             name = next(cell.arm for number, cell in enumerate(cells) if cell.config.output_dir in folders[:number])
@@ -140,10 +148,28 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
 
 def _content(file: Path) -> dict[str, Any]:
     with _errors_name(file):
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = _of(dict, "the grid", yaml.load(file.read_text(encoding="utf-8"), _Loader))
         for key in content:
             check_known("key", key, sorted(KEYS))
-        return {**content, "profiles": dict(content["profiles"])}
+        return {**content, "profiles": _of(dict, "profiles", content["profiles"])}
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would keep the last: an arm's rates would vanish unseen."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"key {key!r} stands twice in one mapping: leave one of them out")
+        return super().construct_mapping(node, deep)
+
+
+def _of(kind: type[Kind], name: str, value: object) -> Kind:
+    """The value. ValueError where it is none of that kind, such as a list where a mapping is due."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} = {value!r} is no {kind.__name__}: see lossytp/study/grid.py for the form of a grid")
+    return value
 
 
 @contextmanager
@@ -162,7 +188,7 @@ def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
     if names is None:
         return [{}]
     known = yaml.safe_load(file.read_text(encoding="utf-8"))
-    for name in names:
+    for name in _of(list, "tasks", names):
         check_known("task", name, known)
     return [known[name] for name in names]
 
@@ -170,7 +196,8 @@ def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
 def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     """The name and the values of every arm's every cell."""
     found = []
-    for arm in arms:
+    for arm in _of(list, "arms", arms):
+        _of(str, "an arm's name", _of(dict, "an arm", arm)["arm"])
         lists = {name: values for name, values in arm.items() if name != "arm"}
         for name, values in lists.items():
             if not isinstance(values, list) or not values or name in OTHER_KEYS:
@@ -199,8 +226,11 @@ def _check_processes(config: TrainConfig, processes: int) -> None:
 
 
 def main() -> None:
-    folder, profile = sys.argv[1:]
-    load_experiments(Path(folder), profile, Path("results"))
+    parser = argparse.ArgumentParser(description="Check every grid of a folder.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("profile")
+    arguments = parser.parse_args()
+    load_experiments(arguments.folder, arguments.profile, Path("results"))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lossytp.study.contrasts import changes, contrasts
+from lossytp.study.contrasts import beside, changes, contrasts
 
 PARALLELISMS = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size", "tp": "tensor_parallel_size"}
 
@@ -58,9 +58,14 @@ def against_tensor_parallelism(table: pd.DataFrame, *, reference: str = "tp 2") 
             that are named by more differ in more, and are left out.
 
     Returns what `contrasts.contrasts` does, of the changes of accuracy against the same seed's run without losses, with
-    `arm` the parallelism, for each `task`, `repair` and `loss_rate`.
+    `arm` the parallelism, for each `task`, `repair` and `loss_rate`; columns from `clean` on are of accuracy
+    evaluated without losses.
     """
-    lossy = changes(table, within=["task"])
-    lossy = lossy[lossy["arm"].str.fullmatch(r"\w+ \d+, .+")]
-    lossy = lossy.assign(arm=lossy["arm"].str.split(",").str[0])
-    return contrasts(lossy, reference=reference, outcome="change", within=("task", "repair", "loss_rate"))
+    within = ("task", "repair", "loss_rate")
+    found = []
+    for outcome in ("accuracy_lossy", "accuracy_clean"):
+        lossy = changes(table, within=["task"], outcome=outcome)
+        lossy = lossy[lossy["arm"].str.fullmatch(r"\w+ \d+, .+")]
+        lossy = lossy.assign(arm=lossy["arm"].str.split(",").str[0])
+        found.append(contrasts(lossy, reference=reference, outcome="change", within=within))
+    return beside(found[0], found[1], [*within, "arm"], "clean")

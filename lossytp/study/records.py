@@ -1,7 +1,9 @@
 """Records as one tidy table, a row a run."""
 
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +15,7 @@ from lossytp.training.record import read_record
 
 NETWORK_COLUMNS = ("packets", "lost", "extra", "missing", "observed_loss_rate")
 MAJORITY = ("accuracy_clean", "accuracy_lossy")
+KEPT = ("save_model", "eval_steps", "output_dir")  # what a run keeps, and when it looks; its training is the same
 
 
 def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
@@ -107,3 +110,26 @@ def with_lossless(table: pd.DataFrame) -> pd.DataFrame:
     for (task, arm), runs in lossy.groupby(["task", "arm"], sort=False):
         arms += [reference[reference["task"] == task].assign(arm=str(arm)), runs]
     return pd.concat(arms, ignore_index=True)
+
+
+def repeated(records: list[dict]) -> dict[str, dict[str, Any]]:
+    """Whether trainings that were run twice, keeping other things, answer alike where nothing is lost in evaluation.
+
+    (Where losses are, other versions of the evaluation let them fall on other texts.)
+
+    For pairs of runs on `one` kind of processor, as records name it, and on `two`: how many `pairs` there are, how many
+    `differ` in accuracy, and by how much at most, `largest`, a share, 0 without pairs.
+    """
+    trainings: dict[str, list[dict]] = {}
+    for record in (record for record in records if record["final"]["accuracy_clean"] is not None):
+        training = {name: value for name, value in record["config"].items() if name not in KEPT}
+        trainings.setdefault(f"{sorted(training.items())} {record['processes']}", []).append(record)
+    apart: dict[str, list[float]] = {"one": [], "two": []}
+    for first, second in (pair for runs in trainings.values() for pair in combinations(runs, 2)):
+        processors = {run["environment"]["processor"] for run in (first, second)}
+        difference = abs(first["final"]["accuracy_clean"] - second["final"]["accuracy_clean"])
+        apart["one" if len(processors) == 1 else "two"].append(difference)
+    return {
+        name: {"pairs": len(each), "differ": sum(value > 0 for value in each), "largest": max(each, default=0.0)}
+        for name, each in apart.items()
+    }

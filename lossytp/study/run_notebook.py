@@ -24,6 +24,7 @@ from traitlets.config import Config
 from lossytp.training.command_line import run_as_command
 
 WATCH_SECONDS = 0.5
+IN_ONE_LINE = ("ValueError", "FileNotFoundError", "PermissionError")  # what a cell raises of what it was given
 
 
 def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
@@ -41,10 +42,13 @@ def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
     """Run `notebook` and save it to `output`; what it writes to stderr goes to stderr too.
 
-    ValueError, in one line, where a cell raises a ValueError.
+    ValueError, in one line, where a cell raises one of `IN_ONE_LINE`, or `output` cannot be written.
     """
     check_parameters(notebook, parameters)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{output} cannot be written ({error.strerror}): give another path") from error
     with tempfile.TemporaryDirectory(prefix="ltp") as sockets:  # a short path: ipc socket names are limited
         config = Config()
         config.KernelManager.transport = "ipc"
@@ -63,7 +67,7 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
                 cwd=str(Path.cwd()),
             )
         except PapermillExecutionError as error:
-            if error.ename == "ValueError":
+            if error.ename in IN_ONE_LINE:
                 raise ValueError(f"{notebook.name}: {error.evalue}") from error
             raise
 
@@ -100,6 +104,8 @@ def main() -> None:
         parameters = json.loads(arguments.parameters)
     except ValueError as error:
         raise ValueError(f"--parameters {arguments.parameters!r} is not JSON: {error}") from error
+    if not isinstance(parameters, dict):
+        raise ValueError(f"--parameters {arguments.parameters!r} is no JSON object: give names with values")
     execute(arguments.notebook, arguments.output, parameters)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from lossytp.study.contrasts import changes
+from lossytp.study.records import repeated
 from lossytp.study.statistics import Estimate, loss_budget, rank_correlation, t_interval
 
 DROP = 0.01  # the loss budget's fall in accuracy: one point
@@ -41,6 +42,7 @@ def how_it_ran(records: list[dict]) -> dict[str, Any]:
         "devices": sorted({record["timing"]["device"] for record in records}),
         "threads": sorted({record["timing"]["threads"] for record in records}),
         "commits": len({record["commit"] for record in records}),
+        "repeated": repeated(records),
     }
 
 

@@ -132,7 +132,15 @@ def _read_yaml(file: Path) -> dict:
         raise ValueError(f"--config {file} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"--config {file} holds no parameters: write one 'name: value' a line")
-    return values["config"] if isinstance(values.get("config"), dict) else values  # a record holds one
+    if not isinstance(values.get("config"), dict):
+        return values
+    processes, started = values.get("processes", 1), int(os.environ.get("WORLD_SIZE", "1"))  # a record has both
+    if processes != started:
+        raise ValueError(
+            f"--config {file} is the record of {processes} processes, and here {started} run: "
+            f"start it with torchrun --nproc_per_node {processes} -m"
+        )
+    return values["config"]
 
 
 def _in_one_line(box: str) -> str:

@@ -23,7 +23,7 @@ def record():
             "implementation": "lossytp",
             "processes": 1,
             "commit": "0123456789abcdef",
-            "environment": {"python": "3.11"},
+            "environment": {"python": "3.11", "processor": "one"},
             "data": {
                 "sha256": "ab", "majority_share": 0.3, "train_examples": 5, "test_examples": 4, "real_token_share": 0.9,
                 "subsets": [],

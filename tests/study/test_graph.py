@@ -102,6 +102,12 @@ def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_ag
     assert records(folder) == before
     assert "Nothing to be done" in (tmp_path / "killed.log").read_text()
 
+    lost = next(iter(before))
+    lost.unlink()
+    assert start("killed").wait() == 0, "a record that is missing is made, though all figures are there"
+    assert lost.exists()
+    assert {path: text for path, text in records(folder).items() if path != lost}.items() < before.items()
+
 
 def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp_path):
     folder = tmp_path / "cluster"

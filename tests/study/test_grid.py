@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -98,6 +99,33 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
     assert all(word in str(error.value) for word in words)
 
 
+@pytest.mark.parametrize(
+    ("written", "instead", "words"),
+    [
+        (GRID, "", "the grid = None is no dict"),
+        ("base: {{max_steps: 5}}", "base:", "base = None is no dict"),
+        ("seeds: 2", "seeds: true", "seeds = True is not a positive whole number"),
+        ("seeds: 2", "seeds: 2\n    seeds: 3", "key 'seeds' stands twice"),
+        ("arm: alone, loss_rate", "arm: alone, loss_rate: [0.2], loss_rate", "key 'loss_rate' stands twice"),
+        ("arm: alone", "arm: 3", "an arm's name = 3 is no str"),
+        ("notebook: 20", "outputs: table.csv\nnotebook: 20", "outputs = 'table.csv' is no list"),
+        ("notebook: 20", "outputs: [../table.csv]\nnotebook: 20", "output '../table.csv' is not below the results"),
+        ("seeds: 2", "seeds: 2\n    tasks: []", "arms or tasks = [] make no cells"),
+    ],
+)
+def test_what_has_not_the_form_of_a_grid_is_refused(tmp_path, written, instead, words):
+    load(tmp_path)
+    file = tmp_path / "experiments" / "grid.yaml"
+    (tmp_path / "tasks.yaml").write_text("one: {max_length: 16}\n")
+    text = GRID.replace(written, instead)
+    assert text != GRID
+    file.write_text(text.format(rate="0.1", name="tensor_parallel_size", two="[2]"))
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        load_experiment(file, "tiny", tmp_path / "results")
+    assert str(error.value).startswith(str(file))
+    assert "\n" not in str(error.value)
+
+
 EXPERIMENTS = Path(__file__).parents[2] / "notebooks" / "experiments"
 
 
@@ -158,6 +186,8 @@ def test_profiles_that_no_grid_has_are_refused(tmp_path):
     assert len(load_experiments(tmp_path / "experiments", "tiny", tmp_path)) == 1
     with pytest.raises(ValueError, match=r"profile = 'huge' is in no grid .*: known are tiny"):
         load_experiments(tmp_path / "experiments", "huge", tmp_path)
+    with pytest.raises(ValueError, match="nowhere has no grid"):
+        load_experiments(tmp_path / "nowhere", "tiny", tmp_path)
 
 
 def test_a_folder_hashes_only_what_differs_from_the_defaults(tmp_path, monkeypatch):

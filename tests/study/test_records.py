@@ -4,7 +4,7 @@ import pytest
 
 from lossytp.study.contrasts import unlearnt
 from lossytp.study.grid import Cell, Experiment
-from lossytp.study.records import read_experiment, tidy, whole_seeds, with_lossless
+from lossytp.study.records import read_experiment, repeated, tidy, whole_seeds, with_lossless
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import portable, write_record
 
@@ -80,3 +80,15 @@ def test_a_training_that_is_not_learnt_is_not_asked_for(tmp_path, record):
     whole, theirs = whole_seeds(experiment, table, records, unlearnt(table))
     assert whole["arm"].tolist() == ["no loss", "lossy"]
     assert theirs == records[:2]
+
+
+def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
+    def run(accuracy, processor="one", seed=0, **kept):
+        made = record(loss_rate=0.1, seed=seed, accuracy=accuracy, **kept)
+        return made | {"environment": {"processor": processor}}
+
+    others = [run(0.9, seed=1), run(0.8, seed=2, max_length=16)]  # ran once
+    found = repeated([run(0.7), run(0.7, save_model=True), run(0.6, "two", eval_steps=5), *others])
+    assert found["one"] == {"pairs": 1, "differ": 0, "largest": 0.0}
+    assert found["two"] == {"pairs": 2, "differ": 2, "largest": pytest.approx(0.1)}
+    assert repeated(others)["one"] == repeated(others)["two"] == {"pairs": 0, "differ": 0, "largest": 0.0}

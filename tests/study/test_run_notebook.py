@@ -51,6 +51,22 @@ def test_a_value_error_in_a_cell_ends_with_one_line_and_exit_code_2(tmp_path):
     assert not (tmp_path / "cell").exists()
 
 
+@pytest.mark.parametrize("parameters", ["[1, 2]", "3", "{"])
+def test_parameters_are_a_json_object(tmp_path, parameters):
+    command = [sys.executable, "-m", "lossytp.study.run_notebook", NOTEBOOKS / "20_cells.ipynb", tmp_path / "out.ipynb"]
+    result = subprocess.run([*command, "--parameters", parameters], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert re.fullmatch(rf"error: --parameters {re.escape(repr(parameters))} is .*JSON.*\n", result.stderr)
+
+
+def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match=r"^test\.ipynb: .*No such file or directory: '/nowhere'"):
+        execute(notebook(tmp_path, "open('/nowhere')"), tmp_path / "out.ipynb", {})
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"file/out\.ipynb cannot be written"):
+        execute(notebook(tmp_path, "1"), tmp_path / "file" / "out.ipynb", {})
+
+
 def test_another_error_is_shown_whole(tmp_path):
     with pytest.raises(Exception, match="ZeroDivisionError"):
         execute(notebook(tmp_path, "1 / 0"), tmp_path / "out.ipynb", {})

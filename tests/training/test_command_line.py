@@ -273,3 +273,13 @@ def test_torchrun_gets_the_error_as_json_from_a_silent_rank_too(told, tmp_path, 
 
 def test_interrupted_from_the_keyboard_is_130(told):
     assert told(KeyboardInterrupt(), RANK="0") == (130, "")
+
+
+def test_a_record_is_run_again_by_as_many_processes(tmp_path, monkeypatch):
+    """A run of other processes draws other losses: it would give another number without a word."""
+    (tmp_path / "record.json").write_text(json.dumps({"config": TrainConfig().as_dict(), "processes": 2}))
+    words = ["--config", str(tmp_path / "record.json")]
+    with pytest.raises(ValueError, match=r"of 2 processes, and here 1 run: start it with torchrun --nproc_per_node 2"):
+        parse(TrainConfig, None, words)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert parse(TrainConfig, None, words) == TrainConfig()

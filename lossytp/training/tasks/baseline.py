@@ -7,6 +7,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 
+from lossytp.network.checks import check_known
 from lossytp.training.tasks import TASKS, Classification
 from lossytp.training.tasks.data import Dataset, Split
 
@@ -15,8 +16,9 @@ def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
     """Test accuracy of TF-IDF and logistic regression on all training text, and of the most frequent class.
 
     The test sample is the one that a training run with the same `eval_samples` evaluates on. ValueError where the
-    task is no classification.
+    task is unknown, or no classification.
     """
+    check_known("dataset", dataset, TASKS)
     task = TASKS[dataset]
     if not isinstance(task, Classification):
         raise ValueError(f"dataset = {dataset!r} is {task.kind}, and a bag of words tells classes: give one of those")
