@@ -87,6 +87,7 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
                 ax.errorbar(
                     aside * points[column], fall, yerr=errors, marker=MARKERS[style % len(MARKERS)],
                     linestyle="-", color=palette[style], label=str(arm), markersize=3.5, elinewidth=0.8, capsize=1.5,
+                    markeredgecolor="0.2", markeredgewidth=0.4,  # the palette's light colours, in grey
                 )  # fmt: skip
             ax.axhline(0, color="0.45", linewidth=1, zorder=0)
             ax.set_title(task)
