@@ -42,7 +42,6 @@ rule all:
         # by name: what is missing is not made for the sake of figures that are there
         [] if CELLS_EXIST else [*RECORDS, *TABLES, *[f"{RESULTS}/{name}" for name in CHECKS]],
         f"{RESULTS}/lossytp.pdf",
-    default_target: True
 
 
 rule paper:

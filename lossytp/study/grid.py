@@ -41,8 +41,8 @@ from lossytp.training.config import TrainConfig
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}
-Kind = TypeVar("Kind")
 OTHER_KEYS = ("seed", "output_dir", "dataset")  # that an arm cannot have: seeds and tasks are keys of their own
+Kind = TypeVar("Kind")
 
 
 class Cell(NamedTuple):

@@ -50,3 +50,8 @@ def test_another_process_is_found_out():
     table = measure(Mistaken(p_good_to_bad=0.03, p_bad_to_good=0.1428), num_packets=1_000_000, seed=1)
     burst = table.set_index("quantity").loc["mean burst, packets"]
     assert abs(burst["measured"] - burst["expected"]) > 6 * burst["standard_error"]  # 7.0 against 8
+
+
+def test_too_few_packets_for_a_lag_are_refused():
+    with pytest.raises(ValueError, match=r"num_packets = 1099 is no whole number of at least 1100"):
+        measure(ltp.Bernoulli(loss_rate=0.1), num_packets=1099, seed=0)

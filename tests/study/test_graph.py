@@ -104,9 +104,22 @@ def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_ag
 
     lost = next(iter(before))
     lost.unlink()
+    summary = results[0] / "experiment_summary.csv"  # of the runs that figures were drawn from
+    drawn = [line for line in summary.read_text().splitlines(keepends=True) if lost.parent.name not in line]
+    assert len(drawn) == 4
+    summary.write_text("".join(drawn))
     assert start("killed").wait() == 0, "a record that is missing is made, though all figures are there"
     assert lost.exists()
+    assert summary.read_text() == tables[0], "and drawn, since the figures did not know it"
     assert {path: text for path, text in records(folder).items() if path != lost}.items() < before.items()
+
+
+def test_a_word_that_is_no_option_is_refused():
+    refused = subprocess.run(
+        ["bash", ROOT / "run_all.sh", "smoke", "laptop"], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("error: 'laptop' behind 'smoke' is none of its options")
 
 
 def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp_path):

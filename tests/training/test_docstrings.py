@@ -42,6 +42,8 @@ def test_a_bag_of_words_tells_classes_of_a_sample_apart(monkeypatch):
     rows = [{"text": f"{words[i % 3]} {i}", "label": min(i % 3, 1)} for i in range(60)]
     source = Table(train=rows, test=rows)
     monkeypatch.setitem(TASKS, "toy", Classification(source=source, body="{text}", labels=("a", "b")))
+    with pytest.raises(ValueError, match=r"dataset = 'nope' is unknown: choose one of .*toy"):
+        bag_of_words("nope", eval_samples=30)
     result = bag_of_words("toy", eval_samples=30)
     assert (result["dataset"], result["classes"], result["test_examples"]) == ("toy", 2, 30)
     assert result["bag_of_words"] == 1
