@@ -15,7 +15,7 @@ from lossytp.study.figures import COLUMN, MARKERS, band
 from lossytp.study.statistics import CONFIDENCE
 
 LABEL = 24  # letters, beside two panels in a column
-APART = 1.06  # ratio of the places of two arms that are set side by side
+APART = 1.03  # ratio of the places of two arms that are set side by side
 OUTCOMES = {  # of `falls_by_arm`: columns of value, interval and p, what is written at the axis, factor of its units
     "accuracy": (("difference", "low", "high", "p_holm"), "fall, points", -100.0),
     "cross-entropy": (("rise", "rise_low", "rise_high", "rise_p_holm"), "rise, nats", 1.0),
@@ -65,8 +65,8 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
         front: draw the Pareto front, the arms to which none is better in both.
 
     Arms of which a column is missing are left out.
-    A line joins the loss rates of an arm that has several; the axis is then logarithmic, and marks are set
-    side by side.
+    A line joins the loss rates of an arm that has several; the axis is then logarithmic. Marks of one loss rate are
+    set side by side.
     """
     table = _lossy(compared).dropna(subset=list(axes))
     tasks, arms = list(dict.fromkeys(table["task"])), list(dict.fromkeys(table["arm"]))
@@ -83,7 +83,8 @@ def falls_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
             for arm, points in ours.groupby("arm", sort=False):
                 style = arms.index(str(arm))
                 fall, errors = _points(points)
-                aside = APART ** (style - (len(arms) - 1) / 2) if len(ours) > ours["arm"].nunique() else 1.0
+                chosen = column == "loss_rate"  # alike in all arms; what is measured is not moved
+                aside = APART ** (style - (len(arms) - 1) / 2) if chosen else 1.0
                 ax.errorbar(
                     aside * points[column], fall, yerr=errors, marker=MARKERS[style % len(MARKERS)],
                     linestyle="-", color=palette[style], label=str(arm), markersize=3.5, elinewidth=0.8, capsize=1.5,

@@ -11,7 +11,7 @@ from lossytp.study.statistics import CONFIDENCE
 
 AGAIN = {"06_repair": "06_repair_again", "06_repair_of_bursts": "06_repair_of_bursts_again"}  # arms on fresh seeds
 NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, and the grid that tries repairs on such
-    ("01_tolerance", r"(?P<losses>losses alone)", "06_repair"),
+    ("01_tolerance", "single losses|reduce phase", "06_repair"),
     ("01_tolerance", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
     ("02_structure", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
     ("02_shared", r"(?P<losses>losses (half|all) shared)", None),
@@ -19,7 +19,7 @@ NETWORKS = (  # grid, its arms that are networks of 4 ranks without a repair, an
     ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", None),
     ("03_rings", r"(?P<algorithm>ring), (?P<losses>both phases)", "06_repair_of_rings"),
 )
-UNSAID = {"losses": "losses alone", "algorithm": "direct"}  # where an arm's name says nothing else
+UNSAID = {"losses": "single losses", "algorithm": "direct"}  # where an arm's name says nothing else
 
 
 def practice(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
@@ -99,6 +99,17 @@ def helpful(compared: pd.DataFrame, where: Collection[str] | None = None) -> lis
     best = by_arm.agg(extra=("extra_packet_share", "max"), gain=("gain", "min"))
     best = best.sort_values(["extra", "gain"], ascending=[True, False]).reset_index()
     return summary.rows(best[["arm", "extra"]])
+
+
+def sufficient(compared: pd.DataFrame) -> list[str]:
+    """The repairs under which every task's fall has an interval that ends below one point; the reference is none.
+
+    Args:
+        compared: as for `helpful`.
+    """
+    tried = compared.dropna(subset=["gain"])
+    enough = (-tried["low"] < summary.DROP).groupby(tried["arm"], sort=False).all()  # not where there is no interval
+    return [str(arm) for arm in enough.index[enough]]
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:

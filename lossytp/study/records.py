@@ -14,7 +14,7 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
 
 NETWORK_COLUMNS = ("packets", "lost", "extra", "missing", "observed_loss_rate")
-MAJORITY = ("accuracy_clean", "accuracy_lossy")
+ACCURACIES = ("accuracy_clean", "accuracy_lossy")
 KEPT = ("save_model", "eval_steps", "output_dir")  # what a run keeps, and when it looks; its training is the same
 
 
@@ -83,7 +83,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
         )
     table = pd.DataFrame(rows)
     if len(table):
-        for column in MAJORITY:
+        for column in ACCURACIES:
             table[column] = table[column].astype(float).fillna(table["majority_share"])
         settings = table[[*records[0]["config"], "processes"]].astype(str)
         if settings.duplicated().any():
@@ -115,21 +115,26 @@ def with_lossless(table: pd.DataFrame) -> pd.DataFrame:
 def repeated(records: list[dict]) -> dict[str, dict[str, Any]]:
     """Whether trainings that were run twice, keeping other things, answer alike where nothing is lost in evaluation.
 
-    (Where losses are, other versions of the evaluation let them fall on other texts.)
+    Where losses are, other versions of the evaluation let them fall on other texts.
 
     For pairs of runs on `one` kind of processor, as records name it, and on `two`: how many `pairs` there are, how many
-    `differ` in accuracy, and by how much at most, `largest`, a share, 0 without pairs.
+    `differ` in accuracy, and by how much at most, `largest`, with losses `largest_lossy`, shares, 0 without pairs.
     """
     trainings: dict[str, list[dict]] = {}
     for record in (record for record in records if record["final"]["accuracy_clean"] is not None):
         training = {name: value for name, value in record["config"].items() if name not in KEPT}
         trainings.setdefault(f"{sorted(training.items())} {record['processes']}", []).append(record)
-    apart: dict[str, list[float]] = {"one": [], "two": []}
+    apart: dict[str, list[np.ndarray]] = {"one": [], "two": []}
     for first, second in (pair for runs in trainings.values() for pair in combinations(runs, 2)):
         processors = {run["environment"]["processor"] for run in (first, second)}
-        difference = abs(first["final"]["accuracy_clean"] - second["final"]["accuracy_clean"])
-        apart["one" if len(processors) == 1 else "two"].append(difference)
+        scores = np.array([[run["final"][name] for name in ACCURACIES] for run in (first, second)])
+        apart["one" if len(processors) == 1 else "two"].append(np.abs(scores[0] - scores[1]))
     return {
-        name: {"pairs": len(each), "differ": sum(value > 0 for value in each), "largest": max(each, default=0.0)}
+        name: {
+            "pairs": len(each),
+            "differ": sum(bool(clean > 0) for clean, _ in each),
+            "largest": float(max((clean for clean, _ in each), default=0.0)),
+            "largest_lossy": float(max((lossy for _, lossy in each), default=0.0)),
+        }
         for name, each in apart.items()
     }

@@ -25,7 +25,7 @@ profiles:
     base: {max_steps: 12, max_length: 16, max_samples: 500, eval_samples: 50, tensor_parallel_size: 2}
     arms:
       - {arm: no loss, loss_rate: [0.0]}
-      - {arm: losses alone, loss_rate: [0.2]}
+      - {arm: single losses, loss_rate: [0.2]}
 """
 
 SUBMIT = """#!/usr/bin/env bash

@@ -4,7 +4,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.practice import as_markdown, compared_again, helpful, practice
+from lossytp.study.practice import as_markdown, compared_again, helpful, practice, sufficient
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,14 +21,14 @@ def test_advice_is_as_sure_as_all_tasks_are():
             "01_tolerance": compared(
                 [
                     ("a", "no loss", 0.0, None, None, None),
-                    ("a", "losses alone", 0.01, -0.001, -0.004, 0.002),
-                    ("b", "losses alone", 0.01, -0.001, -0.004, 0.002),
-                    ("a", "losses alone", 0.1, -0.02, -0.03, -0.011),
-                    ("b", "losses alone", 0.1, -0.015, -0.016, -0.009),
-                    ("a", "losses alone", 0.2, -0.009, -0.011, -0.007),
-                    ("b", "losses alone", 0.2, 0.002, -0.1, 0.1),
-                    ("a", "losses alone", 0.3, -0.005, None, None),  # one seed
-                    ("b", "losses alone", 0.3, 0.0, -0.001, 0.001),
+                    ("a", "single losses", 0.01, -0.001, -0.004, 0.002),
+                    ("b", "single losses", 0.01, -0.001, -0.004, 0.002),
+                    ("a", "single losses", 0.1, -0.02, -0.03, -0.011),
+                    ("b", "single losses", 0.1, -0.015, -0.016, -0.009),
+                    ("a", "single losses", 0.2, -0.009, -0.011, -0.007),
+                    ("b", "single losses", 0.2, 0.002, -0.1, 0.1),
+                    ("a", "single losses", 0.3, -0.005, None, None),  # one seed
+                    ("b", "single losses", 0.3, 0.0, -0.001, 0.001),
                 ]
             ),
             "02_structure": compared(
@@ -47,7 +47,7 @@ def test_advice_is_as_sure_as_all_tasks_are():
                 ]
             ),
             "02_shared": compared(
-                [("a", "losses all shared", 0.2, -0.2, -0.3, -0.1), ("a", "losses alone", 0.2, -0.1, -0.12, -0.08)]
+                [("a", "losses all shared", 0.2, -0.2, -0.3, -0.1), ("a", "single losses", 0.2, -0.1, -0.12, -0.08)]
             ),
             "03_rings": compared([("a", "ring, both phases", 0.1, -0.2, -0.3, -0.1)]),
             "01_tolerance_of_both_phases": compared([("a", "both phases", 0.2, -0.1, -0.12, -0.08)]),
@@ -61,23 +61,23 @@ def test_advice_is_as_sure_as_all_tasks_are():
     )
     advice = [(row["losses"], row["algorithm"], row["loss_rates"], row["advice"], row["repair"]) for row in table]
     assert advice == [
-        ("losses alone", "direct", [0.01], "nothing", None),
-        ("losses alone", "direct", [0.1], "repair", "free"),
-        ("losses alone", "direct", [0.2], "undecided", None),
-        ("losses alone", "direct", [0.3], "undecided", None),
+        ("single losses", "direct", [0.01], "nothing", None),
+        ("single losses", "direct", [0.1], "repair", "free"),
+        ("single losses", "direct", [0.2], "undecided", None),
+        ("single losses", "direct", [0.3], "undecided", None),
         ("bursts of 16", "direct", [0.2], "undecided", None),
         ("bursts of 100", "direct", [0.2, 0.3], "repair", "interleaved"),
         ("losses all shared", "direct", [0.2], "repair", None),
         ("both phases", "direct", [0.2], "repair", "of both"),
-        ("losses alone", "ring", [0.2], "repair", None),
+        ("single losses", "ring", [0.2], "repair", None),
         ("both phases", "ring", [0.1], "repair", "of rings"),
     ]
     assert table[-2]["falls"] == {"a": pytest.approx({"fall": 0.1, "low": 0.08, "high": 0.12})}
     assert table[1]["falls"]["a"] == pytest.approx({"fall": 0.02, "low": 0.011, "high": 0.03})
     lines = as_markdown(table).splitlines()
-    assert lines[3] == "| 10 % | losses alone | direct | 6 | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair: `free` |"
+    assert lines[3] == "| 10 % | single losses | direct | 6 | 2.0 (1.1 to 3.0) | 1.5 (0.9 to 1.6) | repair: `free` |"
     assert lines[5:8] == [
-        "| 30 % | losses alone | direct | 10 | 0.5 | 0.0 (-0.1 to 0.1) | undecided |",
+        "| 30 % | single losses | direct | 10 | 0.5 | 0.0 (-0.1 to 0.1) | undecided |",
         "| 20 % | bursts of 16 | direct | 3 | 0.5 (0.4 to 0.6) | not run | undecided |",
         "| 20 %, 30 % | bursts of 100 | direct | 4 | 5.0 (4.0 to 6.0) | 5.0 (4.0 to 6.0) | repair: `interleaved` |",
     ]
@@ -112,6 +112,13 @@ def test_helpful_is_what_is_shown_to_help_somewhere_and_to_hurt_nowhere_the_chea
     assert [each["arm"] for each in helpful(hurting)] == ["r", "p"]
     assert [each["arm"] for each in helpful(hurting, {"a"})] == ["r", "p"], "what hurts elsewhere is no advice here"
     assert helpful(both, {"b"}) == helpful(both, set()) == []
+
+
+def test_sufficient_is_what_leaves_every_task_less_than_a_point():
+    rows = [("zero", None), ("enough", -0.009), ("too little in b", -0.009), ("one seed", None)]
+    a = compared([("a", arm, 0.2, -0.005, low, 0.0) for arm, low in rows]).assign(gain=[None, 0.1, 0.1, 0.1])
+    b = a.assign(task="b", low=[None, -0.001, -0.011, None])
+    assert sufficient(pd.concat([a, b])) == ["enough"]
 
 
 def test_a_second_try_on_fresh_seeds_decides_alone():

@@ -83,12 +83,16 @@ def test_a_training_that_is_not_learnt_is_not_asked_for(tmp_path, record):
 
 
 def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
-    def run(accuracy, processor="one", seed=0, **kept):
+    def run(accuracy, processor="one", seed=0, lossy=0.5, **kept):
         made = record(loss_rate=0.1, seed=seed, accuracy=accuracy, **kept)
-        return made | {"environment": {"processor": processor}}
+        final = made["final"] | {"accuracy_lossy": lossy}
+        return made | {"environment": {"processor": processor}, "final": final}
 
     others = [run(0.9, seed=1), run(0.8, seed=2, max_length=16)]  # ran once
-    found = repeated([run(0.7), run(0.7, save_model=True), run(0.6, "two", eval_steps=5), *others])
-    assert found["one"] == {"pairs": 1, "differ": 0, "largest": 0.0}
-    assert found["two"] == {"pairs": 2, "differ": 2, "largest": pytest.approx(0.1)}
-    assert repeated(others)["one"] == repeated(others)["two"] == {"pairs": 0, "differ": 0, "largest": 0.0}
+    found = repeated([run(0.7), run(0.7, save_model=True, lossy=0.52), run(0.6, "two", eval_steps=5), *others])
+    assert found["one"] == {"pairs": 1, "differ": 0, "largest": 0.0, "largest_lossy": pytest.approx(0.02)}
+    assert found["two"] == {
+        "pairs": 2, "differ": 2, "largest": pytest.approx(0.1), "largest_lossy": pytest.approx(0.02)
+    }  # fmt: skip
+    none = {"pairs": 0, "differ": 0, "largest": 0.0, "largest_lossy": 0.0}
+    assert repeated(others) == {"one": none, "two": none}

@@ -119,7 +119,7 @@ def test_what_was_put_in_comes_out(paper):
         assert repairs[task, "zero"]["rise"] == pytest.approx(0.6 * rate, abs=0.006)
     for arm in paper["tolerance"]:  # one point is lost at 5 %, of both tasks, in one phase, in both and in a ring
         assert arm["budget"]["value"] == pytest.approx(0.05, abs=0.006)
-    assert {arm["name"] for arm in paper["tolerance"]} == {"losses alone", "both phases", "ring, both phases"}
+    assert {arm["name"] for arm in paper["tolerance"]} == {"reduce phase", "both phases", "ring, both phases"}
 
 
 @pytest.fixture
