@@ -3,7 +3,7 @@
     notebook: 20_cells
     processes: 2                   # that a cell starts, 1 when left out
     outputs: [table.csv]           # what the notebook makes of all its cells, which then are one notebook run
-    reference: single losses        # the arm, not without losses, that figures compare the other lossy arms with
+    reference: single losses       # the arm, not without losses, that figures compare the other lossy arms with
     profiles:
       laptop:
         cells_per_notebook: 3      # start-up is paid once a notebook run
