@@ -83,7 +83,7 @@ def _tell(message: str) -> None:
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": content}), encoding="utf-8")
     initialize = sys.modules.get("lossytp.parallel.initialize")
     apart = initialize is not None and initialize.joined()  # before, all processes of a node fail alike
-    if apart or os.environ.get("LOCAL_RANK", "0") == "0":
+    if rank is None or apart or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr, flush=True)
     else:
         time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes once the first one has ended
@@ -145,7 +145,7 @@ def _read_yaml(file: Path) -> dict:
 
 def _in_one_line(box: str) -> str:
     """The text of the box that tyro draws around a complaint, without the box and its advertising of --help."""
-    words = re.sub(r"[│╭╮╰╯─]", " ", box).split()
+    words = re.sub(r"[│╭╮╰╯─]|-{5,}", " ", box).split()  # lines of hyphens where the terminal has ASCII alone
     text = " ".join(words).removeprefix("Parsing error ").removeprefix("Unrecognized options ")
     text = re.sub(
         r"^Value error |^Invalid choice |Error parsing \w+: | Argument helptext:.*|\s*For full helptext,.*",

@@ -199,6 +199,14 @@ def test_the_entry_point_ends_with_one_line_and_exit_code_2(words):
     assert result.stdout == ""
 
 
+def test_no_lines_are_drawn_around_an_error_where_the_terminal_has_ascii_alone(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    command = [sys.executable, "-m", "lossytp.train", "--loss_rate", "x"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert (run.returncode, run.stderr.count("---"), run.stderr.count("\n")) == (2, 0, 1)
+    assert "--loss-rate" in run.stderr
+
+
 @pytest.fixture
 def told(monkeypatch, tmp_path, capsys):
     """`told(error, joined, **variables)` runs a command that raises the error: its exit code and what is printed."""
@@ -227,6 +235,7 @@ def test_an_error_names_its_rank_where_there_are_several(told, error):
     assert told(error) == (2, "error: loss_rate = 2\n")
     assert told(error, RANK="0", LOCAL_RANK="0") == (2, "rank 0: error: loss_rate = 2\n")
     assert told(error, RANK="5") == (2, "rank 5: error: loss_rate = 2\n")
+    assert told(error, LOCAL_RANK="1") == (2, "error: loss_rate = 2\n"), "one process, whatever is left of others"
 
 
 def test_what_all_processes_of_a_node_would_say_alike_is_said_by_the_first(told):

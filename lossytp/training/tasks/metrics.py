@@ -15,6 +15,8 @@ import evaluate
 import numpy as np
 from scipy.special import logsumexp
 
+from lossytp.training.tasks.cache import cache_folder
+
 
 class TaskMetric(evaluate.Metric, ABC):
     """What the metrics of all kinds of tasks share: the names that are wanted, the headline first."""
@@ -25,7 +27,8 @@ class TaskMetric(evaluate.Metric, ABC):
 
     def __init__(self, metrics: Sequence[str], **options: Any) -> None:
         self.metrics = tuple(metrics)
-        super().__init__(**{"keep_in_memory": True, **options})
+        # not the library's own folder, which it makes below a home that may not be writable
+        super().__init__(**{"keep_in_memory": True, "cache_dir": str(cache_folder() / "metrics"), **options})
 
     def _info(self) -> evaluate.MetricInfo:
         return evaluate.MetricInfo(
