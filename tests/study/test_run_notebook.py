@@ -1,6 +1,8 @@
 import json
 import os
+import queue
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lossytp.study.run_notebook import check_parameters, execute
+from lossytp.study.run_notebook import check_parameters, end_with, execute
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -108,6 +110,24 @@ time.sleep(120)"""
     for process in left:
         process.kill()
     assert left == []
+
+
+def test_what_ends_while_it_is_looked_at_saves_nothing_else(monkeypatch):
+    watched, first, second = (subprocess.Popen(["sleep", "20"]) for _ in range(3))
+    children, status = [psutil.Process(process.pid) for process in (first, second)], psutil.Process.status
+
+    def end(process, answer):
+        process.kill()
+        process.wait()
+        return answer()
+
+    exits = queue.Queue()
+    monkeypatch.setattr("os._exit", exits.put)
+    monkeypatch.setattr(psutil.Process, "status", lambda self: end(watched, lambda: status(self)))
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: end(first, lambda: children))
+    end_with(watched.pid)
+    assert exits.get(timeout=20) == 1
+    assert second.wait(timeout=5) == -signal.SIGKILL
 
 
 def test_committed_notebooks_carry_no_outputs_and_define_nothing_but_a_readers_own_example():
