@@ -20,7 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lossytp.training.tasks.cache import cached
+from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tasks.sources import Split
 
 if TYPE_CHECKING:
@@ -121,8 +121,7 @@ def load_docstrings() -> dict[str, list[tuple[str, int]]]:
 def version() -> str:
     """What the text depends on: the libraries' versions, Python's (its parser), and this file."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
-    code = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
-    return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code])
+    return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code_digest(__name__)])
 
 
 def _write(folder: Path) -> None:
