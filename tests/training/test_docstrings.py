@@ -2,8 +2,10 @@ import re
 
 import pytest
 
+from lossytp.training.models import load_tokenizer
 from lossytp.training.tasks import TASKS, Classification, Table
-from lossytp.training.tasks.baseline import bag_of_words
+from lossytp.training.tasks.baseline import bag_of_tokens, bag_of_words
+from lossytp.training.tasks.data import load_dataset
 from lossytp.training.tasks.docstrings import LIBRARIES, docstrings_of, mask_names, split_of
 
 LONG = "Return something that takes a hundred characters to say " * 3
@@ -50,3 +52,17 @@ def test_a_bag_of_words_tells_classes_of_a_sample_apart(monkeypatch):
     assert 0.5 < result["majority_share"] < 0.9
     with pytest.raises(ValueError, match=r"dataset = 'stsb' is regression, and a bag of words tells classes"):
         bag_of_words("stsb", eval_samples=None)
+
+
+@pytest.mark.parametrize(("max_length", "accuracy"), [(64, 0.8), (2, 0.4)])
+def test_a_bag_of_tokens_reads_what_the_model_does_and_no_more(tmp_path, monkeypatch, max_length, accuracy):
+    """The last word tells the class, but of one in five test texts; cut, all are alike and the larger class is told."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    texts = ("return alpha", "return beta")
+    train = [{"text": texts[label], "label": label} for label in [0, 0, 1] * 10]
+    test = [{"text": texts[told], "label": label} for told, label in [(0, 0), (0, 0), (1, 1), (1, 1), (0, 1)]]
+    task = Classification(source=Table(train=train, test=test), body="{text}", labels=("a", "b"))
+    monkeypatch.setitem(TASKS, "toy", task)
+    tokenizer = load_tokenizer("gpt2-nano-scratch")
+    data = load_dataset("toy", tokenizer, max_length=max_length, train_samples=None, test_samples=None)
+    assert bag_of_tokens(data) == accuracy
