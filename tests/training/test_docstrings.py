@@ -1,7 +1,12 @@
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import lossytp
 from lossytp.training.models import load_tokenizer
 from lossytp.training.tasks import TASKS, Classification, Table
 from lossytp.training.tasks.baseline import bag_of_tokens, bag_of_words
@@ -37,6 +42,23 @@ def test_the_embedded_task_has_nine_classes_no_leak_and_no_names():
     names = re.compile(r"(?<![a-z])(" + "|".join(LIBRARIES) + r")(?![a-z])", re.IGNORECASE)
     assert not any(names.search(text) for text in train | test)
     assert 0.2 < TASKS["docstrings"].chance([example.label for example in examples["test"]])["score"] < 0.35
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    """Nor need the library be installed, where the script knows where it is."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "__init__.py").write_text(f'def f():\n    """{LONG}"""\n')
+    (tmp_path / "script.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(lossytp.__file__).parents[1])!r})\n"
+        "from lossytp.training.tasks import docstrings\n"
+        "docstrings.LIBRARIES = ('tiny',)\n"
+        "print(sum(map(len, docstrings.load_docstrings().values())))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    script = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (script.returncode, script.stdout) == (0, "1\n"), script.stderr
 
 
 def test_a_bag_of_words_tells_classes_of_a_sample_apart(monkeypatch):
