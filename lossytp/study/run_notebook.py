@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,12 @@ def end_with(pid: int) -> None:
         os._exit(1)
 
     def watch() -> None:
-        while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(WATCH_SECONDS)
+        with suppress(psutil.NoSuchProcess):  # it ends between the two questions
+            while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(WATCH_SECONDS)
         for child in psutil.Process().children(recursive=True):
-            child.kill()
+            with suppress(psutil.Error):  # one that ends just now must not save the others
+                child.kill()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

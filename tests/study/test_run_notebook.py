@@ -1,6 +1,8 @@
 import json
 import os
+import queue
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +14,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lossytp.study.run_notebook import check_parameters, execute
+from lossytp.study.run_notebook import check_parameters, end_with, execute
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -84,8 +86,12 @@ def test_a_readers_run_is_drawn_on_the_papers_curve(tmp_path, monkeypatch):
     assert (record["config"]["loss_rate"], record["config"]["batch_size"]) == (0.15, 32)
 
 
-def test_a_run_ends_when_the_process_it_watches_does_and_takes_its_kernel_along(tmp_path):
-    code = f"import os, time; open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid())); time.sleep(120)"
+def test_a_run_ends_when_the_process_it_watches_does_and_takes_all_that_it_started_along(tmp_path):
+    code = f"""import os, pathlib, subprocess, time
+pids = [os.getpid(), subprocess.Popen(["sleep", "120"]).pid]
+pathlib.Path({str(tmp_path / "part")!r}).write_text(str(pids))
+os.rename({str(tmp_path / "part")!r}, {str(tmp_path / "pids")!r})
+time.sleep(120)"""
     parent = subprocess.Popen(["sleep", "120"])
     runner = subprocess.Popen(
         [sys.executable, "-m", "lossytp.study.run_notebook", notebook(tmp_path, code), tmp_path / "out.ipynb"],
@@ -93,14 +99,35 @@ def test_a_run_ends_when_the_process_it_watches_does_and_takes_its_kernel_along(
         stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 60
-    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+    while not (tmp_path / "pids").exists():
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    kernel = psutil.Process(int((tmp_path / "pid").read_text()))
+    started = [psutil.Process(pid) for pid in json.loads((tmp_path / "pids").read_text())]
     parent.kill()
     parent.wait()
     assert runner.wait(timeout=20) == 1
-    assert psutil.wait_procs([kernel], timeout=10)[1] == []
+    left = psutil.wait_procs(started, timeout=10)[1]
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def test_what_ends_while_it_is_looked_at_saves_nothing_else(monkeypatch):
+    watched, first, second = (subprocess.Popen(["sleep", "20"]) for _ in range(3))
+    children, status = [psutil.Process(process.pid) for process in (first, second)], psutil.Process.status
+
+    def end(process, answer):
+        process.kill()
+        process.wait()
+        return answer()
+
+    exits = queue.Queue()
+    monkeypatch.setattr("os._exit", exits.put)
+    monkeypatch.setattr(psutil.Process, "status", lambda self: end(watched, lambda: status(self)))
+    monkeypatch.setattr(psutil.Process, "children", lambda self, recursive: end(first, lambda: children))
+    end_with(watched.pid)
+    assert exits.get(timeout=20) == 1
+    assert second.wait(timeout=5) == -signal.SIGKILL
 
 
 def test_committed_notebooks_carry_no_outputs_and_define_nothing_but_a_readers_own_example():

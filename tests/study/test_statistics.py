@@ -43,8 +43,10 @@ def test_budget_of_a_straight_line_is_where_it_has_fallen_by_the_drop():
 
 
 def test_budget_takes_a_rise_of_accuracy_for_noise():
-    falls = np.array([0, -0.02, 0.0, 0.02, 0.1, 0.2])  # the second and third are pooled, and not below zero
-    assert budget_of_falls(RATES, falls, 0.01) == pytest.approx(0.035)
+    falls = np.array([0, 0.02, -0.01, 0.0, 0.03, 0.05])  # the three after the first are pooled, to a third of a point
+    assert budget_of_falls(RATES, falls, 0.01) == pytest.approx(0.0625)
+    below = np.array([0, -0.02, 0.02])  # a fit goes from zero, not from below it
+    assert budget_of_falls(np.array([0, 0.1, 0.2]), below, 0.01) == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("num_seeds", [3, 5, 10])

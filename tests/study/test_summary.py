@@ -29,6 +29,13 @@ def test_budgets_and_falls_of_made_up_records(study, curves):
     json.dumps(arms, allow_nan=False)
 
 
+def test_a_seed_without_all_its_rates_is_not_paired(study, record, curves):
+    begun = [record(loss_rate=rate, seed=3, accuracy=0.9 - rate, burst=8.0 if rate else None) for rate in (0.0, 0.1)]
+    for arm, whole in zip(summary.tolerance(curves([*study, *begun])), summary.tolerance(curves(study)), strict=True):
+        for name in ("seeds", "budget", "largest_deviation", "fall_at_largest_rate"):
+            assert arm[name] == whole[name]
+
+
 def test_parts_of_the_test_sample_are_told_where_a_task_has_them(study, record, curves):
     other = [
         record(loss_rate=rate, seed=seed, accuracy=0.6, dataset="sst2_held_out")

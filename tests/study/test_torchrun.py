@@ -1,6 +1,7 @@
 """torchrun from a notebook: the record, or the failing rank's own error."""
 
 import json
+import signal
 
 import pytest
 
@@ -64,3 +65,20 @@ def test_a_wrong_number_of_processes_ends_with_the_ranks_own_words(tmp_path):
     with pytest.raises(ValueError, match=r"rank \d: error: tensor_parallel_size = 2 cannot be spread .* 3 processes"):
         torchrun(TrainConfig(tensor_parallel_size=2, output_dir=str(tmp_path)), processes=3)
     assert not (tmp_path / "record.json").exists()
+
+
+def test_an_interrupt_ends_the_processes(tmp_path, monkeypatch):
+    launcher = tmp_path / "python"
+    launcher.write_text("#!/bin/sh\nexec sleep 10\n")
+    launcher.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(launcher))
+    started = []
+
+    def interrupted(run, passed):
+        started.append(run)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lossytp.study.torchrun._pass_on", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        torchrun(TrainConfig(tensor_parallel_size=2, output_dir=str(tmp_path / "run")))
+    assert started[0].wait(timeout=5) == -signal.SIGTERM

@@ -1,9 +1,16 @@
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import lossytp
+from lossytp.training.models import load_tokenizer
 from lossytp.training.tasks import TASKS, Classification, Table
-from lossytp.training.tasks.baseline import bag_of_words
+from lossytp.training.tasks.baseline import bag_of_tokens, bag_of_words
+from lossytp.training.tasks.data import load_dataset
 from lossytp.training.tasks.docstrings import LIBRARIES, docstrings_of, mask_names, split_of
 
 LONG = "Return something that takes a hundred characters to say " * 3
@@ -37,6 +44,23 @@ def test_the_embedded_task_has_nine_classes_no_leak_and_no_names():
     assert 0.2 < TASKS["docstrings"].chance([example.label for example in examples["test"]])["score"] < 0.35
 
 
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    """Nor need the library be installed, where the script knows where it is."""
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "__init__.py").write_text(f'def f():\n    """{LONG}"""\n')
+    (tmp_path / "script.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(lossytp.__file__).parents[1])!r})\n"
+        "from lossytp.training.tasks import docstrings\n"
+        "docstrings.LIBRARIES = ('tiny',)\n"
+        "print(sum(map(len, docstrings.load_docstrings().values())))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    script = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (script.returncode, script.stdout) == (0, "1\n"), script.stderr
+
+
 def test_a_bag_of_words_tells_classes_of_a_sample_apart(monkeypatch):
     words = ("alpha beta", "gamma delta", "gamma epsilon")
     rows = [{"text": f"{words[i % 3]} {i}", "label": min(i % 3, 1)} for i in range(60)]
@@ -50,3 +74,17 @@ def test_a_bag_of_words_tells_classes_of_a_sample_apart(monkeypatch):
     assert 0.5 < result["majority_share"] < 0.9
     with pytest.raises(ValueError, match=r"dataset = 'stsb' is regression, and a bag of words tells classes"):
         bag_of_words("stsb", eval_samples=None)
+
+
+@pytest.mark.parametrize(("max_length", "accuracy"), [(64, 0.8), (2, 0.4)])
+def test_a_bag_of_tokens_reads_what_the_model_does_and_no_more(tmp_path, monkeypatch, max_length, accuracy):
+    """The last word tells the class, but of one in five test texts; cut, all are alike and the larger class is told."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    texts = ("return alpha", "return beta")
+    train = [{"text": texts[label], "label": label} for label in [0, 0, 1] * 10]
+    test = [{"text": texts[told], "label": label} for told, label in [(0, 0), (0, 0), (1, 1), (1, 1), (0, 1)]]
+    task = Classification(source=Table(train=train, test=test), body="{text}", labels=("a", "b"))
+    monkeypatch.setitem(TASKS, "toy", task)
+    tokenizer = load_tokenizer("gpt2-nano-scratch")
+    data = load_dataset("toy", tokenizer, max_length=max_length, train_samples=None, test_samples=None)
+    assert bag_of_tokens(data) == accuracy

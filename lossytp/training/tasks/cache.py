@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -38,3 +40,18 @@ def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
                 build(part)
                 part.rename(folder)
     return folder
+
+
+def code_digest(module: str) -> str:
+    """For a key: another one where the module's source is another; "" where it has no file, as a notebook has none."""
+    file = getattr(sys.modules[module], "__file__", None)
+    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""
+
+
+def identity(value: Any) -> str:
+    """For a key: another one for another value, or a function of other code."""
+    if not callable(value):
+        return repr(value)
+    from datasets.fingerprint import Hasher  # a function of a notebook by its code; one of a module by its name alone
+
+    return f"{Hasher.hash(value)} {code_digest(value.__module__)}"

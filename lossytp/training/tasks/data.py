@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
 from lossytp.training.tasks import task_named
-from lossytp.training.tasks.cache import cached
+from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tasks.kinds import Example, Task
 from lossytp.training.tasks.sources import Split as SplitName
 
@@ -173,8 +173,7 @@ def _load_split(
     name: str, task: Task, split: SplitName, tokenizer: PreTrainedTokenizerFast, max_length: int, samples: int | None
 ) -> Split:
     vocabulary = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=8).hexdigest()
-    code = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
-    key = json.dumps([split, samples, max_length, task.fingerprint(), vocabulary, code])
+    key = json.dumps([split, samples, max_length, task.fingerprint(), vocabulary, code_digest(__name__)])
     folder = cached(
         f"{name}-{split}", key, lambda part: _prepare(task, task.examples(split, samples), tokenizer, max_length, part)
     )

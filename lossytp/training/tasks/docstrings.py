@@ -11,16 +11,17 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lossytp.training.tasks.cache import cached
+from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tasks.sources import Split
 
 if TYPE_CHECKING:
@@ -93,10 +94,28 @@ def docstrings_of(source: str) -> list[str]:
     return [text for text in texts if len(text) >= SHORTEST_CHARACTERS]
 
 
-def _docstrings_of_files(files: list[Path]) -> list[list[str]]:
+def _read_apart(files: list[Path]) -> list[list[str]]:
+    """The docstrings of each file, read in a process of its own, so that two can read at once.
+
+    It knows nothing of the caller: multiprocessing's would run a script again that asks without a main guard.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}  # with -P, it finds what we do
+    child = subprocess.run(
+        [sys.executable, "-P", "-c", f"from {__name__} import _answer; _answer()"],
+        env=environment,
+        input=json.dumps([str(file) for file in files]),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: list[list[str]] = json.loads(child.stdout)
+    return found
+
+
+def _answer() -> None:
     gc.disable()  # syntax trees are large and short-lived; this runs in a process of its own
-    sources = (file.read_text(encoding="utf-8", errors="replace") for file in files)
-    return [docstrings_of(source) if '"""' in source else [] for source in sources]
+    sources = (Path(file).read_text(encoding="utf-8", errors="replace") for file in json.load(sys.stdin))
+    json.dump([docstrings_of(source) if '"""' in source else [] for source in sources], sys.stdout)
 
 
 def load_docstrings() -> dict[str, list[tuple[str, int]]]:
@@ -104,9 +123,10 @@ def load_docstrings() -> dict[str, list[tuple[str, int]]]:
     files = [
         (label, root, file) for label, root in enumerate(map(_root, LIBRARIES)) for file in sorted(root.rglob("*.py"))
     ]
-    batches = [[file for _, _, file in files[start : start + 100]] for start in range(0, len(files), 100)]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        texts = [texts for batch in pool.map(_docstrings_of_files, batches) for texts in batch]
+    paths = [file for _, _, file in files]
+    texts: list[list[str]] = [[] for _ in files]
+    with ThreadPoolExecutor(2) as pool:  # large files are neighbours: each reads every other one
+        texts[::2], texts[1::2] = pool.map(_read_apart, (paths[::2], paths[1::2]))
     splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     seen: set[str] = set()
     for (label, root, file), file_texts in zip(files, texts, strict=True):
@@ -121,8 +141,7 @@ def load_docstrings() -> dict[str, list[tuple[str, int]]]:
 def version() -> str:
     """What the text depends on: the libraries' versions, Python's (its parser), and this file."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
-    code = hashlib.blake2b(Path(__file__).read_bytes(), digest_size=8).hexdigest()
-    return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code])
+    return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code_digest(__name__)])
 
 
 def _write(folder: Path) -> None:

@@ -5,13 +5,12 @@ A text of a row is a template over its columns ("{premise}") or a function of th
 
 import hashlib
 import math
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
+from lossytp.training.tasks.cache import code_digest, identity
 from lossytp.training.tasks.sources import Row, RowSource, Split, sample_indices
 
 if TYPE_CHECKING:
@@ -104,8 +103,8 @@ class Task(ABC):
         told = [f"{split} {self.source.fingerprint(split)}" for split in ("train", "test")]
         for each in fields(self):
             if each.name not in ("source", "metrics", "targets"):
-                told.append(f"{each.name} {_identity(getattr(self, each.name))}")
-        return hashlib.blake2b("\n".join([self.kind, _code(__name__), *told]).encode(), digest_size=8).hexdigest()
+                told.append(f"{each.name} {identity(getattr(self, each.name))}")
+        return hashlib.blake2b("\n".join([self.kind, code_digest(__name__), *told]).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,16 +292,3 @@ def _constant(task: Classification | MultipleChoice, references: Sequence[Any], 
     logits = np.tile(np.eye(number)[always], (len(references), 1))
     scores = task.metric().compute(predictions=logits, references=references)
     return {name: score for name, score in scores.items() if name != "cross_entropy"}
-
-
-def _identity(value: Any) -> str:
-    if not callable(value):
-        return repr(value)
-    from datasets.fingerprint import Hasher  # a function of a notebook by its code; one of a module by its name alone
-
-    return f"{Hasher.hash(value)} {_code(value.__module__)}"
-
-
-def _code(module: str) -> str:
-    file = getattr(sys.modules[module], "__file__", None)
-    return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""

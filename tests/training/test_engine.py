@@ -1,0 +1,30 @@
+"""The engine compares the model that it lays out with the dense one before anything is trained."""
+
+import math
+
+import pytest
+import torch
+
+import lossytp as ltp
+from lossytp.parallel.layout import Layout
+from lossytp.training import engine
+from lossytp.training.config import TrainConfig
+from tests.parallel.conftest import tiny_gpt2
+
+
+@pytest.mark.parametrize(("factor", "error"), [(1.001, "1.0e-03"), (math.nan, "nan")])
+def test_a_parallel_model_that_computes_something_else_is_refused(monkeypatch, factor, error):
+    config, dense = TrainConfig(tensor_parallel_size=2, loss_rate=0.5), tiny_gpt2("classifier", dtype=torch.float32)
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.5))
+    parts = config, dense, network, Layout(2), torch.device("cpu")
+    assert engine.Engine(*parts).module.training, "losses are no other function"
+    right = engine._tensor_parallel
+
+    def wrong(*arguments):
+        model = right(*arguments)
+        model.score.weight = torch.nn.Parameter(factor * model.score.weight)
+        return model
+
+    monkeypatch.setattr(engine, "_tensor_parallel", wrong)
+    with pytest.raises(ValueError, match=f"logits differ from the dense model's by {error}, relative, and 0.0001 is "):
+        engine.Engine(*parts)
