@@ -117,7 +117,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             if name in base:
                 raise ValueError(f"base has {name}, which a cell gets from elsewhere: leave it out")
         first_seed = settings.get("first_seed", 0)
-        if not isinstance(first_seed, int) or first_seed < 0:
+        if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
             raise ValueError(f"first_seed = {first_seed!r} is no whole number from 0: give one, such as 5")
         notebook = content["notebook"]
         if not (file.parents[1] / f"{notebook}.ipynb").is_file():
@@ -151,7 +151,9 @@ def _content(file: Path) -> dict[str, Any]:
         content = _of(dict, "the grid", yaml.load(file.read_text(encoding="utf-8"), _Loader))
         for key in content:
             check_known("key", key, sorted(KEYS))
-        return {**content, "profiles": _of(dict, "profiles", content["profiles"])}
+        for profile in _of(dict, "profiles", content["profiles"]):
+            _of(str, "a profile's name", profile)
+        return content
 
 
 class _Loader(yaml.SafeLoader):
@@ -179,6 +181,8 @@ def _errors_name(file: Path) -> Iterator[None]:
         yield
     except KeyError as error:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
+    except OSError as error:
+        raise ValueError(f"{file}: {error.filename} cannot be read ({error.strerror}): put a file there") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
 
@@ -187,7 +191,7 @@ def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
     """The settings of each named task."""
     if names is None:
         return [{}]
-    known = yaml.safe_load(file.read_text(encoding="utf-8"))
+    known = _of(dict, file.name, yaml.safe_load(file.read_text(encoding="utf-8")))
     for name in _of(list, "tasks", names):
         check_known("task", name, known)
     return [known[name] for name in names]

@@ -45,6 +45,8 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
     ValueError, in one line, where a cell raises one of `IN_ONE_LINE`, or `output` cannot be written.
     """
     check_parameters(notebook, parameters)
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder: give a file's path")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

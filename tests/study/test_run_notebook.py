@@ -65,6 +65,8 @@ def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"file/out\.ipynb cannot be written"):
         execute(notebook(tmp_path, "1"), tmp_path / "file" / "out.ipynb", {})
+    with pytest.raises(ValueError, match=rf"^{tmp_path} is a folder: give a file's path"):
+        execute(notebook(tmp_path, "1"), tmp_path, {})
 
 
 def test_another_error_is_shown_whole(tmp_path):
