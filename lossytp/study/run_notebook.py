@@ -97,8 +97,11 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--parameters", default="{}", help="JSON object")
     arguments = parser.parse_args()
-    if "LOSSYTP_RUN_PID" in os.environ:
-        end_with(int(os.environ["LOSSYTP_RUN_PID"]))
+    watched = os.environ.get("LOSSYTP_RUN_PID")
+    if watched is not None:
+        if not watched.isdecimal():
+            raise ValueError(f"LOSSYTP_RUN_PID = {watched!r} is no process's number: give one, or unset it")
+        end_with(int(watched))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     logging.getLogger("papermill").setLevel(logging.WARNING)
     logging.getLogger("papermill.translators").setLevel(logging.ERROR)

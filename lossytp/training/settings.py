@@ -88,3 +88,5 @@ def _check_types(config: Settings) -> None:
         if not matches or (isinstance(value, bool) and bool not in allowed):
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
             raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError(f"{name} = {value!r} holds a NUL character: leave it out")
