@@ -19,7 +19,7 @@ from lossytp.network.process import LossProcess
 from lossytp.network.transport import BestEffort, Path, Transport
 
 LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
-LOSSES_AT_ONCE = 2**21  # keeps a portion of the samples within about 300 MB
+LOSSES_AT_ONCE = 2**22  # keeps a portion of the samples, down to a single one, within about 600 MB
 
 
 class CollectiveTimes(NamedTuple):
@@ -44,7 +44,7 @@ def collective_times(
     """Time `samples` all-reduces of `num_elements` elements of `itemsize` bytes among `ranks` ranks.
 
     Every link has a copy of `process`, which carries over from message to message and from collective to collective
-    (between portions that fit into memory, a few unused packets are skipped). Samples are spread over independent runs
+    (between portions that fit into memory, some unused packets are skipped). Samples are spread over independent runs
     of such a network, so that many links are worked through together: two that follow each other come mostly, but not
     always, from one run. The same arguments give the same times. ValueError where the algorithm is unknown, or the
     transport can never deliver.
@@ -60,12 +60,15 @@ def collective_times(
         return CollectiveTimes(np.zeros(samples), np.zeros(samples))
     links, messages = schedule.links(ranks), schedule.messages(ranks)
     num_packets = schedule.num_packets(num_elements, itemsize, ranks, path.wire)
-    runs = min(samples, max(1, LINKS_AT_ONCE // links))
+    rate = process.loss_rate
+    losses_a_packet = rate if isinstance(transport, BestEffort) else rate / (1 - rate)  # and what is sent again
+    losses_of_one = links * messages * (1 + num_packets * losses_a_packet)
+    runs = min(samples, max(1, min(LINKS_AT_ONCE // links, int(LOSSES_AT_ONCE / losses_of_one))))
     # a key ends in source and destination, which links that share losses leave out
     keys = [(seed, "timing", algorithm, run, link, link) for run in range(runs) for link in range(links)]
     losses = [process.losses(key) for key in keys]
     collectives = -(-samples // runs)  # in each run
-    portion = max(1, int(LOSSES_AT_ONCE / (runs * links * messages * (1 + num_packets * process.loss_rate))))
+    portion = max(1, int(LOSSES_AT_ONCE / (runs * losses_of_one)))
     seconds, missing = [], []
     for done in range(0, collectives, portion):
         count = min(portion, collectives - done)

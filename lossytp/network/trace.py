@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -66,7 +67,7 @@ class Trace:
             return cls.from_indicators(np.frombuffer(text.encode(), dtype=np.uint8) - ord("0"))
         except OSError as error:
             raise ValueError(f"trace {file} cannot be read ({error.strerror}): give the path of a file") from error
-        except (ValueError, EOFError) as error:  # the latter of an empty .npy
+        except (ValueError, EOFError, BadZipFile) as error:  # the latter two of an empty .npy and of half an .npz
             raise ValueError(f"trace {file}: {error}") from error
 
     @property

@@ -158,10 +158,10 @@ class _Reliable(ABC):
             lost = [np.append(*pieces) for pieces in zip(lost, more, strict=True)]
             drawn = needed
             starts, sent = self._starts(lost, num_packets, num_messages, timeout, acknowledged)
-            needed = int(sent.max())
-            if needed <= drawn:
+            if sent.max() <= drawn:
                 missing = np.zeros(starts.shape, dtype=np.int64)
                 return Deliveries(starts * gap_s + path.arrival_s, missing)
+            needed = max(int(sent.max()), drawn + drawn // 4)  # all starts again, so let it be seldom
 
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
         """About how many packets a loss adds."""

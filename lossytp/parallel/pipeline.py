@@ -62,7 +62,8 @@ class Pipeline:
                 f"keep busy: give {self.num_stages} or more, or gpipe"
             )
         self.stage = _Stage(model, self.index, self.num_stages, exact_adjoint)
-        self._training: dict[tuple[int, int], Any] = {}  # schedules by examples and tokens
+        # the last batch's schedule, by examples and tokens: each holds a whole batch of hidden states
+        self._training: dict[tuple[int, int], Any] = {}
         self._evaluation: dict[tuple[int, int], Any] = {}
 
     @property
@@ -76,6 +77,7 @@ class Pipeline:
         """
         examples, tokens = batch["input_ids"].shape
         if (examples, tokens) not in self._training:
+            self._training.clear()
             microbatches = 1 if examples % self.num_microbatches else self.num_microbatches
             kind = ScheduleGPipe if microbatches == 1 else SCHEDULES[self.schedule]
             stage = self._stage_for(examples // microbatches, tokens)
@@ -90,6 +92,7 @@ class Pipeline:
         """Logits (B, C) on the last stage, None on the others."""
         examples, tokens = batch["input_ids"].shape
         if (examples, tokens) not in self._evaluation:
+            self._evaluation.clear()
             self._evaluation[examples, tokens] = ScheduleGPipe(self._stage_for(examples, tokens), 1)
         output: Tensor | None = self._evaluation[examples, tokens].eval(*self._first(batch), **self._rest(batch))
         return output

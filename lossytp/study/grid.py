@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeVar
 import yaml
 
 from lossytp.network.checks import check_known
-from lossytp.training.command_line import run_as_command
+from lossytp.training.command_line import KeysOnce, run_as_command
 from lossytp.training.config import TrainConfig
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
@@ -117,7 +117,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             if name in base:
                 raise ValueError(f"base has {name}, which a cell gets from elsewhere: leave it out")
         first_seed = settings.get("first_seed", 0)
-        if not isinstance(first_seed, int) or first_seed < 0:
+        if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
             raise ValueError(f"first_seed = {first_seed!r} is no whole number from 0: give one, such as 5")
         notebook = content["notebook"]
         if not (file.parents[1] / f"{notebook}.ipynb").is_file():
@@ -148,21 +148,12 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
 
 def _content(file: Path) -> dict[str, Any]:
     with _errors_name(file):
-        content = _of(dict, "the grid", yaml.load(file.read_text(encoding="utf-8"), _Loader))
+        content = _of(dict, "the grid", yaml.load(file.read_text(encoding="utf-8"), KeysOnce))
         for key in content:
             check_known("key", key, sorted(KEYS))
-        return {**content, "profiles": _of(dict, "profiles", content["profiles"])}
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would keep the last: an arm's rates would vanish unseen."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"key {key!r} stands twice in one mapping: leave one of them out")
-        return super().construct_mapping(node, deep)
+        for profile in _of(dict, "profiles", content["profiles"]):
+            _of(str, "a profile's name", profile)
+        return content
 
 
 def _of(kind: type[Kind], name: str, value: object) -> Kind:
@@ -179,6 +170,8 @@ def _errors_name(file: Path) -> Iterator[None]:
         yield
     except KeyError as error:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
+    except OSError as error:
+        raise ValueError(f"{file}: {error.filename} cannot be read ({error.strerror}): put a file there") from error
     except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
 
@@ -187,7 +180,7 @@ def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
     """The settings of each named task."""
     if names is None:
         return [{}]
-    known = yaml.safe_load(file.read_text(encoding="utf-8"))
+    known = _of(dict, file.name, yaml.load(file.read_text(encoding="utf-8"), KeysOnce))
     for name in _of(list, "tasks", names):
         check_known("task", name, known)
     return [known[name] for name in names]

@@ -46,6 +46,8 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
     ValueError, in one line, where a cell raises one of `IN_ONE_LINE`, or `output` cannot be written.
     """
     check_parameters(notebook, parameters)
+    if output.is_dir():
+        raise ValueError(f"{output} is a folder: give a file's path")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,8 +100,11 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--parameters", default="{}", help="JSON object")
     arguments = parser.parse_args()
-    if "LOSSYTP_RUN_PID" in os.environ:
-        end_with(int(os.environ["LOSSYTP_RUN_PID"]))
+    watched = os.environ.get("LOSSYTP_RUN_PID")
+    if watched is not None:
+        if not watched.isdecimal():
+            raise ValueError(f"LOSSYTP_RUN_PID = {watched!r} is no process's number: give one, or unset it")
+        end_with(int(watched))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     logging.getLogger("papermill").setLevel(logging.WARNING)
     logging.getLogger("papermill.translators").setLevel(logging.ERROR)

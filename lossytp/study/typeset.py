@@ -14,8 +14,10 @@ def typeset(source: Path, output: Path, results: Path) -> None:
     """Compile `source`, which reads its numbers and figures below `results`, to a PDF that appears whole.
 
     Paths are relative to the working folder, the root of what the paper may read. ValueError says where the text is
-    wrong.
+    wrong, or that `output` cannot be a file.
     """
+    if output.is_dir() or not output.parent.is_dir():
+        raise ValueError(f"{output} is a folder, or in none that is there: give a file's path")
     part = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         typst.compile(

@@ -13,10 +13,11 @@ from lossytp.training.tasks.cache import cache_folder
 
 
 @contextmanager
-def alone_in(output_dir: str, network: LossyNetwork) -> Iterator[None]:
+def alone_in(output_dir: str, network: LossyNetwork | None = None) -> Iterator[None]:
     """Within the block no other run of this machine is at work in the folder; ValueError where one is before.
 
-    The first process holds the lock, which ends with it, however it ends. It lies in the cache: results stay clean.
+    The first of the processes that `network` connects holds the lock, or this process where there is none; it ends with
+    that process, however it ends. It lies in the cache: results stay clean.
     """
     name = hashlib.blake2b(str(Path(output_dir).resolve()).encode(), digest_size=8).hexdigest()
     lock = FileLock(cache_folder() / "locks" / f"{name}.lock")
@@ -30,7 +31,10 @@ def alone_in(output_dir: str, network: LossyNetwork) -> Iterator[None]:
                 f"output_dir = {output_dir!r} is another run's that is still going on: wait for it, or name another"
             ) from None
 
-    agreed(take, network)
+    if network is None:
+        take()
+    else:
+        agreed(take, network)
     try:
         yield
     finally:

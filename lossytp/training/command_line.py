@@ -17,6 +17,8 @@ from typing import Any
 import tyro
 import yaml
 
+from lossytp.parallel.layout import rank_and_world_size
+
 
 def parse(kind: Any, description: str | None, arguments: list[str] | None = None) -> Any:
     """A `kind` (a configuration with `check_names`) from the arguments, those of this process when None.
@@ -89,6 +91,17 @@ def _tell(message: str) -> None:
         time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes once the first one has ended
 
 
+class KeysOnce(yaml.SafeLoader):
+    """Refuses a key that is there twice, of which YAML would keep the last: the first's value would vanish unseen."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"key {key!r} stands twice in one mapping: leave one of them out")
+        return super().construct_mapping(node, deep)
+
+
 def _named(word: str, switches: set[str]) -> str:
     """The parameter that a flag sets: a switch has two flags, --name and --no-name."""
     name = word.split("=")[0].removeprefix("--").replace("-", "_")
@@ -114,6 +127,9 @@ def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
     for name, value in values.items():
         if value is defaults[name] is None or name in given:
             continue
+        if isinstance(value, bool) != isinstance(defaults[name], bool):
+            fix = "true or false" if isinstance(defaults[name], bool) else "a value that is neither true nor false"
+            raise ValueError(f"{name} = {value!r} is of the wrong type: give {fix}")
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
@@ -123,18 +139,18 @@ def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
 
 def _read_yaml(file: Path) -> dict:
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = yaml.load(file.read_text(encoding="utf-8"), KeysOnce)
     except OSError as error:
         raise ValueError(f"--config {file} cannot be read ({error.strerror}): give the path of a YAML file") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"--config {file} is not UTF-8 ({error}): save it as UTF-8") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"--config {file} is not YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"--config {file} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise ValueError(f"--config {file} holds no parameters: write one 'name: value' a line")
     if not isinstance(values.get("config"), dict):
         return values
-    processes, started = values.get("processes", 1), int(os.environ.get("WORLD_SIZE", "1"))  # a record has both
+    processes, started = values.get("processes", 1), rank_and_world_size()[1]  # a record has both
     if processes != started:
         raise ValueError(
             f"--config {file} is the record of {processes} processes, and here {started} run: "

@@ -100,8 +100,8 @@ class TrainConfig(NetworkConfig):
         self.check_at_least_one("batch_size", "max_length", "max_samples", "max_steps", "eval_steps")
         self.check_at_least_one("resync_every", "patience")
         self.check_at_least_one("data_parallel_size", "pipeline_parallel_size", "pipeline_microbatches")
-        self.check_not_negative("learning_rate", "weight_decay", "warmup_steps", "round_trip_us")
-        self.check_positive("gradient_clipping", "link_gbits")
+        self.check_not_negative("learning_rate", "weight_decay", "warmup_steps")
+        self.check_positive("gradient_clipping")
         self.check_at_least_one("gradient_accumulation_steps", "checkpoint_steps")
         _check_training(self)
         check_combinations(self)
@@ -144,3 +144,7 @@ def _check_training(config: TrainConfig) -> None:
             f"gradient_accumulation_steps = {config.gradient_accumulation_steps} is above batch_size = "
             f"{config.batch_size}: give as many or fewer"
         )
+    for name, least, most in (("link_gbits", 1e-6, 1e6), ("round_trip_us", 0.0, 1e9)):
+        value = getattr(config, name)
+        if value is not None and not least <= value <= most:
+            raise ValueError(f"{name} = {value:g} is not from {least:g} to {most:g}: give such a number")

@@ -47,6 +47,8 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     max_length = config.max_length or getattr(dense.config, "finetuning_max_length", min(DEFAULT_LENGTH, positions))
     if max_length > positions:
         raise ValueError(f"max_length = {max_length} is above {config.model_name}'s {positions} positions: give fewer")
+    if config.data_glob is not None and max_length < 2:
+        raise ValueError(f"max_length = {max_length} leaves no token to guess from those before it: give 2 or more")
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config, dense, network, layout, this_device(layout))
     result: dict[str, Any] = {**describe(config), "dataset": dataset, "max_length": max_length}

@@ -223,7 +223,7 @@ def _location(name: str, *, weights: bool) -> str:
         return base
     path = HUB.get(base, base)
     data = os.environ.get("LOSSYTP_DATA")
-    folder = Path(data or "") / path
+    folder = Path(data or "").expanduser() / path
     here = data is not None and (folder / "config.json").is_file()
     if here and weights:
         here = any(any(folder.glob(kind)) for kind in ("*.safetensors", "pytorch_model*.bin"))

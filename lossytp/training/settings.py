@@ -6,6 +6,7 @@ Values come from the command line, a YAML file or a notebook's parameters. Impor
 import difflib
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
@@ -24,6 +25,8 @@ class Settings:
         for field in fields(self):  # 8 and 8.0 are one configuration, with one hash
             value = getattr(self, field.name)
             if isinstance(value, int) and "float" in str(field.type):
+                if abs(value) > sys.float_info.max:
+                    raise ValueError(f"{field.name} = {value} is beyond a float's 1.8e308: give a smaller number")
                 object.__setattr__(self, field.name, float(value))
 
     def check_at_least_one(self, *names: str) -> None:
@@ -85,3 +88,5 @@ def _check_types(config: Settings) -> None:
         if not matches or (isinstance(value, bool) and bool not in allowed):
             expected = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
             raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError(f"{name} = {value!r} holds a NUL character: leave it out")

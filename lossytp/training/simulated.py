@@ -14,6 +14,7 @@ from lossytp.network.transport import BestEffort, Path, SelectiveRepeat, Transpo
 from lossytp.training.config import TrainConfig
 
 SAMPLES = 20  # of a step, each of some dozen collectives
+MOST_LOST, MOST_LOSSES = 0.9, 2**27  # share of the packets, and losses in all samples: beyond, timing takes minutes
 
 
 def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compute_s: float) -> float | None:
@@ -28,7 +29,7 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
     than the tensor-parallel one, sequence parallelism, algorithms without a schedule, repairs that send packets of
     their own, links that differ, losses in a part of a phase, frozen blocks, forward sums that are sent again to
     recompute activations, gradients of copies whose all-reduce loses packets (one that loses none is not counted); and
-    where what is to arrive never does.
+    where what is sent again is lost more than `MOST_LOST`, or so often that timing it would take minutes.
 
     Args:
         shape: the model's configuration, as transformers has it.
@@ -51,7 +52,7 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
         return None
     process = config.process()
     sent_again = config.reliable_gather and not algorithm.sum_reaches_all and process.loss_rate > 0
-    if sent_again and process.loss_rate == 1:
+    if sent_again and process.loss_rate > MOST_LOST:
         return None
     path = Path(
         bandwidth_bits_per_s=config.link_gbits * 1e9,
@@ -61,14 +62,18 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
     computed = "bf16" if config.bf16 or config.fp16 else "fp32"
     portions, itemsize = config.gradient_accumulation_steps, 4 if (config.wire_dtype or computed) == "fp32" else 2
     elements = max(1, round(tokens / portions)) * shape.hidden_size
-    num_packets = algorithm.schedule.num_packets(elements, itemsize, ranks, path.wire)
+    schedule, layers = algorithm.schedule, shape.num_hidden_layers * portions
+    num_packets = schedule.num_packets(elements, itemsize, ranks, path.wire)
     transports: list[Transport] = [BestEffort.patient(num_packets, path)]
     if sent_again:
+        packets = SAMPLES * 4 * layers * schedule.links(ranks) * schedule.messages(ranks) * num_packets
+        if packets * process.loss_rate / (1 - process.loss_rate) > MOST_LOSSES:
+            return None
         transports.append(SelectiveRepeat.prompt(path))
     seconds = [
         step_seconds(
             config.algorithm,
-            num_layers=shape.num_hidden_layers * portions,
+            num_layers=layers,
             tokens=elements // shape.hidden_size,
             width=shape.hidden_size,
             compute_s=compute_s,

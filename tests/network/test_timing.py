@@ -149,6 +149,21 @@ def test_each_sample_is_made_of_its_own_links_and_messages(monkeypatch):
     assert got.missing_share == pytest.approx((4 * first_message + 2) / (2 * 2 * 20))
 
 
+@pytest.mark.parametrize(("transport", "losses_a_packet"), [(RELIABLE, 9), (BestEffort(deadline_s=1), 0.9)])
+def test_a_portion_has_room_for_what_is_sent_again_and_lost_again(transport, losses_a_packet, monkeypatch):
+    monkeypatch.setattr(timing, "LOSSES_AT_ONCE", 4000)
+    portions = []
+
+    class Noted(type(transport)):
+        def deliver(self, losses, num_packets, num_messages, path):
+            portions.append(len(losses) * num_messages * (1 + num_packets * losses_a_packet))
+            return Labels().deliver(losses, num_packets, num_messages, path)
+
+    noted = Noted(**vars(transport))
+    times("ring", transport=noted, process=Bernoulli(loss_rate=0.9), samples=6)
+    assert 1000 < max(portions) <= 4000
+
+
 def test_an_all_reduce_of_the_earlier_studies_is_as_slow_as_its_slowest_message():
     """P(no loss on any of 3 links of 40 packets); each loss-free collective takes the lossless time."""
     got = times("sender", ranks=3, samples=20_000).seconds

@@ -205,6 +205,7 @@ def test_from_an_array_file(tmp_path, dtype):
         ("a.txt", b"\xff\x00", ["a.txt"]),
         ("a.npy", b"no array", ["a.npy"]),
         ("a.npy", b"", ["a.npy", "No data"]),
+        ("a.npy", b"PK\x03\x04", ["a.npy", "not a zip file"]),  # half an .npz
     ],
 )
 def test_files_that_hold_no_trace_are_refused(tmp_path, name, content, words):

@@ -116,6 +116,16 @@ def test_more_packets_are_drawn_where_the_first_guess_is_too_few(transport):
     assert_same_as_events(transport(window_packets=8, timeout_s=16 * PACKET_S), [Recorded(lost)], 64, 1, path(5))
 
 
+@pytest.mark.parametrize("rate", [0.9, 0.95])
+def test_where_most_is_lost_a_few_rounds_draw_enough(rate, monkeypatch):
+    """Each round starts again from the first packet."""
+    rounds, starts = [], SelectiveRepeat._starts
+    monkeypatch.setattr(SelectiveRepeat, "_starts", lambda *given: rounds.append(1) or starts(*given))
+    links = [Bernoulli(loss_rate=rate).losses((0, "test", link)) for link in range(4)]
+    SelectiveRepeat(window_packets=24, timeout_s=16 * PACKET_S).deliver(links, 64, 4, path(10))
+    assert len(rounds) < 8
+
+
 def test_a_retransmission_that_is_due_does_not_wait_for_an_acknowledgement():
     """Packets 0 and 7 are due at 15 and 22; the window opens at 22.5, when packet 0's repetition is acknowledged."""
     sender = SelectiveRepeat(window_packets=8, timeout_s=15 * PACKET_S)

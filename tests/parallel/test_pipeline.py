@@ -3,6 +3,7 @@
 Shapes: B examples, T tokens.
 """
 
+import gc
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
 
 import lossytp as ltp
 from lossytp.parallel.pipeline import Pipeline, _Stage
@@ -79,6 +81,8 @@ def on_rank_train(schedule: str, num_blocks: int, loss_rate: float) -> dict[str,
         results["losses"].append(None if loss is None else (loss.item(), loss.requires_grad))
         results["gradients"].append({name: parameter.grad.clone() for name, parameter in named.items()})
     results["sent"] = lossy.counters.rows()
+    gc.collect()
+    results["stages"] = sum(isinstance(kept, PipelineStage) for kept in gc.get_objects())
     pipeline.stage.eval()
     results["logits"] = [pipeline.logits(batch) for batch in EVALUATED]
     results["sent in all"] = lossy.counters.rows()
@@ -97,6 +101,7 @@ def test_without_losses_losses_gradients_and_logits_equal_dense(
     dense = classifier(num_blocks)
     answers = processes(num_stages, on_rank_train, schedule, num_blocks, 0.0)
     assert [answer["last"] for answer in answers] == [False] * (num_stages - 1) + [True]
+    assert [answer["stages"] for answer in answers] == [1] * num_stages, "of another batch's shape, with its buffers"
     assert answers[-1]["order"][: 2 * NUM_MICROBATCHES] == {"gpipe": "FFFBBB", "1f1b": "FBFBFB"}[schedule]
     for index, batch in enumerate(BATCHES):
         expected = gradients(dense, batch)

@@ -57,8 +57,8 @@ def test_seeds_may_be_fresh_ones(tmp_path):
     assert [cell.config.seed for cell in fresh.cells] == [5] * 3 + [6] * 3
     assert not fresh.folders & first.folders
     assert beginning_at(0) == first
-    for wrong in ("-1", "1.5", "two"):
-        with pytest.raises(ValueError, match=f"first_seed = '?{wrong}'? is no whole number from 0"):
+    for wrong in ("-1", "1.5", "two", "true"):
+        with pytest.raises(ValueError, match=f"first_seed = '?(?i:{wrong})'? is no whole number from 0"):
             beginning_at(wrong)
 
 
@@ -110,6 +110,8 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
         ("arm: alone", "arm: 3", "an arm's name = 3 is no str"),
         ("notebook: 20", "outputs: table.csv\nnotebook: 20", "outputs = 'table.csv' is no list"),
         ("notebook: 20", "outputs: [../table.csv]\nnotebook: 20", "output '../table.csv' is not below the results"),
+        ("tiny:", "1:", "a profile's name = 1 is no str"),
+        ("max_steps: 5", f"link_gbits: {10**400}", f"link_gbits = {10**400} is beyond a float's"),
         ("seeds: 2", "seeds: 2\n    tasks: []", "arms or tasks = [] make no cells"),
     ],
 )
@@ -124,6 +126,24 @@ def test_what_has_not_the_form_of_a_grid_is_refused(tmp_path, written, instead, 
         load_experiment(file, "tiny", tmp_path / "results")
     assert str(error.value).startswith(str(file))
     assert "\n" not in str(error.value)
+
+
+def test_tasks_that_are_not_there_or_empty_are_refused(tmp_path):
+    load(tmp_path)
+    file = tmp_path / "experiments" / "grid.yaml"
+    file.write_text(file.read_text().replace("    seeds: 2", "    seeds: 2\n    tasks: [one]"))
+    with pytest.raises(ValueError, match=rf"^{file}: .*tasks\.yaml cannot be read \(No such file or directory\)"):
+        load_experiment(file, "tiny", tmp_path)
+    (tmp_path / "tasks.yaml").touch()
+    with pytest.raises(ValueError, match=rf"^{file}: tasks\.yaml = None is no dict"):
+        load_experiment(file, "tiny", tmp_path)
+
+
+def test_a_folder_named_like_a_grid_is_refused(tmp_path):
+    load(tmp_path)
+    (tmp_path / "experiments" / "other.yaml").mkdir()
+    with pytest.raises(ValueError, match=r"other\.yaml cannot be read \(Is a directory\): put a file there"):
+        load_experiments(tmp_path / "experiments", "tiny", tmp_path)
 
 
 EXPERIMENTS = Path(__file__).parents[2] / "notebooks" / "experiments"

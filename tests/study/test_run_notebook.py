@@ -14,7 +14,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lossytp.study.run_notebook import check_parameters, end_with, execute
+from lossytp.study.run_notebook import check_parameters, end_with, execute, main
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -61,12 +61,21 @@ def test_parameters_are_a_json_object(tmp_path, parameters):
     assert re.fullmatch(rf"error: --parameters {re.escape(repr(parameters))} is .*JSON.*\n", result.stderr)
 
 
+def test_a_process_to_watch_is_a_number(monkeypatch):
+    monkeypatch.setenv("LOSSYTP_RUN_PID", "abc")
+    monkeypatch.setattr(sys, "argv", ["run_notebook", "a.ipynb", "b.ipynb"])
+    with pytest.raises(ValueError, match=r"^LOSSYTP_RUN_PID = 'abc' is no process's number: give one, or unset it$"):
+        main()
+
+
 def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"^test\.ipynb: .*No such file or directory: '/nowhere'"):
         execute(notebook(tmp_path, "open('/nowhere')"), tmp_path / "out.ipynb", {})
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"file/out\.ipynb cannot be written"):
         execute(notebook(tmp_path, "1"), tmp_path / "file" / "out.ipynb", {})
+    with pytest.raises(ValueError, match=rf"^{tmp_path} is a folder: give a file's path"):
+        execute(notebook(tmp_path, "1"), tmp_path, {})
 
 
 def test_another_error_is_shown_whole(tmp_path):

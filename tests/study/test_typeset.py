@@ -20,3 +20,8 @@ def test_numbers_come_from_the_results_folder_and_a_broken_text_leaves_nothing(t
     with pytest.raises(ValueError, match="unknown variable: nonsense"):
         typeset(tmp_path / "text.typ", results / "other.pdf", results.relative_to(tmp_path))
     assert not list(results.glob("*other*"))
+    (tmp_path / "text.typ").write_text("whole")
+    for wrong in (results, tmp_path / "nowhere" / "out.pdf"):
+        with pytest.raises(ValueError, match=rf"^{wrong} is a folder, or in none that is there: give a file's path"):
+            typeset(tmp_path / "text.typ", wrong, results.relative_to(tmp_path))
+    assert {file.name for file in tmp_path.iterdir()} == {"results", "text.typ"}

@@ -178,6 +178,22 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("bf16: 1", "bf16 = 1 is of the wrong type: give true or false"),
+        ("bf16: 'yes'", "bf16 = 'yes' is of the wrong type: give true or false"),
+        ("max_steps: true", "max_steps = True is of the wrong type: give a value that is neither true nor false"),
+        ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml cannot be read as YAML: key 'loss_rate' stands twice"),
+    ],
+)
+def test_what_yaml_would_let_pass_is_named(tmp_path, text, words):
+    (tmp_path / "run.yaml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")])
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("text", ["loss_rate: [", "- 1", "los_rate: 0.1", "loss_rate: 3"])
 def test_bad_yaml_is_refused(tmp_path, text):
     file = tmp_path / "run.yaml"
@@ -290,5 +306,9 @@ def test_a_record_is_run_again_by_as_many_processes(tmp_path, monkeypatch):
     words = ["--config", str(tmp_path / "record.json")]
     with pytest.raises(ValueError, match=r"of 2 processes, and here 1 run: start it with torchrun --nproc_per_node 2"):
         parse(TrainConfig, None, words)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     assert parse(TrainConfig, None, words) == TrainConfig()
+    monkeypatch.setenv("WORLD_SIZE", "abc")
+    with pytest.raises(ValueError, match=r"^WORLD_SIZE = 'abc' is not a whole number: start with torchrun"):
+        parse(TrainConfig, None, words)

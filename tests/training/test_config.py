@@ -243,6 +243,7 @@ OWN = {"reliable_gather": False}
             "resync_every = 0 is below 1: give a positive number",
         ),
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give bool"),
+        ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),
         ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
         ({"lossy_phase": "gather"}, "lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False"),

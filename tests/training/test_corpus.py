@@ -123,6 +123,23 @@ def test_what_is_no_parquet_is_named(tmp_path):
         list(corpus(str(tmp_path / "*"), split="train").texts())
 
 
+def test_a_parquet_that_is_damaged_behind_its_header_is_named(tmp_path):
+    write(tmp_path / "a.parquet", [document(number) for number in range(40)], row_group_size=40)
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # pages; what tells of them is at the end
+    (tmp_path / "a.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match=r"a\.parquet cannot be read \(.*\): give a whole") as error:
+        list(corpus(str(tmp_path / "*"), split="train").texts())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("texts", "kind"), [([1, 2], "int64"), ([["a"], None], "list<.*>")])
+def test_a_text_column_of_another_kind_is_named(tmp_path, texts, kind):
+    write(tmp_path / "a.parquet", texts)
+    with pytest.raises(ValueError, match=rf"a\.parquet has {kind} in its column 'text': give text$"):
+        list(corpus(str(tmp_path / "*"), split="train").texts())
+
+
 def test_files_without_text_end_the_search_for_it(tmp_path):
     write(tmp_path / "a.parquet", [None, ""])
     (tmp_path / "b.txt").write_text("")

@@ -238,10 +238,11 @@ def test_a_model_that_learnt_other_classes_is_refused(tmp_path):
     [
         ({"prompt": ""}, "prompt = '' gives nothing to go on from"),
         ({"prompt": "the rose", "new_tokens": 200}, "new_tokens = 200 behind a prompt of .* is beyond the model's"),
+        ({"data_glob": "stdlib", "max_length": 1}, "max_length = 1 leaves no token to guess .*: give 2 or more"),
         ({"prompt": "the rose", "output_dir": "/dev/null/x"}, "output_dir = '/dev/null/x' cannot be written"),
     ],
 )
-def test_what_a_text_cannot_go_on_from_is_refused(tmp_path, values, words):
+def test_what_a_text_model_cannot_be_asked_is_refused(tmp_path, values, words):
     train(tmp_path, "generation")
     with pytest.raises(ValueError, match=words):
         evaluate(tmp_path, **values)

@@ -260,6 +260,9 @@ def test_what_is_not_there_is_told_before_torch_is_imported(monkeypatch, tmp_pat
         check_there("gpt2-large")
     (folder / "pytorch_model.bin").touch()
     check_there("gpt2-large")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOSSYTP_DATA", "~")
+    check_there("gpt2-large")
 
 
 def test_no_hub_and_no_data_end_the_command_with_one_line():

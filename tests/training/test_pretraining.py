@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lossytp.training import models
+from lossytp.training.alone import alone_in
 from lossytp.training.command_line import parse
 from lossytp.training.pretraining import corpus as corpora
 from lossytp.training.pretraining import run as pretraining
@@ -33,6 +34,7 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 @pytest.fixture
 def pretrain(tmp_path, monkeypatch):
     """A function that makes the configuration of a short run; `folder` is the name of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(models.PRESETS, "gpt2-nano", TINY)
     monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 30)
     monkeypatch.setattr(pretraining, "SECONDS_BETWEEN_LINES", 0.0)
@@ -235,6 +237,13 @@ def test_finished_it_is_not_run_again_and_another_configuration_is_refused(pretr
     assert run(pretrain(num_proc=1, eval_steps=5)) == statistics
     with pytest.raises(ValueError, match="holds a model with another learning_rate: name another folder"):
         run(pretrain(learning_rate=1e-3))
+
+
+def test_another_run_in_its_folder_is_refused_and_makes_nothing(pretrain):
+    config = pretrain()
+    with alone_in(config.output_dir), pytest.raises(ValueError, match="is another run's that is still going on"):
+        run(config)
+    assert not Path(config.output_dir).exists()
 
 
 def test_a_parameter_that_a_finished_model_does_not_name_had_its_default(pretrain):

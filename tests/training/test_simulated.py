@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lossytp.training import simulated
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.simulated import simulated_step_seconds
@@ -67,11 +68,20 @@ def test_sums_that_return_reliably_are_waited_for():
         {"gradient_checkpointing": True},
         {"reliable_gather": False, "replicated_gradients": "lossy"},
         {"loss_rate": 1.0},  # sums that are to return, and never do
+        {"loss_rate": 0.95},  # or hardly ever
     ],
     ids=str,
 )
 def test_what_timing_does_not_know_is_null(values):
     assert seconds(**values) is None
+
+
+def test_more_losses_than_can_be_timed_in_minutes_are_null(monkeypatch):
+    packets = 20 * 16 * 4 * 2 * 3 * 10  # in 20 steps of 16 all-reduces: 2 messages on 4 links, 10 packets to 3 ranks
+    monkeypatch.setattr(simulated, "MOST_LOSSES", packets // 4 + 1)
+    assert seconds(loss_rate=0.2, tokens=113) is not None
+    assert seconds(loss_rate=0.21, tokens=113) is None
+    assert seconds(loss_rate=0.21, tokens=113, reliable_gather=False) is not None
 
 
 def test_a_record_tells_simulated_seconds_to_accuracy(toy, tmp_path):

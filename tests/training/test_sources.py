@@ -80,6 +80,16 @@ def test_files_that_cannot_be_read_are_named(folder):
         Files(train=folder / "broken.json", test="held.csv").rows("train")
 
 
+def test_what_is_named_like_a_file_and_is_none_is_refused(folder):
+    """Without a word it would leave out a part of the rows."""
+    write(folder / "me/mine/train-0.csv")
+    wrong = folder / "me/mine/train-1.csv"
+    wrong.mkdir()
+    for asked in (Source.rows, Source.fingerprint):
+        with pytest.raises(ValueError, match=rf"^{wrong} is a folder, or a link to nothing: put a file there"):
+            asked(Source(path="me/mine"), "train")
+
+
 @pytest.mark.parametrize("kind", ["copy", "files", "table"])
 def test_a_fingerprint_follows_the_rows_and_not_the_place(folder, kind, monkeypatch):
     def source(place, rows):

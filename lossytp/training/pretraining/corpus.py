@@ -121,16 +121,19 @@ def _texts(file: str) -> Iterator[list[str]]:
         yield [Path(file).read_text(encoding="utf-8", errors="replace")]
         return
     try:
-        table = pyarrow.parquet.ParquetFile(file)
-    except pyarrow.lib.ArrowInvalid as error:
-        raise ValueError(f"{file} cannot be read ({error}): give a parquet file") from error
-    with table:
-        if "text" not in table.schema_arrow.names:
-            raise ValueError(
-                f"{file} has no column 'text' but {', '.join(table.schema_arrow.names)}: give one that has"
-            )
-        for portion in table.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
-            yield portion.column(0).to_pylist()
+        with pyarrow.parquet.ParquetFile(file) as table:
+            if "text" not in table.schema_arrow.names:
+                raise ValueError(
+                    f"{file} has no column 'text' but {', '.join(table.schema_arrow.names)}: give one that has"
+                )
+            for portion in table.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
+                texts = portion.column(0).to_pylist()
+                if not all(isinstance(text, str | None) for text in texts):
+                    raise ValueError(f"{file} has {portion.schema.types[0]} in its column 'text': give text")
+                yield texts
+    except (pyarrow.ArrowException, OSError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ValueError(f"{file} cannot be read ({why}): give a whole parquet file") from error
 
 
 class PackedBlocks:

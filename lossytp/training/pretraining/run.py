@@ -21,6 +21,7 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.parallel.convert import fuse_gelu_
+from lossytp.training.alone import alone_in
 from lossytp.training.models import build_language_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.pretraining.config import PretrainConfig
@@ -54,14 +55,13 @@ def run(config: PretrainConfig) -> dict[str, Any]:
     run again.
     """
     folder = Path(config.output_dir)
-    check_writable(config.output_dir)
-    done = finished(config, folder)
-    if done is not None:
-        return done
-    state = checkpoint_of(config)
-    tokenizer = tokenizer_for(config, folder)
-    with torch.random.fork_rng():
-        return _Pretraining(config, tokenizer, state).run(folder)
+    with alone_in(config.output_dir), torch.random.fork_rng():
+        check_writable(config.output_dir)
+        done = finished(config, folder)
+        if done is not None:
+            return done
+        state = checkpoint_of(config)
+        return _Pretraining(config, tokenizer_for(config, folder), state).run(folder)
 
 
 class _Pretraining:

@@ -87,6 +87,9 @@ class Source:
         name = re.compile(re.escape(self.splits[split]) + r"(?!\w).*")  # not validation_matched for validation
         for folder in (self.folder, self.folder / "data"):
             found = [file for file in sorted(folder.glob("*")) if file.suffix in FORMATS and name.match(file.name)]
+            for file in found:
+                if not file.is_file():
+                    raise ValueError(f"{file} is a folder, or a link to nothing: put a file there, or delete it")
             if found:
                 return found
         raise ValueError(
