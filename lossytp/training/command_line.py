@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import tyro
 import yaml
@@ -62,10 +62,10 @@ def run_as_command(main: Callable[[], None]) -> None:
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit(130)
+        _leave(130)
     except (ValueError, ModuleNotFoundError) as error:
         _tell(str(error))
-        sys.exit(2)
+        _leave(2)
     except Exception as error:
         if "RANK" not in os.environ:
             raise
@@ -74,7 +74,19 @@ def run_as_command(main: Callable[[], None]) -> None:
         else:
             traceback.print_exc()
             _tell(f"{type(error).__name__}: {error}")
-        sys.exit(1)
+        _leave(1)
+    _leave(0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process; one of several at once: Gloo's threads outlive their group, and a tensor that one still holds
+    aborts the process while Python is taken down, so that now and then a finished run would fail (pytorch#179291).
+    """
+    if "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _tell(message: str) -> None:

@@ -1,4 +1,5 @@
 import json
+import os
 import re
 import subprocess
 import sys
@@ -233,6 +234,7 @@ def told(monkeypatch, tmp_path, capsys):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(initialize, "_settings", object() if joined else None)
+        monkeypatch.setattr(os, "_exit", sys.exit)
 
         def fail():
             raise error
@@ -244,6 +246,16 @@ def told(monkeypatch, tmp_path, capsys):
         return stop.value.code, output.err
 
     return tell
+
+
+def test_one_of_several_processes_ends_before_python_is_taken_down():
+    """Gloo's threads are still there then, and abort now and then."""
+    script = "import atexit; from lossytp.training.command_line import run_as_command; "
+    script += "atexit.register(print, 'down'); run_as_command(lambda: print('done'))"
+    for rank, said in (({"RANK": "1"}, "done\n"), ({}, "done\ndown\n")):
+        environment = {name: value for name, value in os.environ.items() if name != "RANK"} | rank
+        run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert (run.returncode, run.stdout) == (0, said)
 
 
 @pytest.mark.parametrize("error", [ValueError("loss_rate = 2"), ModuleNotFoundError("loss_rate = 2")])
