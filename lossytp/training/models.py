@@ -133,7 +133,8 @@ def build_model(
         kind: one of `HEADS`; "classification" is among `labels`.
         tensor_parallel_size, max_length: what the shape has to allow, which of a model on the hub is not known before.
 
-    torch's generator is left as it was. ValueError where it is nowhere to be found, or is no GPT-2 of a fitting shape.
+    torch's generator is left as it was. ValueError where it is nowhere to be found, is no GPT-2 of a fitting shape, or
+    lacks some of its weights, a head apart.
     """
     import torch  # here, so that a configuration is checked without waiting for torch
     from transformers import GPT2Model
@@ -153,16 +154,16 @@ def build_model(
         torch.manual_seed(seed)
         model: Any = _head_classes()[HEADS[kind]](config)
     if not name.endswith(SCRATCH):
-        where = _location(name, weights=True)
-        pretrained = _loaded(name, where, GPT2Model.from_pretrained, dtype=torch.float32)
-        model.transformer.load_state_dict(pretrained.state_dict())
+        model.transformer.load_state_dict(_pretrained(name, GPT2Model).state_dict())
         model.tie_weights()
     return model
 
 
 def load_model(name: str) -> "PreTrainedModel":
-    """The model as it was saved, with the head that it has. ValueError where it is not there, or has no known head."""
-    import torch
+    """The model as it was saved, with the head that it has.
+
+    ValueError where it is not there, lacks some of its weights, or has no known head.
+    """
     import transformers
 
     if name.endswith(SCRATCH):
@@ -173,8 +174,22 @@ def load_model(name: str) -> "PreTrainedModel":
     heads = [classes[each] for each in config.architectures or () if each in classes]
     if not heads:
         raise ValueError(f"model_name = {name!r} is of {config.architectures}: give one of {', '.join(classes)}")
-    model: Any = _loaded(name, where, heads[0].from_pretrained, dtype=torch.float32)
+    model: Any = _pretrained(name, heads[0])
     model.config.use_cache = False
+    return model
+
+
+def _pretrained(name: str, kind: Any) -> Any:
+    """The saved weights as a `kind`, in float32; ValueError where some are missing, which transformers would draw."""
+    import torch
+
+    where = _location(name, weights=True)
+    model, found = _loaded(name, where, kind.from_pretrained, dtype=torch.float32, output_loading_info=True)
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"model_name = {name!r}: {where} lacks {len(missing)} of its weights, such as {missing[0]}: save it whole"
+        )
     return model
 
 

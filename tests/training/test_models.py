@@ -185,6 +185,24 @@ def test_files_that_are_damaged_or_missing_are_one_line(folder, tokenizer):
         load_tokenizer(str(folder))
 
 
+@pytest.mark.parametrize("kind", BATCH)
+def test_a_folder_that_lacks_weights_is_refused_where_they_would_be_drawn(folder, tmp_path, tokenizer, kind):
+    """Of the body by training and evaluating, of the head, which training draws for its task, by evaluating alone."""
+    model = build(folder, kind, tokenizer=tokenizer)
+    whole = model.state_dict()
+    body = {name: weight for name, weight in whole.items() if ".h.1." not in name}
+    model.save_pretrained(tmp_path / "body", state_dict=body)
+    for load in (load_model, lambda name: build(name, kind, tokenizer=tokenizer)):
+        with pytest.raises(ValueError, match=r"body lacks 12 of its weights, such as .*h\.1\..*: save it whole$"):
+            load(str(tmp_path / "body"))
+    if kind != "generation":  # whose head is tied to the body
+        headless = {name: weight for name, weight in whole.items() if name != "score.weight"}
+        model.save_pretrained(tmp_path / "headless", state_dict=headless)
+        assert bodies_equal(build(tmp_path / "headless", kind, tokenizer=tokenizer), model)
+        with pytest.raises(ValueError, match=r"headless lacks 1 of its weights, such as score\.weight"):
+            load_model(str(tmp_path / "headless"))
+
+
 def test_without_the_committed_models_one_line_says_how_to_make_them(tmp_path, monkeypatch, tokenizer):
     monkeypatch.setattr(models, "MODELS", tmp_path)
     with pytest.raises(ValueError, match=r"gpt2-nano is not there; run \./run_all\.sh pretrain in a checkout$"):
