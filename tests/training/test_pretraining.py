@@ -323,13 +323,19 @@ def test_without_files_to_validate_on_some_documents_are_held_out(pretrain):
     assert statistics["validation_tokens"] >= 16
 
 
-def test_a_tokenizer_of_ones_own(pretrain):
+def test_a_tokenizer_of_ones_own(pretrain, tmp_path):
     first = pretrain()
     run(first)
     other = pretrain("other", tokenizer_path=first.output_dir, learning_rate=2e-3)
     assert run(other)["vocabulary"] == len(AutoTokenizer.from_pretrained(first.output_dir))
     with pytest.raises(ValueError, match="tokenizer_path = '/nowhere'"):
         run(pretrain("third", tokenizer_path="/nowhere"))
+    settings = json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
+    for content, message in (([], "holds no tokenizer"), ({**settings, "eos_token": None}, "without an end token")):
+        (tmp_path / "run" / "tokenizer_config.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=f"tokenizer_path = .*run' .*{message}") as error:
+            run(pretrain("third", tokenizer_path=first.output_dir))
+        assert "\n" not in str(error.value)
 
 
 def test_the_learning_rate_warms_up_and_decays_to_the_smallest(pretrain, monkeypatch):

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lossytp.training.models import PRESETS
+from lossytp.training.models import PRESETS, first_line
 from lossytp.training.pretraining.config import PretrainConfig
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.vocabulary import train_tokenizer
+from lossytp.training.tokenizer import check_tokenizer
 
 VOCABULARY_DOCUMENTS = 4000
 CHECKPOINT = "checkpoint.pt"
@@ -69,11 +70,11 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
     if source is not None:
         try:
             loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-        except (OSError, ValueError) as error:
-            why = str(error).strip().splitlines()[0]
+        except Exception as error:  # on a damaged file a library raises whatever it comes upon first
             raise ValueError(
-                f"tokenizer_path = {source!r} holds no tokenizer ({why}): give a folder that does"
+                f"tokenizer_path = {source!r} holds no tokenizer ({first_line(error)}): give a folder that does"
             ) from error
+        check_tokenizer(f"tokenizer_path = {source!r}", loaded)
         return loaded
     texts = islice(training_text(config).texts(), VOCABULARY_DOCUMENTS)
     tokenizer = train_tokenizer(texts, size=PRESETS[config.model_name]["vocab_size"])
