@@ -258,6 +258,16 @@ def test_a_file_of_another_kind_in_place_of_statistics_is_one_line(pretrain, tex
     assert "\n" not in str(error.value)
 
 
+def test_statistics_that_lack_what_the_command_tells_are_one_line(pretrain):
+    config = pretrain()
+    file = Path(config.output_dir) / STATISTICS
+    file.parent.mkdir()
+    for numbers in ({}, {"validation_loss": 1.0, "perplexity": 2.0, "tokens": "3"}):
+        file.write_text(json.dumps({"config": config.as_dict(), **numbers}))
+        with pytest.raises(ValueError, match=rf"^{file} is not of this command \(.*\): delete it"):
+            run(config)
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(pretrain):
     with pytest.raises(ValueError, match=r"^output_dir = '/dev/null/x' cannot be written \(Not a directory\)"):
         run(pretrain(output_dir="/dev/null/x"))
@@ -291,12 +301,17 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(pretrain, tmp_path):
     stopped(pretrain("run"), 5)
     checkpoint = tmp_path / "run" / CHECKPOINT
     torch.save({"parameters": 1}, tmp_path / "other.pt")
+    torch.save({"config": pretrain("run").as_dict(), "model": {}}, tmp_path / "part.pt")
     (tmp_path / "corrupt.pt").write_bytes(checkpoint.read_bytes()[:1000])
     for values, message in (
         ({"checkpoint_path": str(tmp_path / "none.pt")}, r"none\.pt' is not there: leave it out"),
         ({"checkpoint_path": str(tmp_path / "empty")}, r"empty' holds no \*\.pt: leave it out"),
         ({"checkpoint_path": str(tmp_path / "corrupt.pt")}, r"corrupt\.pt is no checkpoint of this command \("),
         ({"checkpoint_path": str(tmp_path / "other.pt")}, r"other\.pt is no checkpoint of this command \("),
+        (
+            {"checkpoint_path": str(tmp_path / "part.pt")},
+            r"part\.pt is no checkpoint .*it lacks optimizer, blocks, ",
+        ),
         ({"seed": 3, "batch_size": 4}, "is of a run with another batch_size, seed: name another folder"),
     ):
         with pytest.raises(ValueError, match=message) as error:
