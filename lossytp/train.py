@@ -23,18 +23,21 @@ def main() -> None:
     record = run(config)
     if layout.rank > 0:
         return
-    final = record["final"]
+    file = f"{config.output_dir}/record.json"
+    try:
+        print(f"{_outcome(config.dataset, record)}: see {file}")
+    except (KeyError, TypeError, ValueError) as error:  # it was there before, and is damaged
+        raise ValueError(f"{file} is no record ({error!r}): delete it, and its run is done again") from error
+
+
+def _outcome(dataset: str, record: dict) -> str:
     if record["status"] == "not finite":
-        print(
-            f"the training loss was not finite at step {record['timing']['steps']}: see {config.output_dir}/record.json"
-        )
-    else:
-        data = record["data"]
-        task = config.dataset + (" (subset)" if data["subsets"] else "")
-        print(
-            f"{task}: {data['metric']} {final['score_lossy']:.4f} with loss, {final['score_clean']:.4f} without, "
-            f"{data['chance']:.4f} by chance{_beside(data)} ({record['status']}): see {config.output_dir}/record.json"
-        )
+        return f"the training loss was not finite at step {record['timing']['steps']}"
+    data, final = record["data"], record["final"]
+    return (
+        f"{dataset}{' (subset)' if data['subsets'] else ''}: {data['metric']} {final['score_lossy']:.4f} with loss, "
+        f"{final['score_clean']:.4f} without, {data['chance']:.4f} by chance{_beside(data)} ({record['status']})"
+    )
 
 
 def _beside(data: dict) -> str:

@@ -22,6 +22,7 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.record import portable, write_atomically
 
 FOLDER, MARKER = "checkpoint", "step.json"
+STATE = ("parameters", "optimizer", "scaler", "random", "random_cuda", "network", "memories")  # of `training_state`
 
 
 class Checkpoints:
@@ -47,10 +48,11 @@ class Checkpoints:
             if older != path:
                 older.unlink()
 
-    def load(self) -> dict[str, Any] | None:
+    def load(self, plain: tuple[str, ...]) -> dict[str, Any] | None:
         """This process's last state, on the CPU; None where there is none.
 
-        ValueError where it is of another configuration or number of processes, or a file is damaged.
+        ValueError where it is of another configuration or number of processes, a file is damaged, or the state lacks
+        something: what `training_state` gives, or one of the names in its "plain", which is JSON.
         """
         step = agreed(self._step, self._network)
         if step is None:
@@ -58,6 +60,10 @@ class Checkpoints:
         path = self._path(step)
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+            kept = json.loads(state["plain"])
+            lacking = [*(name for name in STATE if name not in state), *(name for name in plain if name not in kept)]
+            if lacking:
+                raise ValueError(f"it lacks {', '.join(lacking)}")
         except Exception as error:
             reason = " ".join(str(error).split())[:100]
             raise ValueError(f"{path} cannot be read ({reason}): delete {self._folder} to begin anew") from error
@@ -71,12 +77,12 @@ class Checkpoints:
         path = self._folder / MARKER
         try:
             marker = json.loads(path.read_text(encoding="utf-8"))
-            step, processes, written = int(marker["step"]), marker["processes"], marker["config"]
+            step, processes = int(marker["step"]), marker["processes"]
+            config, written = portable(self._config), {**portable(TrainConfig()), **marker["config"]}
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged: delete {self._folder} to begin anew") from error
-        config, written = portable(self._config), {**portable(TrainConfig()), **written}
         changed = [name for name, value in config.items() if written[name] != value]
         if changed:
             raise ValueError(

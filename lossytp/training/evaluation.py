@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lossytp.network.checks import check_at_least
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, mean_over_processes, merge_counters
@@ -20,6 +21,7 @@ from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.tasks import task_named
 from lossytp.training.tasks.data import load_dataset
 from lossytp.training.tasks.sources import sample_indices
+from lossytp.training.tokenizer import check_tokenizer
 
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"
@@ -41,10 +43,12 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     agreed(lambda: check_writable(config.output_dir), network)
     tokenizer = load_tokenizer(config.model_name)
     dense = load_model(config.model_name)
+    check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
     dataset = config.dataset or getattr(dense.config, "finetuning_task", None)
     _check_head(config, dense, dataset)
     positions = dense.config.n_positions
     max_length = config.max_length or getattr(dense.config, "finetuning_max_length", min(DEFAULT_LENGTH, positions))
+    check_at_least(f"{config.model_name}'s finetuning_max_length", max_length, 1)
     if max_length > positions:
         raise ValueError(f"max_length = {max_length} is above {config.model_name}'s {positions} positions: give fewer")
     if config.data_glob is not None and max_length < 2:

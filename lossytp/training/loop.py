@@ -213,7 +213,7 @@ class _Run:
 
     def _resume(self) -> None:
         """Go on from the last checkpoint, if there is one."""
-        state = self.checkpoints.load()
+        state = self.checkpoints.load((*KEPT, "data"))
         if state is None:
             return
         plain = json.loads(state["plain"])

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_at_least, check_known
 from lossytp.parallel.group import check_divides
+from lossytp.training.tokenizer import check_tokenizer
 
 if TYPE_CHECKING:
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
@@ -23,6 +24,7 @@ HEADS = {  # by kind of task
     "multiple choice": "GPT2ForMultipleChoice",
     "generation": "GPT2LMHeadModel",
 }
+SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # as a `Shape` has them
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"n_embd": 128, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
@@ -64,8 +66,7 @@ def shape_of(name: str) -> Shape | None:
     """
     base = name.removesuffix(SCRATCH)
     if base in PRESETS:
-        preset = PRESETS[base]
-        return Shape(preset["n_embd"], preset["n_layer"], preset["n_head"], preset["n_positions"])
+        return Shape(*(PRESETS[base][size] for size in SIZES))
     if base in HUB_SHAPES:
         return HUB_SHAPES[base]
     if Path(base).is_dir():
@@ -104,13 +105,15 @@ def check_there(name: str) -> None:
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
-    """The model's tokenizer, which pads with its end token where it knows no other. ValueError where there is none."""
+    """The model's tokenizer, which pads with its end token where it knows no other.
+
+    ValueError where there is none, or it has no end token.
+    """
     from transformers import AutoTokenizer
 
     where = _location(name, weights=False)
     tokenizer: Any = _loaded(name, where, AutoTokenizer.from_pretrained)
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
-        raise ValueError(f"model_name = {name!r}: {where} holds no tokenizer: save the model's there, too")
+    check_tokenizer(f"model_name = {name!r}: {where}", tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -133,7 +136,8 @@ def build_model(
         kind: one of `HEADS`; "classification" is among `labels`.
         tensor_parallel_size, max_length: what the shape has to allow, which of a model on the hub is not known before.
 
-    torch's generator is left as it was. ValueError where it is nowhere to be found, or is no GPT-2 of a fitting shape.
+    torch's generator is left as it was. ValueError where it is nowhere to be found, is no GPT-2 of a fitting shape, or
+    lacks some of its weights, a head apart.
     """
     import torch  # here, so that a configuration is checked without waiting for torch
     from transformers import GPT2Model
@@ -151,18 +155,21 @@ def build_model(
         config.num_labels = 1
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: Any = _head_classes()[HEADS[kind]](config)
+        try:
+            model: Any = _head_classes()[HEADS[kind]](config)
+        except Exception as error:  # as in `_loaded`: of an activation that it does not know, a KeyError
+            raise ValueError(f"model_name = {name!r}: its config.json makes no model ({first_line(error)})") from error
     if not name.endswith(SCRATCH):
-        where = _location(name, weights=True)
-        pretrained = _loaded(name, where, GPT2Model.from_pretrained, dtype=torch.float32)
-        model.transformer.load_state_dict(pretrained.state_dict())
+        model.transformer.load_state_dict(_pretrained(name, GPT2Model).state_dict())
         model.tie_weights()
     return model
 
 
 def load_model(name: str) -> "PreTrainedModel":
-    """The model as it was saved, with the head that it has. ValueError where it is not there, or has no known head."""
-    import torch
+    """The model as it was saved, with the head that it has.
+
+    ValueError where it is not there, lacks some of its weights, or has no known head.
+    """
     import transformers
 
     if name.endswith(SCRATCH):
@@ -173,8 +180,22 @@ def load_model(name: str) -> "PreTrainedModel":
     heads = [classes[each] for each in config.architectures or () if each in classes]
     if not heads:
         raise ValueError(f"model_name = {name!r} is of {config.architectures}: give one of {', '.join(classes)}")
-    model: Any = _loaded(name, where, heads[0].from_pretrained, dtype=torch.float32)
+    model: Any = _pretrained(name, heads[0])
     model.config.use_cache = False
+    return model
+
+
+def _pretrained(name: str, kind: Any) -> Any:
+    """The saved weights as a `kind`, in float32; ValueError where some are missing, which transformers would draw."""
+    import torch
+
+    where = _location(name, weights=True)
+    model, found = _loaded(name, where, kind.from_pretrained, dtype=torch.float32, output_loading_info=True)
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"model_name = {name!r}: {where} lacks {len(missing)} of its weights, such as {missing[0]}: save it whole"
+        )
     return model
 
 
@@ -202,6 +223,7 @@ def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "GPT2Conf
     config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
     if not isinstance(config, GPT2Config):
         raise ValueError(f"model_name = {name!r} is a {config.model_type}, no GPT-2: give one that is")
+    check_tokenizer(f"model_name = {name!r}", tokenizer, config.vocab_size)
     config.update(special)
     return config
 
@@ -232,7 +254,6 @@ def _location(name: str, *, weights: bool) -> str:
 
 def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     """What `load` makes of a folder or a name on the hub; its complaints in one line."""
-    from safetensors import SafetensorError
     from transformers.utils import logging
 
     from lossytp.training.tasks.sources import hub_or_its_cache
@@ -244,11 +265,16 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
             return load(where, **options)
         with hub_or_its_cache():
             return load(where, **options)
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        first = str(error).strip().splitlines()[0]
+    except Exception as error:  # on a damaged file a library raises whatever it comes upon first
+        first = first_line(error)
         if Path(where).is_dir():
             raise ValueError(f"model_name = {name!r}: {where} cannot be loaded ({first})") from error
         raise _nowhere(name, where, first) from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of what a library says, which may be nothing, or a name alone."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
 def _nowhere(name: str, where: str, why: str) -> ValueError:
@@ -265,6 +291,9 @@ def _shape_in(folder: Path) -> Shape:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if config["model_type"] != "gpt2":
             raise ValueError(f"a {config['model_type']}")
-        return Shape(config["n_embd"], config["n_layer"], config["n_head"], config["n_positions"])
-    except (OSError, KeyError, ValueError) as error:
+        shape = Shape(*(config[size] for size in SIZES))
+        for size, value in zip(SIZES, shape, strict=True):
+            check_at_least(size, value, 1)
+        return shape
+    except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"model_name = {str(folder)!r} holds no GPT-2 ({error}): give a folder that does") from error

@@ -41,9 +41,9 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         record = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}): delete it, and its run is done again") from error
-    if not isinstance(record, dict) or "config" not in record or "final" not in record:
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} cannot be read ({error}): delete it, and its run is done again") from error
+    if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
         raise ValueError(f"{file} is no record: delete it, and its run is done again")
     written = {name: value for name, value in record["config"].items() if name not in MOVES_NO_NUMBER}
     record["config"] = {**portable(TrainConfig()), **written}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from lossytp.training.checkpoint import restore_, training_state
+from lossytp.training.checkpoint import STATE, restore_, training_state
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
@@ -160,6 +160,43 @@ def test_a_damaged_checkpoint_is_named_with_what_to_delete(stopped, tmp_path, na
     (tmp_path / "run" / "checkpoint" / name).write_bytes(b"half")
     with pytest.raises(ValueError, match=rf"{name} .*delete .*checkpoint to begin anew"):
         run(config)
+
+
+def test_a_marker_of_another_kind_is_named_with_what_to_delete(stopped, tmp_path):
+    config = stopped(eval_steps=3)
+    marker = tmp_path / "run" / "checkpoint" / "step.json"
+    written = json.loads(marker.read_text())
+    for content in ({**written, "config": []}, {**written, "step": None}, []):
+        marker.write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=r"step\.json is damaged: delete .*checkpoint to begin anew"):
+            run(config)
+    marker.unlink()
+    marker.mkdir()
+    with pytest.raises(ValueError, match=r"step\.json is damaged: delete .*checkpoint to begin anew"):
+        run(config)
+
+
+def test_a_state_that_lacks_something_is_named_with_what_to_delete(stopped, tmp_path):
+    config = stopped(eval_steps=3)
+    file = tmp_path / "run" / "checkpoint" / "step-2.rank-0.pt"
+    whole = torch.load(file, weights_only=True)
+    damaged = [
+        {name: value for name, value in whole.items() if name != "optimizer"},
+        {**whole, "plain": json.dumps({"losses": []})},
+        {**whole, "plain": "null"},
+        {name: value for name, value in whole.items() if name != "plain"},
+        [1],
+    ]
+    for state, reason in zip(damaged, ("it lacks optimizer", "it lacks evaluations", "", "plain", ""), strict=True):
+        torch.save(state, file)
+        with pytest.raises(ValueError, match=rf"rank-0\.pt cannot be read \(.*{reason}.*\): delete .* to begin anew"):
+            run(config)
+
+
+def test_state_is_what_a_training_state_has():
+    layer, network = torch.nn.Linear(2, 2), TrainConfig().network()
+    state = training_state(layer, torch.optim.AdamW(layer.parameters()), torch.amp.GradScaler("cpu"), network)
+    assert tuple(state) == STATE
 
 
 def test_a_checkpoint_of_other_data_is_refused(stopped, monkeypatch):

@@ -233,6 +233,22 @@ def test_a_model_that_learnt_other_classes_is_refused(tmp_path):
         evaluate(tmp_path)
 
 
+def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
+    train(tmp_path, "classification")
+    folder = tmp_path / "run" / "last"
+    config = (folder / "config.json").read_text()
+    for length in ("48", -3):
+        (folder / "config.json").write_text(json.dumps({**json.loads(config), "finetuning_max_length": length}))
+        with pytest.raises(ValueError, match=f"last's finetuning_max_length = {length!r} is no whole number"):
+            evaluate(tmp_path)
+    (folder / "config.json").write_text(config)
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.add_tokens(["rosebush"])
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match="tokenizer of 4097 tokens, above the model's vocab_size = 4096: save the"):
+        evaluate(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

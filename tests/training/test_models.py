@@ -95,7 +95,9 @@ def test_a_shape_is_checked_without_torch():
 
 
 def test_a_folder_that_holds_no_gpt2_is_named(tmp_path):
-    for content in ("{}", "no json", json.dumps({"model_type": "bert"})):
+    sizes = {"model_type": "gpt2", **TINY}
+    wrong = [{}, [], None, {"model_type": "bert"}, {**sizes, "n_embd": "16"}, {**sizes, "n_head": 0}]
+    for content in ("no json", *map(json.dumps, [*wrong, {**sizes, "n_head": 2.0}, {**sizes, "n_layer": True}])):
         (tmp_path / "config.json").write_text(content)
         with pytest.raises(ValueError, match="holds no GPT-2") as error:
             check_model(str(tmp_path), 2, 64)
@@ -182,6 +184,66 @@ def test_files_that_are_damaged_or_missing_are_one_line(folder, tokenizer):
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (folder / file).unlink()
     with pytest.raises(ValueError, match="lm holds no tokenizer: save the model's there"):
+        load_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("kind", BATCH)
+def test_a_folder_that_lacks_weights_is_refused_where_they_would_be_drawn(folder, tmp_path, tokenizer, kind):
+    """Of the body by training and evaluating, of the head, which training draws for its task, by evaluating alone."""
+    model = build(folder, kind, tokenizer=tokenizer)
+    whole = model.state_dict()
+    body = {name: weight for name, weight in whole.items() if ".h.1." not in name}
+    model.save_pretrained(tmp_path / "body", state_dict=body)
+    for load in (load_model, lambda name: build(name, kind, tokenizer=tokenizer)):
+        with pytest.raises(ValueError, match=r"body lacks 12 of its weights, such as .*h\.1\..*: save it whole$"):
+            load(str(tmp_path / "body"))
+    if kind != "generation":  # whose head is tied to the body
+        headless = {name: weight for name, weight in whole.items() if name != "score.weight"}
+        model.save_pretrained(tmp_path / "headless", state_dict=headless)
+        assert bodies_equal(build(tmp_path / "headless", kind, tokenizer=tokenizer), model)
+        with pytest.raises(ValueError, match=r"headless lacks 1 of its weights, such as score\.weight"):
+            load_model(str(tmp_path / "headless"))
+
+
+def test_what_a_damaged_configuration_names_is_one_line(folder, tokenizer):
+    """Also where random weights are drawn, in a shape that transformers cannot make."""
+    config = json.loads((folder / "config.json").read_text())
+    for values in ({"activation_function": "nonesuch"}, {"n_inner": "wide"}, {"id2label": [1]}):
+        (folder / "config.json").write_text(json.dumps({**config, **values}))
+        for load in (
+            load_model,
+            lambda name: build(name, tokenizer=tokenizer),
+            lambda name: build(f"{name}-scratch", tokenizer=tokenizer),
+        ):
+            with pytest.raises(ValueError, match=r"lm.* (cannot be loaded|makes no model) ") as error:
+                load(str(folder))
+            assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"half"])
+def test_damaged_weights_of_the_older_kind_are_one_line(folder, content):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=r"lm cannot be loaded \(\w+Error"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("tokenizer.json", "{}"), ("tokenizer_config.json", "[]"), ("tokenizer_config.json", "null")]
+)
+def test_a_damaged_tokenizer_is_one_line(folder, file, content):
+    (folder / file).write_text(content)
+    with pytest.raises(ValueError, match=r"lm cannot be loaded \(\w+Error: .*\)$"):
+        load_tokenizer(str(folder))
+
+
+def test_a_tokenizer_that_the_model_cannot_be_used_with_is_refused(folder, tokenizer):
+    larger = train_tokenizer(["some more words"], size=270)
+    with pytest.raises(ValueError, match=f"a tokenizer of {len(larger)} tokens, above the model's vocab_size = 260"):
+        build(folder, tokenizer=larger)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "eos_token": None}))
+    with pytest.raises(ValueError, match="lm holds a tokenizer without an end token: give it an eos_token"):
         load_tokenizer(str(folder))
 
 

@@ -267,6 +267,16 @@ def test_a_file_of_another_kind_in_place_of_statistics_is_one_line(pretrain, tex
     assert "\n" not in str(error.value)
 
 
+def test_statistics_that_lack_what_the_command_tells_are_one_line(pretrain):
+    config = pretrain()
+    file = Path(config.output_dir) / STATISTICS
+    file.parent.mkdir()
+    for numbers in ({}, {"validation_loss": 1.0, "perplexity": 2.0, "tokens": "3"}):
+        file.write_text(json.dumps({"config": config.as_dict(), **numbers}))
+        with pytest.raises(ValueError, match=rf"^{file} is not of this command \(.*\): delete it"):
+            run(config)
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(pretrain):
     with pytest.raises(ValueError, match=r"^output_dir = '/dev/null/x' cannot be written \(Not a directory\)"):
         run(pretrain(output_dir="/dev/null/x"))
@@ -300,12 +310,17 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(pretrain, tmp_path):
     stopped(pretrain("run"), 5)
     checkpoint = tmp_path / "run" / CHECKPOINT
     torch.save({"parameters": 1}, tmp_path / "other.pt")
+    torch.save({"config": pretrain("run").as_dict(), "model": {}}, tmp_path / "part.pt")
     (tmp_path / "corrupt.pt").write_bytes(checkpoint.read_bytes()[:1000])
     for values, message in (
         ({"checkpoint_path": str(tmp_path / "none.pt")}, r"none\.pt' is not there: leave it out"),
         ({"checkpoint_path": str(tmp_path / "empty")}, r"empty' holds no \*\.pt: leave it out"),
         ({"checkpoint_path": str(tmp_path / "corrupt.pt")}, r"corrupt\.pt is no checkpoint of this command \("),
         ({"checkpoint_path": str(tmp_path / "other.pt")}, r"other\.pt is no checkpoint of this command \("),
+        (
+            {"checkpoint_path": str(tmp_path / "part.pt")},
+            r"part\.pt is no checkpoint .*it lacks optimizer, blocks, ",
+        ),
         ({"seed": 3, "batch_size": 4}, "is of a run with another batch_size, seed: name another folder"),
     ):
         with pytest.raises(ValueError, match=message) as error:
@@ -332,13 +347,19 @@ def test_without_files_to_validate_on_some_documents_are_held_out(pretrain):
     assert statistics["validation_tokens"] >= 16
 
 
-def test_a_tokenizer_of_ones_own(pretrain):
+def test_a_tokenizer_of_ones_own(pretrain, tmp_path):
     first = pretrain()
     run(first)
     other = pretrain("other", tokenizer_path=first.output_dir, learning_rate=2e-3)
     assert run(other)["vocabulary"] == len(AutoTokenizer.from_pretrained(first.output_dir))
     with pytest.raises(ValueError, match="tokenizer_path = '/nowhere'"):
         run(pretrain("third", tokenizer_path="/nowhere"))
+    settings = json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
+    for content, message in (([], "holds no tokenizer"), ({**settings, "eos_token": None}, "without an end token")):
+        (tmp_path / "run" / "tokenizer_config.json").write_text(json.dumps(content))
+        with pytest.raises(ValueError, match=f"tokenizer_path = .*run' .*{message}") as error:
+            run(pretrain("third", tokenizer_path=first.output_dir))
+        assert "\n" not in str(error.value)
 
 
 def test_the_learning_rate_warms_up_and_decays_to_the_smallest(pretrain, monkeypatch):

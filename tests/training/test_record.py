@@ -4,15 +4,32 @@ from pathlib import Path
 
 import pytest
 
+from lossytp import train
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import check_output_folder, environment, read_record, write_atomically, write_record
 
 
-@pytest.mark.parametrize("text", ["{half", "[]", "{}"])
+@pytest.mark.parametrize("text", ["{half", "[]", "{}", '{"config": [], "final": {}}', '{"config": {}, "final": 3}'])
 def test_a_damaged_record_is_no_result_and_its_file_is_named(tmp_path, text):
     (tmp_path / "record.json").write_text(text)
     with pytest.raises(ValueError, match=r"record\.json .*delete it"):
         read_record(tmp_path)
+
+
+def test_a_folder_in_place_of_a_record_is_named(tmp_path):
+    (tmp_path / "record.json").mkdir()
+    with pytest.raises(ValueError, match=r"record\.json cannot be read \(.*delete it"):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "values", [{}, {"status": "finished"}, {"status": "finished", "data": []}, {"status": "not finite"}]
+)
+def test_a_record_that_lacks_what_the_command_tells_is_one_line(tmp_path, monkeypatch, values):
+    write_record(tmp_path, {"config": {}, "final": {}, **values})
+    monkeypatch.setattr("sys.argv", ["train", "--output_dir", str(tmp_path)])
+    with pytest.raises(ValueError, match=r"record\.json is no record \(.*: delete it, and its run is done again$"):
+        train.main()
 
 
 def test_no_record_is_none_and_a_written_one_is_read(tmp_path):

@@ -8,14 +8,17 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lossytp.training.models import PRESETS
+from lossytp.training.models import PRESETS, first_line
 from lossytp.training.pretraining.config import PretrainConfig
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.vocabulary import train_tokenizer
+from lossytp.training.tokenizer import check_tokenizer
 
 VOCABULARY_DOCUMENTS = 4000
 CHECKPOINT = "checkpoint.pt"
 STATISTICS = "pretrain.json"
+TOLD = ("validation_loss", "perplexity", "tokens")  # of pretrain.json by the command
+STATE = ("model", "optimizer", "blocks", "losses", "evaluations", "seconds")  # of a checkpoint, beside "config"
 MOVES_NO_NUMBER = ("checkpoint_path", "output_dir", "num_proc", "eval_steps")
 
 
@@ -28,9 +31,12 @@ def finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
     try:
         statistics: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         written = described(PretrainConfig.from_dict(statistics["config"]))
+        lacking = [name for name in TOLD if not isinstance(statistics[name], int | float)]
+        if lacking:
+            raise ValueError(f"no number: {', '.join(lacking)}")
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not of this command ({error!r}): delete it, and it is made again") from error
     changed = [name for name, value in described(config).items() if written[name] != value]
     if changed:
@@ -69,11 +75,11 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
     if source is not None:
         try:
             loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-        except (OSError, ValueError) as error:
-            why = str(error).strip().splitlines()[0]
+        except Exception as error:  # on a damaged file a library raises whatever it comes upon first
             raise ValueError(
-                f"tokenizer_path = {source!r} holds no tokenizer ({why}): give a folder that does"
+                f"tokenizer_path = {source!r} holds no tokenizer ({first_line(error)}): give a folder that does"
             ) from error
+        check_tokenizer(f"tokenizer_path = {source!r}", loaded)
         return loaded
     texts = islice(training_text(config).texts(), VOCABULARY_DOCUMENTS)
     tokenizer = train_tokenizer(texts, size=PRESETS[config.model_name]["vocab_size"])
@@ -89,6 +95,9 @@ def checkpoint_of(config: PretrainConfig) -> dict | None:
     try:
         state: dict = torch.load(path, map_location="cpu", weights_only=True)
         written = described(PretrainConfig.from_dict(state["config"]))
+        lacking = [name for name in STATE if name not in state]
+        if lacking:
+            raise ValueError(f"it lacks {', '.join(lacking)}")
     except Exception as error:
         why = " ".join(str(error).split())[:100]
         raise ValueError(f"{path} is no checkpoint of this command ({why}): delete it to begin anew") from error
