@@ -9,7 +9,7 @@ usage: ./run_all.sh [setup|smoke|laptop|paper|figures|pretrain|test|bench|lab] [
   setup    install into .venv (into the active conda environment where there is one)
   smoke    the whole graph with tiny cells, under 3 minutes
   laptop   the study on 2 cores, under 20 minutes; the default
-  paper    what of the study is not in results/paper yet; SST-2, MNLI, QNLI under LOSSYTP_DATA; all of it 21 hours on 2 cores
+  paper    what of the study is not in results/paper yet; SST-2, MNLI, QNLI under LOSSYTP_DATA; all of it 20 hours on 2 cores
   figures  figures and PDF from the committed results of the paper, no training
   pretrain gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; pretrain gpt2-micro: the larger one
   test     linters, types, tests

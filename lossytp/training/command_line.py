@@ -70,7 +70,8 @@ def run_as_command(main: Callable[[], None]) -> None:
         if "RANK" not in os.environ:
             raise
         if any(sign in str(error) for sign in CONNECTION_LOST):
-            _tell(f"the connection to another process is lost: see why that one ended ({str(error).splitlines()[0]})")
+            reason = str(error).splitlines()[0]
+            _tell(f"the connection to another process is lost: see why that one ended ({reason})", consequence=True)
         else:
             traceback.print_exc()
             _tell(f"{type(error).__name__}: {error}")
@@ -89,11 +90,14 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _tell(message: str) -> None:
-    """Print the error, after this process's rank where it is one of several, and leave it for torchrun's summary."""
-    rank = os.environ.get("RANK")
+def _tell(message: str, *, consequence: bool = False) -> None:
+    """Print the error, after this process's rank where it is one of several, and leave it for torchrun's summary.
+
+    torchrun calls the earliest the root cause, in whole seconds: a `consequence` of another's is a second later.
+    """
+    rank, second = os.environ.get("RANK"), int(time.time()) + consequence
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
-        content = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
+        content = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(second)}}
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": content}), encoding="utf-8")
     initialize = sys.modules.get("lossytp.parallel.initialize")
     apart = initialize is not None and initialize.joined()  # before, all processes of a node fail alike

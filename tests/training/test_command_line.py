@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 import yaml
@@ -306,6 +307,18 @@ def test_torchrun_gets_the_error_as_json_from_a_silent_rank_too(told, tmp_path, 
     assert content["message"].startswith("RuntimeError: ") is isinstance(error, RuntimeError)
     assert content["extraInfo"]["py_callstack"] == content["message"]
     assert content["extraInfo"]["timestamp"].isdigit()
+
+
+def test_the_loss_of_a_connection_is_later_than_the_error_of_the_rank_that_caused_it(told, tmp_path, monkeypatch):
+    """torchrun takes the earliest for the root cause, and of one second the lowest rank's."""
+    monkeypatch.setattr(time, "time", lambda: 100.9)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    seconds = []
+    for rank, error in enumerate((RuntimeError("[pair.cc] Connection closed by peer [127.0.0.1]"), ValueError("why"))):
+        file = tmp_path / f"{rank}.json"
+        told(error, RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(file))
+        seconds.append(json.loads(file.read_text())["message"]["extraInfo"]["timestamp"])
+    assert seconds == ["101", "100"]
 
 
 def test_interrupted_from_the_keyboard_is_130(told):
