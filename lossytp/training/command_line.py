@@ -111,7 +111,8 @@ class KeysOnce(yaml.SafeLoader):
     """Refuses a key that is there twice, of which YAML would keep the last: the first's value would vanish unseen."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<", which is flattened below
+        keys = [self.construct_object(key, deep=True) for key in own]
         for key in keys:
             if keys.count(key) > 1:
                 raise ValueError(f"key {key!r} stands twice in one mapping: leave one of them out")

@@ -274,7 +274,7 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
 
 def first_line(error: Exception) -> str:
     """The first line of what a library says, which may be nothing, or a name alone."""
-    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
 
 
 def _nowhere(name: str, where: str, why: str) -> ValueError:

@@ -81,10 +81,10 @@ def on_rank_train(schedule: str, num_blocks: int, loss_rate: float) -> dict[str,
         results["losses"].append(None if loss is None else (loss.item(), loss.requires_grad))
         results["gradients"].append({name: parameter.grad.clone() for name, parameter in named.items()})
     results["sent"] = lossy.counters.rows()
-    gc.collect()
-    results["stages"] = sum(isinstance(kept, PipelineStage) for kept in gc.get_objects())
     pipeline.stage.eval()
     results["logits"] = [pipeline.logits(batch) for batch in EVALUATED]
+    gc.collect()
+    results["stages"] = sum(isinstance(kept, PipelineStage) for kept in gc.get_objects())
     results["sent in all"] = lossy.counters.rows()
     return results
 
@@ -101,7 +101,9 @@ def test_without_losses_losses_gradients_and_logits_equal_dense(
     dense = classifier(num_blocks)
     answers = processes(num_stages, on_rank_train, schedule, num_blocks, 0.0)
     assert [answer["last"] for answer in answers] == [False] * (num_stages - 1) + [True]
-    assert [answer["stages"] for answer in answers] == [1] * num_stages, "of another batch's shape, with its buffers"
+    assert [answer["stages"] for answer in answers] == [2] * num_stages, (
+        "of training and of evaluation, the last batch's"
+    )
     assert answers[-1]["order"][: 2 * NUM_MICROBATCHES] == {"gpipe": "FFFBBB", "1f1b": "FBFBFB"}[schedule]
     for index, batch in enumerate(BATCHES):
         expected = gradients(dense, batch)

@@ -225,6 +225,13 @@ def test_no_lines_are_drawn_around_an_error_where_the_terminal_has_ascii_alone(m
     assert "--loss-rate" in run.stderr
 
 
+def test_what_a_config_merges_in_stands_behind_its_own(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("loss_rate: 0.1\n<<: {seed: 3, loss_rate: 0.2}\n")
+    config = parse(TrainConfig, None, ["--config", str(file)])
+    assert (config.loss_rate, config.seed) == (0.1, 3)
+
+
 @pytest.fixture
 def told(monkeypatch, tmp_path, capsys):
     """`told(error, joined, **variables)` runs a command that raises the error: its exit code and what is printed."""

@@ -337,3 +337,9 @@ def test_no_hub_and_no_data_end_the_command_with_one_line():
     assert result.stderr.count("\n") == 1, result.stderr  # the client would tell each time that it tries
     message = "error: model_name = 'gpt2': openai-community/gpt2 is neither on this machine (LOSSYTP_DATA is not set)"
     assert result.stderr.startswith(message)
+
+
+def test_the_first_line_of_what_a_library_says_has_words():
+    """Some begin with an empty line."""
+    assert models.first_line(ImportError("\nwhy\nand how")) == "ImportError: why"
+    assert models.first_line(KeyError()) == "KeyError: "

@@ -73,13 +73,12 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
     if source is None and checkpoint is not None and (checkpoint.parent / "tokenizer.json").exists():
         source = str(checkpoint.parent)
     if source is not None:
+        whose = f"tokenizer_path = {source!r}" if config.tokenizer_path else f"{source}, the checkpoint's folder,"
         try:
             loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
         except Exception as error:  # on a damaged file a library raises whatever it comes upon first
-            raise ValueError(
-                f"tokenizer_path = {source!r} holds no tokenizer ({first_line(error)}): give a folder that does"
-            ) from error
-        check_tokenizer(f"tokenizer_path = {source!r}", loaded)
+            raise ValueError(f"{whose} holds no tokenizer ({first_line(error)}): give a folder that does") from error
+        check_tokenizer(whose, loaded)
         return loaded
     texts = islice(training_text(config).texts(), VOCABULARY_DOCUMENTS)
     tokenizer = train_tokenizer(texts, size=PRESETS[config.model_name]["vocab_size"])
