@@ -102,12 +102,14 @@ def helpful(compared: pd.DataFrame, where: Collection[str] | None = None) -> lis
 
 
 def sufficient(compared: pd.DataFrame) -> list[str]:
-    """The repairs under which every task's fall has an interval that ends below one point; the reference is none.
+    """The arms under which every task's fall has an interval that ends below one point.
+
+    With the reference among them nothing need be repaired.
 
     Args:
         compared: as for `helpful`.
     """
-    tried = compared.dropna(subset=["gain"])
+    tried = compared.dropna(subset=["difference"])
     enough = (-tried["low"] < summary.DROP).groupby(tried["arm"], sort=False).all()  # not where there is no interval
     return [str(arm) for arm in enough.index[enough]]
 

@@ -63,6 +63,12 @@ def test_arms_of_one_loss_rate_stand_side_by_side_around_it():
     assert rates[0] * rates[1] == pytest.approx([0.01**2, 0.2**2])
 
 
+def test_what_is_measured_is_drawn_where_it_was_measured():
+    arms = [(arm, rate, 1.0, 100 * rate) for arm in "ab" for rate in (0.01, 0.2)]
+    for drawn in falls_against(compared(arms), {"loss_rate": "x", "cost": "y"}).axes[1].containers:
+        assert drawn.lines[0].get_xdata().tolist() == [1.0, 20.0]
+
+
 def test_an_arm_of_several_rates_has_a_row_for_each():
     figure = falls_by_arm(compared([("a", 0.1, 1.0, 0), ("a", 0.2, 2.0, 0), ("b", 0.2, 3.0, 0)]))
     labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]

@@ -115,9 +115,10 @@ def test_helpful_is_what_is_shown_to_help_somewhere_and_to_hurt_nowhere_the_chea
 
 
 def test_sufficient_is_what_leaves_every_task_less_than_a_point():
-    rows = [("zero", None), ("enough", -0.009), ("too little in b", -0.009), ("one seed", None)]
-    a = compared([("a", arm, 0.2, -0.005, low, 0.0) for arm, low in rows]).assign(gain=[None, 0.1, 0.1, 0.1])
-    b = a.assign(task="b", low=[None, -0.001, -0.011, None])
+    rows = [("zero", -0.009), ("enough", -0.009), ("too little in b", -0.009), ("one seed", None)]
+    a = compared([("a", "no loss", 0.0, None, None, None), *(("a", arm, 0.2, -0.005, low, 0.0) for arm, low in rows)])
+    b = a.assign(task="b", low=[None, -0.02, -0.001, -0.011, None])
+    assert sufficient(a) == ["zero", "enough", "too little in b"], "where nothing need be repaired, the reference, too"
     assert sufficient(pd.concat([a, b])) == ["enough"]
 
 

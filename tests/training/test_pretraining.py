@@ -360,6 +360,8 @@ def test_a_tokenizer_of_ones_own(pretrain, tmp_path):
         with pytest.raises(ValueError, match=f"tokenizer_path = .*run' .*{message}") as error:
             run(pretrain("third", tokenizer_path=first.output_dir))
         assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=r"^.*run, the checkpoint's folder, holds a tokenizer without an end token"):
+        run(pretrain("third", checkpoint_path=str(tmp_path / "run" / "checkpoint.pt")))
 
 
 def test_the_learning_rate_warms_up_and_decays_to_the_smallest(pretrain, monkeypatch):
