@@ -18,7 +18,7 @@ from lossytp.network.bernoulli import NO_PACKETS, Bernoulli
 from lossytp.network.counters import COUNTED, Counters, Site
 from lossytp.network.packets import Wire
 from lossytp.network.process import LinkLosses, LossProcess
-from lossytp.network.repair import ZERO, Repair
+from lossytp.network.repairs import ZERO, Repair
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.scope import EVERYWHERE, Scope
 from lossytp.network.streams import Normals

@@ -19,11 +19,11 @@ from transformers.pytorch_utils import Conv1D
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.tape import LossTape
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup, check_divides
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.own_streams import OWN_STREAMS, give_own_streams_, shared_again, take_first_ranks_
-from lossytp.parallel.wiring import Wiring
 
 SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
 
@@ -65,7 +65,8 @@ def parallelize(
     tensor_parallel_size: int,
     group: RankGroup | None = None,
     own_copies: bool = False,
-    **wiring: Any,
+    wiring: Wiring | None = None,
+    **settings: Any,
 ) -> PreTrainedModel:
     """A tensor-parallel copy of `model`, whose all-reduces lose what `network` loses.
 
@@ -77,7 +78,8 @@ def parallelize(
             holding this process's shards alone, or are virtual ranks of this process where it is not initialised.
         own_copies: whether each rank has copies of its own of the parameters that all ranks hold, which may drift
             apart; needs `reliable_gather=False`. Left out, the ranks of a process share theirs.
-        wiring: how they exchange messages, as `Wiring` says: algorithm, repair, reliable_gather and others.
+        wiring: how the ranks exchange messages. Left out, `settings` say so by name.
+        settings: `Wiring.named`'s: algorithm, repair, reliable_gather and others.
 
     Raises:
         TypeError: for another model. ValueError: for a size that does not divide, or an unknown name.
@@ -88,7 +90,7 @@ def parallelize(
         group = RankGroup(tensor_parallel_size, process_group=world)
     if group.size != tensor_parallel_size:
         raise ValueError(f"tensor_parallel_size = {tensor_parallel_size}, but the group is of {group.size}: give one")
-    collective = LossyCollective(network, group, Wiring(**wiring))
+    collective = LossyCollective(network, group, wiring or Wiring.named(**settings))
 
     own_streams = collective.wiring.own_streams
     if own_copies and not own_streams:

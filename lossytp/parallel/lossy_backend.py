@@ -24,13 +24,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
-from lossytp.network.algorithms import algorithm_named
 from lossytp.network.counters import Site
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import Local, Stale
-from lossytp.network.repairs import repair_named
 from lossytp.network.routes import Hop, Hops, Missing
-from lossytp.parallel.missing import Rows, settle_
+from lossytp.network.wiring import Wiring
+from lossytp.parallel.missing import Message, settle_
 from lossytp.parallel.work import All, Then
 
 LOSSY_REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
@@ -44,8 +42,9 @@ class LossyProcessGroup(ProcessGroup):
         name: PyTorch's name of the group; with its first rank, it tells the group's streams from other groups'.
         ranks: global ranks, by position in the group.
         network: the same seed and processes on every rank.
-        algorithm, repair, reliable_gather: as `Wiring`'s. "stale" is refused where it is first needed: which message
-            follows which is not known here. "local" leaves zero in an all-gather, where no rank has a part.
+        wiring: algorithm, repair and reliable_gather of every operation. A repair that remembers is refused where it is
+            first needed: the group does not know which message follows which. "local" leaves zero in an all-gather,
+            where no rank has a part.
     """
 
     def __init__(
@@ -55,18 +54,15 @@ class LossyProcessGroup(ProcessGroup):
         name: str,
         ranks: Sequence[int],
         network: LossyNetwork,
-        algorithm: str = "direct",
-        repair: str = "zero",
-        reliable_gather: bool = True,
+        wiring: Wiring,
     ) -> None:
         super().__init__(wrapped.rank(), wrapped.size())  # type: ignore[call-arg]
         self.wrapped = wrapped
         self.network = network
         self.ranks = tuple(ranks)
         self._c10d_name = name
-        self._routes = algorithm_named(algorithm)
-        self._repair = repair_named(repair)
-        self._reliable_gather = reliable_gather
+        self._routes, self._repair = wiring.algorithm, wiring.repair
+        self._reliable_gather = wiring.reliable_gather
 
     def getBackendName(self) -> str:
         return "lossy"
@@ -89,7 +85,7 @@ class LossyProcessGroup(ProcessGroup):
 
     def _all_reduce(self, tensors: list[Tensor], options: Any, carry: Callable[[list[Tensor], Any], Work]) -> Work:
         lossy = [t for t in tensors if self._is_lossy(t)] if options.reduceOp.op in LOSSY_REDUCTIONS else []
-        keeps = isinstance(self._repair, Local) and not self._reliable_gather
+        keeps = self._repair.uses_own_part and not self._reliable_gather
         own = [tensor.clone() if keeps else None for tensor in lossy]
         for tensor in lossy:
             self._lose_(tensor, self._routes.reduce(tensor.numel(), self.ranks, 1), "all_reduce")
@@ -214,7 +210,7 @@ class LossyProcessGroup(ProcessGroup):
 
     def _lose_(self, message: Tensor, hops: Hops, operation: str) -> None:
         """Take from this rank's contribution to a sum what is lost of it."""
-        own = message.clone() if isinstance(self._repair, Local) else None
+        own = message.clone() if self._repair.uses_own_part else None
         self._settle_(message, hops, self._draw(hops, message, operation, "reduce"), own)
 
     def _settle_(
@@ -223,15 +219,16 @@ class LossyProcessGroup(ProcessGroup):
         flat = message.detach().reshape(1, -1)  # a copy where the message does not lie in order
         capacity = self.network.wire.elements_per_packet(message.element_size())
         own_1N = None if own is None else own.detach().reshape(1, -1)
-        rows = Rows(flat, (self.rank(),), self.ranks)
-        settle_(rows, hops, missing, self._repair, self.network, capacity, own_LN=own_1N, in_gather=in_gather)
+        sent = Message(flat, (self.rank(),), self.ranks, hops, missing, self.network, capacity, in_gather, own_1N)
+        settle_(sent, self._repair)
         if not message.is_contiguous():
             message.copy_(flat.view(message.shape))
 
     def _draw(self, hops: Hops, message: Tensor, operation: str, phase: str, *, one_sided: bool = False) -> Missing:
-        if isinstance(self._repair, Stale):
+        if self._repair.remembers:
             raise ValueError(
-                "repair = 'stale' over the backend, which does not know what message follows what: choose another"
+                f"repair = '{self._repair}' over the backend, which does not know which message follows "
+                "which: choose another"
             )
         name = f"{self._c10d_name}@{self.ranks[0]}"
         if one_sided:

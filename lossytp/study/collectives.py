@@ -16,9 +16,9 @@ from lossytp.network.routes import Hops, Missing
 from lossytp.network.theory import expected_squared_error
 from lossytp.network.timing import collective_times, tail
 from lossytp.network.transport import Path, Transport
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.wiring import Wiring
 
 SETTLING_MESSAGES = 20  # until "stale" has something to put in nearly everywhere
 
@@ -68,7 +68,7 @@ def _errors(
     network: LossyNetwork, way: dict, ranks: int, coherence: float, num_elements: int, num_messages: int, seed: int
 ) -> Iterator[torch.Tensor]:
     """Message by message, lossy sum less exact sum of Gaussian parts: (N,), or (R, N) where results differ by rank."""
-    collective = LossyCollective(network, RankGroup(ranks), Wiring(**way))
+    collective = LossyCollective(network, RankGroup(ranks), Wiring.named(**way))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_messages):
         common_N = torch.randn(num_elements, generator=generator)
@@ -112,14 +112,7 @@ def squared_errors(
                 "coherence": coherence,
                 "measured": measured.mean(),
                 "standard_error": measured.std(ddof=1) / num_messages**0.5,
-                "expected": expected_squared_error(
-                    way.get("algorithm", "direct"),
-                    way.get("repair", "zero"),
-                    ranks,
-                    process.loss_rate,
-                    coherence,
-                    way.get("reliable_gather", True),
-                ),
+                "expected": expected_squared_error(Wiring.named(**way), ranks, process.loss_rate, coherence),
             }
         )
     return pd.DataFrame(rows)

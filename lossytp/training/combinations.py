@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lossytp.network.algorithms import algorithm_named
-from lossytp.network.repair import Local, Stale, Zero
-from lossytp.network.repairs import repair_named
+from lossytp.network.repairs import ZERO
 from lossytp.network.scope import layers_named, links_named
 from lossytp.training.models import shape_of
 from lossytp.training.tasks import task_named
@@ -91,13 +89,13 @@ def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
                     "from: leave it out, or give implementation = 'lossytp' and tensor_parallel_size above 1"
                 )
     tensor_parallel_alone = config.data_parallel_size == config.pipeline_parallel_size == 1
-    repair = repair_named(config.repair)
-    if config.exact_adjoint and config.pipeline_parallel_size > 1 and not isinstance(repair, Zero):
+    repair = config.wiring().repair
+    if config.exact_adjoint and config.pipeline_parallel_size > 1 and repair != ZERO:
         raise ValueError(
             f"exact_adjoint = True with a pipeline and repair = {config.repair!r}: between stages it is built for "
             "repair = 'zero'"
         )
-    for name, asked in {"repair": isinstance(repair, Stale), "control": config.control == "noise"}.items():
+    for name, asked in {"repair": repair.remembers, "control": config.control == "noise"}.items():
         if asked and not (own_layers and tensor_parallel_alone):
             raise ValueError(
                 f"{name} = {getattr(config, name)!r} needs tensor parallelism alone, by this project's layers: leave "
@@ -112,7 +110,7 @@ def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
                 f"{'fsdp' if fully_sharded else config.implementation + ' and reliable_gather = False'}: tensor-"
                 "parallel ranks that compute other logits would go on with other tokens; choose another dataset"
             )
-    if isinstance(repair, Local) and (config.pipeline_parallel_size > 1 or fully_sharded):
+    if repair.uses_own_part and (config.pipeline_parallel_size > 1 or fully_sharded):
         raise ValueError(
             "repair = 'local' with a pipeline or fsdp, in whose sends and all-gathers a receiver has no part of its "
             "own: choose another repair"
@@ -134,8 +132,8 @@ def _check_scope(config: "TrainConfig | EvaluateConfig") -> None:
             "tensor_parallel_size above 1, or loss_rate = 0"
         )
     if config.lossy_links is not None:
-        ranks, algorithm = tuple(range(config.tensor_parallel_size)), algorithm_named(config.algorithm)
-        reduce, gather = algorithm.pair(config.sequence_parallel)
+        ranks = tuple(range(config.tensor_parallel_size))
+        reduce, gather = config.wiring().algorithm.pair(config.sequence_parallel)
         lossy = {"reduce": reduce} | ({} if config.reliable_gather else {"gather": gather})
         phases = [routes for phase, routes in lossy.items() if config.lossy_phase in (None, phase)]
         used = {(hop.src, hop.dst) for routes in phases for hop in routes(len(ranks) ** 2, ranks)}
@@ -161,7 +159,7 @@ def _check_replicas(config: "TrainConfig | EvaluateConfig") -> None:
             f"replicated_gradients = {config.replicated_gradients!r} where all ranks share a residual stream: give "
             "reliable_gather = False, or leave it out"
         )
-    if config.replicated_gradients == "lossy" and isinstance(repair_named(config.repair), Local):
+    if config.replicated_gradients == "lossy" and config.wiring().repair.uses_own_part:
         raise ValueError(
             "replicated_gradients = 'lossy' with repair = 'local', by which a rank's own gradient would stand for the "
             "sum of all: choose another repair"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from lossytp.network.checks import check_probability
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.layout import Layout
-from lossytp.parallel.wiring import Wiring
 from lossytp.training.combinations import check_combinations
 from lossytp.training.models import check_model
 from lossytp.training.network_config import NetworkConfig

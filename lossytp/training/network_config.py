@@ -11,7 +11,7 @@ from lossytp.network.packets import Wire
 from lossytp.network.presets import gilbert_elliott_preset
 from lossytp.network.process import LossProcess
 from lossytp.network.scope import Scope, layers_named, links_named
-from lossytp.parallel.wiring import Wiring
+from lossytp.network.wiring import Wiring
 from lossytp.training.settings import Settings
 
 
@@ -102,7 +102,7 @@ class NetworkConfig(Settings):
 
     def wiring(self) -> Wiring:
         """How the tensor-parallel ranks exchange messages."""
-        return Wiring(
+        return Wiring.named(
             algorithm=self.algorithm,
             repair=self.repair,
             reliable_gather=self.reliable_gather,

@@ -12,7 +12,7 @@ import pytest
 from lossytp.network import Bernoulli, GilbertElliott
 from lossytp.network.packets import Wire
 from lossytp.network.scope import Scope
-from lossytp.parallel.wiring import Wiring
+from lossytp.network.wiring import Wiring
 from lossytp.training.config import TrainConfig
 
 
@@ -345,7 +345,9 @@ def test_wiring_and_network_are_what_was_asked_for():
     assert plain.wiring() == Wiring()
     assert (plain.network().scope, plain.network().wire, plain.network().seed) == (Scope(), Wire(), 1234)
     config = TrainConfig(**OWN, algorithm="tree", repair="hadamard(16)", wire_dtype="bf16")
-    assert config.wiring() == Wiring(algorithm="tree", repair="hadamard(16)", reliable_gather=False, wire_dtype="bf16")
+    assert config.wiring() == Wiring.named(
+        algorithm="tree", repair="hadamard(16)", reliable_gather=False, wire_dtype="bf16"
+    )
     assert TrainConfig(sequence_parallel=True).wiring() == Wiring(sequence_parallel=True)
     assert TrainConfig(exact_adjoint=True).wiring() == Wiring(exact_adjoint=True)
     assert TrainConfig(control="noise").wiring() == Wiring(control="noise")
