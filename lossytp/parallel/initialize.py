@@ -62,8 +62,7 @@ def init_process_group(
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
-    wiring = Wiring.named(algorithm=algorithm, repair=repair)
-    wiring = replace(wiring, reliable_gather=reliable_gather or wiring.algorithm.sum_reaches_all)
+    wiring = backend_wiring(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
     if not under_torchrun():
         raise ValueError(
             "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"
@@ -80,6 +79,12 @@ def init_process_group(
     else:
         store = _join(rank, world, join_timeout_s)
         dist.init_process_group("lossy", store=store, rank=rank, world_size=world)
+
+
+def backend_wiring(*, algorithm: str = "direct", repair: str = "zero", reliable_gather: bool = True) -> Wiring:
+    """Return the wiring of every operation of the backend; "sender" has no gather that could lose packets."""
+    wiring = Wiring.named(algorithm=algorithm, repair=repair)
+    return replace(wiring, reliable_gather=reliable_gather or wiring.algorithm.sum_reaches_all)
 
 
 def joined() -> bool:

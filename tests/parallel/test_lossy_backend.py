@@ -38,7 +38,11 @@ ESSENTIAL += ["all_gather", "all_gather, list", "all_to_all", "send"]
 def new_group(lossy: ltp.LossyNetwork, **settings: Any) -> ProcessGroup:
     """Another group of all ranks, with other settings."""
     assert initialize._settings is not None
-    with patch.object(initialize, "_settings", replace(initialize._settings, network=lossy, **settings)):
+    with patch.object(
+        initialize,
+        "_settings",
+        replace(initialize._settings, network=lossy, wiring=initialize.backend_wiring(**settings)),
+    ):
         group = dist.new_group()
     assert isinstance(group, ProcessGroup)
     return group
