@@ -1,7 +1,6 @@
 """Trained at one loss rate, evaluated at others: does training under loss make a model robust to it?"""
 
 import json
-import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import fields
@@ -37,7 +36,10 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd
     evaluation is missing whose model was deleted: trained again on another machine, its last digits would not be those
     of the evaluations that are there.
     """
-    from lossytp.training.loop import run  # torch takes seconds to import, and who reads tables does not need it
+    # torch takes seconds to import, and who reads tables does not need it
+    from lossytp.training.evaluation import EVALUATION
+    from lossytp.training.loop import run
+    from lossytp.training.saved_models import remove_model
 
     rates = sorted({float(rate) for rate in evaluated_at})
     for rate in rates:
@@ -48,15 +50,15 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd
         raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
     folder = Path(config.output_dir)
     if read_record(folder) is None:  # then evaluations that lie there are of another run
-        for stale in folder.glob(f"{EVALUATED}*"):
-            shutil.rmtree(stale)
+        for stale in folder.glob(f"{EVALUATED}*/{EVALUATION}"):
+            stale.unlink()
     record = run(config)
     key = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
     finite = record["status"] != "not finite"
     most_frequent = {"accuracy": record["data"]["majority_share"], "cross_entropy": None, "packets": 0, "lost": 0}
     rows = [{**key, "evaluated_at": rate, **(_outcome(config, rate) if finite else most_frequent)} for rate in rates]
     for name in MODELS:
-        shutil.rmtree(folder / name, ignore_errors=True)
+        remove_model(folder / name)
     return pd.DataFrame(rows)[[*KEY, *most_frequent]]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import check_output_folder, read_record
+from lossytp.training.record import read_record
 
 OWN_ERROR = re.compile(r"rank \d+: error: ")
 CONSEQUENCE = "the connection to another process is lost"
@@ -26,7 +26,9 @@ def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, 
 
     Raises ValueError, with the failing rank's own error, where it fails.
     """
-    done = check_output_folder(config)
+    from lossytp.training.inputs import finished_record  # torch takes seconds to import
+
+    done = finished_record(config)
     if done is not None:
         return done
     if processes is None:
