@@ -120,6 +120,18 @@ def test_a_finished_run_does_nothing_again_but_delete_its_models(study, lossy_ru
     assert not (lossy_run / "last").exists()
 
 
+def test_files_of_others_in_the_runs_folders_stay(lossy_run):
+    for name in ("last", "evaluated_at_0.7"):
+        (lossy_run / name).mkdir()
+        (lossy_run / name / "thesis").write_text("x")
+    train_and_evaluate(config(lossy_run), RATES)
+    (lossy_run / "record.json").unlink()
+    with pytest.raises(ValueError, match=r"last/thesis is in the way"):
+        train_and_evaluate(config(lossy_run), RATES)
+    for name in ("last", "evaluated_at_0.7"):
+        assert (lossy_run / name / "thesis").read_text() == "x"
+
+
 def test_an_evaluation_whose_model_was_deleted_is_refused_and_nothing_is_lost(lossy_run):
     before = files(lossy_run)
     with pytest.raises(ValueError, match=r"run is not evaluated at 0\.1, and its model was deleted: delete this fol"):

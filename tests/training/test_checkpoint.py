@@ -242,7 +242,7 @@ def test_a_state_of_another_network_is_one_line(stopped, tmp_path):
 def test_a_trace_that_changed_is_refused(stopped, toy, tmp_path):
     trace = tmp_path / "trace.txt"
     trace.write_text("0001000000")
-    values = {"eval_steps": 3, "loss_type": f"trace({trace})", "loss_rate": 0.0}
+    values = {"eval_steps": 3, "loss_type": f"trace('{trace}')", "loss_rate": 0.0}
     config = stopped(**values)
     trace.write_text("0010000000")
     for what in ("checkpoint", "record.json"):
