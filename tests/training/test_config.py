@@ -25,7 +25,7 @@ from lossytp.training.config import TrainConfig
         ({"loss_rate": float("nan")}, ["loss_rate", "nan"]),
         ({"loss_rate": "0.1"}, ["loss_rate", "'0.1'", "float"]),
         ({"loss_rate": True}, ["loss_rate", "True"]),
-        ({"bf16": 1}, ["bf16", "bool"]),
+        ({"bf16": 1}, ["bf16", "true or false"]),
         ({"loss_type": "burst"}, ["loss_type", "burst", "ber, g-e"]),
         (
             {"loss_type": "g-e", "loss_rate": 0.5, "mean_burst_packets": 0.5},
@@ -242,7 +242,7 @@ OWN = {"reliable_gather": False}
             {**OWN, "replicated_gradients": "none", "resync_every": 0},
             "resync_every = 0 is below 1: give a positive number",
         ),
-        ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give bool"),
+        ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give true or false"),
         ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),
         ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
@@ -276,7 +276,11 @@ OWN = {"reliable_gather": False}
         ({"lossy_layers": "2:2"}, "layers = (2, 2) is no range: give the first and the one after the last"),
         ({"lossy_layers": "3:1"}, "layers = (3, 1) is no range: give the first and the one after the last"),
         ({"lossy_layers": "3:5"}, "lossy_layers = '3:5' is beyond gpt2-nano's 4 blocks: stop at 4"),
-        ({"lossy_layers": 63}, "lossy_layers = 63 is of the wrong type: give str or nothing"),  # 1:3, as YAML reads it
+        (
+            {"lossy_layers": 63},
+            'lossy_layers = 63 is of the wrong type: give str or nothing, in YAML within quotes: "63"',
+        ),
+        ({"max_steps": 1.0}, "max_steps = 1.0 is of the wrong type: give int, such as 1"),
         *(
             (
                 {"lossy_links": text},
