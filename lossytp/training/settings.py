@@ -53,6 +53,15 @@ class Settings:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} = {value} is not above 0 and finite: give such a number, or leave it out")
 
+    def check_warmup(self, steps: str) -> None:
+        """Raise ValueError where `warmup_steps` was chosen, and is above the field `steps`.
+
+        The default may be above: a short trial keeps it, and ends while its learning rate still rises.
+        """
+        warmup, total = self.changes().get("warmup_steps", 0), getattr(self, steps)
+        if warmup > total:
+            raise ValueError(f"warmup_steps = {warmup} is above {steps} = {total}: give as many or fewer")
+
     def as_dict(self) -> dict[str, Any]:
         """Field names and values, JSON-ready."""
         return asdict(self)

@@ -44,6 +44,14 @@ from lossytp.training.config import TrainConfig
         ({"repair": "hope"}, ["repair", "hope", "rescale"]),
         ({"mtu_bytes": 40}, ["mtu_bytes", "40", "52"]),
         ({"batch_size": 0}, ["batch_size", "0"]),
+        ({"dropout": 1.0}, ["dropout = 1 is not in [0, 1): give the share to drop"]),
+        ({"dropout": float("nan")}, ["dropout = nan is not in [0, 1)"]),
+        ({"dropout": -0.1}, ["dropout = -0.1 is not in [0, 1)"]),
+        ({"target_accuracy": 1.5, "eval_steps": 5}, ["target_accuracy = 1.5 is not in [0, 1]"]),
+        ({"warmup_steps": 31, "max_steps": 30}, ["warmup_steps = 31 is above max_steps = 30: give as many or fewer"]),
+        ({"warmup_steps": -1}, ["warmup_steps = -1 is negative"]),
+        ({"max_samples": -1}, ["max_samples = -1 is below 1"]),
+        ({"eval_samples": 0}, ["eval_samples = 0 is below 1"]),
         ({"learning_rate": -1.0}, ["learning_rate", "-1"]),
         ({"bf16": True, "fp16": True}, ["bf16", "fp16"]),
         ({"implementation": "deepspeed"}, ["implementation", "deepspeed", "lossytp, dtensor, megatron"]),
@@ -463,3 +471,13 @@ def test_dict_round_trip_and_ints_for_floats():
 def test_checking_a_configuration_does_not_wait_for_torch():
     code = "import sys, lossytp.study.grid, lossytp.training.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_training_examples_are_all_of_them_as_in_earlier_studies():
+    assert TrainConfig(max_samples=0) == TrainConfig()
+    assert TrainConfig(max_samples=0).as_dict()["max_samples"] is None
+
+
+def test_the_warm_up_fills_a_run_at_most_but_its_default_stays_in_short_trials():
+    assert TrainConfig(warmup_steps=30, max_steps=30).warmup_steps == 30
+    assert TrainConfig(max_steps=2).warmup_steps == 20
