@@ -485,7 +485,7 @@ def test_matrices_alone_decay_and_gradients_are_clipped(pretrain, monkeypatch):
 
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda p, norm: clipped.append(norm) or clip(p, norm))
     monkeypatch.setattr(pretraining, "build_optimizer", built)
-    run(pretrain(total_steps=1, gradient_clipping=0.5, weight_decay=0.2))
+    run(pretrain(warmup_steps=1, total_steps=1, gradient_clipping=0.5, weight_decay=0.2))
     assert clipped == [0.5]
     matrices = ("wte", "wpe", "h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj")
     norms = ("h.0.ln_1", "h.0.ln_2", "ln_f")
@@ -527,6 +527,7 @@ def test_the_earlier_studys_command_line():
         ({"model_name": "gpt2"}, "model_name = 'gpt2'"),
         ({"batch_size": 0}, "batch_size = 0 is below 1"),
         ({"learning_rate": -1.0}, "learning_rate = -1.0 is negative"),
+        ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps = 9 is above total_steps = 8: give as many or fewer"),
     ],
 )
 def test_values_that_cannot_be_are_refused(values, message):
