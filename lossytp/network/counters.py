@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from lossytp.network.checks import check_known
+
 
 class Site(NamedTuple):
     """Where a message comes from: a transformer layer, a module of it ("attention" or "mlp"), which way, the operation
@@ -20,6 +22,7 @@ class Site(NamedTuple):
 
 
 NOWHERE = Site(None, None, None)
+PURPOSES = ("training", "evaluation")
 COUNTED = ("packets", "lost", "extra", "missing")
 Row = tuple[str, Site | None, str, int, int]  # purpose, site, group, src, dst
 Messages = tuple[str, Site | None, str]  # purpose, site, group
@@ -60,10 +63,12 @@ class Counters:
         ]
 
     def summary(self, purpose: str) -> dict:
-        """Totals of one purpose, all together and grouped, with observed loss rates; and the messages, by direction.
+        """Return totals of one purpose, all together and grouped, with observed loss rates; and messages by direction.
 
-        A link that several groups name alike, whose ends may be others, is told apart by its group.
+        Where several groups name a link alike, whose ends may be others, the group is part of its name. Raises
+        ValueError for another purpose than "training" and "evaluation".
         """
+        check_known("purpose", purpose, PURPOSES)
         rows = self.rows(purpose)
         groups = Counter((src, dst) for _, src, dst in {(row["group"], row["src"], row["dst"]) for row in rows})
 
