@@ -5,13 +5,12 @@ channels", 1963. The state before a packet's transition decides its loss, as in 
 ``net/sched/sch_netem.c``.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from lossytp.network.bernoulli import NEVER, NO_PACKETS, BernoulliLosses, block_size, geometric
-from lossytp.network.checks import check_probability
+from lossytp.network.checks import check_probability, is_finite, shown
 from lossytp.network.process import mean_burst
 from lossytp.network.streams import Key, Stream
 
@@ -47,9 +46,9 @@ class GilbertElliott:
         if loss_rate == 1:
             raise ValueError("loss_rate = 1 has no finite burst: use Bernoulli(loss_rate=1)")
         shortest = max(1.0, loss_rate / (1 - loss_rate))
-        if not (math.isfinite(mean_burst_packets) and mean_burst_packets >= shortest * (1 - 1e-12)):
+        if not is_finite(mean_burst_packets) or mean_burst_packets < shortest * (1 - 1e-12):
             raise ValueError(
-                f"mean_burst_packets = {mean_burst_packets!r} does not go with a loss rate of {loss_rate:g}: "
+                f"mean_burst_packets = {shown(mean_burst_packets)} does not go with a loss rate of {loss_rate:g}: "
                 f"give a finite one of at least {shortest:g} (Bernoulli's own is {1 / (1 - loss_rate):.4g})"
             )
         p_bad_to_good = min(1.0, 1 / mean_burst_packets)

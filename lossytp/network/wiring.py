@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from lossytp.network.algorithms import ALGORITHMS, algorithm_named
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_bool, check_known
 from lossytp.network.repairs import ZERO, Repair, repair_named
 from lossytp.network.routes import Algorithm
 
@@ -28,6 +28,7 @@ class Wiring:
         control: "noise" adds Gaussian noise of the losses' expected squared error in place of losses.
 
     Raises:
+        TypeError: a value is of another type.
         ValueError: a name is unknown, or two settings cannot be combined.
     """
 
@@ -45,6 +46,8 @@ class Wiring:
         return cls(algorithm=algorithm_named(algorithm), repair=repair_named(repair), **settings)
 
     def __post_init__(self) -> None:
+        for name in ("reliable_gather", "sequence_parallel", "exact_adjoint"):
+            check_bool(name, getattr(self, name))
         if self.wire_dtype is not None:
             check_known("wire_dtype", self.wire_dtype, WIRE_DTYPES)
         if self.control is not None:

@@ -1,24 +1,25 @@
-"""Experiments: a YAML grid, a notebook, and a cell for each configuration and seed.
+"""Load experiments: a YAML grid, a notebook, and a cell for each configuration and seed.
 
     notebook: 20_cells
-    processes: 2                   # that a cell starts, 1 when left out
-    outputs: [table.csv]           # what the notebook makes of all its cells, which then are one notebook run
-    reference: single losses       # the arm, not without losses, that figures compare the other lossy arms with
+    processes: 2                   # of a cell; 1 by default
+    outputs: [table.csv]           # files that the notebook makes from all cells, which then share one notebook run
+    reference: single losses       # the lossy arm that figures compare the other lossy arms with
     profiles:
       laptop:
-        cells_per_notebook: 3      # start-up is paid once a notebook run
+        cells_per_notebook: 3      # one notebook run starts up once for so many cells
         seeds: 3
-        first_seed: 5              # 0 when left out: fresh seeds for what others have suggested
-        tasks: [docstrings]        # whose settings are in ../tasks.yaml; the default task when left out
-        base: {max_steps: 250}     # what all cells share
+        first_seed: 5              # 0 by default; fresh seeds retest what earlier ones suggested
+        tasks: [docstrings]        # with settings in ../tasks.yaml; the default task by default
+        base: {max_steps: 250}     # settings that all cells share
         arms:                      # each is the product of its lists; `arm` is its name in tables and figures
           - {arm: no loss, loss_rate: [0.0]}
           - {arm: "bursts of {mean_burst_packets:g}", loss_type: [g-e], mean_burst_packets: [8], loss_rate: [0.01]}
 
-`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder. A cell's folder bears a hash of all that
-its configuration changes from the defaults, so a changed grid never takes an old record for its own, a new parameter
-moves no record, and experiments that have a cell in common run it once. (A record of other defaults is refused when
-its run is started again.)
+`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder.
+
+The name of a cell's folder ends with a hash of the settings that differ from the defaults. So a changed grid never
+reuses an old record, a new parameter leaves old records in place, and experiments run a shared cell once. (If a default
+changed after a record was written, starting its run again is an error.)
 """
 
 import argparse
@@ -33,20 +34,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import yaml
-
 from lossytp.network.checks import check_known
-from lossytp.training.command_line import KeysOnce, run_as_command
+from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
+from lossytp.training.plain_yaml import read_yaml
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}
-OTHER_KEYS = ("seed", "output_dir", "dataset")  # that an arm cannot have: seeds and tasks are keys of their own
+OTHER_KEYS = ("seed", "output_dir", "dataset")  # arms cannot set these: seeds and tasks have their own keys
+PLAIN_PATH = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # shell and Snakemake read it unchanged
+STARTS_PROCESSES = "lossytp.study.torchrun"  # a notebook imports it if its cells run in several processes
 Kind = TypeVar("Kind")
 
 
 class Cell(NamedTuple):
-    """One configuration with one seed, and the arm of the experiment that it belongs to."""
+    """One configuration with one seed, and its arm in the experiment."""
 
     arm: str
     config: TrainConfig
@@ -54,7 +56,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells, all arms of one seed and then the next seed's."""
+    """An experiment's cells: all arms of one seed, then all of the next."""
 
     name: str
     notebook: str
@@ -65,19 +67,23 @@ class Experiment:
     reference: str | None = None
 
     def batches(self, elsewhere: frozenset[str] = frozenset()) -> list[tuple[TrainConfig, ...]]:
-        """Configurations of one notebook run each, less those whose folder is `elsewhere`, another experiment's."""
+        """Return the configurations of each notebook run, without cells whose folder is in `elsewhere`."""
         configs = [cell.config for cell in self.cells if self.outputs or cell.config.output_dir not in elsewhere]
         size = self.cells_per_notebook
         return [tuple(configs[start : start + size]) for start in range(0, len(configs), size)]
 
     @property
     def folders(self) -> frozenset[str]:
-        """The cells' output folders."""
+        """Return the cells' output folders."""
         return frozenset(cell.config.output_dir for cell in self.cells)
 
 
 def load_experiments(folder: Path, profile: str, results: Path) -> list[Experiment]:
-    """The experiments of a folder that have this profile, by name. ValueError where none has."""
+    """Load a folder's experiments that have a profile, in the order of their names.
+
+    Raises:
+        ValueError: if there is none, or a grid is wrong.
+    """
     files = sorted(folder.glob("*.yaml"))
     if not files:
         raise ValueError(f"{folder} has no grid, which is a .yaml file: give a folder that has")
@@ -89,9 +95,15 @@ def load_experiments(folder: Path, profile: str, results: Path) -> list[Experime
 
 
 def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
-    """The experiment of a YAML file under one profile, its cells writing below `results`.
+    """Load the experiment of a YAML file.
 
-    ValueError, naming the file, for an unknown key, parameter or value.
+    Args:
+        file: the grid.
+        profile: one of the grid's profiles.
+        results: the folder below which cells write.
+
+    Raises:
+        ValueError: if a key, parameter or value is unknown; it names the file.
     """
     content = _content(file)
     with _errors_name(file):
@@ -101,8 +113,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             check_known("key", key, sorted(PROFILE_KEYS))
         named = [_of(str, "an output", name) for name in _of(list, "outputs", content.get("outputs", []))]
         for name in named:
-            if not (results / name).resolve().is_relative_to(results.resolve()):
-                raise ValueError(f"output {name!r} is not below the results: leave out what leads elsewhere")
+            _check_plain("output", name)
         outputs = tuple(str(results / name) for name in named)
         counts = {"seeds": settings["seeds"], "processes": content.get("processes", 1)}
         if not outputs:
@@ -119,9 +130,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         first_seed = settings.get("first_seed", 0)
         if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
             raise ValueError(f"first_seed = {first_seed!r} is no whole number from 0: give one, such as 5")
-        notebook = content["notebook"]
-        if not (file.parents[1] / f"{notebook}.ipynb").is_file():
-            raise ValueError(f"notebook = {notebook!r} is not in {file.parents[1]}: give one that is")
+        notebook = _notebook(file.parents[1], content["notebook"], counts["processes"])
         place = results / "runs"
         tasks = _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))
         arms = _arms(settings["arms"])
@@ -148,7 +157,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
 
 def _content(file: Path) -> dict[str, Any]:
     with _errors_name(file):
-        content = _of(dict, "the grid", yaml.load(file.read_text(encoding="utf-8"), KeysOnce))
+        content = _of(dict, "the grid", read_yaml(file.read_text(encoding="utf-8")))
         for key in content:
             check_known("key", key, sorted(KEYS))
         for profile in _of(dict, "profiles", content["profiles"]):
@@ -157,7 +166,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _of(kind: type[Kind], name: str, value: object) -> Kind:
-    """The value. ValueError where it is none of that kind, such as a list where a mapping is due."""
+    """Return the value if it has the right type, such as a mapping; raise ValueError if not."""
     if not isinstance(value, kind):
         raise ValueError(f"{name} = {value!r} is no {kind.__name__}: see lossytp/study/grid.py for the form of a grid")
     return value
@@ -165,29 +174,51 @@ def _of(kind: type[Kind], name: str, value: object) -> Kind:
 
 @contextmanager
 def _errors_name(file: Path) -> Iterator[None]:
-    """What is wrong with a grid is a ValueError in one line that begins with its file."""
+    """Turn errors in a grid into a ValueError of one line that begins with the file."""
     try:
         yield
     except KeyError as error:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
     except OSError as error:
         raise ValueError(f"{file}: {error.filename} cannot be read ({error.strerror}): put a file there") from error
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
 
 
+def _check_plain(name: str, path: str) -> None:
+    if not PLAIN_PATH.fullmatch(path):
+        raise ValueError(
+            f"{name} {path!r} would be something else to the shell or to Snakemake, or not below the results: write "
+            "letters, digits, _, - and . alone, and / between folders"
+        )
+
+
+def _notebook(folder: Path, name: str, processes: int) -> str:
+    """Return the notebook's name. ValueError where it is not in the folder, or cannot start so many processes."""
+    _check_plain("notebook", _of(str, "notebook", name))
+    file = folder / f"{name}.ipynb"
+    if not file.is_file():
+        raise ValueError(f"notebook = {name!r} is not in {folder}: give one that is")
+    if processes > 1 and STARTS_PROCESSES not in file.read_text(encoding="utf-8"):
+        raise ValueError(
+            f"processes = {processes} with notebook = {name!r}, whose cells run in one process: leave processes out, "
+            f"or give a notebook that imports {STARTS_PROCESSES}"
+        )
+    return name
+
+
 def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
-    """The settings of each named task."""
+    """Return the settings of each named task."""
     if names is None:
         return [{}]
-    known = _of(dict, file.name, yaml.load(file.read_text(encoding="utf-8"), KeysOnce))
+    known = _of(dict, file.name, read_yaml(file.read_text(encoding="utf-8")))
     for name in _of(list, "tasks", names):
         check_known("task", name, known)
     return [known[name] for name in names]
 
 
 def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """The name and the values of every arm's every cell."""
+    """Return the arm's name and the values of every cell."""
     found = []
     for arm in _of(list, "arms", arms):
         _of(str, "an arm's name", _of(dict, "an arm", arm)["arm"])
@@ -206,10 +237,21 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
     config = TrainConfig.from_dict({**values, "output_dir": TrainConfig.output_dir})
     told = config.changes() | ({"processes": processes} if processes > 1 else {})
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
-    process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # the text of one may hold a path
+    process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # it may contain a path
     name = f"{config.dataset}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
     config = dataclasses.replace(config, output_dir=str(place / name))
-    return Cell(arm.format_map(config.as_dict()), config)
+    return Cell(_arm_name(arm, config), config)
+
+
+def _arm_name(arm: str, config: TrainConfig) -> str:
+    """Return the arm's name, with the cell's values where braces name parameters."""
+    try:
+        return arm.format_map(config.as_dict())
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, as in "
+            "{loss_rate:g}, and double a brace that is meant as one"
+        ) from error
 
 
 def _check_processes(config: TrainConfig, processes: int) -> None:
@@ -219,6 +261,7 @@ def _check_processes(config: TrainConfig, processes: int) -> None:
 
 
 def main() -> None:
+    """Check the grids as the command line says."""
     parser = argparse.ArgumentParser(description="Check every grid of a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("profile")

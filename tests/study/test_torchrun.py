@@ -1,4 +1,4 @@
-"""torchrun from a notebook: the record, or the failing rank's own error."""
+"""Check that torchrun returns the record, or raises the failing rank's own error."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ Root Cause (first observed failure):
 """
 
 
-def test_the_rank_that_failed_is_told_not_those_that_lost_it():
+def test_the_failed_rank_is_named_not_those_that_lost_its_connection():
     lines = [
         "rank 0: error: the connection to another process is lost: see why that one ended (Connection closed by peer)",
         "rank 1: error: ValueError: loss is not a number",

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lossytp.network.checks import check_at_least
+from lossytp.network.checks import check_at_least, check_at_most
 from lossytp.network.repairs.repair import Zero
 
 MOST_BLOCK = 4096  # a product with a matrix of block x block
@@ -30,8 +30,7 @@ class Hadamard(Zero):
 
     def __post_init__(self) -> None:
         check_at_least("block", self.block, 2)
-        if self.block > MOST_BLOCK:
-            raise ValueError(f"block = {self.block} is above {MOST_BLOCK}: give a smaller power of two")
+        check_at_most("block", self.block, MOST_BLOCK, "a smaller power of two")
         if self.block & (self.block - 1):
             raise ValueError(f"block = {self.block} is not a power of two: give one, such as 64")
 

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lossytp.network.checks import check_at_least
+from lossytp.network.checks import check_at_least, check_at_most
 from lossytp.network.repairs.repair import Send, Zero
 
 MOST_BUDGET = 100
@@ -27,8 +27,7 @@ class Retransmit(Zero):
 
     def __post_init__(self) -> None:
         check_at_least("budget", self.budget, 1)
-        if self.budget > MOST_BUDGET:
-            raise ValueError(f"budget = {self.budget} is above {MOST_BUDGET}: give a smaller one")
+        check_at_most("budget", self.budget, MOST_BUDGET)
 
     @property
     def round_trips(self) -> int:
