@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from lossytp.network import LossProcess, LossyNetwork
 from lossytp.network.algorithms import algorithm_named
+from lossytp.network.checks import check_at_least, check_probability
 from lossytp.network.routes import Hops, Missing
 from lossytp.network.theory import expected_squared_error
 from lossytp.network.timing import collective_times, tail
@@ -29,7 +30,13 @@ def who_lacks_what(
     """One all-reduce's losses: for "reduce" the contributions the sum lacks, for "gather" the results a rank lacks.
 
     Each bool (R, N), True where something is missing.
+
+    Raises:
+        ValueError: where `ranks` or `num_elements` is no whole number of at least 1, or `seed` none from 0 on.
     """
+    check_at_least("ranks", ranks, 1)
+    check_at_least("num_elements", num_elements, 1)
+    check_at_least("seed", seed, 0)
     network = LossyNetwork(process, seed=seed)
     routes = algorithm_named(algorithm)
     group = RankGroup(ranks).ranks
@@ -68,6 +75,7 @@ def _errors(
     network: LossyNetwork, way: dict, ranks: int, coherence: float, num_elements: int, num_messages: int, seed: int
 ) -> Iterator[torch.Tensor]:
     """Message by message, lossy sum less exact sum of Gaussian parts: (N,), or (R, N) where results differ by rank."""
+    check_probability("coherence", coherence)
     collective = LossyCollective(network, RankGroup(ranks), Wiring(**way))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_messages):
@@ -96,7 +104,11 @@ def squared_errors(
 
     Returns:
         A row for each way: its settings, measured, standard_error (over messages), expected.
+
+    Raises:
+        ValueError: where `num_messages` is below 2: one message has no standard error.
     """
+    check_at_least("num_messages", num_messages, 2)
     rows = []
     for way in tqdm(ways, desc="errors of sums", mininterval=5):
         network = LossyNetwork(process, seed=seed)

@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lossytp.network.checks import check_probability
+from lossytp.study.checks import check_filled
 from lossytp.study.contrasts import contrasts
 from lossytp.training.config import TrainConfig
 from lossytp.training.evaluate_config import EvaluateConfig
@@ -22,7 +23,7 @@ MODELS = ("best", "last")
 KEY = ["task", "trained_at", "evaluated_at", "seed"]
 
 
-def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd.DataFrame:
+def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd.DataFrame:
     """Train as `config` says, then evaluate its last model over the same network at each of these loss rates.
 
     One row a rate: `task`, `trained_at`, `evaluated_at`, `seed`, `accuracy` and `cross_entropy` (nats an example) over
@@ -33,15 +34,17 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd
 
     What is done is not done again. The saved models are deleted once every evaluation is there; they are large.
 
-    ValueError where `config` saves no model or loses packets in backward alone, a rate is not in [0, 1], or an
-    evaluation is missing whose model was deleted: trained again on another machine, its last digits would not be those
-    of the evaluations that are there.
+    Raises:
+        ValueError: where `config` saves no model or loses packets in backward alone, where there is no rate or one is
+            not in [0, 1], and where an evaluation is missing whose model was deleted: trained again on another machine,
+            its last digits would not be those of the evaluations that are there.
     """
     from lossytp.training.loop import run  # torch takes seconds to import, and who reads tables does not need it
 
-    rates = sorted({float(rate) for rate in evaluated_at})
-    for rate in rates:
+    check_filled("evaluated_at", evaluated_at)
+    for rate in evaluated_at:
         check_probability("evaluated_at", rate)
+    rates = sorted({float(rate) for rate in evaluated_at})
     if not config.save_model:
         raise ValueError("save_model = False leaves no model to evaluate: set it to True")
     if config.lossy_direction == "backward":

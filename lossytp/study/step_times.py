@@ -9,8 +9,10 @@ from tqdm import tqdm
 
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.checks import check_at_least, check_positive, check_probability
 from lossytp.network.timing import step_seconds
 from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat, Transport
+from lossytp.study.checks import check_filled, check_not_negative
 
 BEST_EFFORT, GO_BACK_N = "best effort", "go-back-N"
 FEWEST_SAMPLES, SAMPLES_TIMES_RATE = 3, 0.3  # of go-back-N, which many losses slow down, and make vary little
@@ -52,10 +54,27 @@ def step_times(
 
     Returns columns transport, bandwidth_gbits, round_trip_us, loss_rate, seconds, standard_error. Go-back-N has no row
     where it would lose each packet, those sent in vain among them, more than `MOST_LOSSES_A_PACKET` times.
+
+    Raises:
+        ValueError: for an unknown algorithm, an empty list, or a number that is out of range.
     """
     schedule = algorithm_named(algorithm).schedule
     if schedule is None:
         raise ValueError(f"algorithm = {algorithm!r} has no schedule: choose another")
+    counts = {"num_layers": num_layers, "tokens": tokens, "width": width, "itemsize": itemsize, "samples": samples}
+    for name, count in {"ranks": ranks, **counts}.items():
+        check_at_least(name, count, 1)
+    check_at_least("seed", seed, 0)
+    check_not_negative("timeout_round_trips", timeout_round_trips, "round trips")
+    lists = {"bandwidths_gbits": bandwidths_gbits, "round_trips_us": round_trips_us, "loss_rates": loss_rates}
+    for name, values in lists.items():
+        check_filled(name, values)
+    for gbits in bandwidths_gbits:
+        check_positive("bandwidths_gbits", gbits, "Gbit/s")
+    for round_trip_us in round_trips_us:
+        check_not_negative("round_trips_us", round_trip_us, "microseconds")
+    for rate in loss_rates:
+        check_probability("loss_rates", rate)
     rows = []
     timed: dict[tuple[str, float, float], np.ndarray] = {}
     settings = list(product(bandwidths_gbits, round_trips_us, loss_rates))
