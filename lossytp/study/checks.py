@@ -1,4 +1,4 @@
-"""Checks of what notebooks are given, in the manner of `lossytp.network.checks`: one line with value, bound and fix."""
+"""Checks of notebooks' parameters: one line with value, bound and fix, as in `lossytp.network.checks`."""
 
 import math
 from numbers import Real

@@ -6,6 +6,7 @@ Values come from the command line, a YAML file or a notebook's parameters. Impor
 import difflib
 import functools
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -31,6 +32,8 @@ class Settings:
                 if abs(value) > sys.float_info.max:
                     raise ValueError(f"{field.name} = {value} is beyond a float's 1.8e308: give a smaller number")
                 object.__setattr__(self, field.name, float(value))
+            if field.name == "output_dir":
+                object.__setattr__(self, field.name, _folder(value))
 
     def check_at_least_one(self, *names: str) -> None:
         """Raise ValueError where one of the fields is below 1; None passes."""
@@ -121,3 +124,15 @@ def _example(value: object, allowed: tuple[type, ...]) -> str:
     if str in allowed and isinstance(value, int | float):
         return f', in YAML within quotes: "{value}"'
     return ""
+
+
+def _folder(path: str) -> str:
+    """Return the path of a folder to write, a leading ~ replaced by the home folder; ValueError where it is none."""
+    if path.splitlines() != [path]:
+        raise ValueError(f"output_dir = {path!r} is empty or has a line break: give the path of a folder")
+    if not path.startswith("~"):
+        return path
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise ValueError(f"output_dir = {path!r} names a user who has no home folder: write ./{path}, or another path")
+    return expanded
