@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import bdtrc
 
-from lossytp.network.checks import check_at_least, check_known
+from lossytp.network.checks import check_at_least, check_at_most, check_known
 from lossytp.network.repair import Repair, Send
 
 CODES = ("mds", "xor")
@@ -45,8 +45,7 @@ class Fec(Repair):
                 f"n = {self.n} leaves no packet of parity beside k = {self.k}: give n of at least {self.k + 1}"
             )
         check_known("code", self.code, CODES)
-        if self.n * self.depth > MOST_PACKETS:
-            raise ValueError(f"n * depth = {self.n * self.depth} packets are above {MOST_PACKETS}: give fewer")
+        check_at_most("n * depth", self.n * self.depth, MOST_PACKETS, "fewer packets")
         if self.code == "xor" and self.n - self.k > self.k:
             raise ValueError(f"n - k = {self.n - self.k} parity packets cover k = {self.k}: give n of at most 2 k")
 

@@ -98,6 +98,7 @@ def end_with(pid: int) -> None:
 
 
 def main() -> None:
+    """Run a notebook as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("notebook", type=Path)
     parser.add_argument("output", type=Path)

@@ -102,7 +102,7 @@ def test_equal_contributions_are_coherent_and_opposite_ones_cancel(model, batch)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_it_is_the_mean_product_over_the_mean_square_of_real_tokens(model, batch, ranks):
+def test_coherence_is_the_mean_product_over_the_mean_square_of_real_tokens(model, batch, ranks):
     seen = []
     layers = [layer for block in model.transformer.h for layer in (block.attn.c_proj, block.mlp.c_proj)]
     for layer in layers:
