@@ -9,8 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from lossytp.network.checks import check_probability
-from lossytp.study.checks import check_filled
+from lossytp.network.checks import check_filled, check_probability
 from lossytp.study.comparisons import compare_arms
 from lossytp.training.config import TrainConfig
 from lossytp.training.evaluate_config import EvaluateConfig

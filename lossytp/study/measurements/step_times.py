@@ -9,10 +9,9 @@ from tqdm import tqdm
 
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.checks import check_at_least, check_positive, check_probability
+from lossytp.network.checks import check_at_least, check_filled, check_not_negative, check_positive, check_probability
 from lossytp.network.timing import step_seconds
 from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat, Transport
-from lossytp.study.checks import check_filled, check_not_negative
 
 BEST_EFFORT, GO_BACK_N = "best effort", "go-back-N"
 MIN_SAMPLES, SAMPLES_TIMES_RATE = 3, 0.3  # of go-back-N: many losses make its simulation slow and its times vary less

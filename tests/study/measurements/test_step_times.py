@@ -80,12 +80,12 @@ def test_windows_cover_a_loss_and_its_repair_but_not_two():
         ({"bandwidths_gbits": [10, 0]}, "bandwidths_gbits = 0 is not above 0: give a finite number of Gbit/s"),
         ({"bandwidths_gbits": []}, "bandwidths_gbits = [] is no list of at least one value: give one"),
         ({"round_trips_us": []}, "round_trips_us = [] is no list of at least one value: give one"),
-        ({"round_trips_us": [-1]}, "round_trips_us = -1 is not from 0 on: give a finite number of microseconds"),
+        ({"round_trips_us": [-1]}, "round_trips_us = -1 is negative or infinite: give 0 microseconds or more"),
         ({"loss_rates": 0.1}, "loss_rates = 0.1 is no list of at least one value: give one"),
         ({"loss_rates": [1.5]}, "loss_rates = 1.5 is not in [0, 1]: give a fraction"),
         (
             {"timeout_round_trips": "1"},
-            "timeout_round_trips = '1' is not from 0 on: give a finite number of round trips",
+            "timeout_round_trips = '1' is negative or infinite: give 0 round trips or more",
         ),
     ],
 )
