@@ -68,6 +68,12 @@ def check_not_negative(name: str, value: object, unit: str) -> None:
         raise ValueError(f"{name} = {shown(value)} is negative or infinite: give 0 {unit} or more")
 
 
+def check_filled(name: str, values: object) -> None:
+    """Raise ValueError unless `values` is a list or a tuple with at least one value."""
+    if not isinstance(values, list | tuple) or not values:
+        raise ValueError(f"{name} = {shown(values)} is no list of at least one value: give one")
+
+
 def is_finite(value: object) -> TypeGuard[float]:
     """Return whether `value` is a number, and neither infinite nor a bool."""
     if isinstance(value, bool) or not isinstance(value, Real):

@@ -25,6 +25,7 @@ from traitlets.config import Config
 from lossytp.training.command_line import run_as_command
 
 WATCH_SECONDS = 0.5
+NO_WIDGETS = "ignore:IProgress not found"  # tqdm's advice to install widgets, which a notebook that is run needs not
 IN_ONE_LINE = ("ValueError", "FileNotFoundError", "PermissionError")  # what a cell raises of what it was given
 
 
@@ -52,6 +53,8 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{output} cannot be written ({error.strerror}): give another path") from error
+    filters = dict.fromkeys(filter(None, [*os.environ.get("PYTHONWARNINGS", "").split(","), NO_WIDGETS]))
+    os.environ["PYTHONWARNINGS"] = ",".join(filters)  # for the kernel, which takes this process's environment
     with tempfile.TemporaryDirectory(prefix="ltp") as sockets:  # a short path: ipc socket names are limited
         config = Config()
         config.KernelManager.transport = "ipc"

@@ -8,7 +8,7 @@ import functools
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
@@ -75,9 +75,18 @@ class Settings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """From names and values; ValueError names an unknown one and the closest that there is."""
+        """Return a configuration of names and values; ValueError names an unknown one and the closest that there is."""
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{values!r} is no configuration: give names with values, such as {{'seed': 1}}")
         cls.check_names(values)
         return cls(**values)
+
+    @classmethod
+    def from_dicts(cls, cells: Sequence[Mapping[str, Any]]) -> list[Self]:
+        """Return a configuration of each cell; ValueError where `cells` is no list, or an empty one."""
+        if not isinstance(cells, list | tuple) or not cells:
+            raise ValueError(f"cells = {cells!r} is no list of configurations: give at least one")
+        return [cls.from_dict(cell) for cell in cells]
 
     @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:

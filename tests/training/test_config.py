@@ -483,3 +483,19 @@ def test_no_training_examples_are_all_of_them_as_in_earlier_studies():
 def test_the_warm_up_fills_a_run_at_most_but_its_default_stays_in_short_trials():
     assert TrainConfig(warmup_steps=30, max_steps=30).warmup_steps == 30
     assert TrainConfig(max_steps=2).warmup_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (5, "cells = 5 is no list of configurations: give at least one"),
+        ([], "cells = [] is no list of configurations: give at least one"),
+        ({"seed": 1}, "cells = {'seed': 1} is no list of configurations: give at least one"),
+        ([5], "5 is no configuration: give names with values, such as {'seed': 1}"),
+        ([{"sed": 5}], "unknown parameter 'sed': did you mean seed?"),
+    ],
+)
+def test_what_are_no_configurations_is_refused(cells, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TrainConfig.from_dicts(cells)
+    assert TrainConfig.from_dicts([{"seed": 5}]) == [TrainConfig(seed=5)]
