@@ -46,6 +46,8 @@ class Wiring:
         return cls(algorithm=algorithm_named(algorithm), repair=repair_named(repair), **settings)
 
     def __post_init__(self) -> None:
+        check_is("algorithm", self.algorithm, Algorithm, 'one, or its name to Wiring.named, such as "ring"')
+        check_is("repair", self.repair, Repair, 'one, or its name to Wiring.named, such as "rescale"')
         for name in ("reliable_gather", "sequence_parallel", "exact_adjoint"):
             check_bool(name, getattr(self, name))
         if self.wire_dtype is not None:

@@ -120,4 +120,11 @@ def test_a_switch_is_true_or_false(name, value):
 @pytest.mark.parametrize("repair", [None, 0, ["zero"]])
 def test_a_repair_is_text(repair):
     with pytest.raises(TypeError, match=r"^repair = .* is of type \w+, not str: give a name, or name\(1, option=2\)$"):
-        Wiring(repair=repair)
+        Wiring.named(repair=repair)
+
+
+@pytest.mark.parametrize("value", ["ring", None, 0])
+@pytest.mark.parametrize(("name", "kind"), [("algorithm", "Algorithm"), ("repair", "Repair")])
+def test_a_wiring_holds_objects_not_names(name, kind, value):
+    with pytest.raises(TypeError, match=rf"^{name} = {value!r} is of type \w+, not {kind}: give one, or its name to"):
+        Wiring(**{name: value})
