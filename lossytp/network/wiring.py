@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from lossytp.network.algorithms import ALGORITHMS, algorithm_named
-from lossytp.network.checks import check_bool, check_known
+from lossytp.network.checks import check_bool, check_is, check_known
 from lossytp.network.repairs import ZERO, Repair, repair_named
 from lossytp.network.routes import Algorithm
 
