@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from lossytp.network.algorithms import ALGORITHMS, algorithm_named
 from lossytp.network.checks import check_bool, check_is, check_known
+from lossytp.network.links import Link
 from lossytp.network.repairs import ZERO, Repair, repair_named
 from lossytp.network.routes import Algorithm
 
@@ -78,6 +79,13 @@ class Wiring:
     def one_stream(self) -> bool:
         """Whether all ranks share one residual stream, whole."""
         return self.reliable_gather and not self.sequence_parallel
+
+    def lossy_links(self, ranks: tuple[int, ...], phase: str | None) -> set[Link]:
+        """Return the links over which messages of these ranks may lose packets, in one phase or, if None, in both."""
+        reduce, gather = self.algorithm.pair(self.sequence_parallel)
+        phases = {"reduce": reduce} | ({} if self.reliable_gather else {"gather": gather})
+        routes = [of for name, of in phases.items() if phase in (None, name)]
+        return {(hop.src, hop.dst) for of in routes for hop in of(len(ranks) ** 2, ranks)}
 
     def _check_own_part(self) -> None:
         if not self.algorithm.has_receiving_ranks:

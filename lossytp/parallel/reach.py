@@ -18,8 +18,8 @@ def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> No
     if phase is None and not named:
         return
     check_links_within(network.named_links, group.world_size)
-    lossy = lossy_links(wiring, group.ranks, phase)
-    if group.world_size > group.size or not lossy_links(wiring, group.ranks, None):
+    lossy = wiring.lossy_links(group.ranks, phase)
+    if group.world_size > group.size or not wiring.lossy_links(group.ranks, None):
         return
     if not lossy:
         raise ValueError(
@@ -38,14 +38,6 @@ def check_layers(network: LossyNetwork, blocks: int) -> None:
     layers = network.scope.layers
     if layers is not None and layers[1] > blocks:
         raise ValueError(f"layers = {layers} ends above the model's {blocks} blocks: stop at {blocks}")
-
-
-def lossy_links(wiring: Wiring, ranks: tuple[int, ...], phase: str | None) -> set[Link]:
-    """Return the links over which messages of these ranks may lose packets, in one phase or in both."""
-    reduce, gather = wiring.algorithm.pair(wiring.sequence_parallel)
-    phases = {"reduce": reduce} | ({} if wiring.reliable_gather else {"gather": gather})
-    routes = [of for name, of in phases.items() if phase in (None, name)]
-    return {(hop.src, hop.dst) for of in routes for hop in of(len(ranks) ** 2, ranks)}
 
 
 def _text(links: set[Link]) -> str:

@@ -18,9 +18,8 @@ from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
-from lossytp.training.combinations import check_blocks
 from lossytp.training.config import TrainConfig
-from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.config.train import check_blocks
 from lossytp.training.portions import counted, portions
 
 INSTALL_MEGATRON = "pip install megatron-core"
@@ -35,7 +34,7 @@ class Engine:
 
     def __init__(
         self,
-        config: TrainConfig | EvaluateConfig,
+        config: TrainConfig,
         dense: PreTrainedModel,
         network: LossyNetwork,
         layout: Layout,
@@ -262,7 +261,7 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
         module.requires_grad_(True)
 
 
-def _implementation(config: TrainConfig | EvaluateConfig, layout: Layout) -> str:
+def _implementation(config: TrainConfig, layout: Layout) -> str:
     if config.tensor_parallel_size == 1:
         return "dense"
     if config.implementation == "megatron":

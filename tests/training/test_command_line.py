@@ -10,8 +10,7 @@ import yaml
 
 from lossytp.parallel import initialize
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.config import TrainConfig
-from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.config import EvaluateConfig, TrainConfig
 
 
 def test_flags_of_the_earlier_study_with_dashes_and_underscores_alike():

@@ -44,21 +44,21 @@ from lossytp.training.config import TrainConfig
         ({"repair": "hope"}, ["repair", "hope", "rescale"]),
         ({"mtu_bytes": 40}, ["mtu_bytes", "40", "52"]),
         ({"batch_size": 0}, ["batch_size", "0"]),
-        ({"dropout": 1.0}, ["dropout = 1 is not in [0, 1): give the share to drop"]),
-        ({"dropout": float("nan")}, ["dropout = nan is not in [0, 1)"]),
-        ({"dropout": -0.1}, ["dropout = -0.1 is not in [0, 1)"]),
+        ({"dropout": 1.0}, ["dropout = 1.0 is not below 1: give a smaller number"]),
+        ({"dropout": float("nan")}, ["dropout = nan is not finite: give a finite number"]),
+        ({"dropout": -0.1}, ["dropout = -0.1 is below 0: give 0 or more"]),
         ({"target_accuracy": 1.5, "eval_steps": 5}, ["target_accuracy = 1.5 is not in [0, 1]"]),
         ({"warmup_steps": 31, "max_steps": 30}, ["warmup_steps = 31 is above max_steps = 30: give as many or fewer"]),
-        ({"warmup_steps": -1}, ["warmup_steps = -1 is negative"]),
-        ({"max_samples": -1}, ["max_samples = -1 is below 1"]),
+        ({"warmup_steps": -1}, ["warmup_steps = -1 is below 0"]),
+        ({"max_samples": -1}, ["max_samples = -1 is below 0"]),
         ({"eval_samples": 0}, ["eval_samples = 0 is below 1"]),
         ({"learning_rate": -1.0}, ["learning_rate", "-1"]),
         ({"bf16": True, "fp16": True}, ["bf16", "fp16"]),
         ({"implementation": "deepspeed"}, ["implementation", "deepspeed", "lossytp, dtensor, megatron"]),
         ({"data_parallel_type": "zero"}, ["data_parallel_type", "zero", "ddp, fsdp"]),
-        ({"data_parallel_size": 0}, ["data_parallel_size", "0", "positive"]),
-        ({"pipeline_parallel_size": 0}, ["pipeline_parallel_size", "0", "positive"]),
-        ({"pipeline_microbatches": 0}, ["pipeline_microbatches", "0", "positive"]),
+        ({"data_parallel_size": 0}, ["data_parallel_size", "0", "give 1 or more"]),
+        ({"pipeline_parallel_size": 0}, ["pipeline_parallel_size", "0", "give 1 or more"]),
+        ({"pipeline_microbatches": 0}, ["pipeline_microbatches", "0", "give 1 or more"]),
         ({"gradient_clipping": 0.0}, ["gradient_clipping", "0.0", "leave it out"]),
         ({"gradient_clipping": float("nan")}, ["gradient_clipping", "nan"]),
         (
@@ -152,7 +152,7 @@ OWN = {"reliable_gather": False}
         ),
         (
             {"control": "elements", "loss_type": "g-e", "ge_config": "one"},
-            "control = 'elements' with loss_type = 'g-e': what is lost, or added, is independent; give loss_type = "
+            "control = 'elements' with loss_type = 'g-e': what it loses, or adds, is independent; give loss_type = "
             "'ber'",
         ),
         (
@@ -248,7 +248,7 @@ OWN = {"reliable_gather": False}
         ),
         (
             {**OWN, "replicated_gradients": "none", "resync_every": 0},
-            "resync_every = 0 is below 1: give a positive number",
+            "resync_every = 0 is below 1: give 1 or more",
         ),
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give true or false"),
         ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),

@@ -11,9 +11,7 @@ import pandas as pd
 
 from lossytp.network.checks import check_filled, check_probability
 from lossytp.study.comparisons import compare_arms
-from lossytp.training.config import TrainConfig
-from lossytp.training.evaluate_config import EvaluateConfig
-from lossytp.training.network_config import NetworkConfig
+from lossytp.training.config import EvaluateConfig, NetworkSettings, TrainConfig
 from lossytp.training.record import read_record
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
@@ -125,7 +123,7 @@ def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
             "train again"
         )
     else:
-        network = {field.name: getattr(config, field.name) for field in fields(NetworkConfig)}
+        network = {field.name: getattr(config, field.name) for field in fields(NetworkSettings)}
         task = {"dataset": config.dataset, "max_length": config.max_length, "model_name": str(model)}
         result = run(EvaluateConfig(**network | task | {"loss_rate": rate, "output_dir": str(folder)}))
         print(f"evaluation at {rate:g}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)
