@@ -1,6 +1,8 @@
 """Checks of what callers give. Each message names the value, the bound and the fix, in one line."""
 
+import difflib
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TypeGuard
 
@@ -42,6 +44,16 @@ def check_known(name: str, value: object, known: object) -> None:
     names = list(known)  # type: ignore[call-overload]
     if value not in names:
         raise ValueError(f"{name} = {shown(value)} is unknown: choose one of {', '.join(map(str, names))}")
+
+
+def check_names(given: Iterable[object], known: Iterable[str]) -> None:
+    """Raise ValueError if a given name is not `known`; the message suggests the closest one."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+            raise ValueError(f"unknown parameter {name!r}: {hint}")
 
 
 def check_at_least(name: str, value: object, least: int) -> None:

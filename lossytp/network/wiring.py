@@ -1,10 +1,10 @@
 """How ranks exchange messages: one object, made once from names and passed down whole."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from lossytp.network.algorithms import ALGORITHMS, algorithm_named
-from lossytp.network.checks import check_bool, check_is, check_known
+from lossytp.network.checks import check_bool, check_is, check_known, check_names
 from lossytp.network.links import Link
 from lossytp.network.repairs import ZERO, Repair, repair_named
 from lossytp.network.routes import Algorithm
@@ -44,6 +44,7 @@ class Wiring:
     @classmethod
     def named(cls, *, algorithm: str = "direct", repair: str = "zero", **settings: Any) -> Self:
         """Return the wiring of an algorithm and a repair by name, such as "ring" and "fec(10, 8)"."""
+        check_names(settings, [field.name for field in fields(cls)])
         return cls(algorithm=algorithm_named(algorithm), repair=repair_named(repair), **settings)
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ class LossyCollective:
     def __post_init__(self) -> None:
         check_is("network", self.network, LossyNetwork, "one, such as LossyNetwork(Bernoulli(loss_rate=0.01))")
         check_is("group", self.group, RankGroup, "one, such as RankGroup(4)")
+        check_is("wiring", self.wiring, Wiring, 'one, such as Wiring.named(algorithm="ring")')
 
     def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them.

@@ -145,7 +145,11 @@ def parallelize(
     if group.size != tensor_parallel_size:
         raise ValueError(f"tensor_parallel_size = {tensor_parallel_size}, but the group is of {group.size}: give one")
     check_bool("own_copies", own_copies)
-    collective = LossyCollective(network, group, wiring or Wiring.named(**settings))
+    if wiring is None:
+        wiring = Wiring.named(**settings)
+    elif settings:
+        raise ValueError(f"wiring and {', '.join(settings)} were both given: give one of the two")
+    collective = LossyCollective(network, group, wiring)
     check_reaches(network, group, collective.wiring)
     check_layers(network, len(blocks_of(model)))
     own_streams = collective.wiring.own_streams

@@ -5,7 +5,6 @@ sockets where parallel kernels do not clash.
 """
 
 import argparse
-import difflib
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ import psutil
 from papermill.exceptions import PapermillExecutionError
 from traitlets.config import Config
 
+from lossytp.network.checks import check_names
 from lossytp.training.command_line import run_as_command
 
 WATCH_SECONDS = 0.5
@@ -34,11 +34,10 @@ def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
     if not notebook.is_file():
         raise ValueError(f"{notebook} is not there: give the path of a notebook")
     known = list(papermill.inspect_notebook(str(notebook)))
-    for name in parameters:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-            raise ValueError(f"{notebook.name}: unknown parameter {name!r}: {hint}")
+    try:
+        check_names(parameters, known)
+    except ValueError as error:
+        raise ValueError(f"{notebook.name}: {error}") from None
 
 
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:

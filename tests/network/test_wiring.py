@@ -128,3 +128,8 @@ def test_a_repair_is_text(repair):
 def test_a_wiring_holds_objects_not_names(name, kind, value):
     with pytest.raises(TypeError, match=rf"^{name} = {value!r} is of type \w+, not {kind}: give one, or its name to"):
         Wiring(**{name: value})
+
+
+def test_an_unknown_setting_is_refused_with_the_closest_one():
+    with pytest.raises(ValueError, match=r"^unknown parameter 'reliable_gathers': did you mean reliable_gather\?$"):
+        Wiring.named(reliable_gathers=False)

@@ -360,3 +360,15 @@ def test_a_record_is_run_again_by_as_many_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "abc")
     with pytest.raises(ValueError, match=r"^WORLD_SIZE = 'abc' is not a whole number: start with torchrun"):
         parse(TrainConfig, None, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--loss_rate", "5%"], "--loss-rate = '5%' is no number: give one, such as 0.01"),
+        (["--max_steps", "1e3"], "--max-steps = '1e3' is no whole number: give one, such as 10"),
+    ],
+)
+def test_text_for_a_number_is_refused_in_one_line(words, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse(TrainConfig, None, words)

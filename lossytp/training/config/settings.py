@@ -3,7 +3,6 @@
 Values come from the command line, a YAML file or a notebook's parameters. Importing this module costs no torch.
 """
 
-import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_known, check_names
 from lossytp.training.config.bounds import check_bounds
 
 TYPE_NAMES = {bool: "true or false", type(None): "nothing"}  # in errors
@@ -89,12 +88,7 @@ class Settings:
     @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:
         """Raise ValueError if a name is no field."""
-        known = [field.name for field in fields(cls)]
-        for name in values:
-            if name not in known:
-                close = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-                raise ValueError(f"unknown parameter {name!r}: {hint}")
+        check_names(values, [field.name for field in fields(cls)])
 
     @classmethod
     def check_type(cls, name: str, value: Any) -> None:
