@@ -78,7 +78,7 @@ def gathered(value: Any, network: LossyNetwork) -> list[Any]:
     return values
 
 
-def agreed(decide: Callable[[], T], network: LossyNetwork) -> T:
+def on_rank_zero(decide: Callable[[], T], network: LossyNetwork) -> T:
     """What `decide` returns on rank 0, on every process; it is called there alone.
 
     Where it raises, rank 0 raises its error and the others end quietly: one message is enough.

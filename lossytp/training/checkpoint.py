@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.layout import Layout
-from lossytp.parallel.replicas import agreed, gathered, local
+from lossytp.parallel.replicas import gathered, local, on_rank_zero
 from lossytp.training.config import TrainConfig
 from lossytp.training.files import check_whole, saving
 from lossytp.training.own_files import claim, is_marked, mark, others, refuse, remove, remove_parts
-from lossytp.training.record import portable, write_atomically
+from lossytp.training.record import result_settings, write_atomically
 
 FOLDER, MARKER = "checkpoint", "step.json"
 FILES = (MARKER, "step-*.rank-*.pt")
@@ -40,7 +40,7 @@ class Checkpoints:
 
     def check(self) -> None:
         """Raise ValueError where others' files are where checkpoints would go."""
-        agreed(self._check, self._network)
+        on_rank_zero(self._check, self._network)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Keep this process's `state` after `step`: tensors, and what JSON knows.
@@ -61,8 +61,8 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
                 raise
         gathered(None, self._network)  # all processes' files are there
-        marker = {"step": step, "processes": self._processes, "config": portable(self._config)}
-        agreed(lambda: write_atomically(self.folder / MARKER, json.dumps(marker)), self._network)
+        marker = {"step": step, "processes": self._processes, "config": result_settings(self._config)}
+        on_rank_zero(lambda: write_atomically(self.folder / MARKER, json.dumps(marker)), self._network)
         for older in self.folder.glob(f"step-*.rank-{self._rank}.pt"):
             if older != path:
                 older.unlink()
@@ -77,7 +77,7 @@ class Checkpoints:
             ValueError: where it is of another configuration or number of processes, a file is damaged, or the state
                 lacks one of `STATE` or `plain`.
         """
-        step = agreed(self._step, self._network)
+        step = on_rank_zero(self._step, self._network)
         if step is None:
             return None
         path = self._path(step)
@@ -112,7 +112,7 @@ class Checkpoints:
         try:
             marker = json.loads(path.read_text(encoding="utf-8"))
             step, processes = int(marker["step"]), marker["processes"]
-            config, written = portable(self._config), {**portable(TrainConfig()), **marker["config"]}
+            config, written = result_settings(self._config), {**result_settings(TrainConfig()), **marker["config"]}
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -120,7 +120,7 @@ class Checkpoints:
         changed = [name for name, value in config.items() if written[name] != value]
         if changed:
             raise ValueError(
-                f"{self.folder} is of an unfinished run with another {', '.join(changed)}: name another output_dir, "
+                f"{self.folder} is of an unfinished run with different {', '.join(changed)}: give another output_dir, "
                 "or delete it to begin anew"
             )
         if processes != self._processes:

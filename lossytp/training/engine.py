@@ -20,7 +20,7 @@ from lossytp.parallel.replicas import mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from lossytp.training.config import TrainConfig
 from lossytp.training.config.train import check_blocks
-from lossytp.training.portions import counted, portions
+from lossytp.training.microbatches import counted, microbatches
 
 INSTALL_MEGATRON = "pip install megatron-core"
 
@@ -110,7 +110,7 @@ class Engine:
             with self._autocast():
                 loss = self.pipeline.forward_backward(self._to_device(batch))
             return mean_over_processes(None if loss is None else loss.item(), self.network)
-        pieces = list(portions(batch, self.config.gradient_accumulation_steps))
+        pieces = list(microbatches(batch, self.config.gradient_accumulation_steps))
         total = 0.0
         for number, (portion, share) in enumerate(pieces, 1):
             with self._averaging_gradients(number == len(pieces)):

@@ -10,12 +10,12 @@ import torch
 from lossytp.network.checks import check_at_least
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
-from lossytp.parallel.replicas import agreed, mean_over_processes, merge_counters
+from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.engine import Engine
 from lossytp.training.models import HEADS, first_line, load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
-from lossytp.training.processes import this_device, together
+from lossytp.training.processes import connected_processes, this_device
 from lossytp.training.record import check_writable, describe, write_atomically
 from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.tasks import task_named
@@ -35,12 +35,12 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     for what is asked.
     """
     layout = config.layout(*rank_and_world_size())
-    with together(config, layout) as network:
+    with connected_processes(config, layout) as network:
         return _evaluate(config, layout, network)
 
 
 def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
-    agreed(lambda: _check_output_folder(config), network)
+    on_rank_zero(lambda: _check_output_folder(config), network)
     tokenizer = load_tokenizer(config.model_name)
     dense = load_model(config.model_name)
     check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
@@ -82,7 +82,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     merge_counters(network)
     result["network"] = network.summary("evaluation")
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
-    agreed(lambda: write_atomically(Path(config.output_dir) / EVALUATION, text), network)
+    on_rank_zero(lambda: write_atomically(Path(config.output_dir) / EVALUATION, text), network)
     return result
 
 
@@ -97,7 +97,7 @@ def _check_output_folder(config: EvaluateConfig) -> None:
         return
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"{file} is no evaluation ({first_line(error)}): move it elsewhere, or name another output_dir"
+            f"{file} is no evaluation ({first_line(error)}): move it elsewhere, or give another output_dir"
         ) from error
 
 

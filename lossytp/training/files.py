@@ -1,4 +1,4 @@
-"""Writing to disk: errors in one line, and files that survive a crash of the machine."""
+"""Write to disk: report errors in one line, and let files survive a crash of the machine."""
 
 import errno
 import os
@@ -14,13 +14,14 @@ RUST_ERROR = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers rai
 
 @contextmanager
 def saving(path: Path, *, reads_too: bool = False) -> Iterator[None]:
-    """Write within the block.
+    """Turn the operating system's errors within the block into a ValueError of one line.
 
     Args:
-        reads_too: whether the block also reads; then only a lack of room is an error of writing.
+        path: what the block writes, for the message.
+        reads_too: whether the block also reads. If so, only a full disk counts as a failure to write.
 
     Raises:
-        ValueError: in one line, where the operating system refuses to write.
+        ValueError: if the operating system refuses to write.
     """
     try:
         yield
@@ -30,13 +31,13 @@ def saving(path: Path, *, reads_too: bool = False) -> Iterator[None]:
         cause = os_error(error)
         if cause is None or (reads_too and cause.errno not in NO_ROOM):
             raise
-        fix = "make room" if cause.errno in NO_ROOM else "mend this"
+        fix = "make room" if cause.errno in NO_ROOM else "fix this"
         reason = cause.strerror or str(cause)
-        raise ValueError(f"{path} cannot be written ({reason}): {fix}, and start the same command again") from error
+        raise ValueError(f"{path} cannot be written ({reason}): {fix}, then start the same command again") from error
 
 
 def os_error(error: BaseException | None) -> OSError | None:
-    """Return the operating system's error that led to `error`, or None where something else did."""
+    """Return the operating system's error that caused `error`, or None if something else did."""
     while error is not None:
         if isinstance(error, OSError):
             return error
@@ -48,7 +49,7 @@ def os_error(error: BaseException | None) -> OSError | None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or a folder's names and the files in it, are on the disk."""
+    """Wait until a file is on the disk, or a folder with all files in it."""
     if path.is_dir():
         for inner in path.iterdir():
             sync(inner)
@@ -60,19 +61,20 @@ def sync(path: Path) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """Read a file that `torch.save` wrote, and compare the checksums (CRC-32) that it holds of every tensor.
+    """Check a file that `torch.save` wrote against the checksums (CRC-32) in it.
 
     `torch.load` does not compare them, so a flipped bit would go unnoticed.
 
     Raises:
-        ValueError: where the file is damaged.
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is damaged.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
     except FileNotFoundError:
         raise
-    except Exception as error:  # which one depends on the bit
+    except Exception as error:  # its type depends on which bit is damaged
         raise ValueError(f"it is damaged: {error}") from error
     if damaged is not None:
-        raise ValueError(f"it is damaged: the checksum of {damaged} is another")
+        raise ValueError(f"it is damaged: the checksum of {damaged} does not match")

@@ -44,7 +44,7 @@ def finished_record(config: TrainConfig) -> dict[str, Any] | None:
     if record is None:
         return None
     where = f"{config.output_dir}/{RECORD}"
-    fix = f"put the old file back, name another output_dir, or delete {where} to run again"
+    fix = f"put the old file back, give another output_dir, or delete {where} to run again"
     if record.get("trace_sha256") is not None:
         check_same_trace(config, record["trace_sha256"], where, fix)
     data = record.get("data")

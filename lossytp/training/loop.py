@@ -13,16 +13,16 @@ import torch.distributed as dist
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
-from lossytp.parallel.replicas import agreed, clip_gradients_, merge_counters, replica_drift
-from lossytp.training.alone import alone_in
+from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
 from lossytp.training.checkpoint import Checkpoints, restore_, training_state
 from lossytp.training.config import TrainConfig
 from lossytp.training.engine import Engine
+from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, load_data, trace_sha256
 from lossytp.training.logs import Logs, check_installed
 from lossytp.training.models import build_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
-from lossytp.training.processes import this_device, together
+from lossytp.training.processes import connected_processes, this_device
 from lossytp.training.progress import Progress
 from lossytp.training.record import describe, write_record
 from lossytp.training.saved_models import BEST, LAST, check_folders, save_model
@@ -50,20 +50,20 @@ def run(config: TrainConfig) -> dict[str, Any]:
     """
     check_installed(config)
     layout = config.layout(*rank_and_world_size())
-    with together(config, layout) as network, alone_in(config.output_dir, network):
+    with connected_processes(config, layout) as network, exclusive_run(config.output_dir, network):
         return _run(config, layout, network)
 
 
 def _run(config: TrainConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
-    done = agreed(lambda: finished_record(config), network)
+    done = on_rank_zero(lambda: finished_record(config), network)
     checkpoints = Checkpoints(config, layout, network)
     if done is None:
         checkpoints.check()
         if config.save_model:
-            agreed(lambda: check_folders(Path(config.output_dir)), network)
+            on_rank_zero(lambda: check_folders(Path(config.output_dir)), network)
         done = _Run(config, layout, network, checkpoints).record()
         record = done
-        agreed(lambda: write_record(Path(config.output_dir), record), network)
+        on_rank_zero(lambda: write_record(Path(config.output_dir), record), network)
     checkpoints.remove()
     return done
 

@@ -1,7 +1,7 @@
-"""Which files in a user's folder are this program's: it never deletes or overwrites any other.
+"""Tell this program's files in a user's folder from all others, which it never deletes or overwrites.
 
-A hidden mark in the folder lists the names of the program's files as patterns. The program writes the mark before any
-of these files and deletes it after all of them, so a killed run leaves files that the next run knows as its own.
+A hidden file in the folder, the mark, lists the names of the program's files as patterns. The program writes the mark
+before any of these files and deletes it after all of them. So the next run recognises what a killed run left behind.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from lossytp.training.record import write_atomically
 
 MARK = ".lossytp.json"
-PART = re.compile(r"\.(.+)\.\d+")  # what `write_atomically` leaves of a file when it is killed
+PART = re.compile(r"\.(.+)\.\d+")  # the partial file that `write_atomically` leaves if it is killed
 
 
 def is_marked(folder: Path) -> bool:
@@ -23,12 +23,12 @@ def is_marked(folder: Path) -> bool:
 
 
 def mark(folder: Path, patterns: Iterable[str]) -> None:
-    """Make the folder, and declare files of these names in it to be this program's."""
+    """Make the folder, and declare that files of these names in it are this program's."""
     write_atomically(folder / MARK, json.dumps({"files": sorted(patterns)}))
 
 
 def others(folder: Path) -> list[Path]:
-    """Return what this program did not write: paths in the folder, or the folder itself where it is none."""
+    """Return the paths in the folder that this program did not write; the path itself if it is no folder."""
     if not folder.is_dir():
         return [folder] if folder.exists() or folder.is_symlink() else []
     patterns = _patterns(folder)
@@ -36,20 +36,20 @@ def others(folder: Path) -> list[Path]:
 
 
 def refuse(paths: list[Path]) -> None:
-    """Raise ValueError where there is one of these paths."""
+    """Raise ValueError if there are any such paths."""
     if paths:
         more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
         raise ValueError(
-            f"{paths[0]}{more} is in the way, and this program did not write it: move it elsewhere, or name another "
+            f"{paths[0]}{more} is in the way, and this program did not write it: move it elsewhere, or give another "
             "output_dir"
         )
 
 
 def claim(folder: Path, patterns: Iterable[str]) -> None:
-    """Mark a folder that is new, empty, or marked already.
+    """Mark a folder that is new, empty, or already marked.
 
     Raises:
-        ValueError: where a folder without a mark holds something.
+        ValueError: if a folder without a mark is not empty.
     """
     if not is_marked(folder):
         refuse(others(folder))
@@ -57,10 +57,10 @@ def claim(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def claim_files(folder: Path, patterns: Iterable[str]) -> None:
-    """Mark files of these names in a folder that may hold others' files beside them.
+    """Mark files of these names in a folder that may also hold the user's files.
 
     Raises:
-        ValueError: where a file of such a name is there and no mark.
+        ValueError: if a folder without a mark holds a file of such a name.
     """
     patterns = list(patterns)
     if not is_marked(folder):
@@ -69,9 +69,9 @@ def claim_files(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Delete this program's files in a marked folder, and the folder where nothing else is in it.
+    """Delete this program's files in a marked folder, and the folder itself if it is then empty.
 
-    Several processes may do so at once.
+    Several processes may do so at the same time.
     """
     if not folder.is_dir():
         return
@@ -80,12 +80,12 @@ def remove(folder: Path) -> None:
         if path not in kept and path.name != MARK:
             path.unlink(missing_ok=True)
     (folder / MARK).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # others' files are in it, or it is a link
+    with contextlib.suppress(OSError):  # the user's files are in it, or it is a link
         folder.rmdir()
 
 
 def remove_parts(folder: Path, names: Iterable[str]) -> None:
-    """Delete what killed runs left half written of files of these names. No other run may be at work in the folder."""
+    """Delete partial files of these names that killed runs left. No other run may be using the folder."""
     patterns = [*names, MARK]
     for path in list(folder.iterdir()):
         part = PART.fullmatch(path.name)
@@ -100,7 +100,7 @@ def _patterns(folder: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / MARK} is damaged: delete {folder}, or name another output_dir") from error
+        raise ValueError(f"{folder / MARK} is damaged: delete {folder}, or give another output_dir") from error
 
 
 def _matches(name: str, patterns: list[str]) -> bool:

@@ -15,7 +15,7 @@ from lossytp.training.config import NetworkSettings
 
 
 @contextmanager
-def together(config: NetworkSettings, layout: Layout) -> Iterator[LossyNetwork]:
+def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[LossyNetwork]:
     """Connect the processes of `layout`, if they are several, within the block, and give the configured network.
 
     Raises:

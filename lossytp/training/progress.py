@@ -1,4 +1,4 @@
-"""How far a run is: a bar in a terminal, a line now and then elsewhere."""
+"""Show a run's progress: a bar in a terminal, otherwise a line now and then."""
 
 import sys
 import time
@@ -11,9 +11,12 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 class Progress:
-    """Shows steps, the training loss and evaluations on stderr; nothing unless `shown`, so that one speaks for all.
+    """Show steps, the training loss and evaluations on stderr.
 
-    `done` steps were made before the run was resumed.
+    Args:
+        steps: optimizer steps of the whole run.
+        done: steps made before the run was resumed.
+        shown: whether to show anything. One process shows the progress of all.
     """
 
     def __init__(self, steps: int, *, done: int = 0, shown: bool = True) -> None:
@@ -23,10 +26,10 @@ class Progress:
         bar = shown and sys.stderr.isatty()
         self._bar = tqdm(total=steps, initial=done, desc="training", unit="step") if bar else None
         if shown and done:
-            self._write(f"training: goes on behind step {done} of {steps}")
+            self._write(f"training: resumed after step {done} of {steps}")
 
     def show(self, step: int, loss: float) -> None:
-        """After each step, counted from 1."""
+        """Show that `step` is done, counted from 1, and its training loss."""
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
             self._bar.update()
@@ -37,7 +40,7 @@ class Progress:
             self._write(f"training: step {step} of {self._steps}, loss {loss:.3f}")
 
     def evaluated(self, step: int, point: Mapping[str, Any]) -> None:
-        """After an evaluation; the last one is told by whoever started the run."""
+        """Show the scores of an evaluation; the entry point shows those of the last one."""
         if self._shown and step < self._steps:
             names = [name for name in point if name.endswith(("_lossy", "_clean")) and "spread" not in name]
             scores = [f"{name} {point[name]:.4f}" for name in names if point[name] is not None]

@@ -1,4 +1,4 @@
-"""Records: what a finished run leaves behind, `record.json` in its output folder, written last and at once."""
+"""Read and write records. A finished run leaves one, `record.json`, in its output folder; it is written last."""
 
 import json
 import os
@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import NetworkSettings, TrainConfig
+from lossytp.training.config.settings import Settings
 from lossytp.training.files import saving
 
 RECORD = "record.json"
-MOVES_NO_NUMBER = ("output_dir", "checkpoint_steps", "tensorboard", "wandb")
+RESULT_NEUTRAL = ("output_dir", "checkpoint_path", "checkpoint_steps", "num_proc", "tensorboard", "wandb")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` holds all of it or does not change, also where the process is killed.
+    """Write `text` so that `path` either holds all of it or does not change, even if the process is killed.
 
     Raises:
-        ValueError: where it cannot be written, as on a full disk.
+        ValueError: if the operating system refuses to write, for example because the disk is full.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}")
     with saving(path):
@@ -36,14 +37,21 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
-    """Write the folder's record; ValueError for a number that JSON has not, such as NaN."""
+    """Write the folder's record.
+
+    Raises:
+        ValueError: if the record has a number that JSON lacks, such as NaN, or cannot be written.
+    """
     write_atomically(folder / RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def read_record(folder: Path) -> dict[str, Any] | None:
-    """The finished run's record, or None where there is none; ValueError where the file is no record.
+    """Return the folder's record, or None if it has none.
 
-    Parameters that did not exist when it was written have their defaults: what they switch on was not there.
+    Parameters that an older record lacks get their defaults, which leave newer features off.
+
+    Raises:
+        ValueError: if the file cannot be read, or is no record.
     """
     file = folder / RECORD
     try:
@@ -51,32 +59,37 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): delete it, and its run is done again") from error
+        raise ValueError(f"{file} cannot be read ({error}): delete it to run again") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
-        raise ValueError(f"{file} is no record: delete it, and its run is done again")
-    written = {name: value for name, value in record["config"].items() if name not in MOVES_NO_NUMBER}
-    record["config"] = {**portable(TrainConfig()), **written}
+        raise ValueError(f"{file} is no record: delete it to run again")
+    written = {name: value for name, value in record["config"].items() if name not in RESULT_NEUTRAL}
+    record["config"] = {**result_settings(TrainConfig()), **written}
     return record
 
 
 def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:
-    """The record that is already there for this very configuration, else None after making sure of a place to write.
+    """Make the output folder, and return the record of this configuration, or None if the folder has no record.
 
-    ValueError where the folder cannot be written, or holds the record of another configuration.
+    Raises:
+        ValueError: if the folder cannot be written, or holds the record of another configuration.
     """
     check_writable(config.output_dir)
     record = read_record(Path(config.output_dir))
-    if record is not None and record["config"] != portable(config):
-        ours, theirs = portable(config), record["config"]
+    if record is not None and record["config"] != result_settings(config):
+        ours, theirs = result_settings(config), record["config"]
         changed = [name for name in {**ours, **theirs} if name not in ours or ours[name] != theirs[name]]
         raise ValueError(
-            f"output_dir = {config.output_dir!r} holds a run with another {', '.join(changed)}: name another folder"
+            f"output_dir = {config.output_dir!r} holds a run with different {', '.join(changed)}: give another folder"
         )
     return record
 
 
 def check_writable(output_dir: str) -> None:
-    """Make the folder; ValueError where it cannot be written."""
+    """Make the folder.
+
+    Raises:
+        ValueError: if it cannot be made or written.
+    """
     folder = Path(output_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,18 +97,18 @@ def check_writable(output_dir: str) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): name another") from error
+        raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): give another") from error
 
 
-def portable(config: NetworkSettings) -> dict[str, Any]:
-    """The configuration less what does not change the result and may differ from machine to machine."""
-    return {name: value for name, value in config.as_dict().items() if name not in MOVES_NO_NUMBER}
+def result_settings(config: Settings) -> dict[str, Any]:
+    """Return the settings that the result depends on, as records hold them."""
+    return {name: value for name, value in config.as_dict().items() if name not in RESULT_NEUTRAL}
 
 
 def describe(config: NetworkSettings) -> dict[str, Any]:
-    """The part of a record that is known before the run: configuration, seed, commit and environment."""
+    """Return the part of a record that is known before the run: configuration, seed, commit and environment."""
     return {
-        "config": portable(config),
+        "config": result_settings(config),
         "seed": config.seed,
         "commit": commit(),
         "environment": environment(),
@@ -103,7 +116,7 @@ def describe(config: NetworkSettings) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """The versions and the processor that a run's last digits depend on."""
+    """Return the versions and the processor, on which the last digits of a run's results depend."""
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -113,17 +126,17 @@ def environment() -> dict[str, str]:
 
 
 def _processor() -> str:
-    """Name and generation: processors of one name and two generations sum in other orders."""
+    """Return the processor's name and generation. Two generations of one name may add numbers in different orders."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
         told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
         return "{model name}, family {cpu family}, model {model}".format_map(told)
-    except (OSError, KeyError):  # not Linux, or a processor that does not say
+    except (OSError, KeyError):  # not Linux, or a processor without these entries
         return platform.processor()
 
 
 def commit() -> str | None:
-    """The commit this code is of, "+" behind it where the library differs from it; None outside a git checkout."""
+    """Return the Git commit, with "+" if lossytp/ has changes; None outside a Git checkout."""
     here = Path(__file__).parent.parent
     try:
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedTokenizerBase
 
 from lossytp.parallel.convert import gather
-from lossytp.parallel.replicas import agreed
+from lossytp.parallel.replicas import on_rank_zero
 from lossytp.training.engine import Engine
 from lossytp.training.files import saving, sync
 from lossytp.training.own_files import MARK, claim, is_marked, mark, others, refuse, remove
@@ -58,7 +58,7 @@ def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase 
             remove(folder)
             part.rename(folder)
 
-    agreed(write, engine.network)
+    on_rank_zero(write, engine.network)
 
 
 def check_folders(output_dir: Path) -> None:

@@ -28,7 +28,7 @@ from lossytp.training.record import write_atomically
 ROUNDS, BATCH, LENGTH = 30, 8, 128
 
 
-def together(arms: dict[str, Callable[[], object]], label: str) -> dict[str, list[float]]:
+def time_in_turns(arms: dict[str, Callable[[], object]], label: str) -> dict[str, list[float]]:
     """Seconds of each arm in each round, from a barrier to a barrier, after two rounds that do not count.
 
     Every round has an order of its own: a step's time depends on which came before it.
@@ -88,14 +88,14 @@ def main(file: Path) -> None:
     }
     for kind, build in kinds.items():
         arms = {name: training_step(build(dense, mesh), tokens) for name, mesh in meshes.items()}
-        seconds = together(arms, f"{kind}, lossy against plain gloo")
+        seconds = time_in_turns(arms, f"{kind}, lossy against plain gloo")
         results[f"lossy_backend_{kind}"] = {**ratio(seconds, "lossy", "plain"), "target": "at most 1.05"}
     implementations = {
         "lossytp": ltp.parallelize(dense, network, tensor_parallel_size=2),
         "dtensor": parallelize_dtensor(dense, meshes["lossy"]),
         "megatron": parallelize_megatron(dense, dist.group.WORLD),
     }
-    seconds = together(
+    seconds = time_in_turns(
         {name: training_step(model, tokens) for name, model in implementations.items()}, "implementations"
     )
     for other in ("dtensor", "megatron"):

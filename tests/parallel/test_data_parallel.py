@@ -15,7 +15,7 @@ from tests.parallel.conftest import (
     tiny_gpt2,
     training_losses,
 )
-from tests.parallel.spread import WIRE, join, network, share, spread, whole
+from tests.parallel.distributed_models import WIRE, join, network, share, spread, whole
 
 KINDS = ["ddp", "fsdp"]
 NUM_STEPS = 10

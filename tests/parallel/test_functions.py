@@ -16,8 +16,8 @@ from lossytp.parallel.functions import own_gradient
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from tests.parallel.conftest import gradient_error, relative_error, tiny_batch, tiny_gpt2
-from tests.parallel.modes import ALGORITHMS, COMBINATIONS, WIRE, fresh_gradients, network_of, parallel
 from tests.parallel.rank_by_rank import RankByRank, Ranks, training_loss
+from tests.parallel.sharing_modes import ALGORITHMS, COMBINATIONS, WIRE, fresh_gradients, network_of, parallel
 
 WAYS = {  # of the reference, by mode
     "shared": "shared",

@@ -24,7 +24,7 @@ from tests.parallel.conftest import (
     tiny_batch,
     tiny_gpt2,
 )
-from tests.parallel.spread import IMPLEMENTATIONS, WIRE, join, network, spread, whole
+from tests.parallel.distributed_models import IMPLEMENTATIONS, WIRE, join, network, spread, whole
 
 OTHERS = IMPLEMENTATIONS[1:]
 

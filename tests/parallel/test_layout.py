@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lossytp.parallel.layout import AXES, Layout
 from tests.parallel.conftest import NUM_LAYERS, gradients, tiny_batch, tiny_gpt2
-from tests.parallel.spread import join, network, spread
+from tests.parallel.distributed_models import join, network, spread
 
 SIZES = list(itertools.product([1, 2, 4], [1, 2, 3], [1, 2, 3], [1, 2, 4]))  # TP, DP, PP, TP processes a replica
 FITTING = [sizes for sizes in SIZES if sizes[0] % sizes[3] == 0]

@@ -33,7 +33,8 @@ from tests.parallel.conftest import (
     tiny_gpt2,
     training_losses,
 )
-from tests.parallel.modes import (
+from tests.parallel.rank_by_rank import training_loss
+from tests.parallel.sharing_modes import (
     COMBINATIONS,
     MODES,
     ON_OWN_STREAMS,
@@ -43,7 +44,6 @@ from tests.parallel.modes import (
     parallel,
     parameters,
 )
-from tests.parallel.rank_by_rank import training_loss
 
 KINDS = ["language model", "classifier"]
 every_mode = pytest.mark.parametrize("mode", MODES)

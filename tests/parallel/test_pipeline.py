@@ -26,7 +26,7 @@ from tests.parallel.conftest import (
     tiny_batch,
     tiny_gpt2,
 )
-from tests.parallel.spread import WIRE, network
+from tests.parallel.distributed_models import WIRE, network
 
 NUM_MICROBATCHES = 3
 ROOM = (WIRE.mtu_bytes - WIRE.header_bytes) // 8  # elements of float64 in a packet

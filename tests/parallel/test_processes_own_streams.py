@@ -14,8 +14,8 @@ from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import clip_gradients_, mean_over_processes, replica_drift
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from tests.parallel.conftest import relative_error, tiny_batch, tiny_gpt2
-from tests.parallel.modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE
-from tests.parallel.spread import join
+from tests.parallel.distributed_models import join
+from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE
 
 NUM_STEPS = 20
 # mode, and what else `parallelize` is told

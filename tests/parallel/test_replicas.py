@@ -12,15 +12,15 @@ from lossytp.network.counters import Site
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.pipeline import Pipeline
 from lossytp.parallel.replicas import (
-    agreed,
     clip_gradients_,
     gathered,
     mean_over_processes,
     merge_counters,
+    on_rank_zero,
     replica_drift,
 )
 from tests.parallel.conftest import gradient_error, gradients, tiny_batch, tiny_gpt2
-from tests.parallel.spread import IMPLEMENTATIONS, join, network, share, spread, whole
+from tests.parallel.distributed_models import IMPLEMENTATIONS, join, network, share, spread, whole
 
 # one float64 a packet, and nearly all packets lost: whatever is summed without saying reliable() is wrong
 HOPELESS = ltp.Wire(mtu_bytes=52)
@@ -210,14 +210,14 @@ def on_rank_tell() -> dict[str, Any]:
 
     answers: dict[str, Any] = {
         "gathered": gathered({"rank": rank, "numbers": list(range(50))}, lossy),
-        "agreed": agreed(decide, lossy),
+        "agreed": on_rank_zero(decide, lossy),
         "calls": calls,
         "mean": mean_over_processes(0.1 + rank, lossy),
         "mean of two": mean_over_processes(None if rank == 1 else 0.1 + rank, lossy),
         "mean of zero": mean_over_processes(0.0 if rank == 1 else None, lossy),
     }
     try:
-        agreed(fail, lossy)
+        on_rank_zero(fail, lossy)
     except BaseException as error:
         answers["failed"] = repr(error)
     answers["rows"] = lossy.counters.rows()
@@ -240,7 +240,7 @@ def test_what_processes_tell_each_other_is_not_lost(processes: Callable) -> None
 def test_a_process_alone_agrees_with_itself() -> None:
     lossy = network(0.0)
     assert gathered(3, lossy) == [3]
-    assert agreed(lambda: 4, lossy) == 4
+    assert on_rank_zero(lambda: 4, lossy) == 4
     assert mean_over_processes(0.5, lossy) == 0.5
     merge_counters(lossy)
     assert lossy.counters.rows() == []

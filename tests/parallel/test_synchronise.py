@@ -14,7 +14,7 @@ from lossytp.parallel.layout import Layout
 from lossytp.parallel.replicas import clip_gradients_, placed, replica_drift
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from tests.parallel.conftest import gradients, tiny_batch, tiny_gpt2, training_losses
-from tests.parallel.modes import WIRE, by_rank, network_of, parallel, parameters
+from tests.parallel.sharing_modes import WIRE, by_rank, network_of, parallel, parameters
 
 SIZE = 4
 LAYOUT = Layout(SIZE)

@@ -238,7 +238,7 @@ def test_a_file_of_others_in_place_of_the_evaluation_is_refused_and_stays(tmp_pa
     file.write_text(text)
     config = EvaluateConfig(model_name="gpt2-nano", prompt="The", output_dir=str(tmp_path))
     with pytest.raises(
-        ValueError, match=rf"^{file} is no evaluation \(.*\): move it elsewhere, or name another"
+        ValueError, match=rf"^{file} is no evaluation \(.*\): move it elsewhere, or give another"
     ) as error:
         evaluation.run(config)
     assert "\n" not in str(error.value)

@@ -23,7 +23,7 @@ def test_a_full_disk_is_one_line_and_other_errors_stay():
         saving(Path("file")),
     ):
         raise RuntimeError("of a library") from FULL
-    with pytest.raises(ValueError, match=r"\(Permission denied\): mend this, and start"), saving(Path("file")):
+    with pytest.raises(ValueError, match=r"\(Permission denied\): fix this, then start"), saving(Path("file")):
         raise PermissionError(errno.EACCES, "Permission denied")
     with pytest.raises(FileNotFoundError), saving(Path("file"), reads_too=True):
         raise FileNotFoundError(errno.ENOENT, "none")

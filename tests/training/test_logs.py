@@ -83,7 +83,7 @@ def test_progress_goes_on_and_tells_evaluations(capsys, monkeypatch):
     shown.evaluated(8, point)
     shown.evaluated(10, point)
     assert capsys.readouterr().err.splitlines() == [
-        "training: goes on behind step 7 of 10",
+        "training: resumed after step 7 of 10",
         "training: step 8 of 10, loss 0.250",
         "evaluation: step 8 of 10, accuracy_lossy 0.5000, accuracy_clean 0.7500",
     ]

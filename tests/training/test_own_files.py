@@ -69,6 +69,6 @@ def test_a_damaged_mark_is_one_line_and_deletes_nothing(tmp_path, text):
     (tmp_path / "step-1").touch()
     (tmp_path / MARK).write_text(text)
     for act in (others, remove):
-        with pytest.raises(ValueError, match=r"^.*\.lossytp\.json is damaged: delete .*, or name another output_dir$"):
+        with pytest.raises(ValueError, match=r"^.*\.lossytp\.json is damaged: delete .*, or give another output_dir$"):
             act(tmp_path)
     assert names(tmp_path) == [MARK, "step-1"]

@@ -19,9 +19,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lossytp.training import models
-from lossytp.training.alone import alone_in
 from lossytp.training.command_line import parse
 from lossytp.training.config import PretrainConfig
+from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.own_files import MARK
 from lossytp.training.pretraining import corpus as corpora
 from lossytp.training.pretraining import run as pretraining
@@ -239,13 +239,13 @@ def test_finished_it_is_not_run_again_and_another_configuration_is_refused(pretr
     monkeypatch.setattr(pretraining, "_Pretraining", None)  # would fail if it were run
     assert run(config) == statistics
     assert run(pretrain(num_proc=1, eval_steps=5)) == statistics
-    with pytest.raises(ValueError, match="holds a model with another learning_rate: name another folder"):
+    with pytest.raises(ValueError, match="holds a model with different learning_rate: give another folder"):
         run(pretrain(learning_rate=1e-3))
 
 
 def test_another_run_in_its_folder_is_refused_and_makes_nothing(pretrain):
     config = pretrain()
-    with alone_in(config.output_dir), pytest.raises(ValueError, match="is another run's that is still going on"):
+    with exclusive_run(config.output_dir), pytest.raises(ValueError, match="is in use by another run"):
         run(config)
     assert list(Path(config.output_dir).iterdir()) == []
 
@@ -350,7 +350,7 @@ def test_a_parameter_that_a_finished_model_does_not_name_had_its_default(pretrai
     del statistics["config"]["gradient_clipping"]
     (Path(config.output_dir) / STATISTICS).write_text(json.dumps(statistics))
     assert run(config) == statistics
-    with pytest.raises(ValueError, match="holds a model with another gradient_clipping: name another folder"):
+    with pytest.raises(ValueError, match="holds a model with different gradient_clipping: give another folder"):
         run(pretrain(gradient_clipping=0.5))
 
 
@@ -360,7 +360,7 @@ def test_a_file_of_another_kind_in_place_of_statistics_is_one_line(pretrain, tex
     file = Path(config.output_dir) / STATISTICS
     file.parent.mkdir()
     file.write_text(text)
-    with pytest.raises(ValueError, match=rf"^{file} is not of this command \(.*\): delete it") as error:
+    with pytest.raises(ValueError, match=rf"^{file} was not written by this command \(.*\): delete it") as error:
         run(config)
     assert "\n" not in str(error.value)
 
@@ -371,7 +371,7 @@ def test_statistics_that_lack_what_the_command_tells_are_one_line(pretrain):
     file.parent.mkdir()
     for numbers in ({}, {"validation_loss": 1.0, "perplexity": 2.0, "tokens": "3"}):
         file.write_text(json.dumps({"config": config.as_dict(), **numbers}))
-        with pytest.raises(ValueError, match=rf"^{file} is not of this command \(.*\): delete it"):
+        with pytest.raises(ValueError, match=rf"^{file} was not written by this command \(.*\): delete it"):
             run(config)
 
 
@@ -411,7 +411,7 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(pretrain, tmp_path):
     torch.save({"config": pretrain("run").as_dict(), "model": {}}, tmp_path / "part.pt")
     (tmp_path / "corrupt.pt").write_bytes(checkpoint.read_bytes()[:1000])
     for values, message in (
-        ({"checkpoint_path": str(tmp_path / "none.pt")}, r"none\.pt' is not there: leave it out"),
+        ({"checkpoint_path": str(tmp_path / "none.pt")}, r"none\.pt' does not exist: leave it out"),
         ({"checkpoint_path": str(tmp_path / "empty")}, r"empty' holds no \*\.pt: leave it out"),
         ({"checkpoint_path": str(tmp_path / "corrupt.pt")}, r"corrupt\.pt is no checkpoint of this command \("),
         ({"checkpoint_path": str(tmp_path / "other.pt")}, r"other\.pt is no checkpoint of this command \("),
@@ -419,7 +419,7 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(pretrain, tmp_path):
             {"checkpoint_path": str(tmp_path / "part.pt")},
             r"part\.pt is no checkpoint .*it lacks optimizer, blocks, ",
         ),
-        ({"seed": 3, "batch_size": 4}, "is of a run with another batch_size, seed: name another folder"),
+        ({"seed": 3, "batch_size": 4}, "is of a run with different batch_size, seed: give another folder"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             run(pretrain(**values))

@@ -28,7 +28,7 @@ def test_a_folder_in_place_of_a_record_is_named(tmp_path):
 def test_a_record_that_lacks_what_the_command_tells_is_one_line(tmp_path, monkeypatch, values):
     write_record(tmp_path, {"config": {}, "final": {}, **values})
     monkeypatch.setattr("sys.argv", ["train", "--output_dir", str(tmp_path)])
-    with pytest.raises(ValueError, match=r"record\.json is no record \(.*: delete it, and its run is done again$"):
+    with pytest.raises(ValueError, match=r"record\.json is no record \(.*: delete it to run again$"):
         train.main()
 
 
@@ -65,7 +65,7 @@ def test_another_configurations_folder_is_refused_and_left_alone(toy, tmp_path):
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == done
     done["config"] |= {"max_steps": toy().max_steps, "a_parameter_that_is_gone": 1}
     (tmp_path / "run" / "record.json").write_text(json.dumps(done))
-    with pytest.raises(ValueError, match="another a_parameter_that_is_gone: name another folder"):
+    with pytest.raises(ValueError, match="different a_parameter_that_is_gone: give another folder"):
         check_output_folder(toy())
 
 

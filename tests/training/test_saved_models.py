@@ -24,7 +24,7 @@ def test_others_files_are_refused_before_the_first_step_and_stay(toy, tmp_path, 
     thesis = tmp_path / "run" / place / "thesis"
     thesis.parent.mkdir(parents=True)
     thesis.write_text("x")
-    with pytest.raises(ValueError, match=rf"^{thesis} is in the way.*: move it elsewhere, or name another"):
+    with pytest.raises(ValueError, match=rf"^{thesis} is in the way.*: move it elsewhere, or give another"):
         run(toy(max_steps=1, save_model=True))
     assert thesis.read_text() == "x"
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [place]

@@ -8,8 +8,8 @@ from transformers import GPT2ForSequenceClassification
 
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
+from lossytp.training.microbatches import counted, microbatches
 from lossytp.training.models import build_model, load_tokenizer
-from lossytp.training.portions import counted, portions
 from tests.training.killed_runs import result, started
 
 RELIABLE = {"loss_type": "ber", "loss_rate": 0.0, "mean_burst_packets": None}
@@ -27,17 +27,17 @@ def weights(folder):
 
 def test_portions_are_all_examples_and_count_what_they_hold():
     batch = {"input_ids": torch.arange(14).view(7, 2), "labels": torch.arange(7)}
-    pieces = list(portions(batch, 3))
+    pieces = list(microbatches(batch, 3))
     assert [len(piece["labels"]) for piece, _ in pieces] == [2, 2, 3]
     assert torch.equal(torch.cat([piece["input_ids"] for piece, _ in pieces]), batch["input_ids"])
     assert [share for _, share in pieces] == [2 / 7, 2 / 7, 3 / 7]
-    assert len(list(portions(batch, 9))) == 7
+    assert len(list(microbatches(batch, 9))) == 7
 
 
 def test_tokens_count_where_they_are_predicted():
     labels = torch.tensor([[5, -100, 6], [7, 8, 9]])
     assert counted(labels) == 3  # nothing predicts a first token
-    assert [share for _, share in portions({"labels": labels}, 2)] == [1 / 3, 2 / 3]
+    assert [share for _, share in microbatches({"labels": labels}, 2)] == [1 / 3, 2 / 3]
 
 
 @pytest.mark.parametrize("values", [{}, OWN_STREAMS, {"fp16": True}], ids=str)

@@ -1,4 +1,4 @@
-"""What a pretraining run finds in its folder: a finished model, a checkpoint to go on from, a vocabulary."""
+"""Find and save what a pretraining run keeps in its folder: a finished model, a checkpoint, a vocabulary."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from lossytp.training.models import PRESETS, first_line
 from lossytp.training.own_files import claim_files, is_marked, mark
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.vocabulary import train_tokenizer
+from lossytp.training.record import result_settings
 from lossytp.training.saved_models import MODEL_FILES, TOKENIZER_FILES
 from lossytp.training.tokenizer import check_tokenizer
 
@@ -22,15 +23,17 @@ VOCABULARY_DOCUMENTS = 4000
 CHECKPOINT = "checkpoint.pt"
 STATISTICS = "pretrain.json"
 FILES = (CHECKPOINT, f".{CHECKPOINT}.part", STATISTICS, "README.md", *MODEL_FILES, *TOKENIZER_FILES)
-TOLD = ("validation_loss", "perplexity", "tokens")  # of pretrain.json by the command
-STATE = ("model", "optimizer", "blocks", "losses", "evaluations", "seconds")  # of a checkpoint, beside "config"
-MOVES_NO_NUMBER = ("checkpoint_path", "output_dir", "num_proc", "eval_steps")
+TOLD = ("validation_loss", "perplexity", "tokens")  # keys of pretrain.json that the command prints
+STATE = ("model", "optimizer", "blocks", "losses", "evaluations", "seconds")  # keys of a checkpoint beside "config"
 
 
 def finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
-    """What pretrain.json holds, if it is of this configuration; None where there is none of it.
+    """Return the content of the folder's pretrain.json, or None if there is no such file.
 
-    Parameters that did not exist when it was written have their defaults.
+    Parameters that an older file lacks get their defaults.
+
+    Raises:
+        ValueError: if the file is damaged, or of another configuration.
     """
     file = folder / STATISTICS
     try:
@@ -42,38 +45,45 @@ def finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} is not of this command ({error!r}): delete it, and it is made again") from error
+        raise ValueError(f"{file} was not written by this command ({error!r}): delete it to run again") from error
     changed = [name for name, value in described(config).items() if written[name] != value]
     if changed:
         changes = ", ".join(changed)
-        raise ValueError(f"output_dir = {str(folder)!r} holds a model with another {changes}: name another folder")
+        raise ValueError(f"output_dir = {str(folder)!r} holds a model with different {changes}: give another folder")
     return statistics
 
 
 def described(config: PretrainConfig) -> dict[str, Any]:
-    """The configuration, less what changes no number."""
-    described = {name: value for name, value in config.as_dict().items() if name not in MOVES_NO_NUMBER}
-    return described | {name: portable(described[name]) for name in ("data_glob", "validation_glob", "tokenizer_path")}
+    """Return the settings that the result depends on, paths shortened to their last parts."""
+    described = result_settings(config)
+    del described["eval_steps"]  # when pretraining validates changes nothing else
+    return described | {name: path_end(described[name]) for name in ("data_glob", "validation_glob", "tokenizer_path")}
 
 
-def portable(pattern: str | None) -> str | None:
-    """The last parts of a path: its folder differs from machine to machine."""
+def path_end(pattern: str | None) -> str | None:
+    """Return the last four parts of a path: what comes before them differs from machine to machine."""
     return pattern and "/".join(Path(pattern).parts[-4:])
 
 
 def training_text(config: PretrainConfig) -> Corpus:
-    """What it is trained on: all that `data_glob` names where there are other files to validate on."""
+    """Return the text to train on: all that `data_glob` names, less held-out documents if there is no validation_glob."""
     return corpus(config.data_glob, split="train", splits_files=config.validation_glob is None)
 
 
 def validation_text(config: PretrainConfig) -> Corpus:
-    """What it is validated on."""
+    """Return the text to validate on."""
     pattern = config.validation_glob or config.data_glob
     return corpus(pattern, split="validation", splits_files=config.validation_glob is None)
 
 
 def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFast:
-    """The one that is named, else that of the checkpoint to go on from, else one made of the text's beginning."""
+    """Return the tokenizer of `tokenizer_path`, else of the checkpoint's folder, else one trained on the text.
+
+    Training reads the first `VOCABULARY_DOCUMENTS` documents, and saves the tokenizer in `folder`.
+
+    Raises:
+        ValueError: if the named or the checkpoint's folder holds no usable tokenizer.
+    """
     source, checkpoint = config.tokenizer_path, _checkpoint(config)
     if source is None and checkpoint is not None and (checkpoint.parent / "tokenizer.json").exists():
         source = str(checkpoint.parent)
@@ -81,7 +91,7 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
         whose = f"tokenizer_path = {source!r}" if config.tokenizer_path else f"{source}, the checkpoint's folder,"
         try:
             loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-        except Exception as error:  # on a damaged file a library raises whatever it comes upon first
+        except Exception as error:  # a damaged file can raise anything
             raise ValueError(f"{whose} holds no tokenizer ({first_line(error)}): give a folder that does") from error
         check_tokenizer(whose, loaded)
         return loaded
@@ -93,7 +103,11 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
 
 
 def checkpoint_of(config: PretrainConfig) -> dict | None:
-    """What to go on from, None to begin; ValueError where it is of another configuration."""
+    """Return the state to resume from, or None to begin anew.
+
+    Raises:
+        ValueError: if the checkpoint is damaged, or of another configuration.
+    """
     path = _checkpoint(config)
     if path is None:
         return None
@@ -109,23 +123,27 @@ def checkpoint_of(config: PretrainConfig) -> dict | None:
         raise ValueError(f"{path} is no checkpoint of this command ({why}): delete it to begin anew") from error
     changed = [name for name, value in described(config).items() if written[name] != value]
     if changed:
-        raise ValueError(f"{path} is of a run with another {', '.join(changed)}: name another folder")
+        raise ValueError(f"{path} is of a run with different {', '.join(changed)}: give another folder")
     return state
 
 
 def claim_files_of(config: PretrainConfig, folder: Path) -> None:
-    """Declare the files of this run in its folder to be this program's.
+    """Declare that this run's files in its folder are this program's.
 
     Raises:
-        ValueError: where others' files of these names are there.
+        ValueError: if the folder already holds the user's files of these names.
     """
     if _checkpoint(config) == folder / CHECKPOINT and not is_marked(folder):
-        mark(folder, FILES)  # a version wrote them that did not mark its folders
+        mark(folder, FILES)  # an older version wrote them, which did not mark its folders
     claim_files(folder, FILES)
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Replace the folder's checkpoint; ValueError, and the one before it stays, where it cannot be written."""
+    """Replace the folder's checkpoint.
+
+    Raises:
+        ValueError: if it cannot be written; the previous checkpoint stays.
+    """
     part = folder / f".{CHECKPOINT}.part"
     with saving(folder / CHECKPOINT):
         try:
@@ -140,15 +158,17 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 
 
 def _checkpoint(config: PretrainConfig) -> Path | None:
-    """The file to go on from, if there is one."""
+    """Return the file to resume from, or None if there is none."""
     path = Path(config.checkpoint_path or Path(config.output_dir) / CHECKPOINT)
     if path.is_dir():
         found = sorted(path.rglob("*.pt"), key=lambda file: file.stat().st_mtime)
         if not found:
-            raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} holds no *.pt: leave it out to begin anew")
+            raise ValueError(
+                f"checkpoint_path = {config.checkpoint_path!r} has no *.pt file: leave it out to begin anew"
+            )
         path = found[-1]
     if path.exists():
         return path
     if config.checkpoint_path is not None:
-        raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} is not there: leave it out to begin anew")
+        raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} does not exist: leave it out to begin anew")
     return None

@@ -22,8 +22,8 @@ from transformers import PreTrainedTokenizerFast
 
 from lossytp.parallel.convert import fuse_gelu_
 from lossytp.parallel.layout import rank_and_world_size
-from lossytp.training.alone import alone_in
 from lossytp.training.config import PretrainConfig
+from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.files import saving
 from lossytp.training.models import build_language_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
@@ -34,7 +34,7 @@ from lossytp.training.pretraining.folder import (
     claim_files_of,
     described,
     finished,
-    portable,
+    path_end,
     save_checkpoint,
     tokenizer_for,
     training_text,
@@ -57,9 +57,9 @@ def run(config: PretrainConfig) -> dict[str, Any]:
     Stopped at any time and started again, it goes on from its last checkpoint to the same model; finished, it is not
     run again.
     """
-    check_alone()
+    check_single_process()
     folder = Path(config.output_dir)
-    with alone_in(config.output_dir), torch.random.fork_rng():
+    with exclusive_run(config.output_dir), torch.random.fork_rng():
         done = finished(config, folder)
         if done is not None:
             return done
@@ -68,7 +68,7 @@ def run(config: PretrainConfig) -> dict[str, Any]:
         return _Pretraining(config, tokenizer_for(config, folder), state).run(folder)
 
 
-def check_alone() -> None:
+def check_single_process() -> None:
     """Raise ValueError where torchrun started several processes."""
     processes = rank_and_world_size()[1]
     if processes > 1:
@@ -253,7 +253,7 @@ class _Pretraining:
         every = max(1, len(self.losses) // 200)
         statistics = {
             "config": described(config),
-            "data": portable(config.data_glob),
+            "data": path_end(config.data_glob),
             "parameters": sum(parameter.numel() for parameter in self.parameters),
             "vocabulary": len(self.tokenizer),
             "tokens": config.total_steps * config.batch_size * config.block_size,

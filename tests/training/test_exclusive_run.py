@@ -8,12 +8,12 @@ import sys
 import pytest
 
 import lossytp as ltp
-from lossytp.training.alone import LOCK, alone_in
+from lossytp.training.exclusive_run import LOCK, exclusive_run
 
 HOLD = """
 import sys, lossytp as ltp
-from lossytp.training.alone import alone_in
-with alone_in(sys.argv[1], ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))):
+from lossytp.training.exclusive_run import exclusive_run
+with exclusive_run(sys.argv[1], ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))):
     print("in", flush=True)
     sys.stdin.read()
 """
@@ -32,22 +32,25 @@ def test_another_process_is_refused_until_this_one_is_killed(tmp_path, network, 
         assert other.stdout.readline() == "in\n"
         monkeypatch.chdir(tmp_path)
         for name in (str(folder), "run"):
-            with pytest.raises(ValueError, match=r"output_dir = .*run' is another run's"), alone_in(name, network):
+            with (
+                pytest.raises(ValueError, match=r"output_dir = .*run' is in use by another run"),
+                exclusive_run(name, network),
+            ):
                 pass
-        with alone_in(str(tmp_path / "elsewhere"), network):
+        with exclusive_run(str(tmp_path / "elsewhere"), network):
             pass
         other.kill()
         other.wait()
-    with alone_in(str(folder), network):
+    with exclusive_run(str(folder), network):
         pass
     assert list(folder.iterdir()) == []
 
 
 def test_the_cache_folder_makes_no_difference(tmp_path, network, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with alone_in(str(tmp_path / "run"), network):
+    with exclusive_run(str(tmp_path / "run"), network):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
-        with pytest.raises(ValueError, match="is another run's"), alone_in(str(tmp_path / "run"), network):
+        with pytest.raises(ValueError, match="is in use by another run"), exclusive_run(str(tmp_path / "run"), network):
             pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
@@ -62,9 +65,9 @@ def test_a_lock_that_was_deleted_while_it_was_waited_for_is_made_again(tmp_path,
         flock(handle, how)
 
     monkeypatch.setattr(fcntl, "flock", delete_first)
-    with alone_in(str(tmp_path), network):
+    with exclusive_run(str(tmp_path), network):
         assert lock.exists()
-        with pytest.raises(ValueError, match="is another run's"), alone_in(str(tmp_path), network):
+        with pytest.raises(ValueError, match="is in use by another run"), exclusive_run(str(tmp_path), network):
             pass
 
 
@@ -73,7 +76,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, network, monkeyp
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with alone_in(str(tmp_path), network):
+    with exclusive_run(str(tmp_path), network):
         assert capsys.readouterr().err.endswith("without locks (No locks available): start no second run in it\n")
     assert list(tmp_path.iterdir()) == []
 
@@ -83,13 +86,13 @@ def test_what_killed_runs_left_half_written_is_deleted_and_nothing_else(tmp_path
     kept = {".notes.json.12", ".record.json.12.txt", "record.json", ".record.json.", ".record.json"}
     for name in parts | kept:
         (tmp_path / name).touch()
-    with alone_in(str(tmp_path), network):
+    with exclusive_run(str(tmp_path), network):
         assert {path.name for path in tmp_path.iterdir()} == kept | {LOCK}
 
 
 def test_a_run_that_fails_lets_go(tmp_path, network, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(RuntimeError, match="on purpose"), alone_in(str(tmp_path), network):
+    with pytest.raises(RuntimeError, match="on purpose"), exclusive_run(str(tmp_path), network):
         raise RuntimeError("on purpose")
-    with alone_in(f"{tmp_path}/../{tmp_path.name}", network):
+    with exclusive_run(f"{tmp_path}/../{tmp_path.name}", network):
         pass

@@ -1,4 +1,4 @@
-"""One run at a time in a folder: two would overwrite each other's checkpoints and record."""
+"""Allow one run at a time in a folder: two would overwrite each other's checkpoints and record."""
 
 import errno
 import fcntl
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.replicas import agreed
+from lossytp.parallel.replicas import on_rank_zero
 from lossytp.training.own_files import remove_parts
 from lossytp.training.record import check_writable
 
@@ -18,14 +18,17 @@ WRITTEN = ("record.json", "evaluation.json", "pretrain.json", "README.md", "wand
 
 
 @contextmanager
-def alone_in(output_dir: str, network: LossyNetwork | None = None) -> Iterator[None]:
-    """Keep other runs out of the folder within the block, and delete what killed runs left half written in it.
+def exclusive_run(output_dir: str, network: LossyNetwork | None = None) -> Iterator[None]:
+    """Keep other runs out of the folder within the block. First delete partial files that killed runs left there.
 
-    The lock is a hidden file in the folder. It ends with the process that holds it, however that ends: the first of the
-    processes that `network` connects, or this one where `network` is None.
+    The lock is a hidden file in the folder. The operating system releases it when its process ends, even if killed.
+
+    Args:
+        output_dir: the folder; it is made if missing.
+        network: connects the processes of the run, of which the first holds the lock. If None, this process holds it.
 
     Raises:
-        ValueError: where another run is at work in the folder, or the folder cannot be written.
+        ValueError: if another run is using the folder, or the folder cannot be written.
     """
     held: list[int] = []
 
@@ -38,7 +41,7 @@ def alone_in(output_dir: str, network: LossyNetwork | None = None) -> Iterator[N
     if network is None:
         take()
     else:
-        agreed(take, network)
+        on_rank_zero(take, network)
     try:
         yield
     finally:
@@ -48,14 +51,18 @@ def alone_in(output_dir: str, network: LossyNetwork | None = None) -> Iterator[N
 
 
 def _lock(output_dir: str) -> int:
-    """Return the open file that holds the lock; ValueError where another process holds it."""
+    """Return the open file that holds the lock.
+
+    Raises:
+        ValueError: if another process holds it, or the file cannot be opened.
+    """
     path = Path(output_dir) / LOCK
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             raise ValueError(
-                f"output_dir = {output_dir!r} cannot be locked ({error.strerror}): name another folder"
+                f"output_dir = {output_dir!r} cannot be locked ({error.strerror}): give another folder"
             ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,17 +70,17 @@ def _lock(output_dir: str) -> int:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 os.close(handle)
                 raise ValueError(
-                    f"output_dir = {output_dir!r} is another run's that is still going on: wait for it, or name another"
+                    f"output_dir = {output_dir!r} is in use by another run: wait until it ends, or give another folder"
                 ) from None
             print(  # some network file systems have no locks
-                f"output_dir = {output_dir!r} is on a file system without locks ({error.strerror}): start no second "
-                "run in it",
+                f"output_dir = {output_dir!r} is on a file system without locks ({error.strerror}): do not start a "
+                "second run in it",
                 file=sys.stderr,
             )
             return handle
         if _is_at(path, handle):
             return handle
-        os.close(handle)  # the run that held it deleted it meanwhile
+        os.close(handle)  # the run that held the lock has just deleted this file
 
 
 def _is_at(path: Path, handle: int) -> bool:
