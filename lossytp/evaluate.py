@@ -1,4 +1,4 @@
-"""Evaluate GPT-2 over a lossy network, without training: a task's score, perplexity, a text.
+"""Evaluate GPT-2 over a lossy network without training: a task's score, perplexity, or generated text.
 
 python -m lossytp.evaluate --model_name output/best --loss_rate 0.05
 python -m lossytp.evaluate --model_name gpt2-nano --data_glob stdlib --prompt "The river" --loss_rate 0.05
@@ -11,11 +11,12 @@ from lossytp.training.models import check_there
 
 
 def main() -> None:
+    """Evaluate from the command line, and print the results."""
     config = parse(EvaluateConfig, __doc__)
     layout = config.layout(*rank_and_world_size())
     check_there(config.model_name)
 
-    from lossytp.training.evaluation import run  # after the arguments were checked: torch takes seconds to import
+    from lossytp.training.evaluation import run  # torch takes seconds to import: check the arguments first
 
     result = run(config)
     if layout.rank > 0:

@@ -9,9 +9,10 @@ from lossytp.training.config import PretrainConfig
 
 
 def main() -> None:
+    """Pretrain from the command line, and print the validation loss."""
     config = parse(PretrainConfig, __doc__)
 
-    from lossytp.training.pretraining.run import run  # after the arguments were checked: torch takes seconds to import
+    from lossytp.training.pretraining.run import run  # torch takes seconds to import: check the arguments first
 
     statistics = run(config)
     print(

@@ -13,12 +13,13 @@ from lossytp.training.models import check_there
 
 
 def main() -> None:
+    """Train from the command line, and print the outcome."""
     config = parse(TrainConfig, __doc__)
     layout = config.layout(*rank_and_world_size())
     check_installed(config)
     check_there(config.model_name)
 
-    from lossytp.training.loop import run  # after the arguments were checked: torch takes seconds to import
+    from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
 
     record = run(config)
     if layout.rank > 0:
@@ -26,8 +27,8 @@ def main() -> None:
     file = f"{config.output_dir}/record.json"
     try:
         print(f"{_outcome(config.dataset, record)}: see {file}")
-    except (KeyError, TypeError, ValueError) as error:  # it was there before, and is damaged
-        raise ValueError(f"{file} is no record ({error!r}): delete it, and its run is done again") from error
+    except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
+        raise ValueError(f"{file} is no record ({error!r}): delete it to run again") from error
 
 
 def _outcome(dataset: str, record: dict) -> str:
@@ -41,7 +42,7 @@ def _outcome(dataset: str, record: dict) -> str:
 
 
 def _beside(data: dict) -> str:
-    """The share of the most frequent class, where the metric is another than accuracy, and there are classes."""
+    """Return the share of the most frequent class, for classes that are not scored by accuracy; else ""."""
     share = data["majority_share"]
     return "" if share in (None, data["chance"]) else f", most frequent class {share:.4f}"
 

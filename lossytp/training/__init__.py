@@ -1,1 +1,1 @@
-"""Tasks, data, the training loop and its records. Knows nothing of notebooks or figures."""
+"""Tasks, data, the training loop and its records. This package knows nothing of notebooks or figures."""

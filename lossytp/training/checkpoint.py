@@ -1,7 +1,7 @@
-"""The state of an unfinished run, from which the same command goes on as if it had never been stopped.
+"""Save an unfinished run's state, so that the same command resumes it as if it had never been stopped.
 
-Every process writes a file of its own, named by the step. Once all are there, the first process moves a marker that
-names the step. So the marker's files are whole, whenever processes are killed.
+Every process writes its own file, named after the step. Once all files are there, the first process replaces a marker
+that names the step. So the marker always names whole files, whenever processes are killed.
 """
 
 import json
@@ -25,13 +25,21 @@ from lossytp.training.record import result_settings, write_atomically
 
 FOLDER, MARKER = "checkpoint", "step.json"
 FILES = (MARKER, "step-*.rank-*.pt")
-ADAMW = {"step", "exp_avg", "exp_avg_sq"}  # what it keeps of each parameter
+ADAMW = {"step", "exp_avg", "exp_avg_sq"}  # its state for each parameter
 NAME = re.compile(r"step-\d+\.rank-\d+\.pt|\.step\.json\.\d+")
-STATE = ("parameters", "optimizer", "scaler", "random", "random_cuda", "network", "memories")  # of `training_state`
+STATE = (
+    "parameters",
+    "optimizer",
+    "scaler",
+    "random",
+    "random_cuda",
+    "network",
+    "memories",
+)  # keys of `training_state`
 
 
 class Checkpoints:
-    """A run's checkpoints, of which the last is kept. All processes must call each method."""
+    """Save and load a run's checkpoints, and keep the last one. All processes must call each method."""
 
     def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork) -> None:
         self._config, self._network = config, network
@@ -39,17 +47,17 @@ class Checkpoints:
         self.folder = Path(config.output_dir) / FOLDER
 
     def check(self) -> None:
-        """Raise ValueError where others' files are where checkpoints would go."""
+        """Raise ValueError if the checkpoints' folder holds the user's files."""
         on_rank_zero(self._check, self._network)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Keep this process's `state` after `step`: tensors, and what JSON knows.
+        """Save this process's `state` after `step`: tensors and JSON values.
 
         Raises:
-            ValueError: where it cannot be written; the checkpoint before it stays.
+            ValueError: if it cannot be written; the previous checkpoint stays.
         """
         claim(self.folder, FILES)
-        gathered(None, self._network)  # all processes have looked for others' files before any writes its own
+        gathered(None, self._network)  # all processes look for the user's files before any process writes its own
         path = self._path(step)
         with saving(path):
             try:
@@ -60,7 +68,7 @@ class Checkpoints:
             except Exception:
                 path.unlink(missing_ok=True)
                 raise
-        gathered(None, self._network)  # all processes' files are there
+        gathered(None, self._network)  # wait for the files of all processes
         marker = {"step": step, "processes": self._processes, "config": result_settings(self._config)}
         on_rank_zero(lambda: write_atomically(self.folder / MARKER, json.dumps(marker)), self._network)
         for older in self.folder.glob(f"step-*.rank-{self._rank}.pt"):
@@ -68,14 +76,14 @@ class Checkpoints:
                 older.unlink()
 
     def load(self, plain: tuple[str, ...]) -> dict[str, Any] | None:
-        """Return this process's last state, on the CPU, or None where there is none.
+        """Return this process's last state, on the CPU, or None if there is none.
 
         Args:
-            plain: names that the state's "plain", which is JSON, must have.
+            plain: names that the state's JSON entry "plain" must have.
 
         Raises:
-            ValueError: where it is of another configuration or number of processes, a file is damaged, or the state
-                lacks one of `STATE` or `plain`.
+            ValueError: if the state is of another configuration or number of processes, a file is damaged, or the
+                state lacks a name of `STATE` or `plain`.
         """
         step = on_rank_zero(self._step, self._network)
         if step is None:
@@ -103,7 +111,7 @@ class Checkpoints:
             return
         found = others(self.folder)
         if self.folder / MARKER in found and all(_is_checkpoint(path) for path in found):
-            mark(self.folder, FILES)  # a version wrote them that did not mark its folders
+            mark(self.folder, FILES)  # an older version wrote them, which did not mark its folders
         else:
             refuse(found)
 
@@ -125,7 +133,7 @@ class Checkpoints:
             )
         if processes != self._processes:
             raise ValueError(
-                f"{self.folder} is of a run on {processes} processes, not {self._processes}: start as many, or "
+                f"{self.folder} is of a run on {processes} processes, not {self._processes}: start {processes}, or "
                 "delete it to begin anew"
             )
         return step
@@ -135,7 +143,7 @@ class Checkpoints:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    """Return whether a file without a mark has a checkpoint's name and, where it is the marker, its content."""
+    """Return whether an unmarked file has a checkpoint's name, or is a marker by name and content."""
     if path.name != MARKER:
         return path.is_file() and NAME.fullmatch(path.name) is not None
     try:
@@ -147,7 +155,10 @@ def _is_checkpoint(path: Path) -> bool:
 def training_state(
     module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, network: LossyNetwork
 ) -> dict[str, Any]:
-    """What a step changes in this process; the learning rate's schedule and the data follow from the step alone."""
+    """Return all state of this process that a training step changes, with tensors on the CPU.
+
+    The learning rate and the order of the data are not in it: they depend only on the step.
+    """
     collective = _collective(module)
     return {
         "parameters": {name: _on_cpu(tensor) for name, tensor in _tensors(module).items()},
@@ -170,23 +181,23 @@ def restore_(
     scaler: torch.amp.GradScaler,
     network: LossyNetwork,
 ) -> None:
-    """Set all of it to what `training_state` gave.
+    """Restore the state that `training_state` returned.
 
     Raises:
-        ValueError: where the state is of another model, or is none; part of it may be set then.
+        ValueError: if the state is damaged or of another model. Part of it may then be restored already.
     """
     try:
         _check_fits(state, module, optimizer)
         _restore_(state, module, optimizer, scaler, network)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a state that another program wrote fails in whatever comes upon it first
+    except Exception as error:  # a state that another program wrote can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(f"the checkpoint is not of this run ({reason})") from error
 
 
 def _check_fits(state: dict[str, Any], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError where names or shapes of tensors are not the model's."""
+    """Raise ValueError if the tensors' names or shapes differ from the model's."""
     kept = state["parameters"]
     expected = {name: local(tensor).shape for name, tensor in _tensors(module).items()}
     apart = sorted(expected.keys() ^ kept.keys())
@@ -235,7 +246,7 @@ def _optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def _collective(module: nn.Module) -> LossyCollective | None:
-    """The one that all of the project's layers share."""
+    """Return the collective that all of the project's layers share; None if the model has no such layer."""
     found = (getattr(each, "collective", None) for each in module.modules())
     return next((each for each in found if isinstance(each, LossyCollective)), None)
 
@@ -245,7 +256,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _as_for(parameter: nn.Parameter, name: str, value: Any) -> Any:
-    """An optimiser's value for `parameter` where, and sharded as, that is; counts of steps stay on the CPU."""
+    """Return an optimizer value on the parameter's device, sharded like the parameter; step counts stay on the CPU."""
     if not isinstance(value, Tensor) or name == "step":
         return value
     if isinstance(parameter, DTensor):

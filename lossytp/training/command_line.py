@@ -1,4 +1,4 @@
-"""Configurations from the command line, and errors as users should see them: one line, exit code 2."""
+"""Read configurations from the command line, and show users errors in one line, with exit code 2."""
 
 import contextlib
 import io
@@ -21,10 +21,18 @@ from lossytp.training.plain_yaml import read_yaml
 
 
 def parse(kind: Any, description: str | None, arguments: list[str] | None = None) -> Any:
-    """A `kind` (a configuration with `check_names`) from the arguments, those of this process when None.
+    """Return a configuration read from command-line arguments.
 
-    `--config FILE` reads a YAML file, or the configuration of a record; flags override it. `-` and `_` are alike.
-    ValueError, in one line, for what is unknown, malformed, given twice or out of range.
+    `--config FILE` reads a YAML file, or the configuration of a record; flags override it. Flags may be written with
+    `-` or `_`.
+
+    Args:
+        kind: the configuration's class.
+        description: text for --help.
+        arguments: the arguments; this process's if None.
+
+    Raises:
+        ValueError: if an argument is unknown, malformed, given twice or out of range.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     switches = {field.name for field in fields(kind) if isinstance(field.default, bool)}
@@ -56,10 +64,10 @@ CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Bro
 
 
 def run_as_command(main: Callable[[], None]) -> None:
-    """Run an entry point: a ValueError or a missing library ends it with one line on stderr and exit code 2.
+    """Run an entry point. Report a ValueError or a missing library in one line on stderr, with exit code 2.
 
-    Where there are several processes, the line names the rank, torchrun's summary gets the error too, and what all of
-    them would say alike is said once. Losing the connection to a process that ended is one line and exit code 1.
+    Under torchrun the line names the rank, and torchrun's summary shows it too. An error that all processes share is
+    shown once. A lost connection to another process is reported in one line, with exit code 1.
     """
     try:
         main()
@@ -82,8 +90,10 @@ def run_as_command(main: Callable[[], None]) -> None:
 
 
 def _leave(code: int) -> NoReturn:
-    """End this process; one of several at once: Gloo's threads outlive their group, and a tensor that one still holds
-    aborts the process while Python is taken down, so that now and then a finished run would fail (pytorch#179291).
+    """End this process with an exit code. Under torchrun, skip Python's own shutdown.
+
+    Gloo's threads outlive their process group. If one still holds a tensor while Python shuts down, the process aborts,
+    and a finished run seems to have failed (pytorch#179291).
     """
     if "RANK" in os.environ:
         sys.stdout.flush()
@@ -93,24 +103,25 @@ def _leave(code: int) -> NoReturn:
 
 
 def _tell(message: str, *, consequence: bool = False) -> None:
-    """Print the error, after this process's rank where it is one of several, and leave it for torchrun's summary.
+    """Print an error, with this process's rank under torchrun, and write it to the file for torchrun's summary.
 
-    torchrun calls the earliest the root cause, in whole seconds: a `consequence` of another's is a second later.
+    torchrun calls the earliest error the root cause, and compares whole seconds. So an error that is a `consequence` of
+    another process's error is dated one second later.
     """
     rank, second = os.environ.get("RANK"), int(time.time()) + consequence
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         content = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(second)}}
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": content}), encoding="utf-8")
     initialize = sys.modules.get("lossytp.parallel.initialize")
-    apart = initialize is not None and initialize.joined()  # before, all processes of a node fail alike
+    apart = initialize is not None and initialize.joined()  # until then all processes of a node fail alike
     if rank is None or apart or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr, flush=True)
     else:
-        time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes once the first one has ended
+        time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes as soon as one ends: let local rank 0 print first
 
 
 def _named(word: str, switches: set[str]) -> str:
-    """The parameter that a flag sets: a switch has two flags, --name and --no-name."""
+    """Return the parameter that a flag sets. A switch has two flags, --name and --no-name."""
     name = word.split("=")[0].removeprefix("--").replace("-", "_")
     return name.removeprefix("no_") if name.removeprefix("no_") in switches else name
 
@@ -127,10 +138,10 @@ def _without_config(words: list[str]) -> tuple[list[str], Path]:
 
 
 def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
-    """Return the values as flags, without those `given` and without a null that is the default too.
+    """Return the values as flags, except for names already `given` and for nulls that are the default.
 
     Raises:
-        ValueError: for an unknown name, and for a value of another type than the parameter's.
+        ValueError: if a name is unknown, or a value has another type than its parameter.
     """
     kind.check_names(values)
     defaults = {field.name: field.default for field in fields(kind)}
@@ -138,11 +149,11 @@ def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
     for name, value in values.items():
         if value is defaults[name] is None or name in given:
             continue
-        kind.check_type(name, value)  # as a flag every value would be text: a list would name a folder
+        kind.check_type(name, value)  # a flag would turn any value into text: a list could become a folder's name
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words.append(f"--{name}={value}")  # one word: a value may look like a flag
+            words.append(f"--{name}={value}")  # in one word, since a value may look like a flag
     return words
 
 
@@ -161,18 +172,18 @@ def _parameters_in(file: Path) -> dict:
         raise ValueError(f"--config {file} holds no parameters: write one 'name: value' a line")
     if not isinstance(values.get("config"), dict):
         return values
-    processes, started = values.get("processes", 1), rank_and_world_size()[1]  # a record has both
+    processes, started = values.get("processes", 1), rank_and_world_size()[1]  # the file is a record
     if processes != started:
         raise ValueError(
-            f"--config {file} is the record of {processes} processes, and here {started} run: "
+            f"--config {file} is the record of a run on {processes} processes, not {started}: "
             f"start it with torchrun --nproc_per_node {processes} -m"
         )
     return values["config"]
 
 
 def _in_one_line(box: str) -> str:
-    """The text of the box that tyro draws around a complaint, without the box and its advertising of --help."""
-    words = re.sub(r"[│╭╮╰╯─]|-{5,}", " ", box).split()  # lines of hyphens where the terminal has ASCII alone
+    """Return the text of an error that tyro prints in a box, without the box and the hint at --help."""
+    words = re.sub(r"[│╭╮╰╯─]|-{5,}", " ", box).split()  # an ASCII terminal shows lines of hyphens
     text = " ".join(words).removeprefix("Parsing error ").removeprefix("Unrecognized options ")
     text = re.sub(
         r"^Value error |^Invalid choice |Error parsing \w+: | Argument helptext:.*|\s*For full helptext,.*",

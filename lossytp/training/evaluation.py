@@ -1,4 +1,4 @@
-"""What a trained model answers over a lossy network: a task's score, perplexity, a text."""
+"""Evaluate a trained model over a lossy network: a task's score, perplexity, a generated text."""
 
 import json
 import math
@@ -29,10 +29,12 @@ DEFAULT_LENGTH = 64
 
 
 def run(config: EvaluateConfig) -> dict[str, Any]:
-    """Evaluate as `config` says with and without losses, write evaluation.json, and return what it holds.
+    """Evaluate with and without losses, write evaluation.json, and return its content.
 
-    Under torchrun every process runs it, the first writes, and all return it. ValueError where the model has no head
-    for what is asked.
+    Under torchrun every process calls this; the first writes, and all return the result.
+
+    Raises:
+        ValueError: if the model has no head for the task, text or prompt of `config`.
     """
     layout = config.layout(*rank_and_world_size())
     with connected_processes(config, layout) as network:
@@ -52,7 +54,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     if max_length > positions:
         raise ValueError(f"max_length = {max_length} is above {config.model_name}'s {positions} positions: give fewer")
     if config.data_glob is not None and max_length < 2:
-        raise ValueError(f"max_length = {max_length} leaves no token to guess from those before it: give 2 or more")
+        raise ValueError(f"max_length = {max_length} leaves no token to predict from earlier ones: give 2 or more")
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config.training(), dense, network, layout, this_device(layout))
     result: dict[str, Any] = {**describe(config), "dataset": dataset, "max_length": max_length}
@@ -87,7 +89,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
 
 
 def _check_output_folder(config: EvaluateConfig) -> None:
-    """Raise ValueError where the folder cannot be written, or holds an evaluation.json that is no evaluation."""
+    """Raise ValueError if the folder cannot be written, or holds an evaluation.json that is no evaluation."""
     check_writable(config.output_dir)
     file = Path(config.output_dir) / EVALUATION
     try:
@@ -102,21 +104,25 @@ def _check_output_folder(config: EvaluateConfig) -> None:
 
 
 def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
-    """The prompt as token ids; ValueError where there are none, or it and what follows are too long for the model."""
+    """Return the prompt as token ids (1, tokens), with their attention mask.
+
+    Raises:
+        ValueError: if the prompt has no tokens, or too many for the model together with the new ones.
+    """
     encoded = tokenizer([config.prompt], return_tensors="pt")
     length, positions = encoded["input_ids"].shape[1], dense.config.n_positions
     if length == 0:
-        raise ValueError("prompt = '' gives nothing to go on from: give a word, or leave it out")
+        raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
     if length + config.new_tokens > positions:
         raise ValueError(
-            f"new_tokens = {config.new_tokens} behind a prompt of {length} tokens is beyond the model's {positions} "
+            f"new_tokens = {config.new_tokens} after a prompt of {length} tokens exceeds the model's {positions} "
             "positions: give fewer, or a shorter prompt"
         )
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
 def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokenizer: Any) -> float:
-    """exp of the mean cross-entropy of a token, given those before it in its block of `max_length`."""
+    """Return exp of the mean cross-entropy of a token, given the earlier ones in its block of `max_length` tokens."""
     assert config.data_glob is not None
     blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
     blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
@@ -128,25 +134,27 @@ def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokeniz
 
 
 def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None:
-    """Raise ValueError where the model cannot answer what is asked, or nothing is."""
+    """Raise ValueError if the model lacks the head for what `config` asks, or `config` asks for nothing."""
     generates = type(dense).__name__ == "GPT2LMHeadModel"
     for name in ("data_glob", "prompt"):
         if getattr(config, name) is not None and not generates:
-            raise ValueError(f"{name} = {getattr(config, name)!r} needs a language model, {config.model_name} is none")
+            raise ValueError(
+                f"{name} = {getattr(config, name)!r} needs a language model, which {config.model_name} is not"
+            )
     if dataset is None:
         if config.data_glob is None and config.prompt is None:
-            raise ValueError(f"nothing to ask of {config.model_name}: give dataset, data_glob or prompt")
+            raise ValueError(f"nothing to evaluate {config.model_name} on: give dataset, data_glob or prompt")
         return
     task = task_named(dataset)
     if type(dense).__name__ != HEADS[task.kind] or task.num_logits not in (None, dense.config.num_labels):
         raise ValueError(
-            f"dataset = {dataset!r} needs a model fine-tuned on it, {config.model_name} is not: run lossytp.train "
-            f"--dataset {dataset} --save_model, and give the folder it wrote"
+            f"dataset = {dataset!r} needs a model fine-tuned on it, which {config.model_name} is not: run "
+            f"lossytp.train --dataset {dataset} --save_model, and give the folder it wrote"
         )
     labels = list(getattr(task, "labels", ()))
     learnt = list(dense.config.id2label.values()) if labels else []
     if learnt != labels:
         raise ValueError(
-            f"dataset = {dataset!r} has the classes {', '.join(labels)}, and {config.model_name} learnt "
+            f"dataset = {dataset!r} has the classes {', '.join(labels)}, but {config.model_name} learnt "
             f"{', '.join(map(str, learnt))}: give a model fine-tuned on {dataset}"
         )

@@ -1,4 +1,4 @@
-"""The files that a run's result depends on beside its configuration: its data, and a trace of packet losses."""
+"""Check the files that a run's result depends on beside its configuration: its data, and a trace of packet losses."""
 
 import hashlib
 from typing import Any
@@ -13,7 +13,7 @@ from lossytp.training.tasks.data import Dataset, load_dataset
 
 
 def trace_sha256(config: NetworkSettings) -> str | None:
-    """Return the hash of the recorded losses that the configuration replays, None where it replays none."""
+    """Return the hash of the recorded losses that the configuration replays; None if it replays none."""
     process = config.process()
     if not isinstance(process, Trace):
         return None
@@ -33,12 +33,12 @@ def load_data(config: TrainConfig) -> Dataset:
 
 
 def finished_record(config: TrainConfig) -> dict[str, Any] | None:
-    """Return the record of this very configuration and of the same files, or None where the run is yet to be done.
+    """Return the record of the same configuration and files, or None if the run is not yet done.
 
-    A hash that an older record lacks is not compared, nor is that of data which is not on this machine.
+    A hash is not compared if an older record lacks it, or if the data is not on this machine.
 
     Raises:
-        ValueError: where the folder holds the record of another configuration or of other files.
+        ValueError: if the folder holds the record of another configuration or of other files.
     """
     record = check_output_folder(config)
     if record is None:
@@ -51,21 +51,21 @@ def finished_record(config: TrainConfig) -> dict[str, Any] | None:
     if isinstance(data, dict) and data.get("sha256") is not None:
         try:
             now = load_data(config).sha256
-        except ValueError:  # committed records are read where their data is not
+        except ValueError:  # committed records are also read on machines without their data
             return record
         check_same_data(config, data["sha256"], now, where, fix)
     return record
 
 
 def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix: str) -> None:
-    """Raise ValueError where the trace had the hash `then` when what is at `where` was written, and has another now."""
+    """Raise ValueError if the trace's hash is no longer `then`, its value when `where` was written."""
     if trace_sha256(config) != then:
         raise ValueError(
-            f"{where} is of a run on other losses: the file of {config.loss_type} has changed since: {fix}"
+            f"{where} is of a run on other losses, and the file of {config.loss_type} has changed since: {fix}"
         )
 
 
 def check_same_data(config: TrainConfig, then: str, now: str, where: str, fix: str) -> None:
-    """Raise ValueError where the hash of the data was `then` when what is at `where` was written, and is `now`."""
+    """Raise ValueError if the data's hash `now` differs from `then`, its value when `where` was written."""
     if now != then:
-        raise ValueError(f"{where} is of a run on other data: that of {config.dataset} has changed since: {fix}")
+        raise ValueError(f"{where} is of a run on other data, and that of {config.dataset} has changed since: {fix}")

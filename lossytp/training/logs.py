@@ -1,4 +1,4 @@
-"""Curves for people to look at while a run goes on: TensorBoard, and Weights and Biases."""
+"""Log curves to watch while a run trains: TensorBoard, and Weights & Biases."""
 
 import importlib.util
 import math
@@ -12,20 +12,23 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.files import saving
 from lossytp.training.record import write_atomically
 
-WANDB_ID = "wandb_id"  # under output_dir: what a resumed run goes on with
+WANDB_ID = "wandb_id"  # file in output_dir with the run's id, so that a resumed run continues its curves
 
 
 def check_installed(config: TrainConfig) -> None:
-    """Raise ModuleNotFoundError, in one line, where what is to be logged to is missing."""
+    """Raise ModuleNotFoundError, in one line, if a library to log to is not installed."""
     for name in ("tensorboard", "wandb"):
         if getattr(config, name) and importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"{name} = True needs {name}, which is not installed: pip install {name}")
 
 
 class Logs:
-    """Writes scalars as the configuration says; nowhere unless `shown`, so that one process writes for all.
+    """Write scalars to the logs that the configuration asks for.
 
-    Steps up to `first_step` were logged before: what a killed run logged behind it is replaced.
+    Args:
+        config: the run's configuration.
+        first_step: the last step logged before; what a killed run logged after it is replaced.
+        shown: whether to write anything. One process writes for all.
     """
 
     def __init__(self, config: TrainConfig, *, first_step: int = 0, shown: bool = True) -> None:
@@ -53,10 +56,10 @@ class Logs:
                 dir=folder,
                 config=config.as_dict(),
             )
-            self._wandb.define_metric("*", step_metric="step")  # W&B's own count takes no step a second time
+            self._wandb.define_metric("*", step_metric="step")  # W&B's own counter does not accept a step twice
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Numbers by name, such as "train/loss"; what is none, or not finite, is left out."""
+        """Write numbers by name, such as "train/loss"; skip values that are no numbers or not finite."""
         numbers = {
             name: float(value)
             for name, value in values.items()
@@ -70,10 +73,10 @@ class Logs:
             self._wandb.log({"step": step, **numbers})
 
     def close(self) -> None:
-        """Write what is left.
+        """Write what is pending, and close the logs.
 
         Raises:
-            ValueError: where it cannot be written.
+            ValueError: if it cannot be written.
         """
         if self._board is not None:
             board, self._board = self._board, None
@@ -87,7 +90,7 @@ class Logs:
 
 
 def _silent_on_os_errors(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `hook` less the traceback of TensorBoard's writing thread: its error comes up in `Logs`, too."""
+    """Return `hook` without the tracebacks of TensorBoard's writing thread; `Logs` raises the same errors."""
 
     def silent(arguments: Any) -> None:
         if not issubclass(arguments.exc_type, OSError):

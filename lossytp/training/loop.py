@@ -1,4 +1,4 @@
-"""One training run, from configuration to record."""
+"""Train a model: one run, from configuration to record."""
 
 import json
 import math
@@ -32,21 +32,27 @@ from lossytp.training.tasks.data import Dataset, training_batches
 from lossytp.training.tasks.metrics import time_to_accuracy
 
 NETWORKS = ("_clean", "_lossy")
-FINAL = tuple(  # of every task's record, null where it has none; other metrics follow
+FINAL = tuple(  # keys of every task's record, null if the task lacks the metric; a task's other metrics follow
     f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
 )
-CURVE_POINTS = 50  # training losses kept, up to twice as many in a record
+CURVE_POINTS = 50  # training losses in a record: this many, or up to twice as many
 COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")
-KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # by checkpoints, beside tensors
+KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # attributes that checkpoints save as JSON
 
 
 def run(config: TrainConfig) -> dict[str, Any]:
-    """Train and evaluate as `config` says, write the record, and return it; a finished run is not run again.
+    """Train and evaluate as `config` says, write the record, and return it.
 
-    Under torchrun every process runs it, the first writes the record, and all return it.
+    If the record is already there, return it without training. Under torchrun every process calls this; the first
+    writes the record, and all return it.
 
-    The status is "finished", "stopped early", or "not finite": the training loss became NaN or infinite, which
-    ends the run, its final figures null.
+    Returns:
+        The record. Its status is "finished", "stopped early" or "not finite". A training loss that is NaN or infinite
+        ends the run as "not finite", with null final scores.
+
+    Raises:
+        ModuleNotFoundError: if a library to log to is not installed.
+        ValueError: if the folder, the data or the model do not allow this run.
     """
     check_installed(config)
     layout = config.layout(*rank_and_world_size())
@@ -97,10 +103,10 @@ class _Run:
         self.tokens = self.real_tokens = 0
         self.step_seconds: list[float] = []
         self.best, self.since_best = -math.inf, 0
-        self.drift = 0.0  # of replicas, behind the step that is evaluated
-        self.resumed: list[int] = []  # behind which steps
-        self.earlier_seconds = 0.0  # of the processes that were stopped
-        self.numbers: dict[str, float] = {}  # of the last step, for logs
+        self.drift = 0.0  # replica drift after the last step before an evaluation
+        self.resumed: list[int] = []  # steps after which the run was resumed
+        self.earlier_seconds = 0.0  # total time of processes that were stopped
+        self.numbers: dict[str, float] = {}  # the last step's, for logs
 
     @property
     def train_seconds(self) -> float:
@@ -162,8 +168,9 @@ class _Run:
 
     def _train(self) -> str:
         config = self.config
-        other_masks = self.layout.data_index + self.layout.pipeline_index  # tensor-parallel ranks share theirs
-        torch.manual_seed(config.seed + other_masks)  # dropout's
+        # dropout masks differ between replicas and stages; tensor-parallel ranks share theirs
+        other_masks = self.layout.data_index + self.layout.pipeline_index
+        torch.manual_seed(config.seed + other_masks)
         self._resume()
         done = len(self.losses)
         batches = self._batches(skip=done)
@@ -198,21 +205,21 @@ class _Run:
         return training_batches(self.data.train, batch_size=config.batch_size, seed=config.seed, skip=skip)
 
     def _compare(self, score: float) -> None:
-        """With the evaluations before: what is best is kept, and patience counts."""
+        """Compare a score with the best so far: save a better model, else count an evaluation without improvement."""
         better = score > self.best
         self.best, self.since_best = (score, 0) if better else (self.best, self.since_best + 1)
         if better and self.config.save_model:
             save_model(self.engine, Path(self.config.output_dir) / BEST, self.data.tokenizer)
 
     def _state(self) -> dict[str, Any]:
-        """All that going on needs; what is no tensor as JSON."""
+        """Return all that resuming needs: tensors, and JSON under "plain"."""
         plain = {name: getattr(self, name) for name in KEPT}
         plain |= {"data": self.data.sha256, "trace": self.trace_sha256, "earlier_seconds": self._total_seconds()}
         state = training_state(self.engine.module, self.optimizer, self.scaler, self.network)
         return {**state, "plain": json.dumps(plain)}
 
     def _resume(self) -> None:
-        """Go on from the last checkpoint, if there is one."""
+        """Restore the last checkpoint, if there is one."""
         state = self.checkpoints.load((*KEPT, "data"))
         if state is None:
             return
@@ -220,7 +227,7 @@ class _Run:
         folder = self.checkpoints.folder
         fix = f"put the old file back, or delete {folder} to begin anew"
         check_same_data(self.config, plain["data"], self.data.sha256, str(folder), fix)
-        if "trace" in plain:  # not in a checkpoint of an older version
+        if "trace" in plain:  # an older version's checkpoint lacks it
             check_same_trace(self.config, plain["trace"], str(folder), fix)
         self.engine.warm_up(next(self._batches()), self.scaler)
         try:
@@ -235,7 +242,7 @@ class _Run:
         return self.earlier_seconds + time.perf_counter() - self.start
 
     def _timed_step(self, step: int, batch: dict[str, torch.Tensor]) -> float:
-        """Optimiser step `step`, counted from 1; returns the training loss before it."""
+        """Make optimizer step `step`, counted from 1, and return the training loss before it."""
         config, started = self.config, time.perf_counter()
         rate = config.learning_rate * learning_rate_factor(
             step - 1, schedule=config.schedule, warmup_steps=config.warmup_steps, total_steps=config.max_steps
@@ -244,7 +251,7 @@ class _Run:
             group["lr"] = rate
         loss = self._step(batch)
         seconds = time.perf_counter() - started
-        if self._evaluates_at(step):  # how far apart copies came before they are brought together, in no training time
+        if self._evaluates_at(step):  # measured before copies are resynchronised, and not part of the training time
             self.drift = replica_drift(self.engine.module, self.layout, self.network)
         started = time.perf_counter()
         self.engine.resynchronise(step)
@@ -292,6 +299,6 @@ def _is_score(name: str) -> bool:
 def _scaler(device: torch.device, enabled: bool) -> torch.amp.GradScaler:
     if not dist.is_initialized():
         return torch.amp.GradScaler(device.type, enabled=enabled)
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # all processes skip a step, or none
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # all processes skip a step, or none does
 
     return ShardedGradScaler(device.type, enabled=enabled, process_group=dist.group.WORLD)

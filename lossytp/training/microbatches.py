@@ -23,5 +23,5 @@ def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[s
 
 
 def counted(labels: Tensor) -> int:
-    """Return how many terms the mean training loss has: examples, or predicted tokens if labels are (examples, tokens)."""
+    """Return how many terms a mean training loss has: examples, or predicted tokens for labels (examples, tokens)."""
     return len(labels) if labels.ndim == 1 else int((labels[:, 1:] != -100).sum())

@@ -1,6 +1,6 @@
-"""GPT-2 by name: the project's own small ones, the hub's, or one in a folder; pretrained, or with random weights.
+"""Load GPT-2 by name: the project's own small models, the hub's, or one in a folder.
 
-`-scratch` behind a name takes its shape and its tokenizer, and draws the weights.
+A name with the suffix `-scratch` gives the model's shape and tokenizer with random weights.
 """
 
 import json
@@ -16,7 +16,7 @@ from lossytp.training.tokenizer import check_tokenizer
 if TYPE_CHECKING:
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
 
-MODELS = Path(__file__).resolve().parents[2] / "models"  # of a checkout: the pretrained bases that are committed
+MODELS = Path(__file__).resolve().parents[2] / "models"  # a checkout's committed pretrained models
 SCRATCH = "-scratch"
 HEADS = {  # by kind of task
     "classification": "GPT2ForSequenceClassification",
@@ -24,9 +24,9 @@ HEADS = {  # by kind of task
     "multiple choice": "GPT2ForMultipleChoice",
     "generation": "GPT2LMHeadModel",
 }
-SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # as a `Shape` has them
+SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # in the order of `Shape`
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
-DEFAULT_LOSS = "ForCausalLM"  # transformers takes it too, but warns of each model whose class name does not tell
+DEFAULT_LOSS = "ForCausalLM"  # transformers' own default, which warns if a model's class name implies no loss
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"n_embd": 128, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-nano-wide": {"n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
@@ -43,7 +43,7 @@ HUB = {
 
 
 class Shape(NamedTuple):
-    """What tensor and pipeline parallelism divide, and the longest text."""
+    """The sizes that tensor and pipeline parallelism divide, and the number of positions."""
 
     width: int
     layers: int
@@ -61,9 +61,10 @@ HUB_SHAPES = {
 
 
 def shape_of(name: str) -> Shape | None:
-    """The named model's shape; None for one on the hub that is not known before its configuration is there.
+    """Return the named model's shape; None for a model on the hub whose shape is known only once it is loaded.
 
-    ValueError for a folder that holds no GPT-2, and for a name that is neither known, nor a folder, nor `owner/name`.
+    Raises:
+        ValueError: if the name is neither known, nor a folder, nor `owner/name`, or the folder holds no GPT-2.
     """
     base = name.removesuffix(SCRATCH)
     if base in PRESETS:
@@ -79,7 +80,7 @@ def shape_of(name: str) -> Shape | None:
 
 
 def check_model(name: str, tensor_parallel_size: int, max_length: int) -> None:
-    """Raise ValueError where there is no such model, or it cannot be split so many ways or read so many tokens."""
+    """Raise ValueError if there is no such model, or it does not fit `tensor_parallel_size` or `max_length`."""
     shape = shape_of(name)
     if shape is not None:
         _check_shape(name, shape, tensor_parallel_size, max_length)
@@ -92,7 +93,7 @@ def _check_shape(name: str, shape: Shape, tensor_parallel_size: int, max_length:
 
 
 def check_there(name: str) -> None:
-    """Raise ValueError where the model is neither on this machine nor to be had; before torch is imported."""
+    """Raise ValueError if the model is neither on this machine nor on a hub that answers. Import no torch."""
     where = _location(name, weights=not name.endswith(SCRATCH))
     if Path(where).is_dir():
         return
@@ -106,9 +107,10 @@ def check_there(name: str) -> None:
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
-    """The model's tokenizer, which pads with its end token where it knows no other.
+    """Return the model's tokenizer. If it has no padding token, it pads with its end token.
 
-    ValueError where there is none, or it has no end token.
+    Raises:
+        ValueError: if there is no tokenizer, or it has no end token.
     """
     from transformers import AutoTokenizer
 
@@ -131,14 +133,22 @@ def build_model(
     tensor_parallel_size: int = 1,
     max_length: int = 0,
 ) -> "PreTrainedModel":
-    """The model with the head that a kind of task needs; what is not pretrained is drawn from `seed`.
+    """Return the model with the head for a kind of task.
+
+    torch's global generator is left unchanged.
 
     Args:
-        kind: one of `HEADS`; "classification" is among `labels`.
-        tensor_parallel_size, max_length: what the shape has to allow, which of a model on the hub is not known before.
+        name: the model, as in `TrainConfig.model_name`.
+        kind: a key of `HEADS`.
+        labels: the classes of a classification.
+        tokenizer: the model's tokenizer.
+        dropout: probability of every dropout.
+        seed: seed of the weights that are not pretrained.
+        tensor_parallel_size: a size that the shape must allow; on the hub the shape is known only here.
+        max_length: a length that the shape must allow.
 
-    torch's generator is left as it was. ValueError where it is nowhere to be found, is no GPT-2 of a fitting shape, or
-    lacks some of its weights, a head apart.
+    Raises:
+        ValueError: if the model is not found, is no GPT-2 of a fitting shape, or lacks weights other than the head's.
     """
     import torch  # here, so that a configuration is checked without waiting for torch
     from transformers import GPT2Model
@@ -148,7 +158,7 @@ def build_model(
     _check_shape(name, shape, tensor_parallel_size, max_length)
     config.update({"embd_pdrop": dropout, "attn_pdrop": dropout, "resid_pdrop": dropout, "use_cache": False})
     kinds_of_loss: dict[str, Any] = {"classification": "single_label_classification", "regression": "regression"}
-    config.problem_type = kinds_of_loss.get(kind)  # or a classifier's that is fine-tuned further would stay
+    config.problem_type = kinds_of_loss.get(kind)  # else a fine-tuned classifier would keep its own
     if kind == "classification":
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: number for number, label in enumerate(labels)}
@@ -158,8 +168,8 @@ def build_model(
         torch.manual_seed(seed)
         try:
             model: Any = _head_classes()[HEADS[kind]](config)
-        except Exception as error:  # as in `_loaded`: of an activation that it does not know, a KeyError
-            raise ValueError(f"model_name = {name!r}: its config.json makes no model ({first_line(error)})") from error
+        except Exception as error:  # a config.json can raise anything: an unknown activation, for example, a KeyError
+            raise ValueError(f"model_name = {name!r}: its config.json is invalid ({first_line(error)})") from error
     if not name.endswith(SCRATCH):
         model.transformer.load_state_dict(_pretrained(name, GPT2Model).state_dict())
         model.tie_weights()
@@ -168,21 +178,24 @@ def build_model(
 
 
 def load_model(name: str) -> "PreTrainedModel":
-    """The model as it was saved, with the head that it has.
+    """Return the model as it was saved, with its head.
 
-    ValueError where it is not there, lacks some of its weights, or has no known head.
+    Raises:
+        ValueError: if the model is not found, lacks weights, or has no known head.
     """
     import transformers
 
     if name.endswith(SCRATCH):
-        raise ValueError(f"model_name = {name!r} has learnt nothing: give {name.removesuffix(SCRATCH)}, or a folder")
+        raise ValueError(f"model_name = {name!r} is untrained: give {name.removesuffix(SCRATCH)}, or a folder")
     where = _location(name, weights=True)
     config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
     classes = _head_classes()
     named = config.architectures if isinstance(config.architectures, list) else []
     heads = [classes[each] for each in named if isinstance(each, str) and each in classes]
     if not heads:
-        raise ValueError(f"model_name = {name!r} is of {config.architectures}: give one of {', '.join(classes)}")
+        raise ValueError(
+            f"model_name = {name!r} has architectures = {config.architectures}: give one of {', '.join(classes)}"
+        )
     model: Any = _pretrained(name, heads[0])
     model.config.use_cache = False
     model.loss_type = model.loss_type or DEFAULT_LOSS
@@ -190,7 +203,11 @@ def load_model(name: str) -> "PreTrainedModel":
 
 
 def _pretrained(name: str, kind: Any) -> Any:
-    """The saved weights as a `kind`, in float32; ValueError where some are missing, which transformers would draw."""
+    """Return the saved model as a `kind`, in float32.
+
+    Raises:
+        ValueError: if weights are missing; transformers would draw them at random.
+    """
     import torch
 
     where = _location(name, weights=True)
@@ -198,7 +215,7 @@ def _pretrained(name: str, kind: Any) -> Any:
     missing = sorted(found["missing_keys"])
     if missing:
         raise ValueError(
-            f"model_name = {name!r}: {where} lacks {len(missing)} of its weights, such as {missing[0]}: save it whole"
+            f"model_name = {name!r}: {where} lacks {len(missing)} of its weights, such as {missing[0]}: save them all"
         )
     return model
 
@@ -212,7 +229,7 @@ def _head_classes() -> dict[str, Any]:
 
 
 def build_language_model(name: str, tokenizer: "PreTrainedTokenizerFast", *, seed: int) -> "GPT2LMHeadModel":
-    """The named preset's shape with a language-modelling head, its weights drawn from `seed`, without dropout."""
+    """Return the named preset with a language-modelling head, weights drawn from `seed`, and no dropout."""
     model: Any = build_model(name + SCRATCH, "generation", tokenizer=tokenizer, dropout=0.0, seed=seed)
     return model
 
@@ -226,22 +243,22 @@ def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "GPT2Conf
         return GPT2Config(**{**PRESETS[base], "vocab_size": len(tokenizer)}, **special)
     config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
     if not isinstance(config, GPT2Config):
-        raise ValueError(f"model_name = {name!r} is a {config.model_type}, no GPT-2: give one that is")
+        raise ValueError(f"model_name = {name!r} is a {config.model_type}, not a GPT-2: give a GPT-2")
     check_tokenizer(f"model_name = {name!r}", tokenizer, config.vocab_size)
     config.update(special)
     return config
 
 
 def _location(name: str, *, weights: bool) -> str:
-    """The folder that holds the model, or its name on the hub."""
+    """Return the folder that holds the model, or the model's name on the hub."""
     base = name.removesuffix(SCRATCH)
     if base in PRESETS:
         folder = MODELS / base
         if not weights and not folder.is_dir():
-            folder = MODELS / "gpt2-nano"  # they share its vocabulary
+            folder = MODELS / "gpt2-nano"  # all presets share its vocabulary
         if not folder.is_dir():
             raise ValueError(
-                f"model_name = {name!r}: {folder} is not there; run ./run_all.sh pretrain in a checkout"
+                f"model_name = {name!r}: {folder} does not exist; run ./run_all.sh pretrain in a checkout"
                 + (f", or give {name}{SCRATCH}" if weights else "")
             )
         return str(folder)
@@ -257,7 +274,7 @@ def _location(name: str, *, weights: bool) -> str:
 
 
 def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
-    """What `load` makes of a folder or a name on the hub; its complaints in one line."""
+    """Call `load` on a folder or a name on the hub, and turn its errors into a ValueError of one line."""
     from transformers.utils import logging
 
     from lossytp.training.tasks.sources import hub_or_its_cache
@@ -269,7 +286,7 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
             return load(where, **options)
         with hub_or_its_cache():
             return load(where, **options)
-    except Exception as error:  # on a damaged file a library raises whatever it comes upon first
+    except Exception as error:  # a damaged file can raise anything
         first = first_line(error)
         if Path(where).is_dir():
             raise ValueError(f"model_name = {name!r}: {where} cannot be loaded ({first})") from error
@@ -277,7 +294,7 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what a library says, and the next where the first only announces it."""
+    """Return the first line of an error, and the second if the first ends with a colon."""
     first, *rest = f"{type(error).__name__}: {str(error).strip()}".splitlines()
     return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
@@ -285,8 +302,8 @@ def first_line(error: Exception) -> str:
 def _nowhere(name: str, where: str, why: str) -> ValueError:
     looked = f"in LOSSYTP_DATA = {data}" if (data := os.environ.get("LOSSYTP_DATA")) else "LOSSYTP_DATA is not set"
     return ValueError(
-        f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor to be had from the hub; give a "
-        f"folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights ({why})"
+        f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor available from the hub ({why}): "
+        f"give a folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights"
     )
 
 
@@ -301,4 +318,4 @@ def _shape_in(folder: Path) -> Shape:
         return shape
     except (OSError, KeyError, TypeError, ValueError) as error:
         why = f"its config.json: {first_line(error)}"
-        raise ValueError(f"model_name = {str(folder)!r} holds no GPT-2 ({why}): give a folder that does") from error
+        raise ValueError(f"model_name = {str(folder)!r} holds no GPT-2 ({why}): give a folder with one") from error

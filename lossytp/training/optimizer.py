@@ -1,4 +1,4 @@
-"""AdamW, and learning rates that warm up and decay."""
+"""Build AdamW, and compute learning rates that warm up and decay."""
 
 import math
 from typing import Any
@@ -12,9 +12,9 @@ from lossytp.parallel.own_streams import PerRank
 def build_optimizer(
     model: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
 ) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter, ICLR 2019); weights of linear layers and embeddings decay, all else not.
+    """Return AdamW (Loshchilov and Hutter, ICLR 2019) over all parameters that are not frozen.
 
-    Frozen parameters are left out.
+    Weight decay applies to the weights of linear layers and embeddings, not to biases and norms.
     """
     norms = {id(p) for module in model.modules() if _is_norm(module) for p in module.parameters()}
     groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}  # one kernel cannot mix tensors of different meshes
@@ -39,9 +39,14 @@ def _is_norm(module: nn.Module) -> bool:
 def learning_rate_factor(
     step: int, *, schedule: str, warmup_steps: int, total_steps: int, smallest: float = 0.0
 ) -> float:
-    """Factor of the peak learning rate at `step`, counted from 0: linear warm-up, then decay to `smallest`.
+    """Return the learning rate at `step` as a share of its peak: linear warm-up, then decay to `smallest`.
 
-    `schedule` is "linear", "cosine" (Loshchilov and Hutter, ICLR 2017, without restarts) or "constant".
+    Args:
+        step: counted from 0.
+        schedule: "linear", "cosine" (Loshchilov and Hutter, ICLR 2017, without restarts) or "constant".
+        warmup_steps: steps of warm-up.
+        total_steps: steps of the whole run.
+        smallest: the share at the end of the decay.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps

@@ -1,4 +1,4 @@
-"""The trained model as a folder that transformers reads."""
+"""Save the trained model as a folder that transformers reads."""
 
 import json
 from fnmatch import fnmatchcase
@@ -23,12 +23,13 @@ TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.j
 
 
 def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-    """Save the dense model in `folder`, in place of one that is there. All processes must call it; the first writes.
+    """Save the dense model in `folder`, and replace an earlier one. All processes must call this; the first writes.
 
-    Where ranks have drifted apart it is the first rank's. A run that is killed meanwhile saves it again later.
+    If ranks have drifted apart, the first rank's parameters are saved. If the run is killed meanwhile, it saves the
+    model again once resumed.
 
     Raises:
-        ValueError: where the folder holds others' files, or cannot be written.
+        ValueError: if the folder holds the user's files, or cannot be written.
     """
     module: Any = engine.module
     if isinstance(module, DistributedDataParallel):
@@ -62,7 +63,7 @@ def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase 
 
 
 def check_folders(output_dir: Path) -> None:
-    """Raise ValueError where others' files are where a run's models would go."""
+    """Raise ValueError if the folders of a run's models hold the user's files."""
     for name in (BEST, LAST):
         _check_folder(output_dir / name)
 
@@ -74,7 +75,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def remove_model(folder: Path) -> None:
-    """Delete the model in `folder`, and no file that this program did not write."""
+    """Delete the model in `folder`, but no file that this program did not write."""
     _mark_old(folder)
     remove(folder)
 
@@ -84,7 +85,7 @@ def _part(folder: Path) -> Path:
 
 
 def _mark_old(folder: Path) -> None:
-    """Mark a folder that a version wrote which did not mark its folders: it left the task's name in the model."""
+    """Mark a model's folder from an older version, which marked none; the task's name in its config identifies it."""
     if is_marked(folder) or not (folder / "config.json").is_file():
         return
     try:

@@ -1,4 +1,4 @@
-"""A task's metrics for what a model answers, over whatever network it answers.
+"""Score a model on a task over the current network.
 
 Shapes: L ranks, B examples, C classes or options.
 """
@@ -20,16 +20,18 @@ EVALUATION_BATCH = 64
 
 
 def scores(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
-    """The metrics on the test split and its parts: of each process that has results, or each rank with its own stream.
+    """Compute the metrics on the test split and on each of its parts.
 
-    A generated text is the first rank's on all processes.
+    Returns:
+        One dict of metrics for each process that has results, or for each rank if ranks have their own streams.
+        Generated text is the first rank's on every process.
     """
     score = _generated if data.task.kind == "generation" else _chosen
     return [each for theirs in gathered(score(engine, data), engine.network) for each in theirs]
 
 
 def mean_over_ranks(everyones: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Of each metric of `scores` its mean over the ranks; None where a rank has none."""
+    """Return the mean over ranks of each metric of `scores`; None if a rank lacks the metric."""
     means: dict[str, float | None] = {}
     for metric in everyones[0]:
         values = [theirs[metric] for theirs in everyones]
@@ -50,7 +52,7 @@ def _chosen(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
     if not logits:
         return []
     references = np.asarray(data.test.references)[order]
-    options = max(each.shape[-1] for each in logits)  # of a batch's examples, which may have fewer than another's
+    options = max(each.shape[-1] for each in logits)  # batches may differ in their largest number of options
     padded = [torch.nn.functional.pad(each, (0, options - each.shape[-1]), value=-torch.inf) for each in logits]
     metric, parts = data.task.metric(), data.test.parts[order]
     return [_with_parts(metric, theirs.numpy(), references, parts) for theirs in torch.cat(padded, 1)]
@@ -59,7 +61,7 @@ def _chosen(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
 def _with_parts(
     metric: "evaluate.Metric", predictions: np.ndarray, references: np.ndarray, parts: np.ndarray
 ) -> dict[str, Any]:
-    """The metrics of all, and of each part that has a name, as in "accuracy_official"."""
+    """Return the metrics of all examples, and of each named part under names such as "accuracy_official"."""
     found = metric.compute(predictions=predictions, references=references)
     for part in filter(None, np.unique(parts)):
         of_part = metric.compute(predictions=predictions[parts == part], references=references[parts == part])

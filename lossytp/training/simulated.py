@@ -1,4 +1,4 @@
-"""How long a training step would take on the link that a configuration describes."""
+"""Simulate how long a training step would take on the link that a configuration describes."""
 
 from typing import Any
 
@@ -9,26 +9,32 @@ from lossytp.network.timing import step_seconds
 from lossytp.network.transport import BestEffort, Path, SelectiveRepeat, Transport
 from lossytp.training.config import TrainConfig
 
-SAMPLES = 20  # of a step, each of some dozen collectives
-MOST_LOST, MOST_LOSSES = 0.9, 2**27  # share of the packets, and losses in all samples: beyond, timing takes minutes
+SAMPLES = 20  # simulated steps, each with a few dozen collectives
+MOST_LOST, MOST_LOSSES = 0.9, 2**27  # loss rate, and losses in all samples, above which timing takes minutes
 
 
 def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compute_s: float) -> float | None:
-    """Expected seconds of a step of `tokens`, padding included, that takes `compute_s` without a network.
+    """Return the expected seconds of a training step over the configured link.
 
-    Messages that may lose packets are best-effort and patient: nothing is late that training did not lose. Where sums
-    return reliably, the other half of the messages is sent again until it is there, by selective repeat at its best.
-    `compute_s` is a measured step: on virtual ranks all ranks' work in one process, under torchrun the real messages
-    too.
-
-    None where no link is described, and where `lossytp.network.timing` does not know what is sent: other parallelisms
-    than the tensor-parallel one, sequence parallelism, algorithms without a schedule, repairs that send packets of
-    their own, links that differ, losses in a part of a phase, frozen blocks, forward sums that are sent again to
-    recompute activations, gradients of copies whose all-reduce loses packets (one that loses none is not counted); and
-    where what is sent again is lost more than `MOST_LOST`, or so often that timing it would take minutes.
+    Messages that may lose packets are best-effort, with a deadline so late that only lost packets are missing. If sums
+    return reliably, the other half of the messages is retransmitted until delivered, by ideal selective repeat.
 
     Args:
-        shape: the model's configuration, as transformers has it.
+        config: the run's configuration.
+        shape: the model's configuration, as in transformers.
+        tokens: mean tokens of a step, padding included.
+        compute_s: measured seconds of a step. With virtual ranks they hold the work of all ranks in one process; under
+            torchrun they hold the real messages too.
+
+    Returns:
+        The seconds; None if no link is configured, and in these cases, which `lossytp.network.timing` does not cover:
+
+        - data, pipeline or sequence parallelism, or a control;
+        - an algorithm without a schedule, or a repair that sends extra packets;
+        - losses limited to a direction, module, layer range, phase or some links;
+        - frozen blocks, or gradient checkpointing, which repeats forward messages;
+        - a lossy all-reduce of the gradients of copies (a reliable one is not counted);
+        - retransmission at a loss rate above `MOST_LOST`, or with more losses than `MOST_LOSSES`.
     """
     wiring, ranks = config.wiring(), config.tensor_parallel_size
     algorithm = wiring.algorithm
@@ -57,9 +63,9 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
         wire=Wire(mtu_bytes=config.mtu_bytes),
     )
     computed = "bf16" if config.bf16 or config.fp16 else "fp32"
-    portions, itemsize = config.gradient_accumulation_steps, 4 if (config.wire_dtype or computed) == "fp32" else 2
-    elements = max(1, round(tokens / portions)) * shape.hidden_size
-    schedule, layers = algorithm.schedule, shape.num_hidden_layers * portions
+    microbatches, itemsize = config.gradient_accumulation_steps, 4 if (config.wire_dtype or computed) == "fp32" else 2
+    elements = max(1, round(tokens / microbatches)) * shape.hidden_size
+    schedule, layers = algorithm.schedule, shape.num_hidden_layers * microbatches
     num_packets = schedule.num_packets(elements, itemsize, ranks, path.wire)
     transports: list[Transport] = [BestEffort.patient(num_packets, path)]
     if sent_again:

@@ -1,4 +1,4 @@
-"""What a tokenizer has to know, to be used at all and with a given model."""
+"""Check that a tokenizer can be used at all, and with a given model."""
 
 from typing import TYPE_CHECKING
 
@@ -7,9 +7,18 @@ if TYPE_CHECKING:
 
 
 def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size: int | None = None) -> None:
-    """Raise ValueError where it knows no words, no end token, or more tokens than a model of `vocab_size`."""
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes of a folder without one
-        raise ValueError(f"{whose} holds no tokenizer: save the model's there, too")
+    """Check a tokenizer.
+
+    Args:
+        whose: where it comes from, for the message.
+        tokenizer: the tokenizer.
+        vocab_size: the vocabulary of the model to use it with, if any.
+
+    Raises:
+        ValueError: if it has no words or no end token, or more tokens than `vocab_size`.
+    """
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes such a one for a folder without any
+        raise ValueError(f"{whose} holds no tokenizer: save the model's own there")
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{whose} holds a tokenizer without an end token: give it an eos_token")
     if vocab_size is not None and len(tokenizer) > vocab_size:

@@ -152,7 +152,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(stopped, tmp_pat
     config = stopped(eval_steps=3)
     marker = tmp_path / "run" / "checkpoint" / "step.json"
     marker.write_text(marker.read_text().replace('"processes": 1', '"processes": 2'))
-    with pytest.raises(ValueError, match="of a run on 2 processes, not 1: start as many"):
+    with pytest.raises(ValueError, match="of a run on 2 processes, not 1: start 2"):
         run(config)
 
 
@@ -246,7 +246,9 @@ def test_a_trace_that_changed_is_refused(stopped, toy, tmp_path):
     config = stopped(**values)
     trace.write_text("0010000000")
     for what in ("checkpoint", "record.json"):
-        with pytest.raises(ValueError, match=rf"{what} is of a run on other losses: the file of trace\(.* has changed"):
+        with pytest.raises(
+            ValueError, match=rf"{what} is of a run on other losses, and the file of trace\(.* has changed"
+        ):
             run(config)
         trace.write_text("0 0 0 1 0 0 0 0 0 0")  # the same losses
         run(config)
@@ -321,7 +323,7 @@ def test_a_checkpoint_of_other_data_is_refused(stopped, monkeypatch):
         ),
     )
     with pytest.raises(
-        ValueError, match=r"^.*checkpoint is of a run on other data: that of toy has changed.* or delete"
+        ValueError, match=r"^.*checkpoint is of a run on other data, and that of toy has changed.* or delete"
     ):
         run(config)
 

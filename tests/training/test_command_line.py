@@ -352,7 +352,7 @@ def test_a_record_is_run_again_by_as_many_processes(tmp_path, monkeypatch):
     """A run of other processes draws other losses: it would give another number without a word."""
     (tmp_path / "record.json").write_text(json.dumps({"config": TrainConfig().as_dict(), "processes": 2}))
     words = ["--config", str(tmp_path / "record.json")]
-    with pytest.raises(ValueError, match=r"of 2 processes, and here 1 run: start it with torchrun --nproc_per_node 2"):
+    with pytest.raises(ValueError, match=r"of a run on 2 processes, not 1: start it with torchrun --nproc_per_node 2"):
         parse(TrainConfig, None, words)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "here", "MASTER_PORT": "29500"}.items():
         monkeypatch.setenv(name, value)

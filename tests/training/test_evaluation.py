@@ -264,8 +264,8 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"prompt": ""}, "prompt = '' gives nothing to go on from"),
-        ({"prompt": "the rose", "new_tokens": 200}, "new_tokens = 200 behind a prompt of .* is beyond the model's"),
+        ({"prompt": ""}, "prompt = '' has no token to continue"),
+        ({"prompt": "the rose", "new_tokens": 200}, "new_tokens = 200 after a prompt of .* exceeds the model's"),
         ({"data_glob": "stdlib", "max_length": 1}, "max_length = 1 leaves no token to guess .*: give 2 or more"),
         ({"prompt": "the rose", "output_dir": "/dev/null/x"}, "output_dir = '/dev/null/x' cannot be written"),
     ],
@@ -296,7 +296,7 @@ def test_a_model_without_the_head_for_what_is_asked_is_one_line(tmp_path, text):
         ({"dataset": "regression"}, "dataset = 'regression' needs a model fine-tuned on it"),
         ({"data_glob": text}, "data_glob = .* needs a language model"),
         ({"prompt": "the"}, "prompt = 'the' needs a language model"),
-        ({"model_name": "gpt2-nano-scratch", "prompt": "the"}, "has learnt nothing"),
+        ({"model_name": "gpt2-nano-scratch", "prompt": "the"}, "is untrained"),
         ({"lossy_direction": "backward"}, "lossy_direction = 'backward' where nothing is sent backward"),
         ({"max_length": 129}, "max_length = 129 is above .*'s 128 positions: give fewer"),
     ):
@@ -309,7 +309,7 @@ def test_a_model_without_the_head_for_what_is_asked_is_one_line(tmp_path, text):
     train(tmp_path, "generation", output_dir=str(tmp_path / "other"))
     config = tmp_path / "other" / "last" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "finetuning_task": None}))
-    with pytest.raises(ValueError, match=r"nothing to ask of .*: give dataset, data_glob or prompt"):
+    with pytest.raises(ValueError, match=r"nothing to evaluate .* on: give dataset, data_glob or prompt"):
         evaluate(tmp_path, model_name=str(tmp_path / "other" / "last"))
 
 

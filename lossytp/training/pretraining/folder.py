@@ -66,7 +66,7 @@ def path_end(pattern: str | None) -> str | None:
 
 
 def training_text(config: PretrainConfig) -> Corpus:
-    """Return the text to train on: all that `data_glob` names, less held-out documents if there is no validation_glob."""
+    """Return the text to train on: that of `data_glob`, less held-out documents if there is no `validation_glob`."""
     return corpus(config.data_glob, split="train", splits_files=config.validation_glob is None)
 
 
