@@ -81,5 +81,5 @@ def test_a_folder_that_others_could_have_made_is_refused(no_home, tmp_path, monk
         other = tmp_path / f"lossytp-{uid + 1}"
         no_home.rename(other)
         monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    with pytest.raises(ValueError, match=r"lossytp-\d+ (may be written by others: set XDG|cannot be written)"):
+    with pytest.raises(ValueError, match=r"lossytp-\d+ (can be written by other users: set XDG|cannot be written)"):
         cache_folder()

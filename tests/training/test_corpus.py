@@ -116,7 +116,7 @@ def test_folders_that_a_pattern_matches_are_left_out(tmp_path):
     [
         (b"\x89PNG\r\n\x1a\n", r"is no UTF-8 text \(byte 0x89 at 0\): save it as UTF-8, or narrow the pattern$"),
         ("läst".encode("latin-1"), r"is no UTF-8 text \(byte 0xe4 at 1\)"),
-        (b"GIF\x00\x01", r"holds NUL at 3, as no text does: narrow the pattern$"),
+        (b"GIF\x00\x01", r"is no text, with NUL at character 3: narrow the pattern$"),
     ],
 )
 def test_a_file_that_is_no_text_is_named(tmp_path, content, words):
@@ -128,7 +128,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path, content, words):
 
 def test_a_file_without_a_text_column_is_named_with_those_it_has(tmp_path):
     write(tmp_path / "a.parquet", ["x"], column="body")
-    with pytest.raises(ValueError, match=r"a\.parquet has no column 'text' but id, body"):
+    with pytest.raises(ValueError, match=r"a\.parquet has no column 'text', but id, body"):
         list(corpus(str(tmp_path / "*"), split="train").texts())
 
 

@@ -77,7 +77,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, network, monkeyp
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with exclusive_run(str(tmp_path), network):
-        assert capsys.readouterr().err.endswith("without locks (No locks available): start no second run in it\n")
+        assert capsys.readouterr().err.endswith("without locks (No locks available): do not start a second run in it\n")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -339,7 +339,7 @@ def test_several_processes_are_refused(pretrain, monkeypatch):
     ):
         monkeypatch.setenv(name, value)
     config = pretrain()
-    with pytest.raises(ValueError, match="runs in one process, and here 2 are started: start it with python -m loss"):
+    with pytest.raises(ValueError, match="runs in one process, not 2: start it with python -m loss"):
         run(config)
     assert not Path(config.output_dir).exists()
 

@@ -73,7 +73,7 @@ def test_files_that_cannot_be_read_are_named(folder):
     gone = Files(train=folder / "gone.csv", test="held.txt")
     with pytest.raises(ValueError, match=r"train = '.*gone.csv' is no file"):
         gone.rows("train")
-    with pytest.raises(ValueError, match=r"test = 'held.txt' is of no kind that is read: give one of \.parquet, \.csv"):
+    with pytest.raises(ValueError, match=r"test = 'held.txt' has an unknown format: give one of \.parquet, \.csv"):
         gone.fingerprint("test")
     (folder / "broken.json").write_text("{]")
     with pytest.raises(ValueError, match=r"broken.json cannot be read"):
@@ -205,6 +205,6 @@ def test_a_repository_with_a_script_is_read_from_the_hubs_own_export(folder, mon
     source = Source(path="some/words", name="plain")
     assert len(source.rows("test")) == 6
     assert calls[1] == {"data_dir": "plain", "split": "validation", "revision": "refs/convert/parquet"}
-    with pytest.raises(ValueError, match=r"nor had from the hub \(out of luck\)"):
+    with pytest.raises(ValueError, match=r"nor available from the hub \(out of luck\)"):
         source.rows("test")
     assert len(calls) == 3

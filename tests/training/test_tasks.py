@@ -265,7 +265,7 @@ def test_rows_without_a_label_are_left_out():
     ] == [-1.0]
     choices = [{"text": "a", "options": ["x", "y"], "label": value} for value in ("", "1")]
     assert [example.label for example in examples(MultipleChoice, choices, options="options")] == [1]
-    with pytest.raises(ValueError, match="table has no row with a label in split 'train'"):
+    with pytest.raises(ValueError, match="table has no labelled row in split 'train'"):
         examples(Generation, [{"text": "a", "answers": []}], ending="", answers="answers")
 
 
@@ -278,11 +278,11 @@ def test_what_a_row_lacks_or_a_label_cannot_be_is_said():
     for label in (2, "z"):
         with pytest.raises(ValueError, match=f"label {label!r} is not a class of x, y, in row .* of table"):
             task({"text": "a", "label": label}).examples("train")
-    with pytest.raises(ValueError, match="metric 'pearson' is none of classification: choose from accuracy"):
+    with pytest.raises(ValueError, match="classification has no metric 'pearson': choose from accuracy"):
         task({}, metrics=("pearson",))
     with pytest.raises(ValueError, match="not two or more different names"):
         task({}, labels=("x", "x"))
-    with pytest.raises(ValueError, match="'f1' is of two classes, not 3"):
+    with pytest.raises(ValueError, match="'f1' needs two classes, not 3"):
         task({}, labels=("x", "y", "z"), metrics=("f1",))
     single = MultipleChoice(source=Table(train=[{"o": ["x"], "label": 0}], test=[]), body="", options="o")
     with pytest.raises(ValueError, match="fewer than two"):

@@ -30,7 +30,9 @@ def test_a_column_that_holds_no_text_is_named_with_its_row_and_source(value):
 
 def test_a_function_that_makes_no_text_is_named():
     task = classification([{"text": "a", "label": 1}], ending=lambda row: row["label"])
-    with pytest.raises(ValueError, match=r"^'1', which a function made of the row, is no text: .* of test of table$"):
+    with pytest.raises(
+        ValueError, match=r"^'1', which a function returned for the row, is no text: .* of test of table$"
+    ):
         task.examples("test")
 
 

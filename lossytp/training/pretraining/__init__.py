@@ -1,1 +1,1 @@
-"""Pretraining of small GPT-2s on running text, for fine-tuning to start from."""
+"""Pretrain small GPT-2s on running text, as a start for fine-tuning."""

@@ -1,4 +1,4 @@
-"""Running text for language modelling: documents in a fixed order, packed into blocks of tokens.
+"""Read running text for language modelling: documents in a fixed order, packed into blocks of tokens.
 
 Shapes: B blocks, T tokens a block.
 """
@@ -21,13 +21,13 @@ from transformers import PreTrainedTokenizerFast
 from lossytp.network.streams import Stream
 
 STDLIB = "stdlib"
-HELD_OUT_PERCENT = 2  # of stdlib's files, or of other files' documents where they are to be split
-SHUFFLED_BLOCKS = 8192  # blocks that are put into a random order together
+HELD_OUT_PERCENT = 2  # of stdlib's files, or of other files' documents if these are split
+SHUFFLED_BLOCKS = 8192  # blocks that are shuffled together
 DOCUMENTS_AT_ONCE = 64
 
 
 class Position(NamedTuple):
-    """A document: the `row`-th of the `shard`-th file, in pass `epoch` over all of them."""
+    """A document's place: row `row` of file `shard`, in pass `epoch` over all files, all counted from 0."""
 
     epoch: int
     shard: int
@@ -39,16 +39,18 @@ BEGINNING = Position(0, 0, 0)
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text files: parquet with a column `text`, a document a row; any other file is one document."""
+    """Text files. A parquet file has a column `text` with one document a row; any other file is one document."""
 
     files: tuple[str, ...]
     split: str | None = None
-    """Where they are split, the documents wanted: "validation" for a few, by their text, "train" for the others."""
+    """Which documents to read: "validation" for a few, chosen by a hash of their text, "train" for the others, None
+    for all."""
 
     def documents(self, start: Position = BEGINNING) -> Iterator[tuple[Position, list[str]]]:
-        """Portions of documents from `start` on, each with the position behind it; without end.
+        """Yield lists of documents from `start` on, endlessly, each with the position after it.
 
-        ValueError where there are none.
+        Raises:
+            ValueError: if there are no documents.
         """
         epoch, first_shard, first_row = start
         while True:
@@ -67,7 +69,7 @@ class Corpus:
             epoch, first_shard = epoch + 1, 0
 
     def texts(self) -> Iterator[str]:
-        """All documents once."""
+        """Yield all documents once."""
         for position, texts in self.documents():
             if position.epoch:
                 return
@@ -81,17 +83,20 @@ class Corpus:
 
     @property
     def of_split(self) -> str:
-        """For a complaint."""
+        """The end of an error message: which split lacks text, and the fix."""
         return "" if self.split is None else f", for {self.split}: give more, or name files of its own"
 
 
 def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
-    """The files that a pattern names, or for "stdlib" the sources of Python's standard library, sorted.
+    """Return the files that a pattern names, sorted; for "stdlib", the sources of Python's standard library.
 
-    `split`, "train" or "validation", chooses among the sources of the standard library; of other files all documents
-    are taken unless `splits_files`.
+    Args:
+        data_glob: the pattern, or "stdlib".
+        split: "train" or "validation", a part of the sources of the standard library.
+        splits_files: whether `split` also selects among the documents of other files. If not, all are taken.
 
-    ValueError where there are none.
+    Raises:
+        ValueError: if no file matches.
     """
     if data_glob == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
@@ -124,12 +129,12 @@ def _texts(file: str) -> Iterator[list[str]]:
         with pyarrow.parquet.ParquetFile(file) as table:
             if "text" not in table.schema_arrow.names:
                 raise ValueError(
-                    f"{file} has no column 'text' but {', '.join(table.schema_arrow.names)}: give one that has"
+                    f"{file} has no column 'text', but {', '.join(table.schema_arrow.names)}: give a file with one"
                 )
-            for portion in table.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
-                texts = portion.column(0).to_pylist()
+            for batch in table.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
+                texts = batch.column(0).to_pylist()
                 if not all(isinstance(text, str | None) for text in texts):
-                    raise ValueError(f"{file} has {portion.schema.types[0]} in its column 'text': give text")
+                    raise ValueError(f"{file} has {batch.schema.types[0]} in its column 'text': give text")
                 yield texts
     except (pyarrow.ArrowException, OSError) as error:
         why = " ".join(str(error).split())[:200]
@@ -137,27 +142,30 @@ def _texts(file: str) -> Iterator[list[str]]:
 
 
 def _text_in(file: str) -> str:
-    """Return the file's text. ValueError where it is none: tokens of other bytes would be garbage, and many."""
+    """Return the file's text.
+
+    Raises:
+        ValueError: if the file is unreadable or no text. Binary data would give many meaningless tokens.
+    """
     try:
         text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"{file} cannot be read ({error.strerror}): give a file that can") from error
+        raise ValueError(f"{file} cannot be read ({error.strerror}): give a readable file") from error
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is no UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "
             "narrow the pattern"
         ) from error
     if "\0" in text:
-        raise ValueError(f"{file} holds NUL at {text.index(chr(0))}, as no text does: narrow the pattern")
+        raise ValueError(f"{file} is no text, with NUL at character {text.index(chr(0))}: narrow the pattern")
     return text
 
 
 class PackedBlocks:
-    """Blocks of `block_size` tokens, without padding: documents one after another, each followed by the end token.
+    """Blocks of `block_size` tokens without padding: documents one after another, each followed by the end token.
 
-    Blocks are shuffled among the next few thousand, or where not `streaming` among all of a pass, in an order that
-    `seed` names. `state_dict()` tells where it stands; what it yields after `load_state_dict()` is what it would have
-    yielded.
+    Blocks are shuffled in portions: of a few thousand blocks if `streaming`, else of a whole pass over the text. `seed`
+    determines the order. After `load_state_dict()` an object continues as the one that `state_dict()` describes.
     """
 
     def __init__(
@@ -167,17 +175,17 @@ class PackedBlocks:
         self.streaming = streaming
         self._start = self._position = BEGINNING
         self._rest = self._rest_at_start = np.zeros(0, dtype=np.int64)
-        self._portion = -1  # shuffled portions so far
+        self._portion = -1  # index of the current portion
         self._blocks = np.zeros((0, block_size), dtype=np.int64)
-        self._taken = 0  # of the blocks of this portion
+        self._taken = 0  # blocks of this portion returned so far
 
     @property
     def position(self) -> Position:
-        """Behind the last document that was read."""
+        """The position after the last document that was read."""
         return self._position
 
     def batch(self, size: int) -> Tensor:
-        """The next `size` blocks, (B, T)."""
+        """Return the next `size` blocks (B, T)."""
         parts: list[np.ndarray] = []
         missing = size
         while missing:
@@ -189,7 +197,7 @@ class PackedBlocks:
         return torch.from_numpy(np.concatenate(parts))
 
     def in_order(self) -> Iterator[np.ndarray]:
-        """Blocks (T,) as they follow each other in the text, from its beginning, not shuffled, without end."""
+        """Yield blocks (T,) in the order of the text, from its beginning, endlessly."""
         rest = np.zeros(0, dtype=np.int64)
         for _, texts in self.text.documents():
             tokens = np.concatenate([rest, *encode(self.tokenizer, texts)])
@@ -198,7 +206,7 @@ class PackedBlocks:
             rest = tokens[whole:]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the blocks of this portion start in the text, and how many were taken."""
+        """Return where the current portion starts in the text, and how many of its blocks were returned."""
         return {
             "start": list(self._start),
             "rest": torch.from_numpy(self._rest_at_start),
@@ -234,13 +242,17 @@ class PackedBlocks:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[np.ndarray]:
-    """Token ids of each text, int64, the end token behind."""
+    """Return the token ids of each text, int64, followed by the end token."""
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
     return [np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.int64) for encoding in encodings]
 
 
 def all_blocks(text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int) -> Tensor:
-    """All whole blocks of the text, in order, (B, T). ValueError where it is too short for one."""
+    """Return all whole blocks of the text, in order (B, T).
+
+    Raises:
+        ValueError: if the text is shorter than one block.
+    """
     tokens = np.concatenate([ids for document in text.texts() for ids in encode(tokenizer, [document])])
     whole = len(tokens) // block_size
     if not whole:

@@ -1,4 +1,4 @@
-"""The README.md of a pretrained model: what a reader must know to use it, and to make it again."""
+"""Write a pretrained model's README.md, with what a reader needs to use the model or to reproduce it."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ this project's.
 
 
 def model_card(statistics: dict[str, Any]) -> str:
-    """Markdown, from what pretrain.json holds."""
+    """Return the model card, in Markdown, from the content of pretrain.json."""
     config, where = statistics["config"], statistics["environment"]
     numbers = {name: statistics[name] for name in ("parameters", "data", "steps", "tokens", "commit", "threads")}
     numbers |= {name: statistics[name] for name in ("validation_loss", "perplexity", "validation_tokens")}

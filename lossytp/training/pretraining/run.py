@@ -1,7 +1,8 @@
-"""One pretraining run: next-token prediction on packed blocks of text, in one process.
+"""Pretrain a model: next-token prediction on packed blocks of text, in one process.
 
-Microbatches are worked on by a few Python threads of one torch thread each: on small models torch's own threads wait
-for each other at every kernel. Their gradients are added in order, so the number of threads changes no result.
+A few Python threads, each with one torch thread, compute microbatches in parallel. With small models this is faster
+than torch's own threads, which wait for each other at every kernel. Gradients are added in order, so the number of
+threads changes no result.
 """
 
 import json
@@ -44,7 +45,7 @@ from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.trigram import trigram_perplexity
 from lossytp.training.record import commit, environment, write_atomically
 
-VALIDATION_BLOCKS = 512  # while training; all in the end
+VALIDATION_BLOCKS = 512  # during training; at the end, all blocks
 TRIGRAM_TOKENS = 2**26
 SECONDS_BETWEEN_LINES = 30.0
 BETAS = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
@@ -52,10 +53,13 @@ PROMPT = "The "
 
 
 def run(config: PretrainConfig) -> dict[str, Any]:
-    """Pretrain as `config` says, save the model with its tokenizer and card, and return what pretrain.json holds.
+    """Pretrain, save the model with its tokenizer and card, and return the content of pretrain.json.
 
-    Stopped at any time and started again, it goes on from its last checkpoint to the same model; finished, it is not
-    run again.
+    A stopped run resumes from its last checkpoint and reaches the same model. A finished run is not repeated.
+
+    Raises:
+        ValueError: if the folder, the text or a checkpoint does not allow this run, there are several processes, or the
+            training loss is not finite.
     """
     check_single_process()
     folder = Path(config.output_dir)
@@ -69,12 +73,11 @@ def run(config: PretrainConfig) -> dict[str, Any]:
 
 
 def check_single_process() -> None:
-    """Raise ValueError where torchrun started several processes."""
+    """Raise ValueError if torchrun started several processes."""
     processes = rank_and_world_size()[1]
     if processes > 1:
         raise ValueError(
-            f"lossytp.pretrain runs in one process, and here {processes} are started: start it with "
-            "python -m lossytp.pretrain"
+            f"lossytp.pretrain runs in one process, not {processes}: start it with python -m lossytp.pretrain"
         )
 
 
@@ -120,7 +123,7 @@ class _Pretraining:
         self.losses, self.evaluations, self.seconds = state["losses"], state["evaluations"], state["seconds"]
 
     def _check_optimizer(self) -> None:
-        """Raise KeyError or RuntimeError where AdamW's averages are not those of the parameters: it looks later."""
+        """Raise KeyError or RuntimeError if AdamW's averages do not fit the parameters; AdamW checks only in a step."""
         for number, parameter in enumerate(self.parameters):
             for name in ("exp_avg", "exp_avg_sq"):
                 shape = self.optimizer.state[parameter][name].shape
@@ -245,10 +248,10 @@ class _Pretraining:
         save_checkpoint(folder, state)
 
     def _export(self, folder: Path, pool: ThreadPoolExecutor) -> dict[str, Any]:
-        """The model in bfloat16 as transformers reads it, its tokenizer, its card and its statistics."""
+        """Save the model in bfloat16 for transformers, its tokenizer, card and statistics; return the statistics."""
         config = self.config
         self.model.to(torch.bfloat16).to(torch.float32)
-        print("pretraining: validating, on all that is held out", file=sys.stderr, flush=True)
+        print("pretraining: validating on all held-out text", file=sys.stderr, flush=True)
         validation_loss = self._validation_loss(self.validation, pool)
         every = max(1, len(self.losses) // 200)
         statistics = {
@@ -283,7 +286,7 @@ class _Pretraining:
         return statistics
 
     def _trigram(self) -> dict[str, Any]:
-        """The perplexity of a trigram model of the same training text, or of its beginning where that is long."""
+        """Compute the perplexity of a trigram model of the training text, at most its first `TRIGRAM_TOKENS` tokens."""
         blocks = PackedBlocks(
             self.blocks.text, self.tokenizer, block_size=self.config.block_size, seed=self.config.seed
         ).in_order()

@@ -1,4 +1,4 @@
-"""Byte-level BPE vocabularies of the project's own models."""
+"""Train the byte-level BPE vocabularies of the project's own models."""
 
 from collections.abc import Iterable
 
@@ -9,9 +9,9 @@ PAD, END = "<|pad|>", "<|endoftext|>"
 
 
 def train_tokenizer(texts: Iterable[str], *, size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `size` tokens (Sennrich et al., ACL 2016; bytes as in GPT-2, Radford et al., 2019).
+    """Train a byte-level BPE of `size` tokens (Sennrich et al., ACL 2016; bytes as in GPT-2, Radford et al., 2019).
 
-    The first token pads, the second ends a text.
+    The first token pads, and the second ends a text.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,6 +1,6 @@
-"""Tasks: where their rows come from, how a row becomes text and a label, and what is measured.
+"""Tasks: where their rows come from, how a row becomes text and a label, and which metrics score the answers.
 
-Importing this package costs nothing; a task's rows are loaded when they are asked for.
+Importing this package is cheap: a task loads its rows only when they are needed.
 """
 
 from lossytp.training.tasks.catalogue import TASKS, task_named

@@ -1,4 +1,4 @@
-"""What needs no GPT-2: the most frequent class, and bags of words and of tokens."""
+"""Compute baselines without GPT-2: the most frequent class, and bags of words and tokens."""
 
 from typing import Any
 
@@ -13,15 +13,18 @@ from lossytp.training.tasks.data import Dataset, Split
 
 
 def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
-    """Test accuracy of TF-IDF and logistic regression on all training text, and of the most frequent class.
+    """Return the test accuracies of TF-IDF with logistic regression, and of always choosing the most frequent class.
 
-    The test sample is the one that a training run with the same `eval_samples` evaluates on. ValueError where the
-    task is unknown, or no classification.
+    Logistic regression is trained on all training text. The test sample is that of a training run with the same
+    `eval_samples`.
+
+    Raises:
+        ValueError: if the task is unknown, or is no classification.
     """
     check_known("dataset", dataset, TASKS)
     task = TASKS[dataset]
     if not isinstance(task, Classification):
-        raise ValueError(f"dataset = {dataset!r} is {task.kind}, and a bag of words tells classes: give one of those")
+        raise ValueError(f"dataset = {dataset!r} is {task.kind}: give a classification, which a bag of words needs")
     train, test = task.examples("train"), task.examples("test", eval_samples)
     model = _classifier()
     model.fit([each.body + each.endings[0] for each in train], [each.label for each in train])
@@ -37,7 +40,7 @@ def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
 
 
 def bag_of_tokens(data: Dataset) -> float:
-    """Test accuracy of the same on the tokens that the model reads, its texts cut where the model's are."""
+    """Return the test accuracy of the same classifier on the tokens that GPT-2 reads, cut to the same length."""
     model = _classifier(analyzer=lambda tokens: tokens)
     model.fit(_token_lists(data.train), data.train.labels)
     return float(model.score(_token_lists(data.test), data.test.labels))

@@ -1,4 +1,4 @@
-"""What takes seconds to prepare and never changes, kept between runs."""
+"""Cache between runs what takes seconds to prepare and never changes."""
 
 import hashlib
 import json
@@ -18,10 +18,10 @@ SUMS = "SHA256SUMS.json"
 
 
 def cache_folder() -> Path:
-    """Return the user's cache folder for lossytp, or one in the temporary folder where that cannot be written.
+    """Return the user's cache folder for lossytp, or a folder under the temporary folder if that cannot be written.
 
     Raises:
-        ValueError: where others could write the folder in the temporary folder.
+        ValueError: if other users could write the folder under the temporary folder.
     """
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lossytp"
@@ -35,18 +35,17 @@ def cache_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()  # anyone can make a folder, or a link, of this name before we do
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ValueError(f"{folder} may be written by others: set XDG_CACHE_HOME to a folder of your own")
+        raise ValueError(f"{folder} can be written by other users: set XDG_CACHE_HOME to a folder of your own")
     return folder
 
 
 def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
     """Return the folder that `build` filled for this `key`, now or in an earlier run.
 
-    One process builds while others wait. A folder appears whole or not at all, and one that was damaged since is built
-    again.
+    One process builds while others wait. A folder appears whole or not at all. A damaged folder is rebuilt.
 
     Raises:
-        ValueError: where the cache cannot be written.
+        ValueError: if the cache cannot be written.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     folder = cache_folder() / f"{name}-{digest}"
@@ -65,7 +64,7 @@ def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Return whether the files in the folder are those that were written; False where there is no folder."""
+    """Return whether the folder exists and its files match their checksums."""
     try:
         expected = json.loads((folder / SUMS).read_text(encoding="utf-8"))
         return bool(expected == _sums(folder))
@@ -79,15 +78,15 @@ def _sums(folder: Path) -> dict[str, str]:
 
 
 def code_digest(module: str) -> str:
-    """For a key: another one where the module's source is another; "" where it has no file, as a notebook has none."""
+    """Return a hash of the module's source, for a cache key; "" for a module without a file, such as a notebook."""
     file = getattr(sys.modules[module], "__file__", None)
     return hashlib.blake2b(Path(file).read_bytes(), digest_size=8).hexdigest() if file else ""
 
 
 def identity(value: Any) -> str:
-    """For a key: another one for another value, or a function of other code."""
+    """Return text that identifies a value, or a function by its code, for a cache key."""
     if not callable(value):
         return repr(value)
-    from datasets.fingerprint import Hasher  # a function of a notebook by its code; one of a module by its name alone
+    from datasets.fingerprint import Hasher  # hashes a notebook's function by its code, a module's only by its name
 
     return f"{Hasher.hash(value)} {code_digest(value.__module__)}"

@@ -1,14 +1,14 @@
-"""The tasks by name.
+"""List the tasks by name.
 
-A task of one's own takes an entry here, from anywhere:
+To add a task of your own, add an entry, from anywhere:
 
     TASKS["reviews"] = Classification(
         source=Files(train="reviews.csv", test="held_out.csv"), body="{review}", label="stars", labels=("1", "2", "3")
     )
 
-Row numbers are those of the official splits. Evaluation is on the validation split wherever the hub's test labels
-are withheld, as all of GLUE's are; on test for IMDB, which has no other, and ARC-Easy, as in Brown et al., NeurIPS
-2020. Targets are those of earlier studies of time to accuracy.
+Row numbers are those of the official splits. Tasks are evaluated on the validation split if the hub withholds the test
+labels, as for all of GLUE. IMDB is evaluated on test because it has no validation split, and ARC-Easy as in Brown et
+al., NeurIPS 2020. Targets are those of earlier studies of time to accuracy.
 """
 
 import re
@@ -38,7 +38,7 @@ def _before_blank(row: Row) -> str:
 
 
 def _from_blank(row: Row) -> str:
-    """The option and what follows the blank: the same words for both options, read with either in mind."""
+    """Return the option and the words after the blank. These are the same for both options, and scored given each."""
     before, _, after = row["sentence"].partition("_")
     return (" " if before.endswith(" ") else "") + row["option"] + after
 
@@ -52,17 +52,17 @@ def _captioned_ending(row: Row) -> str:
 
 
 def _without_marks(text: str) -> str:
-    """HellaSwag's texts from WikiHow carry [header], [title] and the like."""
+    """Remove [header], [title] and the like, which HellaSwag's texts from WikiHow contain."""
     return " ".join(re.sub(r"\[.*?\]", " ", text).split())
 
 
 def _paragraphs(row: Row) -> str:
-    """All of HotpotQA's paragraphs, those that matter and those that distract, in their order."""
+    """Return all of HotpotQA's paragraphs in order, both the supporting and the distracting ones."""
     paragraphs = zip(row["context"]["title"], row["context"]["sentences"], strict=True)
     return "\n".join(f"{title}: {' '.join(''.join(sentences).split())}" for title, sentences in paragraphs)
 
 
-SAME_END = " ."  # of texts that are cut, or are parts of sentences: GPT-2 classifies by what it reads last
+SAME_END = " ."  # ends all texts alike, even cut ones and phrases: GPT-2 classifies at the last token
 
 
 TASKS: dict[str, Task] = {
@@ -77,7 +77,7 @@ TASKS: dict[str, Task] = {
         labels=("negative", "positive"),
         targets=(0.7, 0.8, 0.9),
     ),
-    "sst2_held_out": Classification(  # 5,872 test examples, so that arms can be told apart
+    "sst2_held_out": Classification(  # 5,872 test examples, enough to distinguish arms
         source=HeldOut(source=_glue("sst2", 67349, 872), column="sentence", sentences=5000),
         body="{sentence}",
         ending=SAME_END,
@@ -132,7 +132,7 @@ TASKS: dict[str, Task] = {
         ending=SAME_END,
         labels=("negative", "positive"),
     ),
-    "winogrande_l": MultipleChoice(  # Sakaguchi et al., AAAI 2020; the option is read where the blank was
+    "winogrande_l": MultipleChoice(  # Sakaguchi et al., AAAI 2020; the option replaces the blank
         source=Source(path="allenai/winogrande", name="winogrande_l", official_rows={"train": 10234, "test": 1267}),
         body=_before_blank,
         options=("option1", "option2"),
@@ -154,7 +154,7 @@ TASKS: dict[str, Task] = {
         ending=" Answer: {option}",
         targets=(0.5, 0.7, 0.8),
     ),
-    "arc_easy": MultipleChoice(  # Clark et al., 2018; three to five options, called A, B, ... or 1, 2, ...
+    "arc_easy": MultipleChoice(  # Clark et al., 2018; three to five options, named A, B, ... or 1, 2, ...
         source=Source(
             path="allenai/ai2_arc",
             name="ARC-Easy",
@@ -167,7 +167,7 @@ TASKS: dict[str, Task] = {
         answer=lambda row: row["answerKey"] and row["choices"]["label"].index(row["answerKey"]),
         targets=(0.4, 0.6, 0.7),
     ),
-    "quality": MultipleChoice(  # Pang et al., NAACL 2022; of a long article the end is read, then the question
+    "quality": MultipleChoice(  # Pang et al., NAACL 2022; the model reads the end of a long article, then the question
         source=Source(path="emozilla/quality", official_rows={"train": 2523, "test": 2086}),
         body="{article}",
         options="options",
@@ -189,7 +189,7 @@ TASKS: dict[str, Task] = {
         metrics=("exact_match", "f1"),
         targets=(0.4, 0.6, 0.8),
     ),
-    "hotpotqa": Generation(  # Yang et al., EMNLP 2018; ten paragraphs, of which two hold the answer
+    "hotpotqa": Generation(  # Yang et al., EMNLP 2018; two of the ten paragraphs hold the answer
         source=Source(path="hotpotqa/hotpot_qa", name="distractor", official_rows={"train": 90447, "test": 7405}),
         body=_paragraphs,
         ending=" Question: {question} Answer:",
@@ -201,6 +201,10 @@ TASKS: dict[str, Task] = {
 
 
 def task_named(name: str) -> Task:
-    """The task of this name; ValueError where there is none."""
+    """Return the task of this name.
+
+    Raises:
+        ValueError: if there is none.
+    """
     check_known("dataset", name, TASKS)
     return TASKS[name]

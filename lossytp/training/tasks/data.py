@@ -1,6 +1,6 @@
-"""Examples as token ids, and batches of them.
+"""Turn examples into token ids and batches.
 
-Shapes: B examples, O options of the one that has most, T tokens of the longest sequence.
+Shapes: B examples, O largest number of options, T tokens of the longest sequence.
 """
 
 import hashlib
@@ -20,8 +20,8 @@ from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tasks.kinds import Example, Task
 from lossytp.training.tasks.sources import Split as SplitName
 
-BUCKET_BATCHES = 50  # batches whose examples are sorted by length together
-ANSWER_TOKENS = 32  # that a generated answer may have
+BUCKET_BATCHES = 50  # examples of this many batches are sorted by length together
+ANSWER_TOKENS = 32  # largest number of tokens of a generated answer
 IGNORED = -100  # the label of tokens that training does not predict
 
 
@@ -29,11 +29,12 @@ IGNORED = -100  # the label of tokens that training does not predict
 class Split:
     """Token ids of many examples of one kind of task.
 
-    Sequence s is `tokens[offsets[s]:offsets[s + 1]]`; example i has the sequences `first[i]` to `first[i + 1] - 1`, one
-    an option, else one alone, and the label `labels[i]`. Of a generation task a sequence is a prompt, its last
-    `answer_lengths[s]` tokens the answer, and `answers[i]` are the accepted ones.
-    `parts[i]` names the part that it belongs to, "" where the split has none, and `cut[i]` tells whether its text was
-    cut.
+    Sequence s is `tokens[offsets[s]:offsets[s + 1]]`. Example i has the sequences `first[i]` to `first[i + 1] - 1`: one
+    for each option of a multiple choice, otherwise a single one. Its label is `labels[i]`. `parts[i]` names its part of
+    the split, "" if the split has none. `cut[i]` is true if its text was cut.
+
+    In a generation task a sequence is a prompt followed by an answer of `answer_lengths[s]` tokens, and `answers[i]`
+    holds the accepted answers.
     """
 
     kind: str
@@ -52,19 +53,21 @@ class Split:
 
     @property
     def references(self) -> np.ndarray | tuple[tuple[str, ...], ...]:
-        """What a metric compares with: labels (examples,), or accepted answers."""
+        """Labels (examples,) or accepted answers, with which a metric compares predictions."""
         if self.kind == "generation":
             return self.answers
         return self.labels if self.kind == "regression" else self.labels.astype(np.int64)
 
     def lengths(self) -> np.ndarray:
-        """Tokens of each example's longest sequence, int64 (examples,)."""
+        """Return the number of tokens of each example's longest sequence, int64 (examples,)."""
         return np.maximum.reduceat(np.diff(self.offsets), self.first[:-1])
 
     def batch(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """The examples padded on the right: input_ids and attention_mask (B, T), or (B, O, T) of multiple choice.
+        """Return a batch of examples, padded on the right.
 
-        labels are (B,); or (B, T) of generation, what is no answer `IGNORED`. An absent option's mask is all 0.
+        Returns:
+            `input_ids` and `attention_mask` (B, T), or (B, O, T) for multiple choice, where a missing option's mask is
+            0. `labels` (B,), or (B, T) for generation, where all but the answer is `IGNORED`.
         """
         counts = np.diff(self.first)[indices]
         sequences = [range(self.first[i], self.first[i + 1]) for i in indices]
@@ -84,7 +87,11 @@ class Split:
         return {**batch, "labels": torch.from_numpy(self.labels[indices].astype(kind))}
 
     def prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Of a generation task's examples the prompts alone, padded on the left, as generation goes on from them."""
+        """Return a generation task's prompts without answers, padded on the left so that generation continues them.
+
+        Returns:
+            `input_ids` and `attention_mask` (B, T).
+        """
         rows = [self._tokens(i)[: -self.answer_lengths[i]] for i in indices]
         input_ids, mask = self._padded(rows, left=True)
         return {"input_ids": input_ids, "attention_mask": mask}
@@ -104,7 +111,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task's splits as token ids, the tokenizer they were made with, and a hash of tokens and labels."""
+    """A task's splits as token ids, the tokenizer that made them, and a hash of tokens and labels."""
 
     task: Task
     train: Split
@@ -114,10 +121,15 @@ class Dataset:
 
 
 def training_batches(split: Split, *, batch_size: int, seed: int, skip: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Batches without end, in an order that `seed` names: shuffled, examples of like length together.
+    """Yield training batches endlessly, in random order, with examples of similar length in a batch.
 
-    Padding would hide losses, a lost packet of padding being harmless, so little of it is made. The first `skip`
-    batches are left out.
+    Sorting by length leaves little padding. Padding would hide losses, since a lost packet of padding is harmless.
+
+    Args:
+        split: the examples.
+        batch_size: examples of a batch; the last batches of an epoch may have fewer.
+        seed: determines the order.
+        skip: number of batches to leave out at the beginning.
     """
     lengths = split.lengths()
     epoch = 0
@@ -138,10 +150,10 @@ def training_batches(split: Split, *, batch_size: int, seed: int, skip: int = 0)
 
 
 def evaluation_batches(split: Split, *, batch_size: int) -> Iterator[np.ndarray]:
-    """The indices of every example once, sorted by length, those of one length shuffled.
+    """Yield the indices of all examples, each once, sorted by length; examples of equal length are shuffled.
 
-    Files often have a class's examples together. With them in one batch and the next, what stale values put in for lost
-    ones would tell the class.
+    Files often list a class's examples one after another. Unshuffled, a batch and the next would share a class, and the
+    `stale` repair, which fills in values of the previous batch, would reveal it.
     """
     shuffled = np.argsort(Stream(("evaluation",)).uniforms(len(split)), kind="stable")
     order = shuffled[np.argsort(split.lengths()[shuffled], kind="stable")]
@@ -157,7 +169,11 @@ def load_dataset(
     train_samples: int | None,
     test_samples: int | None,
 ) -> Dataset:
-    """The task's data as token ids, prepared once and cached. ValueError where the data is nowhere to be found."""
+    """Return the task's data as token ids. They are prepared once, then cached.
+
+    Raises:
+        ValueError: if the data is not found, or is unusable.
+    """
     task = task_named(name)
     digest = hashlib.sha256()
     splits = {}
@@ -185,13 +201,13 @@ def _load_split(
 def _prepare(
     task: Task, examples: list[Example], tokenizer: PreTrainedTokenizerFast, max_length: int, folder: Path
 ) -> None:
-    """Write the arrays of a split: every ending's sequence, the body cut so that it fits into `max_length`."""
+    """Write the arrays of a split: a sequence for every ending, with the body cut to fit into `max_length`."""
     if not examples:
         raise ValueError(f"a split of {task} has no examples: give other files")
     generates = task.kind == "generation"
     if generates and max_length <= ANSWER_TOKENS:
         raise ValueError(
-            f"max_length = {max_length} leaves nothing to read beside an answer of {ANSWER_TOKENS} tokens: give more"
+            f"max_length = {max_length} leaves no room for a prompt beside {ANSWER_TOKENS} tokens of answer: give more"
         )
 
     def encoded(texts: list[str]) -> list[list[int]]:  # in parallel, by the tokenizer's own threads
@@ -213,7 +229,7 @@ def _prepare(
             cut[number] |= len(body) + len(whole_ending) > longest
             body = body[:room] if task.cut == "right" else body[max(0, len(body) - room) :]
             answer = [*targets[number][: ANSWER_TOKENS - 1], tokenizer.eos_token_id] if generates else []
-            # a text of no tokens would have no last one to classify
+            # an empty text would have no last token to classify at
             sequences.append([*(body + ending or [tokenizer.eos_token_id]), *answer])
             answer_lengths.append(len(answer))
     np.savez(

@@ -1,8 +1,8 @@
-"""The embedded classification task: which library is a docstring from?
+"""Provide the embedded classification task: which library is a docstring from?
 
-The text is what pip has already put on the machine, so nothing is downloaded: the docstrings of functions and
-classes of nine pinned libraries, their names masked. Whole modules go to training or to test, and a text
-found in two places is dropped from all but one, so that inherited docstrings do not leak across the split.
+Nothing is downloaded. The texts are docstrings of functions and classes of nine pinned libraries that pip has already
+installed, with the libraries' names masked. A module goes to training or test as a whole. A text found in several
+places is kept once, so that inherited docstrings do not leak across the split.
 """
 
 import ast
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sqlalchemy", "sympy", "torch", "transformers")
 ALIASES = ("mpl", "plt", "nx", "np", "pd", "sp", "sa", "pytorch", "hf", "huggingface", "hugging face")
 MASK = "lib"
-SHORTEST_CHARACTERS = 100  # shorter ones seldom tell
+SHORTEST_CHARACTERS = 100  # shorter texts seldom reveal their library
 LONGEST_CHARACTERS = 2000  # more than any model here reads
 TEST_PERCENT = 15
 
@@ -41,40 +41,40 @@ _NAMES = re.compile(
 
 @dataclass(frozen=True)
 class Docstrings:
-    """The source of the embedded task: rows of text and label, the index into LIBRARIES."""
+    """The source of the embedded task: rows of a text and a label, which is an index into LIBRARIES."""
 
     def __str__(self) -> str:
         return "docstrings"
 
     def rows(self, split: Split) -> "Dataset":
-        """All rows of the split, read from the libraries once and then from the cache."""
+        """Return all rows of the split, read once from the libraries and then from the cache."""
         import datasets
 
         folder = cached("docstrings-text", version(), _write)
         return datasets.Dataset.from_dict(json.loads((folder / f"{split}.json").read_text(encoding="utf-8")))
 
     def subset(self, split: Split) -> None:
-        """There is no official number."""
+        """Return None: there is no official number of rows."""
         return
 
     def fingerprint(self, split: Split) -> str:
-        """What the text depends on."""
+        """Return what the text depends on."""
         return version()
 
 
 def mask_names(text: str) -> str:
-    """`text` with every library's name and usual alias replaced by "lib"."""
+    """Replace every library's name and usual aliases by "lib"."""
     return _NAMES.sub(MASK, text)
 
 
 def split_of(module: str) -> str:
-    """ "test" for a fixed pseudo-random share of all modules, else "train"."""
+    """Return "test" for a fixed pseudo-random share of all modules, else "train"."""
     number = int.from_bytes(hashlib.blake2b(module.encode(), digest_size=4).digest(), "big")
     return "test" if number % 100 < TEST_PERCENT else "train"
 
 
 def definitions(statements: Iterable[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """The functions and classes defined by these statements, methods and inner classes included."""
+    """Yield the functions and classes that these statements define, including methods and inner classes."""
     for statement in statements:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
             yield statement
@@ -84,10 +84,10 @@ def definitions(statements: Iterable[ast.stmt]) -> Iterator[ast.FunctionDef | as
 
 
 def docstrings_of(source: str) -> list[str]:
-    """Docstrings of the functions and classes of a Python source, white space folded, in source order."""
+    """Return the docstrings of the functions and classes of a Python source, in order, with white space folded."""
     try:
         tree = ast.parse(source)
-    except SyntaxError:  # some libraries ship templates and tests of broken code under .py
+    except SyntaxError:  # some libraries have .py files that are templates, or test broken code
         return []
     found = (ast.get_docstring(definition, clean=False) or "" for definition in definitions(tree.body))
     texts = (" ".join(docstring.split())[:LONGEST_CHARACTERS] for docstring in found)
@@ -95,11 +95,11 @@ def docstrings_of(source: str) -> list[str]:
 
 
 def _read_apart(files: list[Path]) -> list[list[str]]:
-    """The docstrings of each file, read in a process of its own, so that two can read at once.
+    """Return the docstrings of each file, read in a separate process, so that two processes can read in parallel.
 
-    It knows nothing of the caller: multiprocessing's would run a script again that asks without a main guard.
+    Unlike multiprocessing, this does not run the caller's script again if it lacks a main guard.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}  # with -P, it finds what we do
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}  # with -P: the same search path
     child = subprocess.run(
         [sys.executable, "-P", "-c", f"from {__name__} import _answer; _answer()"],
         env=environment,
@@ -113,19 +113,19 @@ def _read_apart(files: list[Path]) -> list[list[str]]:
 
 
 def _answer() -> None:
-    gc.disable()  # syntax trees are large and short-lived; this runs in a process of its own
+    gc.disable()  # syntax trees are large and short-lived, and this process ends soon
     sources = (Path(file).read_text(encoding="utf-8", errors="replace") for file in json.load(sys.stdin))
     json.dump([docstrings_of(source) if '"""' in source else [] for source in sources], sys.stdout)
 
 
 def load_docstrings() -> dict[str, list[tuple[str, int]]]:
-    """{"train": [...], "test": [...]} of (masked text, label), in an order that depends on the libraries alone."""
+    """Return {"train": [...], "test": [...]} of (masked text, label). The order depends only on the libraries."""
     files = [
         (label, root, file) for label, root in enumerate(map(_root, LIBRARIES)) for file in sorted(root.rglob("*.py"))
     ]
     paths = [file for _, _, file in files]
     texts: list[list[str]] = [[] for _ in files]
-    with ThreadPoolExecutor(2) as pool:  # large files are neighbours: each reads every other one
+    with ThreadPoolExecutor(2) as pool:  # large files are neighbours: deal them out in turn
         texts[::2], texts[1::2] = pool.map(_read_apart, (paths[::2], paths[1::2]))
     splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     seen: set[str] = set()
@@ -139,7 +139,7 @@ def load_docstrings() -> dict[str, list[tuple[str, int]]]:
 
 
 def version() -> str:
-    """What the text depends on: the libraries' versions, Python's (its parser), and this file."""
+    """Return what the texts depend on: versions of the libraries and of Python's parser, and this file."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
     return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code_digest(__name__)])
 

@@ -1,4 +1,4 @@
-"""More test examples than the official split has: whole training sentences, whose phrases leave training with them."""
+"""Extend a test split by whole training sentences, and remove them and their phrases from training."""
 
 import hashlib
 from collections import defaultdict
@@ -19,27 +19,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """A source, of whose training sentences some are tested on instead, together with the official test rows.
+    """A source that moves some of its training sentences to the test split, beside the official test rows.
 
-    SST-2 trains on sentences and on phrases of them. Held out are whole sentences, those that are part of no other row,
-    and with them goes every phrase that one of them holds. Test rows have a column `part`: "official" or "held_out".
-    Equal is what is equal word for word: a phrase that differs by a comma stays. Of SST-2's 67,349 training rows 17,579
-    are left when 5,000 of its 6,885 sentences are held out.
+    SST-2's training rows are sentences and phrases of them. A sentence is whole if no other row contains it. Whole
+    sentences are held out, and every phrase that one of them contains leaves training too. Texts are compared word for
+    word: a phrase that differs by a comma stays. Test rows have a column `part`: "official" or "held_out".
+
+    SST-2 keeps 17,579 of its 67,349 training rows if 5,000 of its 6,885 whole sentences are held out.
     """
 
     source: RowSource
     column: str
     """The column with the sentence or phrase."""
     sentences: int
-    """How many to hold out."""
+    """Number of sentences to hold out."""
 
     def __str__(self) -> str:
         return f"{self.source} with {self.sentences} sentences held out"
 
     def rows(self, split: Split) -> "Dataset":
-        """The rows that are left for training, or the official test rows and behind them those held out.
+        """Return the remaining training rows, or the official test rows followed by those held out.
 
-        ValueError where there are not so many sentences.
+        Raises:
+            ValueError: if there are too few whole sentences.
         """
         import datasets
 
@@ -61,21 +63,24 @@ class HeldOut:
         return datasets.concatenate_datasets([rows.cast(parts[0].features) for rows in parts])
 
     def subset(self, split: Split) -> bool | None:
-        """Whether rows of the official split were missing before."""
+        """Return whether the source lacks rows of the official split; None if there is no official number."""
         return self.source.subset(split)
 
     def fingerprint(self, split: Split) -> str:
-        """Of both splits and this file, since either decides what is in the other."""
+        """Return a hash of both splits and this file: each split's rows depend on the other's."""
         told = [self.source.fingerprint("train"), self.source.fingerprint("test"), self.column, str(self.sentences)]
         return hashlib.blake2b("\n".join([*told, Path(__file__).read_text()]).encode(), digest_size=8).hexdigest()
 
 
 def _holders(texts: Sequence[str]) -> list[list[int]]:
-    """For each text the whole ones that hold it, word for word, itself alone where it is one; of equals the first."""
+    """Return, for each text, the rows of the whole texts that contain it word for word.
+
+    A whole text has only its own row. Of equal texts, the first counts as whole.
+    """
     padded = [f" {' '.join(text.split())} " for text in texts]
     whole_by_word: dict[str, list[int]] = defaultdict(list)
     holders: list[list[int]] = [[] for _ in texts]
-    for row in sorted(range(len(padded)), key=lambda row: -len(padded[row])):  # stable: a text after what can hold it
+    for row in sorted(range(len(padded)), key=lambda row: -len(padded[row])):  # longest first; equal texts in order
         words = set(padded[row].split())
         rarest = min((whole_by_word[word] for word in words), key=len, default=[])
         holders[row] = [other for other in rarest if padded[row] in padded[other]] or [row]

@@ -1,6 +1,6 @@
-"""Kinds of tasks: how a row becomes text and a label, and what is measured.
+"""Define the kinds of tasks: how a row becomes text and a label, and which metrics score the answers.
 
-A text of a row is a template over its columns ("{premise}") or a function of the row.
+A text is given as a template over the row's columns ("{premise}") or as a function of the row.
 """
 
 import hashlib
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
 ROWS_AT_ONCE = 1000
-PART = "part"  # a column of test rows that names a part to score by itself, too
+PART = "part"  # an optional column of test rows: each part that it names is also scored separately
 
 
 class Example(NamedTuple):
     """A row as text: `body`, then one of `endings`, and the right answer."""
 
     body: str
-    """What is cut where all of it is too long."""
+    """The text before the ending; it is cut if the whole is too long."""
     endings: tuple[str, ...]
-    """What follows the body, uncut where it fits at all: one for each option of a multiple choice, else a single one,
-    which may be ""."""
+    """The texts after the body: one for each option of a multiple choice, otherwise one, which may be "". An ending is
+    cut only if it is too long by itself."""
     label: Label
-    """Index of the class or option, number, or accepted answers, of which the first is trained on."""
+    """The class's or option's index, the number, or the accepted answers; training uses the first answer."""
     part: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """What all kinds share."""
+    """The base of all kinds of tasks."""
 
     kind: ClassVar[str]
     cut: ClassVar[Literal["left", "right"]]
@@ -48,43 +48,43 @@ class Task(ABC):
     source: RowSource
     body: Text
     ending: Text
-    """What follows the body."""
+    """The text after the body."""
     metrics: tuple[str, ...] = ()
-    """The first is the headline; the kind's first when left out."""
+    """The first is the headline; the default is the kind's first metric."""
     targets: tuple[float, ...] = ()
-    """Scores of interest: a record tells when each of them was reached, if it was."""
+    """Scores of interest: a record says when each was reached, if it was."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics) or self.known_metrics[:1])
         for name in self.metrics:
             if name not in self.known_metrics:
-                raise ValueError(f"metric {name!r} is none of {self.kind}: choose from {', '.join(self.known_metrics)}")
+                raise ValueError(f"{self.kind} has no metric {name!r}: choose from {', '.join(self.known_metrics)}")
 
     @property
     @abstractmethod
     def num_logits(self) -> int | None:
-        """Outputs that the model has for an encoded text; None for generated text."""
+        """The number of outputs that the model has for an encoded text; None for generated text."""
 
     @abstractmethod
     def metric(self) -> "evaluate.Metric":
-        """Computes the metrics, and as "score" the first of them, from `predictions` and `references`, the labels."""
+        """Return what computes the metrics from `predictions` and `references`; "score" is the first of them."""
 
     @abstractmethod
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
-        """The metrics of one that always gives the same answer, the most frequent of these labels."""
+        """Return the metrics of always giving the most frequent of these labels as the answer."""
 
     @abstractmethod
     def example(self, row: Row) -> Example | None:
-        """The row as text; None where it has no label."""
+        """Return the row as text; None if it has no label."""
 
     def examples(self, split: Split, samples: int | None = None) -> list[Example]:
-        """The split's examples, or those of a fixed pseudo-random sample of its rows.
+        """Return the examples of the split, or of a fixed pseudo-random sample of `samples` of its rows.
 
         Rows without a label are left out.
 
         Raises:
-            ValueError: where no row has a label, the rows lack a column, or a column of text holds something else or
-                is empty throughout.
+            ValueError: if no row has a label, the rows lack a column, or a text column is empty in all rows or holds
+                values that are no text.
         """
         rows = self.source.rows(split)
         check_filled(rows, (self.body, self.ending), f"{split} of {self.source}")
@@ -97,16 +97,16 @@ class Task(ABC):
             except KeyError as error:
                 known = ", ".join(row)
                 raise ValueError(f"{self.source} has no column {error}: its columns are {known}") from None
-            except (ValueError, TypeError, AttributeError, OverflowError) as error:  # of a reader's own functions, too
+            except (ValueError, TypeError, AttributeError, OverflowError) as error:  # also from a user's own functions
                 raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {split} of {self.source}") from None
             if example is not None:
                 examples.append(example._replace(part=row.get(PART, "")))
         if not examples:
-            raise ValueError(f"{self.source} has no row with a label in split {split!r}: take a split that has labels")
+            raise ValueError(f"{self.source} has no labelled row in split {split!r}: give a split with labels")
         return examples
 
     def fingerprint(self) -> str:
-        """Return a hash of the rows, the declaration and the code of both: other examples have another one."""
+        """Return a hash of the rows, the declaration and the code of both. Different examples have different hashes."""
         told = [f"{split} {self.source.fingerprint(split)}" for split in ("train", "test")]
         told.append(code_digest(text_of.__module__))
         for each in fields(self):
@@ -117,7 +117,7 @@ class Task(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(Task):
-    """A text of one of several classes; metrics accuracy, matthews_correlation, f1 (of class 1)."""
+    """A text that belongs to one of several classes; metrics accuracy, matthews_correlation, f1 (of class 1)."""
 
     kind: ClassVar[str] = "classification"
     cut: ClassVar[Literal["left", "right"]] = "right"
@@ -125,9 +125,9 @@ class Classification(Task):
 
     ending: Text = ""
     label: Column = "label"
-    """A column, or function of the row, with the class's index or name."""
+    """A column, or a function of the row, with the class's index or name."""
     labels: tuple[str, ...]
-    """Names of the classes."""
+    """The names of the classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -135,7 +135,7 @@ class Classification(Task):
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
             raise ValueError(f"labels = {self.labels} are not two or more different names: name every class once")
         if "f1" in self.metrics and len(self.labels) != 2:
-            raise ValueError(f"metric 'f1' is of two classes, not {len(self.labels)}: choose accuracy")
+            raise ValueError(f"metric 'f1' needs two classes, not {len(self.labels)}: choose accuracy")
 
     @property
     def num_logits(self) -> int:
@@ -159,7 +159,7 @@ class Classification(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task):
-    """A text with a number; metrics pearson, spearman."""
+    """A text that has a number; metrics pearson, spearman."""
 
     kind: ClassVar[str] = "regression"
     cut: ClassVar[Literal["left", "right"]] = "right"
@@ -191,18 +191,18 @@ class Regression(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(Task):
-    """Body and one of several endings, each of which is encoded and scored; metric accuracy."""
+    """A body and several endings, of which one is right; the model scores each. Metric accuracy."""
 
     kind: ClassVar[str] = "multiple choice"
     cut: ClassVar[Literal["left", "right"]] = "left"
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     options: Column | tuple[str, ...]
-    """The column that lists them, a column for each, or a function of the row."""
+    """The column that lists the options, one column for each option, or a function of the row."""
     ending: Text = " {option}"
-    """What follows the body where this option is chosen; `option` counts as a column."""
+    """The text after the body, for each option; `option` counts as a column."""
     answer: Column = "label"
-    """A column, or function of the row, with the right one's index, counted from 0."""
+    """A column, or a function of the row, with the right option's index, counted from 0."""
 
     @property
     def num_logits(self) -> int:
@@ -220,27 +220,27 @@ class MultipleChoice(Task):
         names = self.options
         options = [row[name] for name in names] if isinstance(names, tuple) else _value(names, row)
         if len(options) < 2:
-            raise ValueError(f"options = {options} are fewer than two: leave such rows out")
+            raise ValueError(f"options = {options} are fewer than two: leave out such rows")
         index = _index(_value(self.answer, row), len(options), f"one of {len(options)} options")
         for option in options:
             if not isinstance(option, str | int | float):
-                raise ValueError(f"option {str(option)[:60]!r} is no text: give text, or leave such rows out")
+                raise ValueError(f"option {str(option)[:60]!r} is no text: give text, or leave out such rows")
         endings = tuple(text_of(self.ending, {**row, "option": str(option).strip()}) for option in options)
         return None if index is None else Example(text_of(self.body, row).strip(), endings, index)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(Task):
-    """A text that the model goes on with; metrics exact_match, f1 (of words, as SQuAD defines them)."""
+    """A prompt that the model continues; metrics exact_match, f1 (of words, as in SQuAD)."""
 
     kind: ClassVar[str] = "generation"
     cut: ClassVar[Literal["left", "right"]] = "left"
     known_metrics: ClassVar[tuple[str, ...]] = ("exact_match", "f1")
 
     ending: Text
-    """What comes between the body and the answer, such as " Question: {question} Answer:"."""
+    """The text between body and answer, such as " Question: {question} Answer:"."""
     answers: Column
-    """A column, or function of the row, with the accepted answers, or the only one."""
+    """A column, or a function of the row, with the accepted answer or a list of them."""
 
     @property
     def num_logits(self) -> None:
@@ -262,7 +262,7 @@ class Generation(Task):
 
 
 def _each(rows: Any) -> Iterator[dict[str, Any]]:
-    for batch in rows.iter(ROWS_AT_ONCE):  # several times as fast as row by row
+    for batch in rows.iter(ROWS_AT_ONCE):  # several times faster than row by row
         for values in zip(*batch.values(), strict=True):
             yield dict(zip(batch, values, strict=True))
 
@@ -272,12 +272,12 @@ def _value(column: Column, row: Row) -> Any:
 
 
 def _name(value: Any) -> str:
-    """What a class may be called: a csv's 3 and, in a column with gaps, 3.0 are the name "3"."""
+    """Return a label as a class's name. In a csv 3 is "3", and so is 3.0, as a column with gaps reads it."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _index(value: Any, number: int, meaning: str) -> int | None:
-    """The index that a column gives as a number or its digits; None for what stands for no label."""
+    """Return the index that a column gives as a number or as digits; None for values that stand for no label."""
     if value is None or value in ("", -1, "-1"):
         return None
     try:

@@ -1,6 +1,6 @@
-"""Metrics as `evaluate` knows them, computed here: `evaluate.load` by name would ask a server.
+"""Compute metrics as `evaluate.Metric` classes; `evaluate.load` by name would ask a server.
 
-Each gives its metrics and, as "score", the first of them. Predictions that are not finite count as wrong.
+Each class returns its metrics and, as "score", the first of them. Predictions that are not finite count as wrong.
 """
 
 import re
@@ -19,7 +19,7 @@ from lossytp.training.tasks.cache import cache_folder
 
 
 class TaskMetric(evaluate.Metric, ABC):
-    """What the metrics of all kinds of tasks share: the names that are wanted, the headline first."""
+    """The base of all tasks' metrics; `metrics` names the metrics to compute, the headline first."""
 
     predictions: Any = datasets.Sequence(datasets.Value("float32"))
     references: Any = datasets.Value("int64")
@@ -27,7 +27,7 @@ class TaskMetric(evaluate.Metric, ABC):
 
     def __init__(self, metrics: Sequence[str], **options: Any) -> None:
         self.metrics = tuple(metrics)
-        # not the library's own folder, which it makes below a home that may not be writable
+        # the library's default folder is below the home folder, which may not be writable
         super().__init__(**{"keep_in_memory": True, "cache_dir": str(cache_folder() / "metrics"), **options})
 
     def _info(self) -> evaluate.MetricInfo:
@@ -44,12 +44,14 @@ class TaskMetric(evaluate.Metric, ABC):
 
     @abstractmethod
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
-        """The metrics by name."""
+        """Return the metrics by name."""
 
 
 class ClassificationMetric(TaskMetric):
-    """Accuracy and cross-entropy (nats) of logits (examples, classes) against labels (examples,); also, where they
-    are wanted, Matthews' correlation and the F1 of class 1. Logits that are not finite make the cross-entropy null.
+    """Accuracy and cross-entropy (nats) of logits (examples, classes) against labels (examples,).
+
+    Matthews' correlation and the F1 of class 1 are computed if `metrics` names them. Logits that are not finite make
+    the cross-entropy null.
     """
 
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
@@ -59,7 +61,7 @@ class ClassificationMetric(TaskMetric):
         chosen = np.where(finite, logits.argmax(axis=1), (labels + 1) % logits.shape[1])  # the next class is wrong
         scores = {"accuracy": float((chosen == labels).mean()), "cross_entropy": _cross_entropy(logits, labels, finite)}
         if "matthews_correlation" in self.metrics:
-            from sklearn.metrics import matthews_corrcoef  # a second to import, which most tasks can save
+            from sklearn.metrics import matthews_corrcoef  # takes a second to import, and most tasks do not need it
 
             scores["matthews_correlation"] = float(matthews_corrcoef(labels, chosen))
         if "f1" in self.metrics:
@@ -70,8 +72,9 @@ class ClassificationMetric(TaskMetric):
 
 
 class RegressionMetric(TaskMetric):
-    """Pearson's and Spearman's correlation of logits (examples, 1) with numbers (examples,); 0 where the predictions
-    are all the same or one is not finite.
+    """Pearson's and Spearman's correlation of logits (examples, 1) with numbers (examples,).
+
+    Both are 0 if all predictions or all numbers are equal, or a prediction is not finite.
     """
 
     references = datasets.Value("float32")
@@ -86,8 +89,9 @@ class RegressionMetric(TaskMetric):
 
 
 class MultipleChoiceMetric(TaskMetric):
-    """Accuracy and cross-entropy (nats) of logits (examples, options), -inf where there is no such option, against
-    indices (examples,). Other logits that are not finite make the cross-entropy null.
+    """Accuracy and cross-entropy (nats) of logits (examples, options) against indices (examples,).
+
+    The logit of a missing option is -inf. Other logits that are not finite make the cross-entropy null.
     """
 
     def scores(self, predictions: Any, references: Any) -> dict[str, float | None]:
@@ -100,8 +104,9 @@ class MultipleChoiceMetric(TaskMetric):
 
 
 class GenerationMetric(TaskMetric):
-    """Exact match and F1 of words of generated strings against the accepted answers of each (Rajpurkar et al., EMNLP
-    2016, section 6.1), the best over the answers; both in [0, 1].
+    """Exact match and F1 of words of generated strings, both in [0, 1] (Rajpurkar et al., EMNLP 2016, section 6.1).
+
+    Each string is compared with all its accepted answers, and the best match counts.
     """
 
     predictions = datasets.Value("string")
@@ -118,18 +123,18 @@ class GenerationMetric(TaskMetric):
 
 
 def normalised(text: str) -> str:
-    """Lower case, without punctuation and articles, white space folded: as SQuAD's own script compares answers."""
+    """Lower the case, remove punctuation and articles, and fold white space, as SQuAD's script does."""
     letters = "".join(letter for letter in text.lower() if letter not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
 
 
 def exact_match(given: str, answer: str) -> float:
-    """1 where both are the same once normalised."""
+    """Return 1 if both are equal once normalised, else 0."""
     return float(normalised(given) == normalised(answer))
 
 
 def word_f1(given: str, answer: str) -> float:
-    """Harmonic mean of precision and recall of the words, each counted as often as it is there."""
+    """Return the harmonic mean of precision and recall of the words; a repeated word counts each time."""
     words, expected = normalised(given).split(), normalised(answer).split()
     common = sum((Counter(words) & Counter(expected)).values())
     return 2 * common / (len(words) + len(expected)) if common else 0.0
@@ -142,10 +147,16 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, usable: np.ndarray) -
 
 
 def time_to_accuracy(evaluations: list[dict], target: float | None, step_s: float | None = None) -> dict | None:
-    """Step and seconds of the first evaluation at which the lossy score reached `target` and held it at the next one.
+    """Find the first evaluation whose lossy score reaches `target`, as does the next one's.
 
-    `evaluations` have "step", "seconds" and "score_lossy". "simulated_seconds" are those of steps that take `step_s`
-    seconds each, None where that is not known. None where there is no target or it was never held.
+    Args:
+        evaluations: dicts with "step", "seconds" and "score_lossy".
+        target: the score to reach; None for no target.
+        step_s: simulated seconds of a step; None if unknown.
+
+    Returns:
+        "target", "step", "seconds" and "simulated_seconds", which is None if `step_s` is; None if there is no target,
+        or no two evaluations in a row reach it.
     """
     if target is None:
         return None

@@ -1,4 +1,4 @@
-"""Where a task's rows come from: the hub or a copy of it on disc, files of one's own, or a list."""
+"""Read a task's rows from the hub or a copy of it on disc, from the user's files, or from a list."""
 
 import hashlib
 import os
@@ -18,66 +18,70 @@ from lossytp.network.streams import Stream
 from lossytp.training.files import NO_ROOM, os_error, saving
 from lossytp.training.tasks.cache import cache_folder
 
-if TYPE_CHECKING:  # it takes seconds to import, and naming a task should not
+if TYPE_CHECKING:  # it takes seconds to import, and naming a task should take none
     from datasets import Dataset
 
 DATA_VARIABLE = "LOSSYTP_DATA"
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 HUB_TIMEOUT_S = 4.0
 ASK_HUB_AGAIN_AFTER_S = 60.0
-EXPORT = "refs/convert/parquet"  # where the hub keeps its own parquet copy of every data set, scripts included
+EXPORT = "refs/convert/parquet"  # the hub's own parquet copy of every data set, even of those that are scripts
 Split = Literal["train", "test"]
 Row = Mapping[str, Any]
 
 
 class RowSource(Protocol):
-    """What a task needs of its source."""
+    """The interface that a task needs of its source."""
 
     def rows(self, split: Split) -> "Dataset":
-        """All rows of the split."""
+        """Return all rows of the split."""
 
     def subset(self, split: Split) -> bool | None:
-        """Whether rows of the official split are missing; None where there is no official number."""
+        """Return whether rows of the official split are missing; None if there is no official number of rows."""
 
     def fingerprint(self, split: Split) -> str:
-        """Another one where the rows are others; where they lie makes no difference."""
+        """Return text that changes if the rows change, but not if they move."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set of the hub, or its copy under `$LOSSYTP_DATA`, laid out like the hub's repository.
+    """A data set of the hub, or a copy of it under `$LOSSYTP_DATA`.
 
-    The copy is the folder `<path>/<name>` and its files are those that start with the split's name.
+    The copy is a folder `<path>/<name>`, laid out like the hub's repository. A split's files start with its name.
     """
 
     path: str
     """Owner and name of the hub's repository."""
     name: str | None = None
-    """Configuration, in a repository that has several."""
+    """Configuration, if the repository has several."""
     splits: Mapping[Split, str] = field(default_factory=lambda: {"train": "train", "test": "validation"})
-    """What the hub calls them."""
+    """The hub's names of the splits."""
     official_rows: Mapping[Split, int] = field(default_factory=dict)
-    """Rows of the official splits: fewer are a subset."""
+    """Numbers of rows of the official splits; fewer rows are a subset."""
 
     def __str__(self) -> str:
         return f"data set {self.path}" + (f", {self.name}," if self.name else "")
 
     @property
     def folder(self) -> Path | None:
-        """Where under `$LOSSYTP_DATA` it would be; None where the variable is not set."""
+        """The folder of the copy under `$LOSSYTP_DATA`, which may not exist; None if the variable is not set."""
         data = os.environ.get(DATA_VARIABLE)
         return Path(data).expanduser() / self.path / (self.name or "") if data else None
 
     def rows(self, split: Split) -> "Dataset":
-        """All rows of the split; ValueError where there is neither a copy on disc nor a hub."""
+        """Return all rows of the split.
+
+        Raises:
+            ValueError: if there is no usable copy on disc and the hub has none or does not answer.
+        """
         return _read(self._files(split)) if self._on_disc() else self._from_hub(self.splits[split])
 
     def subset(self, split: Split) -> bool | None:
-        """Whether rows of the official split are missing; None where there is no official number."""
+        """Return whether rows of the official split are missing; None if there is no official number of rows."""
         return len(self.rows(split)) < self.official_rows[split] if split in self.official_rows else None
 
     def fingerprint(self, split: Split) -> str:
-        """Of the copy's file names, sizes and times, or what `datasets` has for the hub's rows."""
+        """Return a hash of the copy's file names, sizes and times, or the fingerprint that `datasets` gives hub rows."""
         return _stamp(self._files(split)) if self._on_disc() else self.rows(split)._fingerprint
 
     def _on_disc(self) -> bool:
@@ -108,21 +112,21 @@ class Source:
                 try:
                     return datasets.load_dataset(self.path, self.name, split=split)
                 except (RuntimeError, ValueError) as error:
-                    if answers and "scripts" not in str(error):  # which `datasets` runs no more
+                    if answers and "scripts" not in str(error):  # `datasets` no longer runs scripts
                         raise
                     return datasets.load_dataset(self.path, data_dir=self.name, split=split, revision=EXPORT)
             except (OSError, ValueError, RuntimeError) as error:
                 why = " ".join(str(error).split())[:200] if answers else silence
                 looked = f"which {_lacks(self.folder)}" if self.folder else "which is not set"
                 raise ValueError(
-                    f"{self} is neither in {DATA_VARIABLE}, {looked}, nor had from the hub ({why}): "
+                    f"{self} is neither in {DATA_VARIABLE}, {looked}, nor available from the hub ({why}): "
                     f"go online once, or set {DATA_VARIABLE} to a folder that has {Path(self.path, self.name or '')}"
                 ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """Files of one's own: csv, json (a row a line, or a list), or parquet."""
+    """The user's own files: csv, json (one row a line, or a list), or parquet."""
 
     train: str | os.PathLike[str]
     test: str | os.PathLike[str]
@@ -131,23 +135,27 @@ class Files:
         return f"files {self.train} and {self.test}"
 
     def rows(self, split: Split) -> "Dataset":
-        """All rows of the file; ValueError where it is missing or of a kind that is not read."""
+        """Return all rows of the file.
+
+        Raises:
+            ValueError: if the file is missing, unreadable or of an unknown format.
+        """
         return _read([self._file(split)])
 
     def subset(self, split: Split) -> None:
-        """There is no official number."""
+        """Return None: there is no official number of rows."""
         return
 
     def fingerprint(self, split: Split) -> str:
-        """Of the file's name, size and time."""
+        """Return a hash of the file's name, size and time."""
         return _stamp([self._file(split)])
 
     def _file(self, split: Split) -> Path:
         file = Path(getattr(self, split)).expanduser()
         if file.suffix not in FORMATS:
-            raise ValueError(f"{split} = {str(file)!r} is of no kind that is read: give one of {', '.join(FORMATS)}")
+            raise ValueError(f"{split} = {str(file)!r} has an unknown format: give one of {', '.join(FORMATS)}")
         if not file.is_file():
-            raise ValueError(f"{split} = {str(file)!r} is no file, seen from {Path.cwd()}: give one that is")
+            raise ValueError(f"{split} = {str(file)!r} is no file, seen from {Path.cwd()}: give the path of a file")
         return file
 
 
@@ -162,22 +170,22 @@ class Table:
         return "table"
 
     def rows(self, split: Split) -> "Dataset":
-        """The rows."""
+        """Return the rows."""
         import datasets
 
         return datasets.Dataset.from_list([dict(row) for row in getattr(self, split)])
 
     def subset(self, split: Split) -> None:
-        """There is no official number."""
+        """Return None: there is no official number of rows."""
         return
 
     def fingerprint(self, split: Split) -> str:
-        """Of the rows."""
+        """Return a hash of the rows."""
         return _hash(repr([sorted(row.items()) for row in getattr(self, split)]))
 
 
 def sample_indices(available: int, examples: int | None) -> np.ndarray:
-    """Sorted indices of a fixed pseudo-random sample of `examples` out of `available`; of all when None."""
+    """Return the sorted indices of a fixed pseudo-random sample of `examples` out of `available`; all if None."""
     order = np.argsort(Stream(("sample",)).uniforms(available), kind="stable")
     return np.sort(order[:examples])
 
@@ -208,7 +216,7 @@ def _read(files: list[Path]) -> "Dataset":
 
 
 def _lacks(folder: Path) -> str:
-    """What is missing on the way to the folder, below what the variable names."""
+    """Say which folder is missing: the copy's, or the one that the variable names."""
     data = Path(os.environ[DATA_VARIABLE]).expanduser()
     return f"has no folder {folder}" if data.is_dir() else f"is no folder, {data}"
 
@@ -222,7 +230,7 @@ def _hash(text: str) -> str:
 
 
 def _quiet() -> None:
-    """No progress bars into a log."""
+    """Keep progress bars out of a log."""
     if not sys.stderr.isatty():
         import datasets
         from huggingface_hub.utils.tqdm import disable_progress_bars
@@ -233,9 +241,9 @@ def _quiet() -> None:
 
 @contextmanager
 def hub_or_its_cache() -> Iterator[bool]:
-    """Go offline where the hub does not answer: its client would try for half a minute, then read its cache.
+    """Go offline within the block if the hub does not answer, and yield whether it does.
 
-    Yields whether it answers.
+    The hub's client would try for half a minute before it reads its cache.
     """
     import datasets
     from huggingface_hub import constants
@@ -257,7 +265,7 @@ def _is_offline() -> bool:
 
 
 def hub_answers() -> bool:
-    """Whether the hub answers at all, asked at most once in a minute."""
+    """Return whether the hub answers at all; ask it at most once a minute."""
     if _HUB.answers is None or time.monotonic() - _HUB.asked_at_s > ASK_HUB_AGAIN_AFTER_S:
         _HUB.answers, _HUB.asked_at_s = _ask_hub(), time.monotonic()
     return _HUB.answers
@@ -278,10 +286,10 @@ def _ask_hub() -> bool:
     answers: list[int] = []
 
     def ask() -> None:
-        with suppress(Exception):  # of whatever client: refused, timed out, a proxy's error
+        with suppress(Exception):  # any client's error: refused, timed out, or a proxy's
             answers.append(get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S).status_code)
 
-    asking = threading.Thread(target=ask, daemon=True)  # a name server that is silent knows no time limit
+    asking = threading.Thread(target=ask, daemon=True)  # waiting for a silent name server has no time limit
     asking.start()
     asking.join(HUB_TIMEOUT_S)
     return bool(answers)

@@ -1,4 +1,4 @@
-"""Text of a row: a template over the row's columns, such as "{premise}", or a function of the row."""
+"""Make a row's text from a template over its columns, such as "{premise}", or by a function of the row."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -15,26 +15,30 @@ SHOWN = 60  # characters of a wrong value
 
 
 def text_of(template: Text, row: Row) -> str:
-    """Return the row's text, without blanks at its end; a null counts as "".
+    """Return the row's text, without trailing white space; a null counts as "".
 
     Raises:
-        KeyError: where the row lacks a column.
-        ValueError: where a column, or the function's result, is no text.
+        KeyError: if the row lacks a column.
+        ValueError: if a column, or the function's result, is no text.
     """
     if not callable(template):
         return template.format_map(_Texts(row)).rstrip()
     text = template(row)
     if not isinstance(text, str):
-        raise ValueError(f"{str(text)[:SHOWN]!r}, which a function made of the row, is no text: give a str")
+        raise ValueError(f"{str(text)[:SHOWN]!r}, which a function returned for the row, is no text: return a str")
     return text.rstrip()
 
 
 def check_filled(rows: "Dataset", templates: Iterable[Text], where: str) -> None:
-    """Raise ValueError for a column that a template names and that is null or blank in all rows.
+    """Check that no column that a template names is null or blank in all rows.
 
     Args:
-        rows: all rows of a split, since a sample of a few may well be blank.
-        where: the split and its source, for the error.
+        rows: all rows of a split; a small sample may well be blank.
+        templates: the templates; functions among them are not checked.
+        where: the split and its source, for the message.
+
+    Raises:
+        ValueError: if there is such a column.
     """
     for column in sorted(set().union(*map(_columns, templates))):
         if column in rows.column_names and len(rows) and not any(map(_is_filled, rows[column])):
@@ -42,7 +46,7 @@ def check_filled(rows: "Dataset", templates: Iterable[Text], where: str) -> None
 
 
 class _Texts:
-    """Give a template a row's columns of text."""
+    """Look up a row's columns for a template, and refuse values that are no text."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -58,7 +62,7 @@ class _Texts:
 
 
 def _columns(template: Text) -> set[str]:
-    """Return the columns that a template names; none of a function, or of what is no template, as the rows will say."""
+    """Return the columns that a template names; none for a function, or for a malformed template, which fails later."""
     if callable(template):
         return set()
     try:
