@@ -81,7 +81,7 @@ class Source:
         return len(self.rows(split)) < self.official_rows[split] if split in self.official_rows else None
 
     def fingerprint(self, split: Split) -> str:
-        """Return a hash of the copy's file names, sizes and times, or the fingerprint that `datasets` gives hub rows."""
+        """Return a hash of the copy's file names, sizes and times, or `datasets`' fingerprint of the hub's rows."""
         return _stamp(self._files(split)) if self._on_disc() else self.rows(split)._fingerprint
 
     def _on_disc(self) -> bool:
