@@ -22,7 +22,7 @@ def built(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "lost", "added", "no sums", "half sums"])
-def test_what_was_damaged_is_built_again(built, damage):
+def test_a_damaged_folder_is_rebuilt(built, damage):
     ask, times = built
     folder = ask()
     assert ask() == folder

@@ -70,7 +70,7 @@ def test_one_process_killed_twice_equals_an_unbroken_run(tmp_path, values):
 
 
 @pytest.mark.parametrize("values", PROCESSES.values(), ids=PROCESSES)
-def test_of_two_processes_one_killed_equals_an_unbroken_run(tmp_path, values):
+def test_two_processes_of_which_one_is_killed_equal_an_unbroken_run(tmp_path, values):
     assert KILLED in started(tmp_path, 2, ("step", random.randint(3, 4), random.randint(0, 1)), **values)
     assert started(tmp_path, 2, **values) == [0, 0]
     assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == [2]
@@ -80,7 +80,7 @@ def test_of_two_processes_one_killed_equals_an_unbroken_run(tmp_path, values):
 @pytest.mark.parametrize(
     ("kill", "behind"), [(("file", 3, 1), 2), (("file", 3, 0), 2), (("marker", 3, 0), 2), (("moved", 3, 0), 4)]
 )
-def test_killed_while_a_checkpoint_is_written_the_one_before_serves(tmp_path, kill, behind):
+def test_a_run_killed_while_it_writes_a_checkpoint_resumes_from_the_previous_one(tmp_path, kill, behind):
     assert KILLED in started(tmp_path, 2, kill, tensor_parallel_size=2)
     kept = tmp_path / "run" / "checkpoint"
     assert json.loads((kept / "step.json").read_text())["step"] == behind
@@ -91,7 +91,7 @@ def test_killed_while_a_checkpoint_is_written_the_one_before_serves(tmp_path, ki
     assert not kept.exists()
 
 
-def test_the_same_command_goes_on_from_wherever_it_was_killed(tmp_path):
+def test_the_same_command_resumes_wherever_it_was_killed(tmp_path):
     words = ["--max_steps", "80", "--batch_size", "2", "--max_samples", "50", "--eval_samples", "20", "--max_length"]
     words += ["8", "--loss_rate", "0.1", "--dropout", "0.1", "--checkpoint_steps", "3", "--eval_steps", "7"]
     command = [sys.executable, "-m", "lossytp.train", *words, "--output_dir"]
@@ -111,7 +111,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_killed(tmp_path):
     assert result(tmp_path) == result(tmp_path, "whole")
 
 
-def test_killed_before_its_first_checkpoint_a_run_begins_anew(tmp_path):
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path):
     assert started(tmp_path, 1, ("step", 2, 0), tensor_parallel_size=2) == [KILLED]
     assert started(tmp_path, 1, tensor_parallel_size=2) == [0]
     assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == []
@@ -142,7 +142,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(stopped, toy):
         run(toy(eval_steps=3, loss_rate=0.2, learning_rate=1.0))
 
 
-def test_what_changes_no_number_may_differ(stopped, toy):
+def test_settings_that_do_not_change_the_result_may_differ(stopped, toy):
     stopped(eval_steps=3)
     record = run(toy(eval_steps=3, loss_rate=0.1, checkpoint_steps=5, tensorboard=True))
     assert record["timing"]["resumed_behind_steps"] == [2]
@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_is_named_with_what_to_delete(stopped, tmp_path, na
         run(config)
 
 
-def test_a_marker_of_another_kind_is_named_with_what_to_delete(stopped, tmp_path):
+def test_an_unknown_marker_is_named_with_what_to_delete(stopped, tmp_path):
     config = stopped(eval_steps=3)
     marker = tmp_path / "run" / "checkpoint" / "step.json"
     written = json.loads(marker.read_text())
@@ -260,7 +260,7 @@ def test_a_trace_that_changed_is_refused(stopped, toy, tmp_path):
     assert run(config)["final"] == older["final"]
 
 
-def test_a_checkpoint_of_a_version_without_marks_is_gone_on_from(stopped, tmp_path):
+def test_a_checkpoint_of_a_version_without_marks_is_resumed(stopped, tmp_path):
     config = stopped(eval_steps=3)
     folder = tmp_path / "run" / "checkpoint"
     (folder / MARK).unlink()
@@ -286,7 +286,7 @@ def test_a_file_that_is_put_beside_checkpoints_stays(stopped, tmp_path):
     assert [path.name for path in folder.iterdir()] == ["thesis"]
 
 
-def test_on_a_full_disk_the_checkpoint_before_serves(toy, tmp_path, monkeypatch):
+def test_on_a_full_disk_the_previous_checkpoint_stays(toy, tmp_path, monkeypatch):
     config = toy(checkpoint_steps=2, loss_rate=0.1)
     save, saved = torch.save, []
 
@@ -307,7 +307,7 @@ def test_on_a_full_disk_the_checkpoint_before_serves(toy, tmp_path, monkeypatch)
     assert run(config)["timing"]["resumed_behind_steps"] == [2]
 
 
-def test_state_is_what_a_training_state_has():
+def test_state_lists_the_keys_of_a_training_state():
     layer, network = torch.nn.Linear(2, 2), TrainConfig().network()
     state = training_state(layer, torch.optim.AdamW(layer.parameters()), torch.amp.GradScaler("cpu"), network)
     assert tuple(state) == STATE
@@ -328,7 +328,7 @@ def test_a_checkpoint_of_other_data_is_refused(stopped, monkeypatch):
         run(config)
 
 
-def test_seconds_add_up_over_the_pieces(stopped, tmp_path):
+def test_seconds_add_up_over_resumed_runs(stopped, tmp_path):
     config = stopped(eval_steps=3)
     file = tmp_path / "run" / "checkpoint" / "step-2.rank-0.pt"
     state = torch.load(file, weights_only=True)

@@ -159,7 +159,7 @@ def test_a_flag_overrides_a_switch_of_the_file(tmp_path):
     assert config.changes() == {"repair": "rescale"}
 
 
-def test_what_a_file_leaves_open_a_flag_may_settle(tmp_path):
+def test_a_flag_may_set_what_a_file_leaves_out(tmp_path):
     (tmp_path / "run.yaml").write_text("loss_type: g-e\nloss_rate: 0.05\n")
     config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--mean_burst_packets", "8"])
     assert config.process().mean_burst_packets == pytest.approx(8)
@@ -196,7 +196,7 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path):
         ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml cannot be read as YAML: key 'loss_rate' stands twice"),
     ],
 )
-def test_what_yaml_would_let_pass_is_named(tmp_path, text, words):
+def test_mistakes_that_yaml_lets_pass_are_named(tmp_path, text, words):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")])
@@ -233,7 +233,7 @@ def test_the_entry_point_ends_with_one_line_and_exit_code_2(words):
     assert result.stdout == ""
 
 
-def test_no_lines_are_drawn_around_an_error_where_the_terminal_has_ascii_alone(monkeypatch):
+def test_an_ascii_terminal_gets_errors_without_a_box(monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     command = [sys.executable, "-m", "lossytp.train", "--loss_rate", "x"]
     run = subprocess.run(command, capture_output=True, text=True)
@@ -241,7 +241,7 @@ def test_no_lines_are_drawn_around_an_error_where_the_terminal_has_ascii_alone(m
     assert "--loss-rate" in run.stderr
 
 
-def test_what_a_config_merges_in_stands_behind_its_own(tmp_path):
+def test_a_files_own_values_win_over_merged_ones(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("loss_rate: 0.1\n<<: {seed: 3, loss_rate: 0.2}\n")
     config = parse(TrainConfig, None, ["--config", str(file)])
@@ -272,7 +272,7 @@ def told(monkeypatch, tmp_path, capsys):
     return tell
 
 
-def test_one_of_several_processes_ends_before_python_is_taken_down():
+def test_one_of_several_processes_ends_before_python_shuts_down():
     """Gloo's threads are still there then, and abort now and then."""
     script = "import atexit; from lossytp.training.command_line import run_as_command; "
     script += "atexit.register(print, 'down'); run_as_command(lambda: print('done'))"
@@ -283,14 +283,14 @@ def test_one_of_several_processes_ends_before_python_is_taken_down():
 
 
 @pytest.mark.parametrize("error", [ValueError("loss_rate = 2"), ModuleNotFoundError("loss_rate = 2")])
-def test_an_error_names_its_rank_where_there_are_several(told, error):
+def test_an_error_names_its_rank_if_there_are_several(told, error):
     assert told(error) == (2, "error: loss_rate = 2\n")
     assert told(error, RANK="0", LOCAL_RANK="0") == (2, "rank 0: error: loss_rate = 2\n")
     assert told(error, RANK="5") == (2, "rank 5: error: loss_rate = 2\n")
     assert told(error, LOCAL_RANK="1") == (2, "error: loss_rate = 2\n"), "one process, whatever is left of others"
 
 
-def test_what_all_processes_of_a_node_would_say_alike_is_said_by_the_first(told):
+def test_an_error_that_all_processes_of_a_node_share_is_printed_by_the_first(told):
     error = ValueError("loss_rate = 2")
     assert told(error, RANK="3", LOCAL_RANK="1") == (2, "")
     assert told(error, RANK="2", LOCAL_RANK="0") == (2, "rank 2: error: loss_rate = 2\n")
@@ -304,7 +304,7 @@ def test_an_unforeseen_error_keeps_its_traceback(told):
     assert text.endswith("rank 1: error: KeyError: 'weight'\n")
 
 
-def test_an_unforeseen_error_of_one_process_alone_is_raised(monkeypatch):
+def test_an_unforeseen_error_of_a_single_process_is_raised(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
 
     def fail():
@@ -332,7 +332,7 @@ def test_torchrun_gets_the_error_as_json_from_a_silent_rank_too(told, tmp_path, 
     assert content["extraInfo"]["timestamp"].isdigit()
 
 
-def test_the_loss_of_a_connection_is_later_than_the_error_of_the_rank_that_caused_it(told, tmp_path, monkeypatch):
+def test_a_lost_connection_is_dated_after_the_error_that_caused_it(told, tmp_path, monkeypatch):
     """torchrun takes the earliest for the root cause, and of one second the lowest rank's."""
     monkeypatch.setattr(time, "time", lambda: 100.9)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
@@ -344,11 +344,11 @@ def test_the_loss_of_a_connection_is_later_than_the_error_of_the_rank_that_cause
     assert seconds == ["101", "100"]
 
 
-def test_interrupted_from_the_keyboard_is_130(told):
+def test_a_keyboard_interrupt_exits_with_130(told):
     assert told(KeyboardInterrupt(), RANK="0") == (130, "")
 
 
-def test_a_record_is_run_again_by_as_many_processes(tmp_path, monkeypatch):
+def test_a_record_is_run_again_only_by_as_many_processes(tmp_path, monkeypatch):
     """A run of other processes draws other losses: it would give another number without a word."""
     (tmp_path / "record.json").write_text(json.dumps({"config": TrainConfig().as_dict(), "processes": 2}))
     words = ["--config", str(tmp_path / "record.json")]

@@ -61,7 +61,7 @@ def test_passes_follow_each_other_without_end(folder):
     assert taken(text, BEGINNING, 100) == (once * 3)[:100]
 
 
-def test_from_any_position_comes_the_same_rest(folder):
+def test_the_rest_is_the_same_from_any_position(folder):
     text = corpus(str(folder / "*"), split="train")
     passes = list(text.texts()) * 3
     before = 0
@@ -83,7 +83,7 @@ def test_the_standard_library_is_split_by_file():
     assert not any("site-packages" in file for file in train + validation)
 
 
-def test_files_are_split_by_document_where_they_are_to_be(folder, monkeypatch):
+def test_files_are_split_by_document_if_asked(folder, monkeypatch):
     monkeypatch.setattr(corpora, "HELD_OUT_PERCENT", 30)
     pattern = str(folder / "*.parquet")
     train, validation = (
@@ -132,13 +132,13 @@ def test_a_file_without_a_text_column_is_named_with_those_it_has(tmp_path):
         list(corpus(str(tmp_path / "*"), split="train").texts())
 
 
-def test_what_is_no_parquet_is_named(tmp_path):
+def test_a_file_that_is_no_parquet_is_named(tmp_path):
     (tmp_path / "a.parquet").write_text("no parquet")
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read"):
         list(corpus(str(tmp_path / "*"), split="train").texts())
 
 
-def test_a_parquet_that_is_damaged_behind_its_header_is_named(tmp_path):
+def test_a_parquet_damaged_after_its_header_is_named(tmp_path):
     write(tmp_path / "a.parquet", [document(number) for number in range(40)], row_group_size=40)
     content = bytearray((tmp_path / "a.parquet").read_bytes())
     content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # pages; what tells of them is at the end
@@ -223,7 +223,7 @@ def test_a_document_longer_than_a_portion_is_read_once(tmp_path, tokenizer, monk
     assert blocks.position.epoch == 1
 
 
-def test_not_streamed_a_pass_is_shuffled_as_a_whole(folder, tokenizer, monkeypatch):
+def test_without_streaming_a_whole_pass_is_shuffled(folder, tokenizer, monkeypatch):
     monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 3)
     text = corpus(str(folder / "*"), split="train")
     tokens = stream_of(text, tokenizer, 2)
@@ -239,7 +239,7 @@ def test_not_streamed_a_pass_is_shuffled_as_a_whole(folder, tokenizer, monkeypat
     assert not np.array_equal(first[:20], tokens[: 20 * BLOCK].reshape(-1, BLOCK))
 
 
-def test_not_streamed_text_shorter_than_a_block_is_read_until_it_fills_one(tmp_path, tokenizer):
+def test_without_streaming_a_text_shorter_than_a_block_is_repeated_until_it_fills_one(tmp_path, tokenizer):
     (tmp_path / "a.txt").write_text("a b")
     (tmp_path / "b.txt").write_text("c d")
     text = corpus(str(tmp_path / "*"), split="train")
@@ -250,7 +250,7 @@ def test_not_streamed_text_shorter_than_a_block_is_read_until_it_fills_one(tmp_p
     assert seen.tolist() == tokens[: len(seen)].tolist()
 
 
-def test_the_order_is_the_seeds_alone(folder, tokenizer, monkeypatch):
+def test_only_the_seed_determines_the_order(folder, tokenizer, monkeypatch):
     monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 40)
     text = corpus(str(folder / "*"), split="train")
     first, again, other = (packed(text, tokenizer, seed=seed).batch(40) for seed in (0, 0, 1))
@@ -267,7 +267,7 @@ def test_batches_of_any_size_give_the_same_blocks(folder, tokenizer, monkeypatch
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_from_any_state_come_the_same_blocks(folder, tokenizer, monkeypatch, streaming):
+def test_the_same_blocks_follow_from_any_saved_state(folder, tokenizer, monkeypatch, streaming):
     """Also from before the first, across a portion's end, and into the next passes."""
     monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 10)
     text = corpus(str(folder / "*"), split="train")

@@ -79,7 +79,7 @@ def test_numbers_stay_numbers():
     assert batch["labels"].dtype == torch.float32
 
 
-def test_every_option_is_in_the_batch_and_an_absent_one_is_masked():
+def test_every_option_is_in_the_batch_and_a_missing_one_is_masked():
     split = split_of([[1, 1], [2], [3, 3, 3], [4], [5]], options=[2, 3], labels=[1, 0], kind="multiple choice")
     batch = split.batch(np.array([0, 1]))
     assert batch["input_ids"].tolist() == [[[1, 1, 0], [2, 0, 0], [1, 1, 0]], [[3, 3, 3], [4, 0, 0], [5, 0, 0]]]
@@ -106,7 +106,7 @@ def test_an_epoch_of_training_batches_holds_every_example_once(split):
     assert second != seen
 
 
-def test_skipped_batches_are_those_that_would_have_come(split):
+def test_skipping_leaves_out_the_first_batches(split):
     whole = training_batches(split, batch_size=8, seed=0)
     for _ in range(30):  # into the second epoch
         next(whole)
@@ -115,7 +115,7 @@ def test_skipped_batches_are_those_that_would_have_come(split):
         assert torch.equal(next(whole)["input_ids"], next(late)["input_ids"])
 
 
-def test_order_depends_on_the_seed_alone(split):
+def test_only_the_seed_determines_the_order(split):
     def order(seed):
         batches = training_batches(split, batch_size=8, seed=seed)
         return torch.cat([next(batches)["labels"] for _ in range(10)]).tolist()
@@ -127,7 +127,7 @@ def test_order_depends_on_the_seed_alone(split):
     assert order(1) != first
 
 
-def test_batches_of_like_length_hold_little_padding(split):
+def test_batches_of_similar_length_hold_little_padding(split):
     batches = training_batches(split, batch_size=8, seed=0)
     masks = [next(batches)["attention_mask"] for _ in range(25)]
     real = sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
@@ -141,7 +141,7 @@ def test_evaluation_covers_every_example_once_by_length(split):
     assert (np.diff(split.lengths()[order]) >= 0).all()
 
 
-def test_a_batch_and_the_next_do_not_share_a_class_that_the_file_has_together():
+def test_the_order_does_not_follow_a_file_sorted_by_class():
     """Else what stale values put in for lost ones, another batch's activations, would tell the class."""
     split = split_of([[1, 2]] * 400, labels=[0] * 200 + [1] * 200)
     batches = [split.labels[indices].mean() for indices in evaluation_batches(split, batch_size=50)]
@@ -156,7 +156,7 @@ def test_the_length_of_a_multiple_choice_is_its_longest_options():
 PAIRS = [{"premise": "one two three four five six seven eight nine ten", "claim": "numbers", "label": 1}] * 3
 
 
-def test_a_body_too_long_is_cut_on_the_right_and_its_ending_kept(load, tokenizer):
+def test_a_long_body_is_cut_on_the_right_and_its_ending_kept(load, tokenizer):
     values = {"body": "{premise}", "ending": " Claim: {claim}", "labels": ("no", "yes")}
     whole = texts_in(load(tasks.Classification, PAIRS, **values).train, tokenizer, 0)[0]
     assert whole == "one two three four five six seven eight nine ten Claim: numbers"
@@ -167,7 +167,7 @@ def test_a_body_too_long_is_cut_on_the_right_and_its_ending_kept(load, tokenizer
     assert text.endswith(" Claim: numbers")
 
 
-def test_options_are_encoded_behind_a_body_cut_on_the_left(load, tokenizer):
+def test_options_are_encoded_after_a_body_cut_on_the_left(load, tokenizer):
     rows = [{"question": "zero " * 30 + "which", "options": ["this one", "that"], "label": 1}] * 2
     split = load(tasks.MultipleChoice, rows, max_length=8, body="{question}", options="options").train
     first, second = texts_in(split, tokenizer, 0)
@@ -177,7 +177,7 @@ def test_options_are_encoded_behind_a_body_cut_on_the_left(load, tokenizer):
     assert len(split) == 2
 
 
-def test_an_answer_ends_with_the_end_token_and_leaves_its_prompt_room(load, tokenizer):
+def test_an_answer_ends_with_the_end_token_and_leaves_room_for_its_prompt(load, tokenizer):
     rows = [{"context": "sea " * 100, "question": "where", "answer": "at sea"}] * 2
     split = load(
         tasks.Generation, rows, body="{context}", ending=" Question: {question} Answer:", answers="answer"
@@ -191,20 +191,20 @@ def test_an_answer_ends_with_the_end_token_and_leaves_its_prompt_room(load, toke
     assert prompt.endswith("sea sea Question: where Answer:")
 
 
-def test_an_answer_too_long_is_cut_and_still_ends(load, tokenizer):
+def test_a_long_answer_is_cut_and_still_ends(load, tokenizer):
     rows = [{"context": "sea", "question": "where", "answer": "far away " * 40}] * 2
     split = load(tasks.Generation, rows, body="{context}", ending=" {question}?", answers="answer").test
     assert split.answer_lengths.tolist() == [ANSWER_TOKENS] * 2
     assert split.tokens[split.offsets[1] - 1] == tokenizer.eos_token_id
 
 
-def test_text_without_a_token_has_one(load, tokenizer):
+def test_an_empty_text_has_one_token(load, tokenizer):
     rows = [{"text": "", "label": 0}, {"text": "word", "label": 1}]
     split = load(tasks.Classification, rows, body="{text}", labels=("a", "b")).train
     assert split.lengths().tolist()[0] == 1
 
 
-def test_data_is_prepared_once_and_again_where_rows_length_or_sample_change(load, monkeypatch):
+def test_data_is_prepared_once_and_again_if_rows_length_or_sample_change(load, monkeypatch):
     values = {"body": "{text}", "labels": ("a", "b")}
     rows = [{"text": f"text number {i}", "label": i % 2} for i in range(20)]
     first = load(tasks.Classification, rows, **values)

@@ -21,7 +21,7 @@ def test_names_and_aliases_are_masked_whole():
     assert mask_names(text) == "lib.ndarray, lib.sum, lib, lib; torchvision and input stay"
 
 
-def test_functions_classes_and_methods_are_read_and_broken_code_is_passed_over():
+def test_functions_classes_and_methods_are_read_and_broken_code_is_skipped():
     source = f'class A:\n    """{LONG}a"""\n    def f(self):\n        """{LONG}b"""\n\ndef g():\n    """short"""\n'
     assert docstrings_of(source) == [" ".join(f"{LONG}{end}".split()) for end in "ab"]
     assert docstrings_of("def broken(:") == []
@@ -61,7 +61,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
     assert (script.returncode, script.stdout) == (0, "1\n"), script.stderr
 
 
-def test_a_bag_of_words_tells_classes_of_a_sample_apart(monkeypatch):
+def test_a_bag_of_words_classifies_a_sample(monkeypatch):
     words = ("alpha beta", "gamma delta", "gamma epsilon")
     rows = [{"text": f"{words[i % 3]} {i}", "label": min(i % 3, 1)} for i in range(60)]
     source = Table(train=rows, test=rows)

@@ -105,7 +105,7 @@ def losses(record):
 
 @pytest.mark.parametrize("wiring", [{}, OWN_STREAMS], ids=str)
 @pytest.mark.parametrize("kind", TASKS)
-def test_every_kind_of_task_is_trained_and_evaluating_it_gives_the_runs_own_scores(tmp_path, kind, wiring):
+def test_evaluating_gives_the_training_runs_own_scores_for_every_kind_of_task(tmp_path, kind, wiring):
     record = train(tmp_path, kind, **wiring)
     assert record["status"] == "finished"
     assert record["network"]["training"]["lost"] > 0
@@ -212,7 +212,7 @@ def test_the_perplexity_is_that_of_the_dense_model(tmp_path, text):
     assert few["perplexity"]["lossy"] == few["perplexity"]["clean"]
 
 
-def test_examples_are_read_as_far_as_in_training_unless_told_otherwise(tmp_path):
+def test_examples_are_cut_as_in_training_by_default(tmp_path):
     record = train(tmp_path, "classification", max_length=4)
     assert record["data"]["cut_share"] == 1
     result = evaluate(tmp_path)
@@ -233,7 +233,7 @@ def test_a_model_that_learnt_other_classes_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["my notes", "{}", "[]"])
-def test_a_file_of_others_in_place_of_the_evaluation_is_refused_and_stays(tmp_path, text):
+def test_a_users_file_named_evaluation_json_is_refused_and_stays(tmp_path, text):
     file = tmp_path / "evaluation.json"
     file.write_text(text)
     config = EvaluateConfig(model_name="gpt2-nano", prompt="The", output_dir=str(tmp_path))
@@ -266,18 +266,18 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
     [
         ({"prompt": ""}, "prompt = '' has no token to continue"),
         ({"prompt": "the rose", "new_tokens": 200}, "new_tokens = 200 after a prompt of .* exceeds the model's"),
-        ({"data_glob": "stdlib", "max_length": 1}, "max_length = 1 leaves no token to guess .*: give 2 or more"),
+        ({"data_glob": "stdlib", "max_length": 1}, "max_length = 1 leaves no token to predict .*: give 2 or more"),
         ({"prompt": "the rose", "output_dir": "/dev/null/x"}, "output_dir = '/dev/null/x' cannot be written"),
     ],
 )
-def test_what_a_text_model_cannot_be_asked_is_refused(tmp_path, values, words):
+def test_prompts_and_lengths_that_do_not_fit_are_refused(tmp_path, values, words):
     train(tmp_path, "generation")
     with pytest.raises(ValueError, match=words):
         evaluate(tmp_path, **values)
 
 
 @pytest.mark.parametrize("wiring", [{}, OWN_STREAMS], ids=str)
-def test_a_text_is_what_greedy_search_gives(tmp_path, wiring):
+def test_the_text_is_that_of_greedy_search(tmp_path, wiring):
     train(tmp_path, "generation")
     result = evaluate(tmp_path, prompt="the rose", new_tokens=12, loss_rate=0.6, **wiring)
     folder = tmp_path / "run" / "last"
@@ -289,7 +289,7 @@ def test_a_text_is_what_greedy_search_gives(tmp_path, wiring):
     assert result["text"]["lossy"] != result["text"]["clean"]
 
 
-def test_a_model_without_the_head_for_what_is_asked_is_one_line(tmp_path, text):
+def test_a_model_without_the_needed_head_is_one_line(tmp_path, text):
     train(tmp_path, "classification")
     for values, message in (
         ({"dataset": "choice"}, "dataset = 'choice' needs a model fine-tuned on it"),

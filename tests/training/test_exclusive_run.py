@@ -55,7 +55,7 @@ def test_the_cache_folder_makes_no_difference(tmp_path, network, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_a_lock_that_was_deleted_while_it_was_waited_for_is_made_again(tmp_path, network, monkeypatch):
+def test_a_lock_deleted_just_before_it_is_taken_is_made_again(tmp_path, network, monkeypatch):
     """Else two runs would hold two files of one name."""
     lock, flock = tmp_path / LOCK, fcntl.flock
 
@@ -71,7 +71,7 @@ def test_a_lock_that_was_deleted_while_it_was_waited_for_is_made_again(tmp_path,
             pass
 
 
-def test_a_file_system_without_locks_is_told_and_used(tmp_path, network, monkeypatch, capsys):
+def test_a_file_system_without_locks_is_reported_and_used(tmp_path, network, monkeypatch, capsys):
     def refuse(handle, how):
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -81,7 +81,7 @@ def test_a_file_system_without_locks_is_told_and_used(tmp_path, network, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_runs_left_half_written_is_deleted_and_nothing_else(tmp_path, network):
+def test_partial_files_of_killed_runs_are_deleted_and_nothing_else(tmp_path, network):
     parts = {".record.json.12", ".pretrain.json.3", ".probe.4", ".wandb_id.5"}
     kept = {".notes.json.12", ".record.json.12.txt", "record.json", ".record.json.", ".record.json"}
     for name in parts | kept:
@@ -90,7 +90,7 @@ def test_what_killed_runs_left_half_written_is_deleted_and_nothing_else(tmp_path
         assert {path.name for path in tmp_path.iterdir()} == kept | {LOCK}
 
 
-def test_a_run_that_fails_lets_go(tmp_path, network, monkeypatch):
+def test_a_failed_run_releases_the_lock(tmp_path, network, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(RuntimeError, match="on purpose"), exclusive_run(str(tmp_path), network):
         raise RuntimeError("on purpose")

@@ -70,7 +70,7 @@ def filled(monkeypatch):
     return messages
 
 
-def test_they_train_and_stand_in_the_record(toy, tmp_path, filled):
+def test_both_train_and_are_in_the_record(toy, tmp_path, filled):
     ways = {"algorithm": "star", "repair": "twice"}
     config = toy(**ways, loss_rate=LOSS_RATE, tensor_parallel_size=RANKS)
     record = run(config)
@@ -83,14 +83,14 @@ def test_they_train_and_stand_in_the_record(toy, tmp_path, filled):
     assert set(traffic["by_link"]) == {f"{rank}->0" for rank in range(1, RANKS)}
 
 
-def test_timing_asks_them(toy, filled):
+def test_timing_uses_their_declarations(toy, filled):
     """The algorithm has a schedule; the repair says that it sends packets of its own, which timing does not know."""
     config = toy(algorithm="star", loss_rate=LOSS_RATE, tensor_parallel_size=RANKS, link_gbits=10.0)
     assert simulated_step_seconds(config, NANO, 100, 0.5) > 0.5
     assert simulated_step_seconds(replace(config, repair="twice"), NANO, 100, 0.5) is None
 
 
-def test_their_sums_err_as_the_theory_says(filled):
+def test_errors_of_their_sums_agree_with_theory(filled):
     wiring = Wiring.named(algorithm="star", repair="twice")
     expected = expected_squared_error(wiring, RANKS, LOSS_RATE)
     assert expected == pytest.approx((RANKS - 1) / RANKS * LOSS_RATE**2)
@@ -102,6 +102,6 @@ def test_their_sums_err_as_the_theory_says(filled):
     assert len(filled) == 1
 
 
-def test_without_its_line_the_repair_is_unknown():
+def test_an_unregistered_repair_is_unknown():
     with pytest.raises(ValueError, match="repair = 'twice' is unknown: choose one of zero"):
         Wiring.named(repair="twice")

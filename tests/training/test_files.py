@@ -31,7 +31,7 @@ def test_a_full_disk_is_one_line_and_other_errors_stay():
         raise RuntimeError("of a library")
 
 
-def test_the_error_of_a_library_in_rust_is_the_systems():
+def test_a_rust_librarys_error_is_the_operating_systems():
     with pytest.raises(Exception, match="os error") as raised:
         save_file({"a": torch.zeros(2)}, "/proc/nowhere/file")
     cause = os_error(raised.value)
@@ -71,7 +71,7 @@ def test_a_bit_flipped_anywhere_is_noticed_or_changes_nothing(tmp_path):
         ("numpy.savez", {}, r"toy-train-\w+"),
     ],
 )
-def test_whatever_fills_the_disk_is_one_line_on_stderr(toy, tmp_path, monkeypatch, capfd, what, values, said):
+def test_a_full_disk_is_one_line_on_stderr_whatever_is_written(toy, tmp_path, monkeypatch, capfd, what, values, said):
     monkeypatch.setattr(what, fails_on_a_full_disk)
     with pytest.raises(
         ValueError, match=rf"^.*{said} cannot be written \(No space left on device\): make room"
@@ -83,7 +83,7 @@ def test_whatever_fills_the_disk_is_one_line_on_stderr(toy, tmp_path, monkeypatc
     assert not {name for name in left if name not in (MARK,) and "tfevents" not in name}
 
 
-def test_tracebacks_of_other_threads_are_shown_again_afterwards(toy, tmp_path):
+def test_tracebacks_of_threads_are_shown_again_afterwards(toy, tmp_path):
     before = logs.threading.excepthook
     written = logs.Logs(toy(tensorboard=True))
     assert logs.threading.excepthook is not before

@@ -17,7 +17,7 @@ def held_out(sentences: int, train=TRAIN) -> HeldOut:
     return HeldOut(source=Table(train=train, test=OFFICIAL), column="text", sentences=sentences)
 
 
-def test_whole_sentences_are_tested_on_behind_the_official_rows():
+def test_whole_sentences_follow_the_official_test_rows():
     rows = held_out(7).rows("test").to_list()
     assert rows[0] == {"text": "officially poor", "label": 1, "part": "official"}
     assert [row["part"] for row in rows[1:]] == ["held_out"] * 7
@@ -26,7 +26,7 @@ def test_whole_sentences_are_tested_on_behind_the_official_rows():
     assert set(tested) <= set(SENTENCES) | {"fin"}  # which is part of a word of others, but no word of theirs
 
 
-def test_training_keeps_what_is_in_no_tested_sentence():
+def test_training_keeps_rows_that_no_tested_sentence_contains():
     held = held_out(7)
     tested = [row["text"] for row in held.rows("test").to_list()[1:]]
     left = [row["text"] for row in held.rows("train").to_list()]
@@ -36,7 +36,7 @@ def test_training_keeps_what_is_in_no_tested_sentence():
     assert "one ." not in left  # every sentence ends so
 
 
-def test_the_choice_is_the_same_each_time_and_the_fingerprint_tells_another():
+def test_the_choice_is_fixed_and_another_one_has_another_fingerprint():
     assert held_out(7).rows("test").to_list() == held_out(7).rows("test").to_list()
     fingerprints = {
         held_out(7).fingerprint("test"),
@@ -47,12 +47,12 @@ def test_the_choice_is_the_same_each_time_and_the_fingerprint_tells_another():
     assert held_out(7).fingerprint("test") == held_out(7).fingerprint("test")
 
 
-def test_more_sentences_than_there_are_are_refused():
+def test_holding_out_too_many_sentences_is_refused():
     with pytest.raises(ValueError, match="has 21 whole sentences: hold out fewer than 21"):
         held_out(21).rows("train")
 
 
-def test_sst2_has_so_many(tmp_path, monkeypatch):
+def test_the_numbers_of_sst2(tmp_path, monkeypatch):
     source = TASKS["sst2_held_out"].source
     if not os.environ.get("LOSSYTP_DATA") or not source.source.folder.is_dir():
         pytest.skip("needs LOSSYTP_DATA, a folder laid out like the hub, with nyu-mll/glue/sst2")

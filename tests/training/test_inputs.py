@@ -7,7 +7,7 @@ from lossytp.training.inputs import trace_sha256
 from lossytp.training.loop import run
 
 
-def test_a_trace_is_known_by_its_losses_and_other_processes_have_none(tmp_path):
+def test_a_trace_is_identified_by_its_losses_and_other_processes_have_no_hash(tmp_path):
     hashes = []
     for text in ("0010", "0, 0, 1, 0", "0100", "00100"):
         (tmp_path / "trace").write_text(text)

@@ -12,7 +12,7 @@ SHORT = {"max_samples": 17, "max_steps": 9}  # batches of 8, 8 and 1
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "gpipe", "1f1b", "lossytp and ddp"])
-def test_it_counts_as_in_one_process(processes: Callable, tmp_path: Path, name: str) -> None:
+def test_the_last_batch_counts_as_in_one_process(processes: Callable, tmp_path: Path, name: str) -> None:
     """A single example for two replicas, and for four microbatches."""
     number, values = PARALLELISMS[name]
     one = train(tmp_path, SHORT)

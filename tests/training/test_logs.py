@@ -22,7 +22,7 @@ def stopped_and_resumed(toy, monkeypatch, **values: Any) -> dict:
     return run(toy(**values))
 
 
-def test_tensorboard_has_every_step_once_also_of_a_resumed_run(toy, tmp_path, monkeypatch):
+def test_tensorboard_has_every_step_once_even_if_resumed(toy, tmp_path, monkeypatch):
     record = stopped_and_resumed(toy, monkeypatch, tensorboard=True)
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
@@ -38,7 +38,7 @@ def test_tensorboard_has_every_step_once_also_of_a_resumed_run(toy, tmp_path, mo
     assert rates == pytest.approx([1e-3 * step / 20 for step in range(1, 7)])
 
 
-def test_wandb_goes_on_with_its_run(toy, tmp_path, monkeypatch):
+def test_wandb_continues_its_run(toy, tmp_path, monkeypatch):
     runs: list[dict] = []
     logged: list[dict] = []
     of_run = SimpleNamespace(log=logged.append, finish=lambda: None, define_metric=lambda *_, **__: None)
@@ -66,7 +66,7 @@ def test_wandb_that_is_not_installed_is_one_line_before_training(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_nothing_is_written_unless_asked_for_and_by_one_process_alone(toy, tmp_path):
+def test_logs_are_written_only_if_asked_for_and_by_one_process(toy, tmp_path):
     run(toy(max_steps=1))
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["record.json"]
     other = logs.Logs(toy(tensorboard=True, output_dir=str(tmp_path / "other")), shown=False)
@@ -75,7 +75,7 @@ def test_nothing_is_written_unless_asked_for_and_by_one_process_alone(toy, tmp_p
     assert not (tmp_path / "other").exists()
 
 
-def test_progress_goes_on_and_tells_evaluations(capsys, monkeypatch):
+def test_progress_resumes_and_shows_evaluations(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
     point = {"step": 8, "accuracy_lossy": 0.5, "accuracy_clean": 0.75, "accuracy_spread_lossy": 0.0, "f1_clean": None}
     shown = Progress(10, done=7)

@@ -18,7 +18,7 @@ def comparable(record):
     return record
 
 
-def test_record_has_the_agreed_keys(toy, tmp_path):
+def test_a_record_has_its_documented_keys(toy, tmp_path):
     record = run(toy(loss_rate=0.1, eval_steps=3))
     for key in ("config", "seed", "commit", "environment", "curves", "final", "network", "time_to_accuracy", "timing"):
         assert key in record
@@ -109,7 +109,7 @@ def test_half_precision_halves_the_packets(toy, tmp_path, precision):
     assert half >= full / 2
 
 
-def test_global_generators_are_not_left_to_the_losses(toy, tmp_path):
+def test_packet_losses_do_not_touch_global_generators(toy, tmp_path):
     """Dropout draws the same with and without losses: packet losses do not touch torch's generator."""
     states = []
     for rate in (0.0, 0.5):
@@ -118,7 +118,7 @@ def test_global_generators_are_not_left_to_the_losses(toy, tmp_path):
     assert torch.equal(*states)
 
 
-def test_of_several_processes_one_shows_progress(capsys, monkeypatch):
+def test_one_of_several_processes_shows_progress(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
     Progress(2, shown=False).show(1, 0.5)
     assert capsys.readouterr().err == ""
@@ -131,7 +131,7 @@ def test_of_several_processes_one_shows_progress(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-def test_one_process_is_recorded_as_such(toy, tmp_path):
+def test_a_run_on_one_process_is_recorded_as_such(toy, tmp_path):
     record = run(toy(max_steps=1))
     assert (record["processes"], record["implementation"]) == (1, "lossytp")
     evaluation = record["curves"]["eval"][0]

@@ -32,7 +32,7 @@ def test_agrees_with_scikit_learn():
     assert result["cross_entropy"] == pytest.approx(log_loss(labels, probabilities), rel=1e-5)
 
 
-def test_a_home_that_cannot_be_written_is_enough(monkeypatch, tmp_path):
+def test_metrics_need_no_writable_home(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -42,7 +42,7 @@ def test_a_home_that_cannot_be_written_is_enough(monkeypatch, tmp_path):
     assert score([[0.0, 1.0]], [1])["accuracy"] == 1
 
 
-def test_matthews_correlation_and_f1_where_they_are_wanted():
+def test_matthews_correlation_and_f1_if_asked_for():
     generator = np.random.default_rng(1)
     logits, labels = generator.normal(size=(300, 2)), generator.integers(2, size=300)
     result = score(logits, labels, ("matthews_correlation", "f1"))
@@ -68,7 +68,7 @@ def test_logits_that_are_not_finite_are_wrong_answers():
     assert infinite["matthews_correlation"] == -1
 
 
-def test_correlations_agree_with_scipy_and_are_0_where_there_are_none():
+def test_correlations_agree_with_scipy_and_are_0_if_undefined():
     generator = np.random.default_rng(2)
     truth = generator.uniform(0, 5, size=200).astype(np.float32)
     given = (truth**2 + generator.normal(size=200)).astype(np.float32)[:, None]
@@ -85,7 +85,7 @@ def test_correlations_agree_with_scipy_and_are_0_where_there_are_none():
         assert correlations(undefined) == {"pearson": 0, "spearman": 0, "score": 0}
 
 
-def test_options_that_are_not_there_are_not_chosen_and_cost_nothing():
+def test_missing_options_are_not_chosen_and_cost_nothing():
     logits = np.array([[1.0, 3.0, -np.inf], [0.0, 0.0, 0.0], [2.0, 1.0, -np.inf]])
     result = MultipleChoiceMetric(("accuracy",)).compute(predictions=logits, references=[1, 2, 1])
     assert result["accuracy"] == result["score"] == pytest.approx(1 / 3)

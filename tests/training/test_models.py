@@ -82,7 +82,7 @@ def test_the_hubs_shapes_are_those_of_its_files():
         ("./nowhere/", 2, 64, "model_name = './nowhere/'"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_loaded(monkeypatch, name, size, length, message):
+def test_impossible_models_are_refused_before_anything_is_loaded(monkeypatch, name, size, length, message):
     monkeypatch.setattr(models, "_loaded", lambda *_, **__: pytest.fail("something is loaded"))
     with pytest.raises(ValueError, match=message) as error:
         check_model(name, size, length)
@@ -114,7 +114,7 @@ def test_the_sizes_of_an_unknown_one_are_checked_before_its_weights_are_there(fo
         build_model("some/one", "generation", tokenizer=tokenizer, dropout=0.0, seed=0, max_length=33)
 
 
-def test_weights_from_scratch_are_the_seeds_and_torchs_generator_is_left_alone(folder, tokenizer):
+def test_random_weights_depend_on_the_seed_and_leave_torchs_generator_alone(folder, tokenizer):
     for name in (f"{folder}-scratch", str(folder)):
         torch.manual_seed(9)
         expected = torch.rand(2)
@@ -128,7 +128,7 @@ def test_weights_from_scratch_are_the_seeds_and_torchs_generator_is_left_alone(f
 
 
 @pytest.mark.parametrize("kind", BATCH)
-def test_pretrained_weights_are_the_folders(folder, tokenizer, kind):
+def test_pretrained_weights_come_from_the_folder(folder, tokenizer, kind):
     saved = GPT2LMHeadModel.from_pretrained(folder)
     model = build(folder, kind, tokenizer=tokenizer)
     assert bodies_equal(model, saved)
@@ -140,7 +140,7 @@ def test_pretrained_weights_are_the_folders(folder, tokenizer, kind):
 
 @pytest.mark.parametrize("before", BATCH)
 @pytest.mark.parametrize("kind", BATCH)
-def test_what_was_trained_on_one_kind_of_task_can_be_trained_on_another(folder, tmp_path, tokenizer, before, kind):
+def test_a_model_trained_on_one_kind_of_task_can_be_trained_on_another(folder, tmp_path, tokenizer, before, kind):
     """Also once transformers has written into the configuration which training loss it took."""
     first = build(folder, before, tokenizer=tokenizer)
     first(**BATCH[before])
@@ -165,7 +165,7 @@ def test_a_saved_model_is_loaded_with_the_head_it_has(folder, tmp_path, tokenize
     assert all(torch.equal(weight, loaded.state_dict()[key]) for key, weight in model.state_dict().items())
 
 
-def test_what_has_no_weights_or_no_head_cannot_be_evaluated(folder, tmp_path):
+def test_a_model_without_weights_or_head_cannot_be_evaluated(folder, tmp_path):
     with pytest.raises(ValueError, match="gpt2-nano-scratch' is untrained: give gpt2-nano"):
         load_model("gpt2-nano-scratch")
     config = json.loads((folder / "config.json").read_text())
@@ -175,10 +175,10 @@ def test_what_has_no_weights_or_no_head_cannot_be_evaluated(folder, tmp_path):
 
 
 @pytest.mark.parametrize("named", [5, "GPT2LMHeadModel", [5], [["GPT2LMHeadModel"]], {"GPT2LMHeadModel": 1}, None])
-def test_a_head_that_is_not_named_in_a_list_is_one_line(folder, named):
+def test_an_unknown_architecture_is_one_line(folder, named):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": named}))
-    with pytest.raises(ValueError, match=re.escape(f"is of {named}: give one of GPT2LMHeadModel")):
+    with pytest.raises(ValueError, match=re.escape(f"has architectures = {named}: give one of GPT2LMHeadModel")):
         load_model(str(folder))
 
 
@@ -198,7 +198,7 @@ def test_files_that_are_damaged_or_missing_are_one_line(folder, tokenizer):
 
 
 @pytest.mark.parametrize("kind", BATCH)
-def test_a_folder_that_lacks_weights_is_refused_where_they_would_be_drawn(folder, tmp_path, tokenizer, kind):
+def test_a_folder_that_lacks_weights_is_refused(folder, tmp_path, tokenizer, kind):
     """Of the body by training and evaluating, of the head, which training draws for its task, by evaluating alone."""
     model = build(folder, kind, tokenizer=tokenizer)
     whole = model.state_dict()
@@ -215,7 +215,7 @@ def test_a_folder_that_lacks_weights_is_refused_where_they_would_be_drawn(folder
             load_model(str(tmp_path / "headless"))
 
 
-def test_what_a_damaged_configuration_names_is_one_line(folder, tokenizer):
+def test_an_invalid_configuration_is_one_line(folder, tokenizer):
     """Also where random weights are drawn, in a shape that transformers cannot make."""
     config = json.loads((folder / "config.json").read_text())
     for values in ({"activation_function": "nonesuch"}, {"n_inner": "wide"}, {"id2label": [1]}):
@@ -231,7 +231,7 @@ def test_what_a_damaged_configuration_names_is_one_line(folder, tokenizer):
 
 
 @pytest.mark.parametrize("content", [b"", b"half"])
-def test_damaged_weights_of_the_older_kind_are_one_line(folder, content):
+def test_damaged_weights_in_pickle_format_are_one_line(folder, content):
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(content)
     with pytest.raises(ValueError, match=r"lm cannot be loaded \(\w+Error"):
@@ -257,7 +257,7 @@ def test_a_tokenizer_that_the_model_cannot_be_used_with_is_refused(folder, token
         load_tokenizer(str(folder))
 
 
-def test_without_the_committed_models_one_line_says_how_to_make_them(tmp_path, monkeypatch, tokenizer):
+def test_one_line_says_how_to_make_missing_pretrained_models(tmp_path, monkeypatch, tokenizer):
     monkeypatch.setattr(models, "MODELS", tmp_path)
     with pytest.raises(ValueError, match=r"gpt2-nano does not exist; run \./run_all\.sh pretrain in a checkout$"):
         load_tokenizer("gpt2-nano-scratch")
@@ -309,7 +309,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path):
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
-def test_what_is_not_there_is_told_before_torch_is_imported(monkeypatch, tmp_path):
+def test_a_missing_model_is_refused_before_torch_is_imported(monkeypatch, tmp_path):
     monkeypatch.delenv("LOSSYTP_DATA", raising=False)
     hub_at("http://127.0.0.1:9", monkeypatch)
     for name in ("some/gpt2", "gpt2-large", "gpt2-large-scratch"):
@@ -351,7 +351,7 @@ def test_no_hub_and_no_data_end_the_command_with_one_line():
     assert result.stderr.startswith(message)
 
 
-def test_the_first_line_of_what_a_library_says_has_words():
+def test_the_first_line_of_an_error_has_words():
     """Some begin with an empty line."""
     assert models.first_line(ImportError("\nwhy\nand how")) == "ImportError: why"
     assert models.first_line(KeyError()) == "KeyError: "

@@ -10,7 +10,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_is_claimed_where_it_is_new_or_empty_or_marked(tmp_path):
+def test_a_new_empty_or_marked_folder_is_claimed(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty", "empty"):
         claim(tmp_path / name, ["step-*"])
@@ -21,7 +21,7 @@ def test_a_folder_is_claimed_where_it_is_new_or_empty_or_marked(tmp_path):
         assert not (tmp_path / name).exists()
 
 
-def test_a_folder_that_holds_others_files_is_refused_and_left_alone(tmp_path):
+def test_a_folder_with_a_users_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis").write_text("x")
     (tmp_path / "step-1").write_text("y")
     with pytest.raises(ValueError, match=r"^.*step-1 \(and 1 more\) is in the way.*: move it elsewhere, or name an"):
@@ -30,7 +30,7 @@ def test_a_folder_that_holds_others_files_is_refused_and_left_alone(tmp_path):
     assert names(tmp_path) == ["step-1", "thesis"]
 
 
-def test_what_is_no_folder_is_in_the_way(tmp_path):
+def test_a_file_in_place_of_a_folder_is_in_the_way(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link"):
@@ -40,7 +40,7 @@ def test_what_is_no_folder_is_in_the_way(tmp_path):
     assert names(tmp_path) == ["file", "link"]
 
 
-def test_only_own_files_are_removed_and_others_keep_their_folder(tmp_path):
+def test_only_own_files_are_removed_and_a_users_files_keep_their_folder(tmp_path):
     folder = tmp_path / "own"
     claim(folder, ["step-*"])
     (folder / "inner").mkdir()
@@ -52,7 +52,7 @@ def test_only_own_files_are_removed_and_others_keep_their_folder(tmp_path):
     assert (folder / "inner" / "step-2").exists()
 
 
-def test_own_files_beside_others_are_claimed_once_none_is_in_the_way(tmp_path):
+def test_own_files_beside_a_users_files_are_claimed_once_none_is_in_the_way(tmp_path):
     (tmp_path / "thesis").touch()
     claim_files(tmp_path, ["README.md"])
     (tmp_path / "README.md").touch()

@@ -72,7 +72,7 @@ def test_without_losses_every_parallelism_trains_as_one_process_does(
 
 
 @pytest.mark.parametrize("name", PARALLELISMS)
-def test_with_losses_it_trains_otherwise_and_sends_the_packets_that_shapes_and_mtu_say(
+def test_losses_change_training_and_packets_follow_from_shapes_and_mtu(
     processes: Callable, folder: Path, dense: dict, name: str
 ) -> None:
     number, values = PARALLELISMS[name]
@@ -90,7 +90,7 @@ def test_with_losses_it_trains_otherwise_and_sends_the_packets_that_shapes_and_m
 
 
 @pytest.mark.parametrize("name", ["lossytp", "lossytp, two ranks a process"])
-def test_with_losses_ranks_in_processes_train_as_virtual_ones_do(processes: Callable, folder: Path, name: str) -> None:
+def test_with_losses_processes_train_as_virtual_ranks_do(processes: Callable, folder: Path, name: str) -> None:
     number, values = PARALLELISMS[name]
     values = values | {"loss_rate": 0.05, "max_steps": 8, "eval_steps": 4}
     here, there = train(folder / "virtual", values), processes(number, train, folder / name, values)[0]
@@ -188,7 +188,7 @@ def on_rank_look(folder: Path, values: dict) -> tuple[int, set[str]]:
         ("1f1b", [(5, {"Schedule1F1B"}), (6, {"Schedule1F1B"})]),
     ],
 )
-def test_tensor_parallel_ranks_alone_share_dropout_and_a_pipeline_has_its_schedule(
+def test_only_tensor_parallel_ranks_share_dropout_and_a_pipeline_has_its_schedule(
     processes: Callable, folder: Path, name: str, expected: list
 ) -> None:
     number, values = PARALLELISMS[name]
@@ -227,7 +227,7 @@ def on_rank_overflow(folder: Path, values: dict) -> tuple[list[float], list[floa
     return scales, weights
 
 
-def test_all_ranks_skip_the_step_in_which_one_overflows(processes: Callable, folder: Path) -> None:
+def test_all_ranks_skip_a_step_if_one_overflows(processes: Callable, folder: Path) -> None:
     _, values = PARALLELISMS["lossytp"]
     answers = processes(2, on_rank_overflow, folder / "fp16", values | {"fp16": True, "max_steps": 5})
     assert answers[0][0] == answers[1][0]
@@ -263,7 +263,7 @@ def on_rank_drift(folder: Path, values: dict) -> dict:
         return train(folder, values)
 
 
-def test_how_far_replicas_drifted_apart_is_recorded(processes: Callable, folder: Path) -> None:
+def test_replica_drift_is_recorded(processes: Callable, folder: Path) -> None:
     _, values = PARALLELISMS["lossytp"]
     changes = {"max_steps": 1, "learning_rate": 0.0}
     record = processes(2, on_rank_drift, folder / "drift", values | changes)[0]

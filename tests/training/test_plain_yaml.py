@@ -45,7 +45,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
-def test_what_was_written_is_read_again(write):
+def test_dumped_values_are_read_back(write):
     assert read_yaml(write(VALUES)) == VALUES
 
 
@@ -59,7 +59,7 @@ def test_what_was_written_is_read_again(write):
         ("9" * 5000, "is no decimal number that fits: write one, such as 10"),
     ],
 )
-def test_what_is_no_yaml_is_one_line(text, words):
+def test_text_that_is_no_yaml_is_one_line(text, words):
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         read_yaml(text)
     assert "\n" not in str(error.value)

@@ -99,7 +99,7 @@ def stopped(config, at_step):
         run(config)
 
 
-def test_it_learns_and_tells_what_it_did(pretrain, capfd):
+def test_it_learns_and_writes_its_statistics(pretrain, capfd):
     config = pretrain(total_steps=60, eval_steps=30)
     statistics = run(config)
     told = capfd.readouterr().err
@@ -167,7 +167,7 @@ def test_the_seed_draws_weights_and_order_and_leaves_torchs_generator_alone(pret
     assert losses(other)[0] != losses(first)[0]
 
 
-def test_torchs_threads_are_as_many_afterwards_as_before(pretrain):
+def test_the_number_of_torchs_threads_is_restored(pretrain):
     """Also in Python threads begun later, which take over what any thread set last; a run's own set one."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -181,14 +181,14 @@ def test_torchs_threads_are_as_many_afterwards_as_before(pretrain):
 
 @pytest.mark.parametrize("at_step", [2, 4, STEPS])
 @pytest.mark.parametrize("streaming", [True, False])
-def test_stopped_before_any_step_and_started_again_is_unbroken(pretrain, at_step, streaming):
+def test_a_run_stopped_before_any_step_and_resumed_equals_an_unbroken_one(pretrain, at_step, streaming):
     unbroken, broken = pretrain("unbroken", streaming=streaming), pretrain("broken", streaming=streaming)
     stopped(broken, at_step)
     assert (Path(broken.output_dir) / CHECKPOINT).exists() == (at_step > 3)
     assert_same(broken, run(broken), unbroken, run(unbroken))
 
 
-def test_killed_and_started_again_is_unbroken(pretrain, tmp_path):
+def test_a_run_killed_and_resumed_equals_an_unbroken_one(pretrain, tmp_path):
     """By SIGKILL while a checkpoint is half written, then in the midst of a step."""
     unbroken, broken = pretrain("unbroken"), pretrain("broken")
     context = multiprocessing.get_context("forkserver")
@@ -233,7 +233,7 @@ def _killed(values, where, at_step):
         run(PretrainConfig(**values))
 
 
-def test_finished_it_is_not_run_again_and_another_configuration_is_refused(pretrain, monkeypatch):
+def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(pretrain, monkeypatch):
     config = pretrain()
     statistics = run(config)
     monkeypatch.setattr(pretraining, "_Pretraining", None)  # would fail if it were run
@@ -243,7 +243,7 @@ def test_finished_it_is_not_run_again_and_another_configuration_is_refused(pretr
         run(pretrain(learning_rate=1e-3))
 
 
-def test_another_run_in_its_folder_is_refused_and_makes_nothing(pretrain):
+def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(pretrain):
     config = pretrain()
     with exclusive_run(config.output_dir), pytest.raises(ValueError, match="is in use by another run"):
         run(config)
@@ -251,7 +251,7 @@ def test_another_run_in_its_folder_is_refused_and_makes_nothing(pretrain):
 
 
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors", "tokenizer.json", "checkpoint.pt"])
-def test_others_files_are_refused_before_the_first_step_and_stay(pretrain, monkeypatch, name):
+def test_a_users_files_are_refused_before_the_first_step_and_stay(pretrain, monkeypatch, name):
     config = pretrain()
     file = Path(config.output_dir) / name
     file.parent.mkdir()
@@ -264,7 +264,7 @@ def test_others_files_are_refused_before_the_first_step_and_stay(pretrain, monke
     assert sorted(path.name for path in file.parent.iterdir()) == sorted([name, "thesis"])
 
 
-def test_a_checkpoint_of_a_version_without_marks_is_gone_on_from(pretrain):
+def test_a_checkpoint_of_a_version_without_marks_is_resumed(pretrain):
     config = pretrain()
     stopped(config, 5)
     (Path(config.output_dir) / MARK).unlink()
@@ -307,7 +307,7 @@ def test_a_checkpoint_of_another_network_is_one_line(pretrain):
         assert "\n" not in str(error.value)
 
 
-def test_on_a_full_disk_the_checkpoint_before_serves(pretrain, monkeypatch):
+def test_on_a_full_disk_the_previous_checkpoint_stays(pretrain, monkeypatch):
     config = pretrain()
     save, saved = torch.save, []
 
@@ -344,7 +344,7 @@ def test_several_processes_are_refused(pretrain, monkeypatch):
     assert not Path(config.output_dir).exists()
 
 
-def test_a_parameter_that_a_finished_model_does_not_name_had_its_default(pretrain):
+def test_a_parameter_that_a_finished_model_lacks_has_its_default(pretrain):
     config = pretrain()
     statistics = run(config)
     del statistics["config"]["gradient_clipping"]
@@ -355,7 +355,7 @@ def test_a_parameter_that_a_finished_model_does_not_name_had_its_default(pretrai
 
 
 @pytest.mark.parametrize("text", ["{", "{}", "[]", '{"config": 3}', '{"config": {"colour": 1}}'])
-def test_a_file_of_another_kind_in_place_of_statistics_is_one_line(pretrain, text):
+def test_a_foreign_file_in_place_of_the_statistics_is_one_line(pretrain, text):
     config = pretrain()
     file = Path(config.output_dir) / STATISTICS
     file.parent.mkdir()
@@ -365,7 +365,7 @@ def test_a_file_of_another_kind_in_place_of_statistics_is_one_line(pretrain, tex
     assert "\n" not in str(error.value)
 
 
-def test_statistics_that_lack_what_the_command_tells_are_one_line(pretrain):
+def test_statistics_that_lack_what_the_command_prints_are_one_line(pretrain):
     config = pretrain()
     file = Path(config.output_dir) / STATISTICS
     file.parent.mkdir()
@@ -380,7 +380,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(pretrain):
         run(pretrain(output_dir="/dev/null/x"))
 
 
-def test_it_goes_on_from_a_file_or_from_a_folders_newest(pretrain, tmp_path):
+def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
     unbroken = pretrain("unbroken")
     expected = run(unbroken)
     stopped(pretrain("older"), 4)
@@ -426,7 +426,7 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(pretrain, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_what_a_run_on_other_text_left_behind_before_its_first_checkpoint_is_not_used(pretrain, tmp_path):
+def test_the_tokenizer_of_a_run_without_a_checkpoint_is_not_used(pretrain, tmp_path):
     (tmp_path / "other.txt").write_text("quick brown foxes " * 50)
     stopped(pretrain(data_glob=str(tmp_path / "other.txt")), 1)
     assert run(pretrain())["curves"]["train_loss"] == run(pretrain("fresh"))["curves"]["train_loss"]
@@ -437,7 +437,7 @@ def test_a_loss_that_is_not_finite_ends_it_with_one_line(pretrain):
         run(pretrain(learning_rate=1e30))
 
 
-def test_without_files_to_validate_on_some_documents_are_held_out(pretrain):
+def test_without_validation_files_some_documents_are_held_out(pretrain):
     config = pretrain(validation_glob=None, batch_size=2)
     statistics = run(config)
     held_out = list(validation_text(config).texts())
@@ -445,7 +445,7 @@ def test_without_files_to_validate_on_some_documents_are_held_out(pretrain):
     assert statistics["validation_tokens"] >= 16
 
 
-def test_a_tokenizer_of_ones_own(pretrain, tmp_path):
+def test_a_users_tokenizer(pretrain, tmp_path):
     first = pretrain()
     run(first)
     other = pretrain("other", tokenizer_path=first.output_dir, learning_rate=2e-3)
@@ -472,7 +472,7 @@ def test_the_learning_rate_warms_up_and_decays_to_the_smallest(pretrain, monkeyp
     assert rates == pytest.approx([5e-3, 1e-2, *decay])
 
 
-def test_matrices_alone_decay_and_gradients_are_clipped(pretrain, monkeypatch):
+def test_only_matrices_decay_and_gradients_are_clipped(pretrain, monkeypatch):
     clipped, decays = [], {}
     clip, build = torch.nn.utils.clip_grad_norm_, pretraining.build_optimizer
 
@@ -530,6 +530,6 @@ def test_the_earlier_studys_command_line():
         ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps = 9 is above total_steps = 8: give as many or fewer"),
     ],
 )
-def test_values_that_cannot_be_are_refused(values, message):
+def test_impossible_values_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         PretrainConfig(**values)

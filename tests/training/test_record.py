@@ -25,7 +25,7 @@ def test_a_folder_in_place_of_a_record_is_named(tmp_path):
 @pytest.mark.parametrize(
     "values", [{}, {"status": "finished"}, {"status": "finished", "data": []}, {"status": "not finite"}]
 )
-def test_a_record_that_lacks_what_the_command_tells_is_one_line(tmp_path, monkeypatch, values):
+def test_a_record_that_lacks_what_the_command_prints_is_one_line(tmp_path, monkeypatch, values):
     write_record(tmp_path, {"config": {}, "final": {}, **values})
     monkeypatch.setattr("sys.argv", ["train", "--output_dir", str(tmp_path)])
     with pytest.raises(ValueError, match=r"record\.json is no record \(.*: delete it to run again$"):
@@ -39,7 +39,7 @@ def test_no_record_is_none_and_a_written_one_is_read(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_what_is_not_a_number_is_not_written(tmp_path):
+def test_nan_is_not_written(tmp_path):
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_record(tmp_path, {"final": float("nan")})
     assert list(tmp_path.iterdir()) == []
@@ -84,13 +84,13 @@ def test_parameters_that_an_older_record_lacks_have_their_defaults(toy, tmp_path
         check_output_folder(toy(data_parallel_size=2, gradient_clipping=1.0))
 
 
-def test_what_an_older_record_says_is_kept(toy, tmp_path):
+def test_values_of_an_older_record_are_kept(toy, tmp_path):
     write_record(tmp_path, {"config": {"max_steps": 7, "of_old": 1}, "final": {}})
     config = read_record(tmp_path)["config"]
     assert (config["max_steps"], config["of_old"], config["seed"]) == (7, 1, TrainConfig().seed)
 
 
-def test_a_processor_is_named_with_its_generation_where_it_tells_it(monkeypatch):
+def test_a_processor_is_named_with_its_generation_if_known(monkeypatch):
     one = "processor\t: 0\nvendor_id\t: A\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: A Core: X\n"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"{one}\n{one.replace('17', '18')}")
     assert environment()["processor"] == "A Core: X, family 25, model 17"

@@ -19,7 +19,7 @@ PLACES = ("best", "last", ".best.part", ".last.part", "checkpoint")
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_others_files_are_refused_before_the_first_step_and_stay(toy, tmp_path, place, monkeypatch):
+def test_a_users_files_are_refused_before_the_first_step_and_stay(toy, tmp_path, place, monkeypatch):
     monkeypatch.setattr("lossytp.training.loop._Run", None)  # would fail if the run were started
     thesis = tmp_path / "run" / place / "thesis"
     thesis.parent.mkdir(parents=True)
@@ -30,7 +30,7 @@ def test_others_files_are_refused_before_the_first_step_and_stay(toy, tmp_path, 
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [place]
 
 
-def test_others_files_in_a_finished_runs_folders_stay(toy, tmp_path):
+def test_a_users_files_in_a_finished_runs_folders_stay(toy, tmp_path):
     done = run(toy(max_steps=1))
     for place in PLACES:
         (tmp_path / "run" / place).mkdir()
@@ -40,7 +40,7 @@ def test_others_files_in_a_finished_runs_folders_stay(toy, tmp_path):
         assert (tmp_path / "run" / place / "thesis").read_text() == "x"
 
 
-def test_a_file_that_comes_into_a_models_folder_while_it_trains_is_not_deleted(toy, tmp_path, monkeypatch):
+def test_a_file_put_into_a_models_folder_during_training_is_not_deleted(toy, tmp_path, monkeypatch):
     save = saved_models.save_model
 
     def leave_a_note(engine, folder, tokenizer):
@@ -72,7 +72,7 @@ def test_a_model_of_a_version_without_marks_is_replaced(toy, tmp_path, half):
 
 
 @pytest.mark.parametrize("change", ["another model", "another file"])
-def test_a_model_of_ones_own_is_not_taken_for_an_old_one(toy, tmp_path, change):
+def test_a_users_model_is_not_taken_for_an_older_versions(toy, tmp_path, change):
     run(toy(max_steps=1, save_model=True))
     folder = tmp_path / "run"
     (folder / "record.json").unlink()
@@ -91,7 +91,7 @@ def test_a_model_of_ones_own_is_not_taken_for_an_old_one(toy, tmp_path, change):
 
 
 @pytest.mark.parametrize("place", ["mark", "weights", "removed", "renamed"])
-def test_a_run_killed_while_it_saves_goes_on(tmp_path, place):
+def test_a_run_killed_while_it_saves_resumes(tmp_path, place):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     for where, code in ((place, -signal.SIGKILL), (None, 0)):

@@ -80,7 +80,7 @@ def test_classification(load, tokenizer):
     assert result["score"] == right / 7
 
 
-def test_parts_are_scored_by_themselves_too(load, tokenizer):
+def test_parts_are_also_scored_separately(load, tokenizer):
     rows = [{**row, "part": "odd" if i % 3 else "even"} for i, row in enumerate(REVIEWS)]
     data = load(tasks.Classification, rows, body="{text}", labels=("bad", "good"))
     (result,) = scores(Answers(lambda text: [1.0, 0.0], tokenizer), data)
@@ -112,7 +112,7 @@ CHOICES = [
 ]
 
 
-def test_multiple_choice_of_unequal_numbers_of_options(load, tokenizer):
+def test_multiple_choice_with_unequal_numbers_of_options(load, tokenizer):
     data = load(tasks.MultipleChoice, CHOICES, body="{question}", options="options")
     perfect = Answers(lambda text: 4.0 if text.endswith("right") else 1.0, tokenizer)
     (result,) = scores(perfect, data)
@@ -142,7 +142,7 @@ def test_generation(load, tokenizer):
     assert scores(Answers(lambda text: " three, or four!", tokenizer), data)[0]["score"] == pytest.approx(1 / 3)
 
 
-def test_each_rank_with_a_stream_of_its_own_has_scores(load, tokenizer):
+def test_each_rank_with_its_own_stream_has_scores(load, tokenizer):
     data = load(tasks.Classification, REVIEWS, body="{text}", labels=("bad", "good"))
     engine = Answers(lambda text: [5.0, 0.0], tokenizer, ranks=3)
     same = engine.logits

@@ -28,7 +28,7 @@ def test_without_loss_a_step_is_its_computation_and_sixteen_all_reduces_of_known
     assert seconds(tokens=tokens, bf16=True, wire_dtype="fp32") == seconds(tokens=tokens)
 
 
-def test_portions_are_more_and_shorter_messages():
+def test_microbatches_are_more_and_shorter_messages():
     whole, cut = seconds(0.0, tokens=912), seconds(0.0, tokens=912, gradient_accumulation_steps=2)
     assert cut == pytest.approx(2 * seconds(0.0, tokens=456), rel=1e-9)
     assert cut > whole
@@ -72,7 +72,7 @@ def test_sums_that_return_reliably_are_waited_for():
     ],
     ids=str,
 )
-def test_what_timing_does_not_know_is_null(values):
+def test_configurations_that_timing_does_not_cover_are_null(values):
     assert seconds(**values) is None
 
 
@@ -84,7 +84,7 @@ def test_more_losses_than_can_be_timed_in_minutes_are_null(monkeypatch):
     assert seconds(loss_rate=0.21, tokens=113, reliable_gather=False) is not None
 
 
-def test_a_record_tells_simulated_seconds_to_accuracy(toy, tmp_path):
+def test_a_record_has_simulated_seconds_to_accuracy(toy, tmp_path):
     values = {"max_steps": 40, "eval_steps": 5, "target_accuracy": 0.9, "learning_rate": 3e-3}
     record = run(toy(**values, link_gbits=1.0))
     reached, timing = record["time_to_accuracy"], record["timing"]

@@ -62,7 +62,7 @@ def test_a_copy_laid_out_like_the_hub_is_read(folder, suffix, place, capfd):
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "json", "jsonl"])
-def test_files_of_ones_own_are_read(folder, suffix):
+def test_a_users_files_are_read(folder, suffix):
     source = Files(train=write(folder / f"mine.{suffix}"), test=write(folder / f"held.{suffix}", ROWS[:2]))
     assert source.rows("train").to_list() == ROWS
     assert source.rows("test").to_list() == ROWS[:2]
@@ -80,7 +80,7 @@ def test_files_that_cannot_be_read_are_named(folder):
         Files(train=folder / "broken.json", test="held.csv").rows("train")
 
 
-def test_what_is_named_like_a_file_and_is_none_is_refused(folder):
+def test_a_folder_or_broken_link_in_place_of_a_file_is_refused(folder):
     """Without a word it would leave out a part of the rows."""
     write(folder / "me/mine/train-0.csv")
     wrong = folder / "me/mine/train-1.csv"
@@ -91,7 +91,7 @@ def test_what_is_named_like_a_file_and_is_none_is_refused(folder):
 
 
 @pytest.mark.parametrize("kind", ["copy", "files", "table"])
-def test_a_fingerprint_follows_the_rows_and_not_the_place(folder, kind, monkeypatch):
+def test_a_fingerprint_depends_on_the_rows_and_not_on_their_place(folder, kind, monkeypatch):
     def source(place, rows):
         if kind == "table":
             return Table(train=rows, test=rows)
@@ -127,7 +127,7 @@ def test_no_hub_and_no_copy_is_one_line_that_says_where_it_looked(folder, monkey
     assert not datasets.config.HF_HUB_OFFLINE
 
 
-def test_where_asking_the_hub_is_forbidden_the_error_says_so(monkeypatch):
+def test_the_error_says_if_asking_the_hub_is_forbidden(monkeypatch):
     hub_at("http://127.0.0.1:9", monkeypatch)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE forbids asking: set it to 0"):
@@ -175,7 +175,7 @@ def test_a_copy_without_the_split_is_an_error(folder):
 
 
 @pytest.mark.parametrize("kept_as", ["plain", "default-data_dir=plain"])  # the second from the hub's own export
-def test_what_the_hub_once_gave_loads_without_it(folder, tmp_path, kept_as):
+def test_rows_once_loaded_from_the_hub_load_without_it(folder, tmp_path, kept_as):
     write(folder / "once.parquet")
     made = datasets.load_dataset("parquet", data_files=str(folder / "once.parquet"), cache_dir=str(tmp_path / "made"))
     (arrow,) = [Path(file["filename"]) for file in made["train"].cache_files]

@@ -92,7 +92,7 @@ def test_a_prompt_does_not_depend_on_the_gold_answer(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_holds_all_of_the_text_and_is_cut_where_it_is_long(name):
+def test_a_prompt_holds_all_of_the_text_and_is_cut_if_long(name):
     task = TASKS[name]
     texts = ("sentence", "sentence1", "sentence2", "premise", "hypothesis", "question", "context", "goal", "article")
     for row in ROWS[name]:
@@ -195,7 +195,7 @@ def test_a_sample_is_drawn_before_any_text_is_made():
     assert len(task.examples("test", 1000)) == len(task.examples("test")) == 50
 
 
-def test_a_task_of_ones_own_from_a_csv(tmp_path, monkeypatch):
+def test_a_users_task_from_a_csv(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     pd.DataFrame({"review": ["fine {really}", "poor", None], "verdict": ["good", "bad", "bad"]}).to_csv(
         tmp_path / "reviews.csv"
@@ -240,14 +240,14 @@ def test_labels_that_are_no_class_are_refused(label):
 
 
 @pytest.mark.parametrize("label", [float("nan"), float("inf"), "much"])
-def test_numbers_that_are_none_are_refused(label):
+def test_labels_that_are_no_numbers_are_refused(label):
     rows = [{"text": "so", "label": label}]
     task = Regression(source=Table(train=rows, test=rows), body="{text}")
     with pytest.raises(ValueError, match=r"in row .* of train of table"):
         task.examples("train")
 
 
-def test_a_readers_own_function_that_fails_is_told_with_its_row():
+def test_a_users_function_that_fails_is_named_with_its_row():
     rows = [{"text": None, "label": 0}]
     task = Classification(source=Table(train=rows, test=rows), body=lambda row: row["text"].lower(), labels=("a", "b"))
     with pytest.raises(ValueError, match=r"has no attribute 'lower', in row .* of test of table"):
@@ -269,7 +269,7 @@ def test_rows_without_a_label_are_left_out():
         examples(Generation, [{"text": "a", "answers": []}], ending="", answers="answers")
 
 
-def test_what_a_row_lacks_or_a_label_cannot_be_is_said():
+def test_missing_columns_and_impossible_labels_are_named():
     def task(row, **options):
         return Classification(source=Table(train=[row], test=[]), **{"body": "{text}", "labels": ("x", "y"), **options})
 
@@ -289,7 +289,7 @@ def test_what_a_row_lacks_or_a_label_cannot_be_is_said():
         single.examples("train")
 
 
-def test_a_fingerprint_follows_rows_prompt_and_code():
+def test_a_fingerprint_depends_on_rows_prompt_and_code():
     rows = [{"text": "a", "label": 0}]
 
     def fingerprint(rows=rows, body="{text}", **options):

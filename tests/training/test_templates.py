@@ -28,7 +28,7 @@ def test_a_column_that_holds_no_text_is_named_with_its_row_and_source(value):
     assert "\n" not in str(error.value)
 
 
-def test_a_function_that_makes_no_text_is_named():
+def test_a_function_that_returns_no_text_is_named():
     task = classification([{"text": "a", "label": 1}], ending=lambda row: row["label"])
     with pytest.raises(
         ValueError, match=r"^'1', which a function returned for the row, is no text: .* of test of table$"
@@ -38,7 +38,7 @@ def test_a_function_that_makes_no_text_is_named():
 
 @pytest.mark.parametrize("template", ["body", "ending"])
 @pytest.mark.parametrize("value", [None, "", " \n"])
-def test_a_column_that_is_empty_throughout_is_named(template, value):
+def test_a_column_that_is_empty_in_all_rows_is_named(template, value):
     rows = [{"text": "a", "more": value, "label": number % 2} for number in range(5)]
     task = classification(rows, **{template: "<{more}>"})
     with pytest.raises(ValueError, match=r"^column 'more' is empty in all 5 rows of train of table: give text$"):
@@ -48,7 +48,7 @@ def test_a_column_that_is_empty_throughout_is_named(template, value):
 
 
 @pytest.mark.parametrize(("column", "words"), [("1", "holds '1'"), ("", "is empty in all 2 rows")])
-def test_a_file_of_ones_own_is_named(tmp_path, column, words):
+def test_a_users_file_is_named(tmp_path, column, words):
     file = tmp_path / "reviews.csv"
     file.write_text(f"review,label\n{column},0\n{column},1\n")
     task = Classification(source=Files(train=file, test=file), body="{review}", labels=("x", "y"))
@@ -69,6 +69,6 @@ def test_options_are_texts_or_numbers():
             examples(wrong, wrong)
 
 
-def test_a_template_that_is_none_is_told_by_its_first_row():
+def test_a_malformed_template_is_named_at_its_first_row():
     with pytest.raises(ValueError, match=r"expected '}' before end of string, in row"):
         classification([{"text": "a", "label": 1}], body="{text").examples("train")

@@ -170,7 +170,7 @@ def by_hand(rank: int, port: int, world: int = 2) -> dict[str, Any]:
     return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-def test_what_cannot_start_by_hand_is_one_line_with_the_fix(tmp_path: Path, start: Callable) -> None:
+def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Path, start: Callable) -> None:
     """All of them at once: each takes seconds to import torch."""
     missing = by_hand(0, 1)
     del missing["MASTER_PORT"]
@@ -201,7 +201,7 @@ def test_what_cannot_start_by_hand_is_one_line_with_the_fix(tmp_path: Path, star
             assert message in lines[0]
 
 
-def test_a_rank_whose_other_is_killed_ends_with_one_line(tmp_path: Path, start: Callable) -> None:
+def test_a_rank_whose_peer_is_killed_ends_with_one_line(tmp_path: Path, start: Callable) -> None:
     with held_port() as port:
         started = [start([sys.executable, *module(tmp_path, *ENDLESS)], **by_hand(rank, port)) for rank in (0, 1)]
         steps_began(tmp_path, [psutil.Process(process.pid) for process, _ in started])

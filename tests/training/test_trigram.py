@@ -54,7 +54,7 @@ def test_probabilities_sum_to_one(texts):
         assert sum(naive_probability(counts, context, word) for word in range(VOCABULARY)) == pytest.approx(1)
 
 
-def test_what_it_has_seen_is_easier_than_noise(texts):
+def test_familiar_text_is_easier_than_noise(texts):
     train, noise = texts
     assert trigram_perplexity(train, train, VOCABULARY) < trigram_perplexity(train, noise, VOCABULARY)
 

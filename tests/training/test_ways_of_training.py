@@ -25,7 +25,7 @@ def weights(folder):
     return GPT2ForSequenceClassification.from_pretrained(folder).state_dict()
 
 
-def test_portions_are_all_examples_and_count_what_they_hold():
+def test_microbatches_hold_all_examples_and_weigh_by_size():
     batch = {"input_ids": torch.arange(14).view(7, 2), "labels": torch.arange(7)}
     pieces = list(microbatches(batch, 3))
     assert [len(piece["labels"]) for piece, _ in pieces] == [2, 2, 3]
@@ -34,14 +34,14 @@ def test_portions_are_all_examples_and_count_what_they_hold():
     assert len(list(microbatches(batch, 9))) == 7
 
 
-def test_tokens_count_where_they_are_predicted():
+def test_only_predicted_tokens_count():
     labels = torch.tensor([[5, -100, 6], [7, 8, 9]])
     assert counted(labels) == 3  # nothing predicts a first token
     assert [share for _, share in microbatches({"labels": labels}, 2)] == [1 / 3, 2 / 3]
 
 
 @pytest.mark.parametrize("values", [{}, OWN_STREAMS, {"fp16": True}], ids=str)
-def test_without_losses_portions_change_nothing(toy, tmp_path, monkeypatch, values):
+def test_without_losses_microbatches_change_nothing(toy, tmp_path, monkeypatch, values):
     """Also where an epoch's last batch is small: of 50 examples the last two."""
     values = {"max_samples": 50, "max_steps": 8, "gradient_clipping": 1.0, **values}
     scaler = partial(torch.amp.GradScaler, "cpu", init_scale=256.0)  # a larger one skips first steps, not all alike
@@ -56,7 +56,7 @@ def test_without_losses_portions_change_nothing(toy, tmp_path, monkeypatch, valu
 
 
 @pytest.mark.parametrize(("values", "times"), [(DDP, 1), (FSDP, 3), ({**DDP, "tensor_parallel_size": 2}, 1)], ids=str)
-def test_replicas_work_on_portions_too(tmp_path, values, times):
+def test_replicas_split_batches_into_microbatches_too(tmp_path, values, times):
     """And DDP averages their gradients once a batch, so that no packet is lost on the way a second time; FSDP gathers
     parameters and scatters gradients for each portion. Replicas' messages are those of no layer."""
     packets, curves = [], []
@@ -172,11 +172,11 @@ def test_processes_save_the_model_that_one_process_trains(tmp_path, values):
     ],
     ids=str,
 )
-def test_what_cannot_be_is_refused(values, message):
+def test_impossible_settings_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**values)
 
 
-def test_backward_alone_may_lose_packets_where_a_trained_block_is_named():
+def test_losses_in_backward_only_are_allowed_if_a_trained_block_is_named():
     TrainConfig(unfreeze_last_layers=1, lossy_direction="backward", lossy_layers="3:4")
     TrainConfig(unfreeze_last_layers=1, lossy_direction="backward")

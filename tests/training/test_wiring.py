@@ -75,7 +75,7 @@ def evaluations(record: dict[str, Any], name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_without_losses_every_option_trains_as_none_does(folder: Path, name: str) -> None:
+def test_without_losses_options_change_nothing(folder: Path, name: str) -> None:
     plain, record = short(folder), short(folder, **OPTIONS[name])
     assert curve(record) == pytest.approx(curve(plain), rel=1e-6)
     assert record["final"] == pytest.approx(plain["final"], rel=1e-5)
@@ -94,7 +94,7 @@ def test_with_losses_every_option_matters(folder: Path, name: str) -> None:
     assert curve(record) != pytest.approx(curve(plain), rel=1e-4)
 
 
-def test_stale_puts_in_what_arrived_where_lengths_repeat(toy: Callable, tmp_path: Path) -> None:
+def test_stale_fills_in_earlier_values_if_lengths_repeat(toy: Callable, tmp_path: Path) -> None:
     zero, stale = (
         train_toy(toy, tmp_path / repair, loss_rate=0.2, repair=repair, max_steps=8, eval_steps=4)
         for repair in ("zero", "stale")
@@ -121,7 +121,7 @@ def test_bf16_on_the_wire_halves_the_packets_and_still_learns(toy: Callable, tmp
     assert curve(clean[1]) != curve(clean[0])
 
 
-def test_a_repair_counts_what_it_sends_beyond_the_message(folder: Path) -> None:
+def test_a_repairs_extra_packets_are_counted(folder: Path) -> None:
     plain = traffic(short(folder, **LOSSY))
     assert plain["extra"] == 0
     assert plain["missing"] == plain["lost"]
@@ -159,7 +159,7 @@ def test_controls_lose_elements_or_nothing(folder: Path) -> None:
         ),
     ],
 )
-def test_only_the_part_that_is_named_loses(folder: Path, values: dict, expected: dict) -> None:
+def test_only_the_chosen_part_loses_packets(folder: Path, values: dict, expected: dict) -> None:
     """All else is reliable, and not counted."""
     everywhere = {name: value for name, value in values.items() if not name.startswith("lossy_")}
     whole, part = (traffic(short(folder, **LOSSY, **each)) for each in (everywhere, values))
@@ -174,7 +174,7 @@ def test_only_the_part_that_is_named_loses(folder: Path, values: dict, expected:
             assert part[table].keys() == whole[table].keys()
 
 
-def test_only_the_links_that_are_named_lose(folder: Path) -> None:
+def test_only_the_chosen_links_lose_packets(folder: Path) -> None:
     links = traffic(short(folder, **LOSSY, tensor_parallel_size=4, lossy_links="0>1,3>2"))["by_link"]
     assert len(links) == 12
     assert {link for link, row in links.items() if row["lost"]} == {"0->1", "3->2"}
@@ -204,7 +204,7 @@ def test_evaluating_never_shifts_training(toy: Callable, tmp_path: Path, name: s
     assert often["final"] == rare["final"]
 
 
-def test_copies_drift_are_brought_together_and_gradients_keep_them_together(folder: Path) -> None:
+def test_copies_drift_unless_their_gradients_are_reliable_and_resynchronising_limits_it(folder: Path) -> None:
     each_step = {**LOSSY, **OWN, "eval_steps": 1}
     drifts = {
         name: evaluations(short(folder, **each_step, **values), "replica_drift")
@@ -222,7 +222,7 @@ def test_copies_drift_are_brought_together_and_gradients_keep_them_together(fold
     assert all(0 < less < more for less, more in zip(drifts["resync"][2:], drifts["none"][2:], strict=True))
 
 
-def test_lossy_gradients_are_messages_of_their_own(folder: Path) -> None:
+def test_lossy_gradients_are_separate_messages(folder: Path) -> None:
     plain, lossy = (
         traffic(short(folder, **LOSSY, **OPTIONS[name])) for name in ("own streams", "own streams, lossy gradients")
     )
@@ -232,7 +232,7 @@ def test_lossy_gradients_are_messages_of_their_own(folder: Path) -> None:
     assert lossy["by_layer"]["None"]["packets"] == lossy["packets"] - plain["packets"]
 
 
-def test_streams_are_farther_apart_the_more_is_lost(folder: Path) -> None:
+def test_more_losses_drive_streams_farther_apart(folder: Path) -> None:
     few, many = (evaluations(short(folder, loss_rate=rate, **OWN), "stream_distance")[-1] for rate in (0.01, 0.1))
     assert len(few) == BLOCKS
     assert all(0 < less < more < 1 for less, more in zip(few, many, strict=True))
@@ -298,7 +298,7 @@ IN_PROCESSES = ("own streams", "own copies", "own streams, lossy gradients", "sh
 
 
 @pytest.mark.parametrize("name", [*IN_PROCESSES, "stale", "counted", "adjoint", "own streams by a tree, local"])
-def test_ranks_in_processes_train_as_virtual_ones_do(processes: Callable, folder: Path, name: str) -> None:
+def test_processes_train_as_virtual_ranks_do(processes: Callable, folder: Path, name: str) -> None:
     """Two of the four ranks in each process, so that both kinds meet."""
     values = {"tensor_parallel_size": 4, "max_steps": 4, "eval_steps": 2, "loss_rate": 0.05, **OPTIONS[name]}
     here, there = train(folder / "virtual", values), processes(2, train, folder / "apart", values)[0]
@@ -322,7 +322,7 @@ def on_rank_leave_gradients(folder: Path, values: dict) -> dict:
     [{"data_parallel_size": 2}, {"data_parallel_size": 2, "data_parallel_type": "fsdp"}, {"pipeline_parallel_size": 2}],
     ids=["ddp", "fsdp", "pipeline"],
 )
-def test_tensor_parallel_ranks_stay_equal_though_each_gets_losses_of_its_own(
+def test_tensor_parallel_ranks_stay_equal_though_each_has_its_own_losses(
     four: Callable, folder: Path, values: dict
 ) -> None:
     values = {**SHORT, **LOSSY, **values}
