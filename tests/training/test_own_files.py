@@ -24,7 +24,7 @@ def test_a_new_empty_or_marked_folder_is_claimed(tmp_path):
 def test_a_folder_with_a_users_files_is_refused_and_left_alone(tmp_path):
     (tmp_path / "thesis").write_text("x")
     (tmp_path / "step-1").write_text("y")
-    with pytest.raises(ValueError, match=r"^.*step-1 \(and 1 more\) is in the way.*: move it elsewhere, or name an"):
+    with pytest.raises(ValueError, match=r"^.*step-1 \(and 1 more\) is in the way.*: move it elsewhere, or give an"):
         claim(tmp_path, ["step-*"])
     remove(tmp_path)
     assert names(tmp_path) == ["step-1", "thesis"]
