@@ -17,6 +17,7 @@ from torch.distributed import Backend, DistNetworkError, DistStoreError, Process
 
 from lossytp.network.checks import check_known
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel import functional as functional  # registers a kernel
 from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
 from lossytp.parallel.wiring import Wiring
@@ -122,7 +123,7 @@ def _join(rank: int, world: int, timeout_s: float) -> TCPStore:
 
 
 def _make_group(options: Any, _: Any) -> LossyProcessGroup:
-    """A lossy group for torch.distributed, around a plain one of the same ranks."""
+    """Make a lossy group for torch.distributed, around a plain one of the same ranks."""
     assert _settings is not None
     rank, size = options.group_rank, options.group_size
     wrapped = ProcessGroup(options.store, rank, size)
@@ -134,11 +135,10 @@ def _make_group(options: Any, _: Any) -> LossyProcessGroup:
         store = PrefixStore("nccl", options.store)  # gloo has its own keys in it
         nccl: Any = dist.ProcessGroupNCCL(store, rank, size, settings)
         backends["cuda"] = (ProcessGroup.BackendType.NCCL, nccl)
-    for device, (kind, backend) in backends.items():
+    for _, backend in backends.values():
         backend._set_sequence_number_for_group()
-        wrapped._register_backend(torch.device(device), kind, backend)
-    wrapped._set_default_backend(backends["cuda"][0])
-    return LossyProcessGroup(
+    _register(wrapped, backends)
+    lossy = LossyProcessGroup(
         wrapped,
         name=options.group_id,
         ranks=options.global_ranks_in_group or range(size),  # torch leaves it empty for the default group
@@ -147,3 +147,12 @@ def _make_group(options: Any, _: Any) -> LossyProcessGroup:
         repair=_settings.repair,
         reliable_gather=_settings.reliable_gather,
     )
+    _register(lossy, backends)
+    return lossy
+
+
+def _register(group: ProcessGroup, backends: dict[str, tuple[Any, Any]]) -> None:
+    """Give `group` the backend of each type of device."""
+    for device, (kind, backend) in backends.items():
+        group._register_backend(torch.device(device), kind, backend)
+    group._set_default_backend(backends["cuda"][0])
