@@ -31,7 +31,8 @@ class Then(Work):
         alive.add(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        done = all([work.wait(timeout) for work in self._works])  # a list: wait for each, also after one not done
+        waited = [work.wait(timeout) for work in self._works]  # for each, also after one that is not done
+        done = all(waited)
         self._act()
         return done
 

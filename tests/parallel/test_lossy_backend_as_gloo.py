@@ -92,23 +92,6 @@ def compiled(*, static_graph: bool) -> list[float]:
     return [total(parameter.grad for parameter in model.parameters()), total(model.buffers())]
 
 
-def compiled_asynchronous_operations() -> list[float]:
-    torch._dynamo.reset()
-
-    @torch.compile(backend="aot_eager")
-    def exchange(x_N: Tensor) -> Tensor:
-        sums, other = 2 * x_N, torch.empty_like(x_N)
-        work = dist.all_reduce(sums, async_op=True)
-        peer = 1 - dist.get_rank()
-        pair = [dist.isend(x_N, peer), dist.irecv(other, peer)]
-        for each in (work, *pair):
-            each.wait()
-        dist.broadcast(sums, 0)
-        return sums + other
-
-    return exchange(data().flatten()).tolist()
-
-
 def profiled() -> list[str]:
     """Name the operations that a profile shows."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
@@ -126,7 +109,6 @@ FEATURES: dict[str, Callable[[], list]] = {
     "DDP with uneven inputs": join_uneven_inputs,
     "DDP compiled, with buffers": lambda: compiled(static_graph=False),
     "DDP compiled, with buffers and a static graph": lambda: compiled(static_graph=True),
-    "compiled asynchronous operations": compiled_asynchronous_operations,
     "a profile": profiled,
 }
 

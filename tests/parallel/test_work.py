@@ -97,7 +97,7 @@ def test_one_handle_of_several_waits_for_each(done: list[bool], all_done: bool) 
 
 
 def on_rank_leave_the_waiting_to_torch() -> list[bool]:
-    """Hand each handle to C++ and forget it, as DDP's join does; whether a link lost what it must, and all is let go."""
+    """Hand each handle to C++ and forget it, as DDP's join does."""
     ltp.init_process_group(network(1.0), reliable_gather=False)
     group: Any = dist.group.WORLD
     x_N, gathered_N, pieces = torch.ones(100), torch.ones(200), [torch.ones(100), torch.ones(100)]
