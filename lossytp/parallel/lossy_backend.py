@@ -77,7 +77,7 @@ class LossyProcessGroup(ProcessGroup):
     def getBackendName(self) -> str:
         return "lossy"
 
-    def get_group_store(self) -> dist.Store:
+    def get_group_store(self) -> Any:
         return self.wrapped.get_group_store()
 
     # sums: a rank's own part is lost before it is sent
@@ -94,7 +94,7 @@ class LossyProcessGroup(ProcessGroup):
         own = [tensor.clone() if keeps else None for tensor in lossy]
         for tensor in lossy:
             self._lose_(tensor, self._routes.reduce(tensor.numel(), self.ranks, 1), "all_reduce")
-        arrivals = []
+        arrivals: list[Callable[[], None]] = []
         for tensor, part in zip(lossy, own, strict=True):
             hops = () if self._reliable_gather else self._routes.gather(tensor.numel(), self.ranks, 1)
             if hops:
@@ -177,7 +177,7 @@ class LossyProcessGroup(ProcessGroup):
 
     def _lost_on_arrival(self, messages: list[list[Tensor]]) -> list[Callable[[], None]]:
         """Draw the losses of gathered messages, each in pieces; return what takes them out once all have arrived."""
-        arrivals = []
+        arrivals: list[Callable[[], None]] = []
         for pieces in messages:
             elements = sum(piece.numel() for piece in pieces)
             if self._is_lossy(pieces[0], elements):

@@ -254,7 +254,8 @@ def test_sub_groups_have_global_ranks_and_streams_of_their_own(processes: Callab
         merged.merge(counters)
     links = {(row["src"], row["dst"]) for row in merged.rows()}
     assert links == {(0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (2, 0), (1, 3), (3, 1)}
-    # LOSSY has 6 all-reduces, 4 reduce-scatters and 9 all-gathers, a coalesced one as two. Each counts once a group. Its 5 operations of one sender count once a member.
+    # LOSSY has 6 all-reduces, 4 reduce-scatters and 9 all-gathers; a coalesced one counts as two. Each counts once
+    # for a group, and each of the 5 operations of one sender once for a member.
     assert merged.summary("training")["messages"]["called"] == 19 * 5 + 5 * 10
     packets = [
         counters.summary("training")["by_operation"]["all_gather"]["packets"] for counters in (merged, counted[0])
