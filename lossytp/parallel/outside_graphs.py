@@ -1,0 +1,37 @@
+"""Keep lossy layers out of the graphs that PyTorch's compilers make.
+
+A layer draws losses and counts packets at every call. A graph would record one call's losses and repeat them.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def outside_graphs(method: Callable) -> Callable:
+    """Return `method` so that `torch.compile` breaks its graph and calls it, and compiles what lies around it.
+
+    Outside a compiler the method runs as it is.
+
+    Raises:
+        ValueError: within `torch.export` or `torch.jit.trace`, whose graphs cannot be broken.
+    """
+    called_from_graph = torch.compiler.disable(method)
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            if torch.compiler.is_exporting():
+                raise ValueError(_refusal("torch.export"))
+            return called_from_graph(*args, **kwargs)
+        if torch.jit.is_tracing():
+            raise ValueError(_refusal("torch.jit.trace"))
+        return method(*args, **kwargs)
+
+    return run
+
+
+def _refusal(compiler: str) -> str:
+    return f"{compiler} of a tensor-parallel model would repeat one call's losses: use torch.compile, or gather() it first"
