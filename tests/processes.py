@@ -3,12 +3,13 @@
 import importlib
 import multiprocessing
 import os
-import socket
 import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from tests.ports import held_port
 
 TIMEOUT_S = 120
 
@@ -31,9 +32,10 @@ class Processes:
             worker.start()
             there.close()
             self._workers.append((worker, here))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        with held_port() as port:
+            return self._run_at(port, number, function, arguments)
+
+    def _run_at(self, port: int, number: int, function: Callable, arguments: tuple) -> list[Any]:
         connections = [connection for _, connection in self._workers[:number]]
         for rank, connection in enumerate(connections):
             variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": number}

@@ -1,4 +1,4 @@
-"""Bernoulli packet loss, and the gap sampling that makes its cost that of the losses, not of the packets."""
+"""Bernoulli packet loss, sampled by gaps: the cost is that of the losses, not of the packets."""
 
 import math
 from dataclasses import dataclass
@@ -34,20 +34,20 @@ class Bernoulli:
         return mean_burst(self.loss_rate, 0.0)
 
     def autocorrelation(self, lag: int) -> float:
-        """Correlation of the loss indicators of two packets `lag` apart: 0 but at lag 0."""
+        """Return the correlation of losses of two packets `lag` apart: 0 but at lag 0."""
         return float(lag == 0)
 
     def to_netem(self) -> str:
-        """The process in the notation of Linux ``tc netem``."""
+        """Return the process in the notation of Linux ``tc netem``."""
         return f"loss random {100 * self.loss_rate:.10g}%"
 
     def losses(self, key: Key) -> "BernoulliLosses":
-        """The losses of one link, drawn from the streams below `key`."""
+        """Return the losses of one link, drawn from the streams below `key`."""
         return BernoulliLosses(self.loss_rate, key)
 
 
 def geometric(probability: float, uniforms: np.ndarray) -> np.ndarray:
-    """Trials up to and including the first success, by inversion: int64, at least 1, same shape as `uniforms`.
+    """Return the trials up to and including the first success, by inversion: int64, at least 1, shape of `uniforms`.
 
     P(X > n) = (1 - p)^n, hence X = floor(log(1 - u) / log(1 - p)) + 1 (Devroye 1986, X.2).
     """
@@ -64,15 +64,15 @@ def geometric(probability: float, uniforms: np.ndarray) -> np.ndarray:
 
 
 def block_size(expected: float) -> int:
-    """How many numbers to draw at once where about `expected` are needed."""
+    """Return how many numbers to draw at once if about `expected` are needed."""
     return int(min(max(expected + 3 * math.sqrt(max(expected, 0)), SMALLEST_BLOCK), LARGEST_BLOCK))
 
 
 class BernoulliLosses:
-    """Which of a link's packets are lost, found by drawing the gaps between losses.
+    """Find a link's lost packets by drawing the gaps between losses.
 
-    Taking n packets at once or in any pieces gives the same losses: the gaps are read in order from one stream,
-    whatever the size of the blocks they are drawn in.
+    Taking n packets at once or in any pieces gives the same losses: the gaps come in order from one stream, whatever
+    the size of the blocks in which they are drawn.
     """
 
     def __init__(self, loss_rate: float, key: Key) -> None:
@@ -91,7 +91,7 @@ class BernoulliLosses:
             self._next_lost = int(self._upcoming[0])
 
     def _draw_block(self, *, after: int, needed_packets: int) -> None:
-        """Make `_upcoming` the next losses behind packet `after`, on the link's own clock, sorted; none taken yet."""
+        """Set `_upcoming` to the sorted losses after packet `after`, on the link's own clock; none is taken yet."""
         block = block_size(needed_packets * self._loss_rate)
         self._upcoming = geometric(self._loss_rate, self._gaps.uniforms(block))
         np.cumsum(self._upcoming, out=self._upcoming)
@@ -99,7 +99,7 @@ class BernoulliLosses:
         self._cursor = 0  # how many of `_upcoming` were taken
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         first = self._packets
         end = self._packets = first + num_packets
         if self._loss_rate == 1:
@@ -121,7 +121,9 @@ class BernoulliLosses:
         return lost
 
     def state_dict(self) -> dict:
+        """Return all that resuming needs besides the process and the key, as JSON-ready values."""
         return {"packets": self._packets, "losses": self._losses, "last_lost": self._last_lost}
 
     def load_state_dict(self, state: dict) -> None:
+        """Go on from `state_dict()`."""
         self._restart(**state)

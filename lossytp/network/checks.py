@@ -1,29 +1,75 @@
-"""Checks whose messages name the value, the bound and the fix, in one line."""
+"""Checks of what callers give. Each message names the value, the bound and the fix, in one line."""
 
 import math
 from numbers import Integral, Real
+from typing import TypeGuard
+
+LONGEST_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """Return `value` as a message shows it: on one line, and cut where it is long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def check_is(name: str, value: object, kind: type | tuple[type, ...], fix: str) -> None:
+    """Raise TypeError unless `value` is an instance of `kind`; `fix` follows "give"."""
+    if not isinstance(value, kind):
+        wanted = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise TypeError(f"{name} = {shown(value)} is of type {type(value).__name__}, not {wanted}: give {fix}")
+
+
+def check_bool(name: str, value: object) -> None:
+    """Raise TypeError unless `value` is True or False: the text "false" would count as true."""
+    check_is(name, value, bool, "True or False")
+
+
+def check_number(name: str, value: object, kind: type, fix: str) -> None:
+    """Raise TypeError unless `value` is a number of `kind` (Integral or Real), and no bool; `fix` follows "give"."""
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{name} = {shown(value)} is no {'whole ' if kind is Integral else ''}number: give {fix}")
 
 
 def check_probability(name: str, value: float) -> None:
     """Raise ValueError unless `value` lies in [0, 1]."""
-    if not (isinstance(value, Real) and math.isfinite(value) and 0 <= value <= 1):
-        raise ValueError(f"{name} = {value!r} is not in [0, 1]: give a fraction, such as 0.01 for 1 %")
+    if not is_finite(value) or not 0 <= value <= 1:
+        raise ValueError(f"{name} = {shown(value)} is not in [0, 1]: give a fraction, such as 0.01 for 1 %")
 
 
-def check_known(name: str, value: str, known: object) -> None:
+def check_known(name: str, value: object, known: object) -> None:
     """Raise ValueError unless `value` is among the `known` names."""
     names = list(known)  # type: ignore[call-overload]
     if value not in names:
-        raise ValueError(f"{name} = {value!r} is unknown: choose one of {', '.join(map(str, names))}")
+        raise ValueError(f"{name} = {shown(value)} is unknown: choose one of {', '.join(map(str, names))}")
 
 
 def check_at_least(name: str, value: object, least: int) -> None:
-    """Raise ValueError unless `value` is a whole number, and no smaller."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} = {value!r} is no whole number of at least {least}: give one")
+    """Raise ValueError unless `value` is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ValueError(f"{name} = {shown(value)} is no whole number of at least {least}: give one")
 
 
-def check_positive(name: str, value: float, unit: str) -> None:
+def check_at_most(name: str, value: float, most: int, fix: str = "a smaller one") -> None:
+    """Raise ValueError where a number is above `most`; `fix` follows "give"."""
+    if value > most:
+        raise ValueError(f"{name} = {shown(value)} is above {most}: give {fix}")
+
+
+def check_positive(name: str, value: object, unit: str) -> None:
     """Raise ValueError unless `value` is a finite number above 0."""
-    if not (isinstance(value, Real) and math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} = {value!r} is not above 0: give a finite number of {unit}")
+    if not is_finite(value) or value <= 0:
+        raise ValueError(f"{name} = {shown(value)} is not above 0: give a finite number of {unit}")
+
+
+def check_not_negative(name: str, value: object, unit: str) -> None:
+    """Raise ValueError unless `value` is a finite number of at least 0."""
+    if not is_finite(value) or value < 0:
+        raise ValueError(f"{name} = {shown(value)} is negative or infinite: give 0 {unit} or more")
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Return whether `value` is a number, and neither infinite nor a bool."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return isinstance(value, Integral) or math.isfinite(value)  # no float holds a very large whole number

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.checks import check_probability
+from lossytp.network.checks import check_is, check_probability
 from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.process import LinkLosses, LossProcess, mean_burst
+from lossytp.network.process import LinkLosses, LossProcess, check_process, mean_burst
 from lossytp.network.streams import Key
 
 
@@ -24,6 +24,11 @@ class Correlated:
     common: LossProcess
     private: LossProcess
     switch: int | str = 0
+
+    def __post_init__(self) -> None:
+        check_process("common", self.common)
+        check_process("private", self.private)
+        check_is("switch", self.switch, (int, str), "its number or its name")
 
     @classmethod
     def from_loss_and_share(

@@ -1,4 +1,4 @@
-"""Packets sent and lost, and collectives that lost something, by where in the model, which way, and on which link."""
+"""Count packets sent and lost, and collectives that lost something, by site in the model, direction and link."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Site(NamedTuple):
-    """Where a message comes from: a transformer layer, a module of it ("attention" or "mlp"), which way, the operation
-    and its phase: "reduce", contributions on their way to a sum, or "gather", a result on its way to the ranks.
+    """Where a message comes from.
 
-    Below PyTorch's own parallelisms the layer and the module are not known, and None.
+    `module` is "attention" or "mlp". `phase` is "reduce" for contributions on their way to a sum, and "gather" for a
+    result on its way to the ranks. PyTorch's own parallelisms do not know layer and module: they are None.
     """
 
     layer: int | None
@@ -28,8 +28,8 @@ Messages = tuple[str, Site | None, str]  # purpose, site, group
 class Counters:
     """Running totals for each (purpose, site, group, link); purpose is "training" or "evaluation".
 
-    Packets are those on the wire, `extra` of them sent by a repair; `missing` are those of the messages' own that no
-    repair brought in the end.
+    `packets` counts packets on the wire, and `extra` those among them that a repair added. `missing` counts the
+    messages' own packets that no repair delivered in the end.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class Counters:
         self._messages: dict[Messages, list[int]] = {}  # messages, those that lost something
 
     def add(self, row: Row, packets: int, lost: int, extra: int, missing: int) -> None:
-        """Packets that crossed a link, `lost` of them in vain; `extra` and `missing` as the class says."""
+        """Count packets that entered a link, and how many of them it lost; the class explains `extra` and `missing`."""
         _add(self._totals, row, (packets, lost, extra, missing))
 
     def add_message(self, key: Messages, lossy: bool) -> None:
-        """One collective call of a group, or one message sent, and whether it lost anything."""
+        """Count one collective call of a group, or one message sent, and whether it lost anything."""
         _add(self._messages, key, (1, int(lossy)))
 
     def rows(self, purpose: str | None = None) -> list[dict]:
-        """One dict a row, of one purpose or of all, for a table."""
+        """Return one dict for each row of a table, of one purpose or of all."""
         return [
             {
                 "purpose": row_purpose,
@@ -60,9 +60,9 @@ class Counters:
         ]
 
     def summary(self, purpose: str) -> dict:
-        """Totals of one purpose, all together and grouped, with observed loss rates; and the messages, by direction.
+        """Return the totals of one purpose, whole and grouped, with observed loss rates, and messages by direction.
 
-        A link that several groups name alike, whose ends may be others, is told apart by its group.
+        If several groups use the same link's name, for perhaps other ends, the group's name goes before it.
         """
         rows = self.rows(purpose)
         groups = Counter((src, dst) for _, src, dst in {(row["group"], row["src"], row["dst"]) for row in rows})
@@ -93,14 +93,14 @@ class Counters:
         return summary
 
     def state_dict(self) -> dict[str, list]:
-        """As JSON-ready values."""
+        """Return all totals as JSON-ready values."""
         return {
             "packets": [[purpose, site, *link, *counts] for (purpose, site, *link), counts in self._totals.items()],
             "messages": [[purpose, site, group, *counts] for (purpose, site, group), counts in self._messages.items()],
         }
 
     def load_state_dict(self, state: dict[str, list]) -> None:
-        """Replace all totals by those of `state_dict()`."""
+        """Replace all totals with those of `state_dict()`."""
         self._totals = {
             (purpose, Site(*site) if site else None, group, src, dst): counts
             for purpose, site, group, src, dst, *counts in state["packets"]
@@ -111,9 +111,10 @@ class Counters:
         }
 
     def merge(self, other: "Counters") -> None:
-        """Take in what another process counted. A row that both have is the same traffic, seen from two sides.
+        """Add what another process counted. A row that both have is the same traffic, seen from two sides.
 
-        Raises ValueError where they disagree on it, which means that the processes ran apart.
+        Raises:
+            ValueError: the two disagree on a row, so the processes have diverged.
         """
         _merge(self._totals, other._totals)
         _merge(self._messages, other._messages)

@@ -1,12 +1,12 @@
-"""The four-state Markov chain of Linux ``tc netem loss state``: bursts that losses come and go in, and single losses.
+"""The four-state Markov chain of Linux ``tc netem loss state``: bursts with gaps in them, and single losses.
 
 Salsano, Ludovici, Ordine and Giuliano, "Definition of a general and intuitive loss model for packet networks and its
 implementation in the Netem module in the Linux kernel", 2012. The states: 1 delivered between bursts, 2 delivered
-within a burst, 3 lost within a burst, 4 lost alone between bursts; after state 4 always comes state 1.
+within a burst, 3 lost within a burst, 4 lost alone between bursts. State 1 always follows state 4.
 
-As in the kernel's ``net/sched/sch_netem.c`` the chain steps first, and the state that it steps to decides the loss;
-`GilbertElliott` decides by the state before its step. From a stationary start the law of the losses is the same
-either way. The kernel starts in state 1, a link here stationary.
+As in the kernel's ``net/sched/sch_netem.c`` the chain steps first, and the new state decides the loss;
+`GilbertElliott` decides by the state before its step. From a stationary start the losses have the same law either way.
+The kernel starts in state 1; a link here starts stationary.
 """
 
 import math
@@ -27,8 +27,8 @@ ROUNDING = 1e-12
 class FourState:
     """`p13` is the probability of stepping from state 1 to state 3, and so on; positions as in netem's notation.
 
-    With `p32` = `p14` = 0 it is the simple Gilbert channel. `p13` = 0 or `p31` = 0 may leave a part of the chain for
-    ever: stationary is then what it settles to from state 1, where the kernel starts.
+    With `p32` = `p14` = 0 it is the simple Gilbert channel. If `p13` or `p31` is 0, the chain may leave some states for
+    ever. The stationary law is then the one to which it settles from state 1, where the kernel starts.
     """
 
     p13: float
@@ -72,7 +72,7 @@ class FourState:
 
     @property
     def bursts_per_packet(self) -> float:
-        """Runs of consecutive losses a packet: a run is a sojourn in state 3, or one packet in state 4."""
+        """Runs of consecutive losses per packet: a run is a sojourn in state 3, or one packet in state 4."""
         return float(self.shares[LOST_ALONE] + self.shares[LOST_IN_BURST] * self.leave_losses)
 
     @property
@@ -83,7 +83,7 @@ class FourState:
         return self.loss_rate / self.bursts_per_packet
 
     def autocorrelation(self, lag: int) -> float:
-        """Correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies."""
+        """Return the correlation of losses of two packets `lag` apart; 0 for a process that never varies."""
         rate = self.loss_rate
         if lag == 0 or rate in (0, 1):
             return float(lag == 0)
@@ -99,21 +99,21 @@ class FourState:
         return float(both_lost - rate**2) / (rate * (1 - rate))
 
     def to_netem(self) -> str:
-        """The process in the notation of Linux ``tc netem``: ``state p13 p31 p32 p23 p14``."""
+        """Return the process in the notation of Linux ``tc netem``: ``state p13 p31 p32 p23 p14``."""
         values = (self.p13, self.p31, self.p32, self.p23, self.p14)
         return "loss state " + " ".join(f"{100 * value:.10g}%" for value in values)
 
     def losses(self, key: Key) -> "FourStateLosses":
-        """The losses of one link, drawn from the streams below `key`."""
+        """Return the losses of one link, drawn from the streams below `key`."""
         return FourStateLosses(self, key)
 
 
 class FourStateLosses:
-    """Which of a link's packets are lost, found by drawing one cycle after the other: a pause, then a run of losses.
+    """Find a link's lost packets by drawing one cycle after the other: a pause, then a run of losses.
 
     Cycle j takes numbers 4j to 4j + 3 of one stream: whether a pause in state 1 ends in a single loss, whether a run
-    in state 3 is followed by a pause in state 2, the length of the pause, the length of the run. So any cycle can be
-    drawn again from its number, its first packet and the state of its pause.
+    in state 3 is followed by a pause in state 2, the length of the pause, the length of the run. So a
+    cycle's number, first packet and pause state suffice to draw it again.
     """
 
     def __init__(self, process: FourState, key: Key) -> None:
@@ -147,7 +147,7 @@ class FourStateLosses:
         self._cursor = 0
 
     def _draw(self, count: int) -> np.ndarray:
-        """The next `count` cycles' runs of losses, int64 (3, count)."""
+        """Return the next `count` cycles' runs of losses, int64 (3, count)."""
         process = self._process
         leave_gap, leave_losses, leave_pause = process.leave_gap or 1, process.leave_losses or 1, process.p23 or 1
         numbers = self._numbers.uniforms(4 * count).reshape(count, 4)  # where a state has no way out, it has none in
@@ -174,7 +174,7 @@ class FourStateLosses:
         return np.stack([ends - lengths, ends, within])
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         first = self._packets
         end = self._packets = first + num_packets
         if not self._cycles_per_packet:
@@ -196,6 +196,7 @@ class FourStateLosses:
         return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
     def state_dict(self) -> dict:
+        """Return all that resuming needs besides the process and the key, as JSON-ready values."""
         return {
             "packets": self._packets,
             "cycle": self._cycle,
@@ -204,4 +205,5 @@ class FourStateLosses:
         }
 
     def load_state_dict(self, state: dict) -> None:
+        """Go on from `state_dict()`."""
         self._restart(**state)

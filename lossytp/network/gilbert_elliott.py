@@ -1,17 +1,16 @@
-"""Gilbert-Elliott packet loss: a two-state Markov chain that steps once a packet, its closed forms and its sampler.
+"""Gilbert-Elliott packet loss: a two-state Markov chain that steps once per packet, its closed forms and its sampler.
 
 Gilbert, "Capacity of a burst-noise channel", 1960; Elliott, "Estimates of error rates for codes on burst-noise
-channels", 1963. A packet's loss is decided by the state before that packet's transition, as in the Linux kernel's
+channels", 1963. The state before a packet's transition decides its loss, as in the Linux kernel's
 ``net/sched/sch_netem.c``.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from lossytp.network.bernoulli import NEVER, NO_PACKETS, BernoulliLosses, block_size, geometric
-from lossytp.network.checks import check_probability
+from lossytp.network.checks import check_probability, is_finite, shown
 from lossytp.network.process import mean_burst
 from lossytp.network.streams import Key, Stream
 
@@ -20,7 +19,7 @@ GOOD, BAD = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class GilbertElliott:
-    """Two states, each with a loss probability of its own; all four parameters are probabilities a packet.
+    """Two states, each with its own loss probability. All four parameters are probabilities per packet.
 
     With `loss_bad` = 1 and `loss_good` = 0 it is the simple Gilbert channel: a sojourn in the bad state is a burst.
     """
@@ -38,17 +37,18 @@ class GilbertElliott:
 
     @classmethod
     def from_loss_and_burst(cls, *, loss_rate: float, mean_burst_packets: float) -> "GilbertElliott":
-        """The simple Gilbert channel with this stationary loss rate and this mean run of consecutive losses.
+        """Return the simple Gilbert channel with this stationary loss rate and mean run of consecutive losses.
 
-        Raises ValueError where no such channel is: a mean burst below max(1, rate / (1 - rate)) packets.
+        Raises:
+            ValueError: there is no such channel, because the mean burst is below max(1, rate / (1 - rate)) packets.
         """
         check_probability("loss_rate", loss_rate)
         if loss_rate == 1:
             raise ValueError("loss_rate = 1 has no finite burst: use Bernoulli(loss_rate=1)")
         shortest = max(1.0, loss_rate / (1 - loss_rate))
-        if not (math.isfinite(mean_burst_packets) and mean_burst_packets >= shortest * (1 - 1e-12)):
+        if not is_finite(mean_burst_packets) or mean_burst_packets < shortest * (1 - 1e-12):
             raise ValueError(
-                f"mean_burst_packets = {mean_burst_packets!r} does not go with a loss rate of {loss_rate:g}: "
+                f"mean_burst_packets = {shown(mean_burst_packets)} does not go with a loss rate of {loss_rate:g}: "
                 f"give a finite one of at least {shortest:g} (Bernoulli's own is {1 / (1 - loss_rate):.4g})"
             )
         p_bad_to_good = min(1.0, 1 / mean_burst_packets)
@@ -66,9 +66,9 @@ class GilbertElliott:
         return self.share_bad * self.loss_bad + (1 - self.share_bad) * self.loss_good
 
     def autocorrelation(self, lag: int) -> float:
-        """Correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies.
+        """Return the correlation of losses of two packets `lag` apart; 0 for a process that never varies.
 
-        The chain's second eigenvalue is 1 - p_good_to_bad - p_bad_to_good; loss adds noise of its own to each packet.
+        The chain's second eigenvalue is 1 - p_good_to_bad - p_bad_to_good. Loss adds independent noise to each packet.
         """
         variance = self.loss_rate * (1 - self.loss_rate)
         if lag == 0 or variance == 0:
@@ -82,20 +82,20 @@ class GilbertElliott:
         return mean_burst(self.loss_rate, self.autocorrelation(1))
 
     def to_netem(self) -> str:
-        """The process in the notation of Linux ``tc netem``: ``gemodel p r 1-h 1-k``."""
+        """Return the process in the notation of Linux ``tc netem``: ``gemodel p r 1-h 1-k``."""
         values = (self.p_good_to_bad, self.p_bad_to_good, self.loss_bad, self.loss_good)
         return "loss gemodel " + " ".join(f"{100 * value:.10g}%" for value in values)
 
     def losses(self, key: Key) -> "GilbertElliottLosses":
-        """The losses of one link, drawn from the streams below `key`."""
+        """Return the losses of one link, drawn from the streams below `key`."""
         return GilbertElliottLosses(self, key)
 
 
 class GilbertElliottLosses:
-    """Which of a link's packets are lost, found by drawing sojourns, and losses on each state's own clock.
+    """Find a link's lost packets by drawing sojourns, and losses on each state's own clock.
 
     The chain visits good and bad in turn; `ends[i]` is the packet at which sojourn i ends. A packet in a state is
-    one tick of that state's clock, on which losses are Bernoulli. Ticks are mapped back to packets.
+    one tick of that state's clock, on which losses are Bernoulli. The class maps ticks back to packets.
     """
 
     def __init__(self, process: GilbertElliott, key: Key) -> None:
@@ -156,7 +156,7 @@ class GilbertElliottLosses:
         return geometric(self._leave[state], self._sojourns[state].uniforms(count))
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         first = self._packets
         end = first + num_packets
         if self._end > end:  # the current sojourn outlasts the message
@@ -177,7 +177,7 @@ class GilbertElliottLosses:
         return np.sort(np.concatenate(lost)) if len(lost) == 2 else lost[0] if lost else NO_PACKETS
 
     def _lost_in(self, state: int, edges: np.ndarray) -> np.ndarray:
-        """Lost packets in `state`; sojourn i of the message spans packets edges[i] to edges[i + 1]."""
+        """Return the packets lost in `state`; sojourn i of the message spans packets edges[i] to edges[i + 1]."""
         parity = int(self._state(self._sojourn) != state)
         starts = edges[:-1][parity::2]
         ticks_before = np.concatenate(([0], np.cumsum(np.diff(edges)[parity::2])))
@@ -186,6 +186,7 @@ class GilbertElliottLosses:
         return starts[sojourn] + (lost_ticks - ticks_before[sojourn])
 
     def state_dict(self) -> dict:
+        """Return all that resuming needs besides the process and the key, as JSON-ready values."""
         return {
             "packets": self._packets,
             "sojourn": self._sojourn,
@@ -195,6 +196,7 @@ class GilbertElliottLosses:
         }
 
     def load_state_dict(self, state: dict) -> None:
+        """Go on from `state_dict()`."""
         for own, name in zip(self._lost_ticks, ("good", "bad"), strict=True):
             own.load_state_dict(state[name])
         self._restart(**{name: state[name] for name in ("packets", "sojourn", "sojourn_start")})

@@ -9,13 +9,18 @@ sent. What takes its place is the repair's (`lossytp.network.repair`), zero when
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from lossytp.network.bernoulli import NO_PACKETS, Bernoulli
+from lossytp.network.bernoulli import NO_PACKETS
+from lossytp.network.checks import check_is, check_number, shown
 from lossytp.network.counters import COUNTED, Counters, Site
+from lossytp.network.identity import described
+from lossytp.network.link_processes import LinkProcesses
+from lossytp.network.links import Link
 from lossytp.network.packets import Wire
 from lossytp.network.process import LinkLosses, LossProcess
 from lossytp.network.repair import ZERO, Repair
@@ -27,13 +32,11 @@ from lossytp.network.tape import LossTape
 if TYPE_CHECKING:
     import pandas
 
-Link = tuple[int, int]  # src, dst: global ranks, or SWITCH
-LOSSLESS = Bernoulli(loss_rate=0.0)
 TRAINING: tuple[str, int] = ("training", 0)
 
 
 class LossyNetwork:
-    """Links that lose packets, each by a loss process of its own, reproducibly.
+    """Lose packets on directed links, reproducibly, each link by a loss process of its own.
 
     Args:
         process: the process of every link, or `{(src, dst): process}` for named links.
@@ -43,24 +46,30 @@ class LossyNetwork:
         scope: which messages may lose packets; all when left out.
 
     A link's state advances once a packet and carries over from message to message; it starts stationary.
+
+    A deep copy, also one that is part of a copied model, has states and counters of its own. From then on each of the
+    two loses packets by itself, and neither reports what the other sent.
+
+    Raises:
+        TypeError: an argument is of another type, or a link is no pair of ranks.
+        ValueError: a process is none, a mapping names no link, or `default` is given without a mapping.
     """
 
     def __init__(
         self,
         process: LossProcess | Mapping[Link, LossProcess],
         *,
-        default: LossProcess = LOSSLESS,
+        default: LossProcess | None = None,
         seed: int = 0,
         wire: Wire | None = None,
         scope: Scope = EVERYWHERE,
     ) -> None:
-        self._named: Mapping[Link, LossProcess] = process if isinstance(process, Mapping) else {}
-        self._default = default if isinstance(process, Mapping) else process
-        for given in (self._default, *self._named.values()):
-            if isinstance(given, type) or not isinstance(given, LossProcess):
-                raise ValueError(f"{given!r} is no loss process: give one, such as Bernoulli(loss_rate=0.01)")
+        self._processes = LinkProcesses(process, default)
+        check_number("seed", seed, Integral, "one, such as 0")
         self.seed = index(seed)  # numpy's integers would name other streams
-        self.wire = wire or Wire()
+        self.wire = Wire() if wire is None else wire
+        check_is("wire", self.wire, Wire, "one, such as Wire(mtu_bytes=1500)")
+        check_is("scope", scope, Scope, 'one, such as Scope(direction="forward")')
         self.scope = scope
         self.counters = Counters()
         self._tape: LossTape | None = None
@@ -71,8 +80,13 @@ class LossyNetwork:
         self._normals: dict[tuple[str, int, int], Normals] = {}
 
     def process(self, src: int, dst: int) -> LossProcess:
-        """The loss process of the link src -> dst."""
-        return self._named.get((src, dst), self._default)
+        """Return the loss process of the link src -> dst."""
+        return self._processes.of(src, dst)
+
+    @property
+    def named_links(self) -> tuple[Link, ...]:
+        """The links that were given a process by name."""
+        return tuple(self._processes.named)
 
     def lost_packets(
         self, src: int, dst: int, num_packets: int, *, group: str = "tp", site: Site | None = None
@@ -177,7 +191,10 @@ class LossyNetwork:
 
     @contextmanager
     def reliable(self) -> Iterator[None]:
-        """Within the block nothing is lost, no link advances and nothing is counted."""
+        """Lose nothing within the block: no link advances and nothing is counted.
+
+        It holds for the whole network, so also for what other threads send over it meanwhile.
+        """
         before, self._suspended = self._suspended, True
         try:
             yield
@@ -187,6 +204,7 @@ class LossyNetwork:
     @contextmanager
     def evaluation(self, step: int) -> Iterator[None]:
         """Within the block losses come from streams of their own, named by `step`: training's are not shifted."""
+        check_number("step", step, Integral, "the number of the training step")
         before = self._purpose, self._block, self._links, self._normals
         self._evaluations += 1
         self._purpose, self._block = ("evaluation", index(step)), ("evaluation", self._evaluations)
@@ -220,26 +238,71 @@ class LossyNetwork:
         return self.counters.summary(purpose)
 
     def state_dict(self) -> dict:
-        """Every training link's state and all counters, as JSON-ready values; refused within `evaluation()`."""
+        """Return every training link's state, all counters and what names the network, as JSON-ready values.
+
+        Raises ValueError within `evaluation()`.
+        """
         if self._purpose != TRAINING:
             raise ValueError("state_dict() within evaluation(): call it after the block, where training's links are")
         links = [[list(link), losses.state_dict()] for link, losses in self._links.items()]
         normals = [[list(link), stream.position] for link, stream in self._normals.items()]
-        return {"seed": self.seed, "links": links, "normals": normals, "counters": self.counters.state_dict()}
+        return {
+            "seed": self.seed,
+            "settings": self._settings(),
+            "links": links,
+            "normals": normals,
+            "counters": self.counters.state_dict(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
-        """Resume from `state_dict()`; ValueError when it is of another seed, and within `evaluation()`."""
+        """Resume from `state_dict()`. Where it is refused, nothing has changed.
+
+        Raises TypeError where `state` is no dict, and ValueError for the state of a network with another seed, process,
+        wire or scope, for what is no such state, and within `evaluation()`. A state that an older version saved names
+        its seed alone.
+        """
         if self._purpose != TRAINING:
             raise ValueError("load_state_dict() within evaluation(): call it after the block")
+        check_is("state", state, dict, "what state_dict() returned")
+        lacking = [name for name in ("seed", "links", "normals", "counters") if name not in state]
+        if lacking:
+            raise ValueError(f"state = {shown(state)} lacks {', '.join(lacking)}: give what state_dict() returned")
         if state["seed"] != self.seed:
             raise ValueError(f"the state is of seed {state['seed']}, this network of {self.seed}: give the same seed")
-        self._links = {}
+        self._check_settings(state.get("settings", self._settings()))
+        try:
+            loaded = self._loaded(state)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(
+                f"state = {shown(state)} cannot be loaded ({reason}): give what state_dict() returned"
+            ) from error
+        self._links, self._normals, self.counters = loaded
+
+    def _loaded(self, state: dict) -> tuple[dict, dict, Counters]:
+        links = {}
         for (group, src, dst), link_state in state["links"]:
             losses = self.process(src, dst).losses((self.seed, *TRAINING, group, src, dst))
             losses.load_state_dict(link_state)
-            self._links[group, src, dst] = losses
-        self._normals = {
+            links[group, src, dst] = losses
+        normals = {
             tuple(link): Normals((self.seed, *TRAINING, *link, "normals"), position)
             for link, position in state["normals"]
         }
-        self.counters.load_state_dict(state["counters"])
+        counters = Counters()
+        counters.load_state_dict(state["counters"])
+        return links, normals, counters
+
+    def _settings(self) -> dict[str, str]:
+        """Return what must be equal for a state to go on with the losses that it would have had."""
+        return self._processes.described() | {"wire": described(self.wire), "scope": described(self.scope)}
+
+    def _check_settings(self, theirs: dict[str, str]) -> None:
+        check_is("settings of the state", theirs, dict, "what state_dict() returned")
+        mine = self._settings()
+        for name in [*mine, *theirs]:
+            one, other = (settings.get(name, settings.get("process")) for settings in (theirs, mine))
+            if one != other:
+                raise ValueError(
+                    f"the state is of a network with {name} = {one}, this one has {other}: give the same {name}"
+                )

@@ -7,14 +7,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_is, check_known
 
 T = TypeVar("T")
 LONGEST = 500
 
 
 def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """``name`` or ``name(1, two=2)`` as name, values and named values; ValueError, naming the `kind`, otherwise."""
+    """Return the name, the values and the named values of ``name`` or ``name(1, two=2)``.
+
+    Raises TypeError where `text` is no text, and ValueError, naming the `kind`, where it is another.
+    """
+    check_is(kind, text, str, "a name, or name(1, option=2)")
     problem = ValueError(
         f"{kind} = {text!r} is not understood: write a name, or name(1, option=2) with plain values; names with a "
         "hyphen take none"

@@ -6,10 +6,13 @@ from functools import cached_property
 
 import numpy as np
 
+from lossytp.network.bernoulli import NO_PACKETS
+from lossytp.network.checks import shown
 from lossytp.network.streams import Key, Stream
 from lossytp.network.trace import Trace
 
 MEASURED_PACKETS = 2**20
+IsLost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,15 @@ class PerPacket:
     first 2**20 packets of a link set apart for it: to about 0.001 at worst where losses are independent.
     """
 
-    is_lost: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    is_lost: IsLost
 
     def __post_init__(self) -> None:
-        tried = np.asarray(self.is_lost(np.arange(8), np.full(8, 0.5)))
-        if tried.shape != (8,) or tried.dtype != bool:
-            raise ValueError(
-                f"is_lost gave {tried.dtype} of shape {tried.shape} for 8 packets: return a bool for each, shape (8,)"
+        if not callable(self.is_lost):
+            raise TypeError(
+                f"is_lost = {shown(self.is_lost)} is no function: give one of (packets, uniforms) that returns a bool "
+                "for each packet"
             )
+        _lost(self.is_lost, np.arange(8), np.full(8, 0.5))
 
     @cached_property
     def _measured(self) -> Trace:
@@ -57,19 +61,32 @@ class PerPacket:
         return PerPacketLosses(self.is_lost, key)
 
 
+def _lost(is_lost: IsLost, packets: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return what `is_lost` says of these packets, bool (num_packets,); ValueError where it says something else."""
+    lost = np.asarray(is_lost(packets, uniforms))
+    if lost.shape != packets.shape or lost.dtype != bool:
+        raise ValueError(
+            f"is_lost gave {lost.dtype} of shape {lost.shape} for {len(packets)} packets: return a bool for each, "
+            f"shape ({len(packets)},)"
+        )
+    return lost
+
+
 class PerPacketLosses:
     """Which of a link's packets are lost: packet n is told by n and the n-th number of one stream."""
 
-    def __init__(self, is_lost: Callable[[np.ndarray, np.ndarray], np.ndarray], key: Key) -> None:
+    def __init__(self, is_lost: IsLost, key: Key) -> None:
         self._is_lost = is_lost
         self._uniforms = Stream((*key, "packets"))
         self._packets = 0  # taken so far
 
     def take(self, num_packets: int) -> np.ndarray:
         """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        if num_packets == 0:
+            return NO_PACKETS
         packets = np.arange(self._packets, self._packets + num_packets)
         self._packets += num_packets
-        return np.flatnonzero(self._is_lost(packets, self._uniforms.uniforms(num_packets)))
+        return np.flatnonzero(_lost(self._is_lost, packets, self._uniforms.uniforms(num_packets)))
 
     def state_dict(self) -> dict:
         return {"packets": self._packets}

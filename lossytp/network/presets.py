@@ -7,7 +7,7 @@ several names do not say the loss rate their values give, so look at `loss_rate`
 import re
 
 from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_known, shown
 from lossytp.network.four_state import FourState
 from lossytp.network.gilbert_elliott import GilbertElliott
 
@@ -33,6 +33,7 @@ _VALUES = {
     "short_50percent": (0.5, 0.5, 0, 1),
     "90_loss": (1, 0.11111, 0, 1),
 }
+NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?%?"
 PRESETS = {
     name: GilbertElliott(p_good_to_bad=leave, p_bad_to_good=back, loss_good=good, loss_bad=bad)
     for name, (leave, back, good, bad) in _VALUES.items()
@@ -46,18 +47,22 @@ def gilbert_elliott_preset(name: str) -> GilbertElliott:
 
 
 def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
-    """The process that ``tc netem`` runs for `text`.
+    """Return the process that ``tc netem`` runs for `text`.
 
     That is ``loss [random] 1%``, ``loss gemodel p [r [1-h [1-k]]]`` or ``loss state p13 [p31 [p32 [p23 [p14]]]]``.
     Percent signs may be left out, as for tc; left-out values take netem's own defaults (r = 1 - p, 1-h = 100 %,
-    1-k = 0 %; p31 = 1 - p13, p32 = 0 %, p23 = 100 %, p14 = 0 %). ValueError where the text is none of them, or where
-    netem's correlation is asked for.
+    1-k = 0 %; p31 = 1 - p13, p32 = 0 %, p23 = 100 %, p14 = 0 %).
+
+    Raises ValueError where the text is none of them, asks for netem's correlation, or gives more than 100 %.
     """
     words = str(text).split()
-    values = [word for word in words if re.fullmatch(r"[0-9.eE+-]+%?", word)]
+    values = [word for word in words if re.fullmatch(NUMBER, word)]
     names = words[: len(words) - len(values)]
     if words[len(names) :] == values and values:
         numbers = [float(value.rstrip("%")) / 100 for value in values]
+        for value, number in zip(values, numbers, strict=True):
+            if not 0 <= number <= 1:
+                raise ValueError(f"netem = {text!r} holds {value}, which is not in [0, 100 %]: give a percentage")
         if names in (["loss"], ["loss", "random"]) and len(numbers) == 1:
             return Bernoulli(loss_rate=numbers[0])
         if names == ["loss", "gemodel"] and len(numbers) <= 4:
@@ -66,6 +71,6 @@ def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
         if names == ["loss", "state"] and len(numbers) <= 5:
             return FourState(*numbers, *[1 - numbers[0], 0.0, 1.0, 0.0][len(numbers) - 1 :])
     raise ValueError(
-        f"{text!r} is not understood: write 'loss random 1%' or 'loss gemodel 1% 19% 100% 0%' or "
+        f"netem = {shown(text)} is not understood: write 'loss random 1%' or 'loss gemodel 1% 19% 100% 0%' or "
         "'loss state 1% 20% 5% 30% 0.1%'"
     )

@@ -5,6 +5,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from lossytp.network.checks import shown
 from lossytp.network.streams import Key
 
 
@@ -48,6 +49,12 @@ class LossProcess(Protocol):
     def losses(self, key: Key) -> LinkLosses:
         """The losses of one link, drawn from the streams below `key`, which ends in (..., group, src, dst)."""
         ...
+
+
+def check_process(name: str, value: object) -> None:
+    """Raise ValueError unless `value` is a loss process."""
+    if isinstance(value, type) or not isinstance(value, LossProcess):
+        raise ValueError(f"{name} = {shown(value)} is no loss process: give one, such as Bernoulli(loss_rate=0.01)")
 
 
 def mean_burst(loss_rate: float, next_correlation: float) -> float:

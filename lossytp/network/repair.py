@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lossytp.network.checks import check_at_least
+from lossytp.network.checks import check_at_least, check_at_most
 
 MOST_BUDGET = 100
 MOST_BLOCK = 4096  # a product with a matrix of block x block
@@ -99,8 +99,7 @@ class Retransmit(Repair):
 
     def __post_init__(self) -> None:
         check_at_least("budget", self.budget, 1)
-        if self.budget > MOST_BUDGET:
-            raise ValueError(f"budget = {self.budget} is above {MOST_BUDGET}: give a smaller one")
+        check_at_most("budget", self.budget, MOST_BUDGET)
 
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         missing = send(num_packets)
@@ -129,8 +128,7 @@ class Hadamard(Repair):
 
     def __post_init__(self) -> None:
         check_at_least("block", self.block, 2)
-        if self.block > MOST_BLOCK:
-            raise ValueError(f"block = {self.block} is above {MOST_BLOCK}: give a smaller power of two")
+        check_at_most("block", self.block, MOST_BLOCK, "a smaller power of two")
         if self.block & (self.block - 1):
             raise ValueError(f"block = {self.block} is not a power of two: give one, such as 64")
 

@@ -1,19 +1,19 @@
-"""When a sender's packets leave, given which of them are lost: selective repeat and go-back-N, many links at once.
+"""When packets leave a sender, given which of them are lost: selective repeat and go-back-N, many links at once.
 
-The unit of time here is a gap, the time from one packet's start to the next one's. A sender starts at most one packet
-a gap; it idles only when it has nothing that it may send. So a message costs its packets plus its idling, and only
-losses make a sender idle: what is worked through is the losses, one of each link at a time, not the packets.
+The unit of time is a gap, the time from one packet's start to the next one's. A sender starts at most one packet per
+gap. It idles only when it may send nothing, and only losses make it idle. So a message costs its packets plus its
+idling, and the functions step through the losses, one of each link at a time, not through the packets.
 
 All functions take the same arguments:
-    lost: for each link, the sorted indices of its lost packets, counted over all that it sends; int64 (num_lost,).
-    num_packets, num_messages: each link carries that many messages of that many packets, one after the other; a
-        message starts when the one before it is complete, and its times count from its start.
-    window: packet n may leave only when all packets up to n - window are acknowledged.
-    timeout: from the start of a lost packet to its being due again, in gaps, at least 1.
+    lost: for each link, the sorted indices of its lost packets among all that it sends; int64 (num_lost,).
+    num_packets, num_messages: each link carries `num_messages` messages of `num_packets` packets one after the other.
+        A message starts when the one before it is complete, and its times count from its start.
+    window: packet n may leave only after all packets up to n - window are acknowledged.
+    timeout: gaps from the start of a lost packet until it is due again, at least 1.
 and return
-    starts: when the last packet of each message starts that is not lost, in gaps: float64 (links, messages).
+    starts: when each message's last missing packet starts, in gaps: float64 (links, messages).
     sent: packets that each link sent, retransmissions included: float64 (links,).
-Times are exact where they are whole or dyadic, so that which of two coinciding events is first is not left to rounding.
+Whole and dyadic times are exact, so rounding never decides which of two coinciding events is first.
 """
 
 import numpy as np
@@ -22,10 +22,10 @@ from lossytp.network.bernoulli import NEVER
 
 
 class _Links:
-    """Where each link still at work stands: `sent` packets, in message `message`; its next loss is `lost[cursor]`."""
+    """The state of each link still at work: `sent` packets, in message `message`; its next loss is `lost[cursor]`."""
 
     def __init__(self, lost: list[np.ndarray], num_packets: int, num_messages: int) -> None:
-        never = np.array([NEVER], dtype=np.float64)  # behind a link's losses, for the cursor to point at in the end
+        never = np.array([NEVER], dtype=np.float64)  # ends each link's losses, for the cursor to point at in the end
         self.lost = np.concatenate([piece for losses in lost for piece in (losses, never)])
         lengths = np.array([len(losses) + 1 for losses in lost])
         self.cursor = np.cumsum(lengths) - lengths
@@ -39,7 +39,7 @@ class _Links:
         self.num_packets, self.num_messages = num_packets, num_messages
 
     def begin(self, which: np.ndarray) -> None:
-        """Begin the next message that meets a loss; those before it take a gap a packet."""
+        """Begin the next message that meets a loss; those before it take one gap per packet."""
         unharmed = (self.lost[self.cursor[which]] - self.sent[which]) // self.num_packets
         unharmed = np.minimum(unharmed, self.num_messages - self.message[which])
         self.message[which] += unharmed.astype(np.int64)
@@ -47,14 +47,14 @@ class _Links:
         self.time[which] = self.next[which] = 0
 
     def finish(self, which: np.ndarray, starts: np.ndarray) -> np.ndarray | None:
-        """Note when the messages of these links ended and begin their next; say which links still have some left."""
+        """Note when the messages of these links ended, and begin their next; return which links have some left."""
         self.starts[self.row[which], self.message[which]] = starts
         self.message[which] += 1
         self.begin(which)
         return self.still_at_work()
 
     def still_at_work(self) -> np.ndarray | None:
-        """Mask of the links that have messages left, None when all have; the others' packets are noted."""
+        """Return a mask of the links that have messages left, None if all have; note the other links' packets."""
         working = self.message < self.num_messages
         if working.all():
             return None
@@ -62,6 +62,7 @@ class _Links:
         return working
 
     def keep(self, working: np.ndarray) -> None:
+        """Drop all links that are done."""
         for name in ("cursor", "sent", "message", "row", "time", "next"):
             setattr(self, name, getattr(self, name)[working])
 
@@ -69,10 +70,10 @@ class _Links:
 def go_back_n(
     lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Go-back-N (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.2): the receiver takes packets in order.
+    """Time go-back-N (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.2): receivers take packets in order.
 
-    Behind a lost packet the sender goes on until that packet's timeout or the window's end, in vain, and then sends
-    everything again from the lost packet on. A packet under way at the timeout is finished first.
+    After a lost packet the sender goes on in vain until that packet's timeout or the end of the window. It then sends
+    everything again from the lost packet on. It first finishes a packet that is under way at the timeout.
     """
     links = _Links(lost, num_packets, num_messages)
     links.begin(np.arange(len(lost)))
@@ -107,12 +108,12 @@ def go_back_n(
 def selective_repeat(
     lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float, acknowledged: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Selective repeat (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.3): only lost packets are repeated.
+    """Time selective repeat (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.3): only losses are repeated.
 
-    Each packet has a timer of its own. A packet that is due again goes before new ones, window or no window; one
-    that arrives is acknowledged `acknowledged` gaps after its start, at most `window` and `timeout`.
+    Each packet has its own timer. A packet that is due again goes before new ones, even outside the window. The
+    acknowledgement of a delivered packet comes `acknowledged` gaps after its start, at most `window` and `timeout`.
 
-    Timeouts being equal, packets fall due in the order in which they were lost: retransmission k is that of loss k.
+    All timeouts are equal, so packets fall due in the order of their losses: retransmission k is that of loss k.
     Each round lets every link send new packets up to its next loss, or else until its oldest loss is due again, or
     until the window ends at a packet that is not acknowledged.
     """

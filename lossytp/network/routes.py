@@ -1,4 +1,4 @@
-"""The words in which a collective algorithm says what crosses which link, and what a loss there destroys.
+"""The terms of a collective algorithm: what crosses which link, and what a loss there destroys.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009, split an
 all-reduce into a reduce-scatter (the reduce phase) and an all-gather (the gather phase) of chunks.
@@ -16,8 +16,8 @@ SWITCH = -1
 class Hop(NamedTuple):
     """Elements [start, stop) of a message crossing the directed link `src` -> `dst`, packetised on their own.
 
-    `src` and `dst` are global ranks or `SWITCH`; `positions` are those in the group of the ranks that lack the
-    elements of a lost packet: in a reduce phase their contribution lacks them, in a gather phase their result.
+    `src` and `dst` are global ranks or `SWITCH`. `positions` are the places in the group of the ranks that lack a lost
+    packet's elements: in a reduce phase their contributions lack them, in a gather phase their results do.
     """
 
     src: int
@@ -28,9 +28,9 @@ class Hop(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What a message lacks at the end of each of its hops: sorted numbers of packets, int64, hop by hop.
+    """What a message lacks after each of its hops: sorted numbers of packets, int64, hop by hop.
 
-    `reliable` says that the network was reliable, so that there was nothing to repair.
+    If `reliable`, the network was reliable, and there is nothing to repair.
     """
 
     packets: list[np.ndarray]
@@ -41,20 +41,20 @@ class Missing(NamedTuple):
         return any(len(packets) for packets in self.packets)
 
 
-Hops = tuple[Hop, ...]  # in the order of time, as far as one hop carries what another brought
+Hops = tuple[Hop, ...]  # a hop comes after those whose data it carries
 
 
 class Routes(Protocol):
-    """The way of `num_elements` among `ranks`; chunks are multiples of `unit` elements.
+    """Return the hops of `num_elements` among `ranks`, in chunks of whole `unit`s.
 
-    A unit is 1, or a token's elements where chunks are shards of a residual stream.
+    A unit is 1, or a token's elements if chunks are shards of a residual stream.
     """
 
     def __call__(self, num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops: ...
 
 
 def no_hops(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Routes of a phase that is reliable, or does not exist."""
+    """Return no hops, for a phase that is reliable or does not exist."""
     return ()
 
 
@@ -62,7 +62,7 @@ class Algorithm(NamedTuple):
     """The routes of every collective operation, each cached."""
 
     reduce: Routes
-    """All-reduce, first phase: the contributions on their way to where they are summed."""
+    """All-reduce, first phase: contributions on their way to the sum."""
     gather: Routes
     """All-reduce, second phase: the sum on its way to every rank."""
     reduce_scatter: Routes
@@ -70,10 +70,10 @@ class Algorithm(NamedTuple):
     all_gather: Routes
     """Each rank's chunk on its way to all others."""
     schedule: Schedule | None = None
-    """How long an all-reduce takes; without one it cannot be timed."""
+    """How long an all-reduce takes; None if it cannot be timed."""
 
     def pair(self, sequence_parallel: bool) -> tuple[Routes, Routes]:
-        """The two phases: of an all-reduce, or reduce-scatter and all-gather."""
+        """Return the two phases: of an all-reduce, or reduce-scatter and all-gather."""
         return (self.reduce_scatter, self.all_gather) if sequence_parallel else (self.reduce, self.gather)
 
     @property
@@ -87,13 +87,13 @@ class Algorithm(NamedTuple):
         return any(hop.dst != SWITCH for routes in (self.reduce, self.gather) for hop in routes(16, (0, 1, 2, 3)))
 
     def hops_carry_one(self, sequence_parallel: bool = False) -> bool:
-        """Whether what is lost on a hop is one rank's alone, of an all-reduce or of a reduce-scatter and all-gather."""
+        """Return whether every loss on a hop concerns one rank alone."""
         return all(
             len(hop.positions) == 1 for routes in self.pair(sequence_parallel) for hop in routes(16, (0, 1, 2, 3))
         )
 
 
 def chunk_bounds(num_elements: int, num_chunks: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Chunk c of R: [c * size, (c + 1) * size), clipped to n; size is n / R rounded up to whole units."""
+    """Return chunk c of R as [c * size, (c + 1) * size), clipped to n; size is n / R rounded up to whole units."""
     size = -(-num_elements // (num_chunks * unit)) * unit
     return [(min(c * size, num_elements), min((c + 1) * size, num_elements)) for c in range(num_chunks)]

@@ -1,4 +1,4 @@
-"""What waits for what in a collective: each algorithm's messages as `lossytp.network.timing` times them."""
+"""Which message waits for which in a collective, as `lossytp.network.timing` times them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from lossytp.network.packets import Wire
 
 
 class Schedule(NamedTuple):
-    """Messages of an all-reduce among R ranks, and `complete`, which says when all ranks have the result.
+    """The messages of an all-reduce among R ranks, and when all ranks have the result.
 
-    Each of `links(R)` links carries `messages(R)` messages, one after the other, each of `chunks(R)` chunks of
-    ceil(n / R) elements if `split`, else of the n elements. A rank that sends to several at once has one port for all
-    (`direct`, whose chunks are one message) or one for each (`tree`). `complete` takes their seconds, `(messages,
-    samples, links)`, and gives those of the collectives, `(samples,)`.
+    Each of `links(R)` links carries `messages(R)` messages, one after the other. A message has `chunks(R)` chunks of
+    ceil(n / R) elements if `split`, else all n elements. A rank that sends to several at once has one port for all
+    (`direct`, whose chunks are one message) or one for each (`tree`). `complete` maps the messages' seconds,
+    `(messages, samples, links)`, to those of the collectives, `(samples,)`.
     """
 
     links: Callable[[int], int]
@@ -24,20 +24,20 @@ class Schedule(NamedTuple):
     complete: Callable[[np.ndarray], np.ndarray]
 
     def num_packets(self, num_elements: int, itemsize: int, ranks: int, wire: Wire) -> int:
-        """Packets of each message of an all-reduce of `num_elements` elements of `itemsize` bytes."""
+        """Return the packets of each message of an all-reduce of `num_elements` elements of `itemsize` bytes."""
         elements = -(-num_elements // ranks) if self.split else num_elements
         return self.chunks(ranks) * wire.num_packets(elements, itemsize)
 
 
 def in_steps(seconds: np.ndarray) -> np.ndarray:
-    """Link r is rank r's, and each step ends with the slowest rank's message."""
+    """Add up steps, each of which ends with the slowest rank's message; link r is rank r's."""
     return seconds.max(axis=-1).sum(axis=0)
 
 
 def around_ring(seconds: np.ndarray) -> np.ndarray:
-    """Rank r's message k + 1 starts when its message k has arrived and rank r - 1's message k has reached it.
+    """Start rank r's message k + 1 when its message k has arrived and rank r - 1's message k has reached it.
 
-    2 (R - 1) steps of chunks (Patarasuk and Yuan, JPDC 2009). Only neighbours wait for each other, so that the time is
+    2 (R - 1) steps of chunks (Patarasuk and Yuan, JPDC 2009). Only neighbours wait for each other, so the time is
     a recursion in max and plus (Baccelli et al., "Synchronization and linearity", 1992), not the sum of slowest links.
     """
     arrived = np.zeros(seconds.shape[1:])
@@ -47,9 +47,9 @@ def around_ring(seconds: np.ndarray) -> np.ndarray:
 
 
 def over_tree(seconds: np.ndarray) -> np.ndarray:
-    """The binary tree of `lossytp.network.algorithms.tree`: rank r's link up to its parent is r - 1, down R - 2 + r.
+    """Time the binary tree of `lossytp.network.algorithms.tree`: rank r's uplink is r - 1, its downlink R - 2 + r.
 
-    A rank sends its sum up once it has both children's, and the result down to both at once.
+    A rank sends its sum up once it has both children's, and sends the result down to both at once.
     """
     (ways,) = seconds
     up, down = np.split(ways, 2, axis=-1)
@@ -64,7 +64,7 @@ def over_tree(seconds: np.ndarray) -> np.ndarray:
 
 
 def through_switch(seconds: np.ndarray) -> np.ndarray:
-    """Rank r's link up to the switch is r, down R + r; the switch sends the sum when it has all of every rank's.
+    """Let the switch send the sum once it has every rank's message; rank r's uplink is r, its downlink R + r.
 
     In-network aggregation (Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI
     2021) without their streaming, which would let the way down overlap the way up.

@@ -3,8 +3,9 @@
 import re
 from dataclasses import dataclass
 
-from lossytp.network.checks import check_at_least, check_known
+from lossytp.network.checks import check_at_least, check_is, check_known
 from lossytp.network.counters import NOWHERE, Site
+from lossytp.network.links import Link, checked_link
 
 DIRECTIONS = ("forward", "backward")
 MODULES = ("attention", "mlp")
@@ -13,7 +14,7 @@ PHASES = ("reduce", "gather")
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Messages that may lose packets; a part left out is not restricted. All others are reliable, and not counted.
+    """Messages that may lose packets. A part left out is not restricted; all other messages are reliable, not counted.
 
     Args:
         direction: "forward" or "backward".
@@ -34,13 +35,17 @@ class Scope:
         for name, known in (("direction", DIRECTIONS), ("module", MODULES), ("phase", PHASES)):
             if getattr(self, name) is not None:
                 check_known(name, getattr(self, name), known)
-        for end in self.layers or ():
+        if self.layers is None:
+            return
+        check_is("layers", self.layers, (tuple, list), "the first and the one after the last, such as (0, 2)")
+        object.__setattr__(self, "layers", tuple(self.layers))
+        for end in self.layers:
             check_at_least("layers", end, 0)
-        if self.layers is not None and (len(self.layers) != 2 or self.layers[0] >= self.layers[1]):
+        if len(self.layers) != 2 or self.layers[0] >= self.layers[1]:
             raise ValueError(f"layers = {self.layers} is no range: give the first and the one after the last")
 
     def covers(self, site: Site | None) -> bool:
-        """Whether a message of this site may lose packets."""
+        """Return whether a message of this site may lose packets."""
         site = site or NOWHERE
         if self.layers is not None and (site.layer is None or not self.layers[0] <= site.layer < self.layers[1]):
             return False
@@ -52,16 +57,26 @@ class Scope:
 EVERYWHERE = Scope()
 
 
-def links_named(text: str) -> list[tuple[int, int]]:
-    """Directed links from ``0>1,2>-1``; ValueError where the text is another."""
+def links_named(text: str) -> list[Link]:
+    """Return the directed links of a text such as ``0>1,2>-1``.
+
+    Raises ValueError where the text is another, names a link twice, or one that cannot be.
+    """
     matches = [re.fullmatch(r"\s*(-1|\d+)\s*>\s*(-1|\d+)\s*", link) for link in text.split(",")]
     if not all(matches):
         raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3")
-    return [(int(match[1]), int(match[2])) for match in matches if match]
+    links = [checked_link((int(match[1]), int(match[2]))) for match in matches if match]
+    for src, dst in links:
+        if links.count((src, dst)) > 1:
+            raise ValueError(f"lossy_links = {text!r} names {src}>{dst} more than once: name each link once")
+    return links
 
 
 def layers_named(text: str) -> tuple[int, int]:
-    """The first layer and the one after the last from ``0:2``; ValueError where the text is another."""
+    """Return the first layer and the one after the last of a text such as ``0:2``.
+
+    Raises ValueError where the text is another.
+    """
     match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
     if not match:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Counter-based random numbers: one Philox stream for each thing that is drawn.
+"""Counter-based random numbers: one Philox stream for each thing to draw.
 
-A stream is named by a key such as ``(seed, "training", "tp", src, dst, "gaps")``. Its n-th number depends on
-the key and on n alone, so every rank of a group computes the same losses without a message, in any process
-layout, on any device, and after a resume. Only Philox's raw words are used: numpy keeps those stable across
-versions, its distributions not.
+A key such as ``(seed, "training", "tp", src, dst, "gaps")`` names a stream. Its n-th number depends on the key and n
+alone. So every rank of a group computes the same losses without a message, in any process layout, on any device, and
+after a resume. The module uses only Philox's raw words: numpy keeps these stable across versions, but not its
+distributions.
 
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -33,10 +33,10 @@ class Stream:
         self._philox.random_raw(position % WORDS_PER_COUNTER)
 
     def uniforms(self, count: int) -> np.ndarray:
-        """The next `count` numbers, float64 with 52 random bits, shape (count,)."""
+        """Return the next `count` numbers, float64 with 52 random bits, shape (count,)."""
         words = self._philox.random_raw(count)
         words >>= np.uint64(12)
-        words |= EXPONENT_OF_ONE  # 52 random bits behind the exponent of 1.0: a float64 in [1, 2)
+        words |= EXPONENT_OF_ONE  # 52 random bits after the exponent of 1.0 make a float64 in [1, 2)
         numbers = words.view(np.float64)
         numbers -= 1.0
         return numbers
@@ -51,7 +51,7 @@ class Normals:
         self.position = position
 
     def take(self, count: int) -> np.ndarray:
-        """The next `count` numbers, float64, shape (count,)."""
+        """Return the next `count` numbers, float64, shape (count,)."""
         self.position += count
         uniforms = self._stream.uniforms(count)
         uniforms += 2.0**-53  # the middle of each of the 2**52 steps: neither 0 nor 1

@@ -1,10 +1,10 @@
-"""Recorded losses, for collectives that gradient checkpointing runs a second time."""
+"""Record losses, for collectives that gradient checkpointing runs a second time."""
 
 from typing import Any
 
 
 class LossTape:
-    """The losses of a stretch of forward pass: recorded the first time it runs, replayed each time after.
+    """Record the losses of a stretch of forward pass the first time it runs; replay them each time after.
 
     A recomputation may stop early, so every replay starts from the beginning (`LossyNetwork.recording`).
     """
@@ -15,11 +15,11 @@ class LossTape:
         self.replaying = False
 
     def record(self, what: object) -> None:
-        """What a message lacked, or what a repair put in."""
+        """Record what a message lacked, or what a repair put in."""
         self._messages.append(what)
 
     def next(self) -> Any:
-        """What was recorded at this place."""
+        """Return what was recorded at this place."""
         self._cursor += 1
         return self._messages[self._cursor - 1]
 

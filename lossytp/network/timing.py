@@ -8,13 +8,12 @@ alpha + beta: half a round trip, and m packets on the wire (Thakur, Rabenseifner
 collective communication operations in MPICH", IJHPCA 2005, section 3). Chunks count as the largest, ceil(n / R).
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 
 from lossytp.network.algorithms import algorithm_named
-from lossytp.network.checks import check_at_least
+from lossytp.network.checks import check_at_least, check_not_negative
 from lossytp.network.process import LossProcess
 from lossytp.network.transport import BestEffort, Path, Transport
 
@@ -118,8 +117,7 @@ def step_seconds(
     """
     for name, value in {"num_layers": num_layers, "tokens": tokens, "width": width, "samples": samples}.items():
         check_at_least(name, value, 1)
-    if not (math.isfinite(compute_s) and compute_s >= 0):
-        raise ValueError(f"compute_s = {compute_s!r} is negative or infinite: give 0 s or more")
+    check_not_negative("compute_s", compute_s, "s")
     times = collective_times(
         algorithm,
         num_elements=tokens * width,

@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from lossytp.network.bernoulli import NO_PACKETS
-from lossytp.network.checks import check_at_least
+from lossytp.network.checks import check_at_least, shown
 from lossytp.network.streams import Key, Stream
 
 
@@ -26,10 +26,14 @@ class Trace:
 
     def __post_init__(self) -> None:
         given = np.asarray(self.lost)
-        lost = given.astype(np.int64)
+        numbers = given.dtype.kind in "iuf" and given.ndim == 1 and bool(np.isfinite(given).all())
+        lost = given.astype(np.int64) if numbers else NO_PACKETS
         check_at_least("num_packets", self.num_packets, 1)
-        if lost.ndim != 1 or not np.array_equal(lost, given) or (np.diff(lost, prepend=-1) < 1).any():
-            raise ValueError("lost is no rising list of whole numbers from 0: for 0 or 1 a packet use from_indicators")
+        if not numbers or not np.array_equal(lost, given) or (np.diff(lost, prepend=-1) < 1).any():
+            raise ValueError(
+                f"lost = {shown(self.lost)} is no rising list of whole numbers from 0: give one, or use "
+                "from_indicators for 0 or 1 a packet"
+            )
         if len(lost) and lost[-1] >= self.num_packets:
             raise ValueError(f"lost packet {lost[-1]} is not among num_packets = {self.num_packets}: give more packets")
         lost.setflags(write=False)

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from lossytp.network.checks import check_at_least, check_positive
+from lossytp.network.checks import check_at_least, check_not_negative, check_positive
 from lossytp.network.packets import Wire
 from lossytp.network.process import LinkLosses
 from lossytp.network.retransmissions import go_back_n, selective_repeat
@@ -46,8 +46,7 @@ class Path:
 
     def __post_init__(self) -> None:
         check_positive("bandwidth_bits_per_s", self.bandwidth_bits_per_s, "bits a second")
-        if not (math.isfinite(self.round_trip_s) and self.round_trip_s >= 0):
-            raise ValueError(f"round_trip_s = {self.round_trip_s!r} is negative or infinite: give 0 s or more")
+        check_not_negative("round_trip_s", self.round_trip_s, "s")
 
     @property
     def packet_s(self) -> float:

@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 
 from lossytp.network.algorithms import algorithm_named
+from lossytp.network.checks import check_is
 from lossytp.network.counters import NOWHERE, Site
 from lossytp.network.lossy_network import TRAINING, LossyNetwork
 from lossytp.network.repair import Local, Repair, Stale
 from lossytp.network.repairs import repair_named
 from lossytp.network.routes import Hops, Missing
+from lossytp.network.scope import PHASES
 from lossytp.parallel.controls import add_noise_
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.missing import Memory, Rows, adjoint_, settle_
+from lossytp.parallel.reach import check_reaches
 from lossytp.parallel.wiring import Wiring
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -31,15 +34,21 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class LossyCollective:
-    """How the ranks of `group` exchange messages over `network`.
+    """Exchange messages between the ranks of `group` over `network`.
 
     `memories` hold, for the repair `Stale`, what last arrived: by the network's block, then by site.
+
+    Raises TypeError for an argument of another type.
     """
 
     network: LossyNetwork
     group: RankGroup
     wiring: Wiring = field(default_factory=Wiring)
     memories: dict = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_is("network", self.network, LossyNetwork, "one, such as LossyNetwork(Bernoulli(loss_rate=0.01))")
+        check_is("group", self.group, RankGroup, "one, such as RankGroup(4)")
 
     def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them.
@@ -183,7 +192,12 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
 
     Returns:
         (ranks, elements): the result that each rank holds.
+
+    Raises:
+        TypeError: an argument is of another type.
+        ValueError: `x_RN` has another shape or dtype, a name is unknown, or the network can lose nothing of the sum.
     """
+    check_is("x_RN", x_RN, Tensor, "stacked messages, such as torch.randn(4, 1000)")
     if x_RN.ndim != 2 or not x_RN.is_floating_point():
         raise ValueError(
             f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}: stack floating-point messages to (ranks, elements)"
@@ -191,6 +205,12 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
     if wiring.get("sequence_parallel"):
         raise ValueError("sequence_parallel = True is no all-reduce: leave it out")
     collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring(**wiring))
+    check_reaches(network, collective.group, collective.wiring)
+    if not any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES):
+        raise ValueError(
+            f"scope = {network.scope} in a single sum, which belongs to no layer, module or direction: give a phase "
+            "alone, or no scope"
+        )
     if isinstance(repair_named(collective.wiring.repair), Stale):
         raise ValueError("repair = 'stale' in a single sum, before which nothing arrived: choose another")
     result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))

@@ -17,12 +17,14 @@ from transformers.activations import ACT2FN
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from transformers.pytorch_utils import Conv1D
 
+from lossytp.network.checks import check_bool, check_is
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.tape import LossTape
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup, check_divides
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.own_streams import OWN_STREAMS, give_own_streams_, shared_again, take_first_ranks_
+from lossytp.parallel.reach import check_layers, check_reaches
 from lossytp.parallel.wiring import Wiring
 
 SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
@@ -86,10 +88,13 @@ def parallelize(
     if group is None:
         world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         group = RankGroup(tensor_parallel_size, process_group=world)
+    check_is("group", group, RankGroup, "one, such as RankGroup(4)")
     if group.size != tensor_parallel_size:
         raise ValueError(f"tensor_parallel_size = {tensor_parallel_size}, but the group is of {group.size}: give one")
+    check_bool("own_copies", own_copies)
     collective = LossyCollective(network, group, Wiring(**wiring))
-
+    check_reaches(network, group, collective.wiring)
+    check_layers(network, len(blocks_of(model)))
     own_streams = collective.wiring.own_streams
     if own_copies and not own_streams:
         raise ValueError(

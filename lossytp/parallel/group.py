@@ -3,7 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
+
+from lossytp.network.checks import check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +31,7 @@ class RankGroup:
     first_rank: int = -1
 
     def __post_init__(self) -> None:
+        check_number("tensor_parallel_size", self.size, Integral, "the number of ranks")
         if self.size < 1:
             raise ValueError(f"tensor_parallel_size = {self.size} is below 1: give the number of ranks")
         if self.size % self.processes:
@@ -47,6 +51,14 @@ class RankGroup:
         from torch.distributed import get_global_rank
 
         return get_global_rank(self.process_group, 0)
+
+    @property
+    def world_size(self) -> int:
+        """Global ranks in all: this group's, and those of the groups like it that other processes hold."""
+        from torch.distributed import get_world_size, is_available, is_initialized
+
+        processes = get_world_size() if is_available() and is_initialized() else self.processes
+        return max(self.first_rank + self.size, processes * self.size // self.processes)
 
     @property
     def processes(self) -> int:
@@ -86,6 +98,7 @@ def _nothing_to_wait_for() -> None:
 
 def check_divides(tensor_parallel_size: int, *, heads: int, inner: int) -> None:
     """Raise ValueError unless every rank gets as many of the heads, and of the MLP's `inner` units, as any other."""
+    check_number("tensor_parallel_size", tensor_parallel_size, Integral, "the number of ranks")
     if tensor_parallel_size < 1 or heads % tensor_parallel_size or inner % tensor_parallel_size:
         fits = [size for size in range(1, heads + 1) if heads % size == 0 and inner % size == 0]
         raise ValueError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lossytp.network.algorithms import ALGORITHMS, algorithm_named
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_bool, check_known
 from lossytp.network.repair import Local, Repair, Zero
 from lossytp.network.repairs import repair_named
 
@@ -25,7 +25,7 @@ class Wiring:
             way are not); their own dtype when left out.
         control: "noise" adds, in place of losses, Gaussian noise of their expected squared error.
 
-    Raises ValueError for an unknown name, and for what cannot be combined.
+    Raises TypeError for a value of another type, ValueError for an unknown name and for what cannot be combined.
     """
 
     algorithm: str = "direct"
@@ -37,6 +37,8 @@ class Wiring:
     control: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("reliable_gather", "sequence_parallel", "exact_adjoint"):
+            check_bool(name, getattr(self, name))
         algorithm = algorithm_named(self.algorithm)
         repair = repair_named(self.repair)
         if self.wire_dtype is not None:

@@ -1,1 +1,10 @@
-"""Many runs: grids of cells, records as tables, statistics, figures. Knows nothing of how a run is trained."""
+"""Turn many runs into the paper's numbers and figures. This package does not know how a run is trained.
+
+1. Run: `grid` reads an experiment's cells; `run_notebook` and `torchrun` run them; `measurements` measures what needs
+   no training.
+2. Records to tables: `records` has one row a run; `run_measures` adds what each run's messages lacked and cost.
+3. Statistics: `statistics` has intervals and the loss budget; `comparisons` pairs an experiment's arms by seed.
+4. Answers: `analysis` has one module for each question of the paper.
+5. Figures: `figures` draws from tables alone.
+6. Paper: `typeset` compiles it from the numbers that notebooks/50_figures.ipynb writes.
+"""

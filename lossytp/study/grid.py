@@ -33,15 +33,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import yaml
-
 from lossytp.network.checks import check_known
-from lossytp.training.command_line import KeysOnce, run_as_command
+from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
+from lossytp.training.plain_yaml import read_yaml
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}
 OTHER_KEYS = ("seed", "output_dir", "dataset")  # that an arm cannot have: seeds and tasks are keys of their own
+PLAIN_PATH = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # the shell and Snakemake read it as it stands
+STARTS_PROCESSES = "lossytp.study.torchrun"  # what a notebook imports whose cells are several processes
 Kind = TypeVar("Kind")
 
 
@@ -101,8 +102,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             check_known("key", key, sorted(PROFILE_KEYS))
         named = [_of(str, "an output", name) for name in _of(list, "outputs", content.get("outputs", []))]
         for name in named:
-            if not (results / name).resolve().is_relative_to(results.resolve()):
-                raise ValueError(f"output {name!r} is not below the results: leave out what leads elsewhere")
+            _check_plain("output", name)
         outputs = tuple(str(results / name) for name in named)
         counts = {"seeds": settings["seeds"], "processes": content.get("processes", 1)}
         if not outputs:
@@ -119,9 +119,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         first_seed = settings.get("first_seed", 0)
         if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
             raise ValueError(f"first_seed = {first_seed!r} is no whole number from 0: give one, such as 5")
-        notebook = content["notebook"]
-        if not (file.parents[1] / f"{notebook}.ipynb").is_file():
-            raise ValueError(f"notebook = {notebook!r} is not in {file.parents[1]}: give one that is")
+        notebook = _notebook(file.parents[1], content["notebook"], counts["processes"])
         place = results / "runs"
         tasks = _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))
         arms = _arms(settings["arms"])
@@ -148,7 +146,7 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
 
 def _content(file: Path) -> dict[str, Any]:
     with _errors_name(file):
-        content = _of(dict, "the grid", yaml.load(file.read_text(encoding="utf-8"), KeysOnce))
+        content = _of(dict, "the grid", read_yaml(file.read_text(encoding="utf-8")))
         for key in content:
             check_known("key", key, sorted(KEYS))
         for profile in _of(dict, "profiles", content["profiles"]):
@@ -172,15 +170,37 @@ def _errors_name(file: Path) -> Iterator[None]:
         raise ValueError(f"{file}: key {error} is missing: see lossytp/study/grid.py for the form of a grid") from error
     except OSError as error:
         raise ValueError(f"{file}: {error.filename} cannot be read ({error.strerror}): put a file there") from error
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file}: {' '.join(str(error).split())}") from error
+
+
+def _check_plain(name: str, path: str) -> None:
+    if not PLAIN_PATH.fullmatch(path):
+        raise ValueError(
+            f"{name} {path!r} would be something else to the shell or to Snakemake, or not below the results: write "
+            "letters, digits, _, - and . alone, and / between folders"
+        )
+
+
+def _notebook(folder: Path, name: str, processes: int) -> str:
+    """Return the notebook's name. ValueError where it is not in the folder, or cannot start so many processes."""
+    _check_plain("notebook", _of(str, "notebook", name))
+    file = folder / f"{name}.ipynb"
+    if not file.is_file():
+        raise ValueError(f"notebook = {name!r} is not in {folder}: give one that is")
+    if processes > 1 and STARTS_PROCESSES not in file.read_text(encoding="utf-8"):
+        raise ValueError(
+            f"processes = {processes} with notebook = {name!r}, whose cells run in one process: leave processes out, "
+            f"or give a notebook that imports {STARTS_PROCESSES}"
+        )
+    return name
 
 
 def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
     """The settings of each named task."""
     if names is None:
         return [{}]
-    known = _of(dict, file.name, yaml.load(file.read_text(encoding="utf-8"), KeysOnce))
+    known = _of(dict, file.name, read_yaml(file.read_text(encoding="utf-8")))
     for name in _of(list, "tasks", names):
         check_known("task", name, known)
     return [known[name] for name in names]
@@ -209,7 +229,18 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
     process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # the text of one may hold a path
     name = f"{config.dataset}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
     config = dataclasses.replace(config, output_dir=str(place / name))
-    return Cell(arm.format_map(config.as_dict()), config)
+    return Cell(_arm_name(arm, config), config)
+
+
+def _arm_name(arm: str, config: TrainConfig) -> str:
+    """Return the arm's name, with the cell's values where braces name parameters."""
+    try:
+        return arm.format_map(config.as_dict())
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, as in "
+            "{loss_rate:g}, and double a brace that is meant as one"
+        ) from error
 
 
 def _check_processes(config: TrainConfig, processes: int) -> None:

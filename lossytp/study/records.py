@@ -1,69 +1,83 @@
-"""Records as one tidy table, a row a run."""
+"""Read records into one tidy table, a row a run."""
 
+import math
 from collections import Counter
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from lossytp.study.contrasts import LOSSLESS, TRAINING
 from lossytp.study.grid import Experiment
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
 
+LOSSLESS = "no loss"  # every grid's arm without losses
+TRAINING = ("task", "model_name", "max_steps", "learning_rate")  # runs that share these are one training
 NETWORK_COLUMNS = ("packets", "lost", "extra", "missing", "observed_loss_rate")
 ACCURACIES = ("accuracy_clean", "accuracy_lossy")
-KEPT = ("save_model", "eval_steps", "output_dir")  # what a run keeps, and when it looks; its training is the same
 
 
 def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
-    """The tidy table of the cells that are finished, in the grid's order, and their records.
+    """Read an experiment's finished cells, in the grid's order.
 
-    Besides what `tidy` has, `arm` and `run`, the name of the record's folder.
+    Returns:
+        The table of `tidy`, with two columns more, `arm` and `run` (the name of the record's folder); and the records.
     """
     found = [(cell, read_record(Path(cell.config.output_dir))) for cell in experiment.cells]
     done = [(cell, record) for cell, record in found if record is not None]
-    table = tidy([record for _, record in done])
+    records = [record for _, record in done]
+    table = tidy(records)
     table.insert(0, "arm", [cell.arm for cell, _ in done])
     table.insert(1, "run", [Path(cell.config.output_dir).name for cell, _ in done])
-    return table, [record for _, record in done]
+    return table, records
 
 
-def whole_seeds(
-    experiment: Experiment, table: pd.DataFrame, records: list[dict], unlearnt: pd.DataFrame, fewest: int = 1
+def complete_seeds(
+    experiment: Experiment, table: pd.DataFrame, records: list[dict], unlearned: pd.DataFrame, min_seeds: int = 1
 ) -> tuple[pd.DataFrame, list[dict]]:
-    """The table and records of `read_experiment`, of tasks and seeds that have every arm, so that arms share seeds.
+    """Keep the runs of those tasks and seeds that have every arm, so that all arms share seeds.
 
-    Tasks of which fewer than `fewest` seeds have are left out: an interval of two says nothing.
-    Cells of trainings that `contrasts.unlearnt` lists are not asked for, nor are their rows kept.
+    Args:
+        experiment: the cells that a complete seed has.
+        table: from `read_experiment`.
+        records: from `read_experiment`.
+        unlearned: from `comparisons.unlearned_trainings`. Its trainings are neither required nor kept.
+        min_seeds: tasks with fewer complete seeds are dropped.
+
+    Returns:
+        The rows kept, and their records.
     """
     if table.empty:
         return table, []
-    without = set(unlearnt[list(TRAINING)].itertuples(index=False, name=None))
-    wanted = Counter(
+    without = set(unlearned[list(TRAINING)].itertuples(index=False, name=None))
+    required = Counter(
         (cell.config.dataset, cell.config.seed) for cell in experiment.cells if _training(cell.config) not in without
     )
-    learnt = table[~pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(without)]
-    keys = list(zip(learnt["task"], learnt["seed"], strict=True))
-    whole = {key for key, found in Counter(keys).items() if found == wanted[key]}
-    seeds = Counter(task for task, _ in whole)
-    kept = learnt[np.array([key in whole and seeds[key[0]] >= fewest for key in keys], dtype=bool)]
+    learned = table[~pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(without)]
+    keys = list(zip(learned["task"], learned["seed"], strict=True))
+    complete = {key for key, count in Counter(keys).items() if count == required[key]}
+    seeds = Counter(task for task, _ in complete)
+    kept = learned[np.array([key in complete and seeds[key[0]] >= min_seeds for key in keys], dtype=bool)]
     return kept.reset_index(drop=True), [records[number] for number in kept.index]
 
 
 def _training(config: TrainConfig) -> tuple:
-    """What `TRAINING` names of a table's row, of a cell that may have none yet."""
+    """Return a cell's values of the columns `TRAINING`."""
     return tuple(getattr(config, "dataset" if name == "task" else name) for name in TRAINING)
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
-    """One row a record: configuration, status, final figures, and the losses of training.
+    """Tabulate configuration, status, final metrics and the packets of training.
 
-    Nothing that differs from run to run of the same cell, such as seconds, so that tables can be compared. A run whose
-    training loss was not finite counts as answering with the most frequent class: leaving it out would flatter.
-    ValueError where two records are of one configuration and seed: copies of a run are no second one.
+    The table leaves out what differs between repeated runs of a cell, such as seconds, so that tables can be compared.
+    A run whose training loss was not finite scores the most frequent class's share: leaving it out would flatter.
+
+    Returns:
+        One row a record, in order.
+
+    Raises:
+        ValueError: if two records share configuration and seed, since a copy is not a second sample.
     """
     rows = []
     for record in records:
@@ -73,7 +87,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
                 "task": record["config"]["dataset"],
                 **record["config"],
                 "loss_rate": float(f"{process.loss_rate:.12g}"),  # a preset's rate is not in the configuration
-                "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # less a closed form's last digits
+                "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # drops a closed form's last digits
                 "status": record["status"],
                 "processes": record["processes"],
                 **record["final"],
@@ -89,52 +103,30 @@ def tidy(records: list[dict]) -> pd.DataFrame:
         if settings.duplicated().any():
             row = table[settings.duplicated()].iloc[0]
             raise ValueError(
-                f"two records of seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g}: tabulate them apart"
+                f"seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g} has two records: tabulate them apart"
             )
-        table["implementation"] = [record["implementation"] for record in records]  # whose layers ran
+        table["implementation"] = [record["implementation"] for record in records]  # the one that ran
     return table
 
 
 def with_lossless(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the runs without losses repeated in every other arm of their task, as its rate 0.
+    """Repeat each task's runs without losses in its every other arm, as the arm's rate 0.
 
-    Tasks that have no such runs are left out: nothing could be said of their falls.
+    Tasks without such runs are dropped, since nothing could be said of their drops in accuracy.
     """
-    if table.empty:  # without columns
+    if table.empty:  # it has no columns
         return table
-    reference, lossy = table[table["arm"] == LOSSLESS], table[table["arm"] != LOSSLESS]
-    lossy = lossy[lossy["task"].isin(reference["task"])]
+    lossless, lossy = table[table["arm"] == LOSSLESS], table[table["arm"] != LOSSLESS]
+    lossy = lossy[lossy["task"].isin(lossless["task"])]
     if lossy.empty:
-        return reference
+        return lossless
     arms = []
     for (task, arm), runs in lossy.groupby(["task", "arm"], sort=False):
-        arms += [reference[reference["task"] == task].assign(arm=str(arm)), runs]
+        arms += [lossless[lossless["task"] == task].assign(arm=str(arm)), runs]
     return pd.concat(arms, ignore_index=True)
 
 
-def repeated(records: list[dict]) -> dict[str, dict[str, Any]]:
-    """Whether trainings that were run twice, keeping other things, answer alike where nothing is lost in evaluation.
-
-    Where losses are, other versions of the evaluation let them fall on other texts.
-
-    For pairs of runs on `one` kind of processor, as records name it, and on `two`: how many `pairs` there are, how many
-    `differ` in accuracy, and by how much at most, `largest`, with losses `largest_lossy`, shares, 0 without pairs.
-    """
-    trainings: dict[str, list[dict]] = {}
-    for record in (record for record in records if record["final"]["accuracy_clean"] is not None):
-        training = {name: value for name, value in record["config"].items() if name not in KEPT}
-        trainings.setdefault(f"{sorted(training.items())} {record['processes']}", []).append(record)
-    apart: dict[str, list[np.ndarray]] = {"one": [], "two": []}
-    for first, second in (pair for runs in trainings.values() for pair in combinations(runs, 2)):
-        processors = {run["environment"]["processor"] for run in (first, second)}
-        scores = np.array([[run["final"][name] for name in ACCURACIES] for run in (first, second)])
-        apart["one" if len(processors) == 1 else "two"].append(np.abs(scores[0] - scores[1]))
-    return {
-        name: {
-            "pairs": len(each),
-            "differ": sum(bool(clean > 0) for clean, _ in each),
-            "largest": float(max((clean for clean, _ in each), default=0.0)),
-            "largest_lossy": float(max((lossy for _, lossy in each), default=0.0)),
-        }
-        for name, each in apart.items()
-    }
+def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the table's rows for JSON, with null for missing and infinite values."""
+    values = table.replace([math.inf, -math.inf], math.nan).astype(object).to_dict("records")
+    return [{str(name): None if pd.isna(value) else value for name, value in row.items()} for row in values]

@@ -1,6 +1,6 @@
-"""Intervals for few seeds, and the loss budget.
+"""Compute intervals for few seeds, and the loss budget.
 
-Shapes: S seeds, R loss rates, in ascending order.
+Shapes: S seeds, R loss rates in ascending order, C comparisons.
 """
 
 import math
@@ -12,34 +12,53 @@ from scipy import stats
 from scipy.optimize import isotonic_regression
 
 CONFIDENCE = 0.95
-GRID = 4001  # rates at which an interval's ends are looked for
+ONE_POINT = 0.01  # of accuracy: the drop that defines the loss budget
+GRID = 4001  # rates between which the ends of the budget's interval are found
+ROUNDING = 1e-12
 
 
 class Estimate(NamedTuple):
-    """A value and the ends of its confidence interval; `math.inf` where it lies beyond what was tried."""
+    """A value and its confidence interval; `math.inf` stands for anything beyond the tried range."""
 
     value: float
     low: float
     high: float
 
+    def as_json(self) -> dict[str, float | None]:
+        """Return the fields by name, with null for infinity, which JSON lacks."""
+        return {name: each if math.isfinite(each) else None for name, each in self._asdict().items()}
 
-def t_interval(values: np.ndarray, confidence: float = CONFIDENCE) -> Estimate:
-    """Mean of (S,) independent values and Student's interval; infinite for a single value.
 
-    A percentile bootstrap of five values covers 84 % where it claims 95 %.
+def t_interval(values: np.ndarray) -> Estimate:
+    """Return the mean and Student's 95 % interval.
+
+    A percentile bootstrap of five values would cover only 84 %.
+
+    Args:
+        values: (S,) independent values. The interval of a single value is infinite.
     """
     values = np.asarray(values, dtype=float)
     mean = float(values.mean())
     if len(values) < 2:
         return Estimate(mean, -math.inf, math.inf)
-    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1) * stats.sem(values))
+    half = float(_student_quantile(len(values)) * stats.sem(values))
     return Estimate(mean, mean - half, mean + half)
 
 
+def _student_quantile(num_values: int) -> float:
+    return float(stats.t.ppf((1 + CONFIDENCE) / 2, num_values - 1))
+
+
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """(C,) p-values of the comparisons of one question, adjusted so that all together err in 5 % of studies.
+    """Adjust p-values so that all comparisons of a question together err in at most 5 % of studies.
 
     Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+
+    Args:
+        p_values: (C,).
+
+    Returns:
+        (C,) adjusted p-values, at most 1.
     """
     order = np.argsort(p_values)
     factors = np.arange(len(p_values), 0, -1)
@@ -49,56 +68,57 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 
 
 def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """Spearman's rank correlation of (C,) and (C,) values; 0 where one of them does not vary."""
+    """Return Spearman's rank correlation of (C,) and (C,) values, or 0 if either is constant."""
     first, second = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
     return 0.0 if np.ptp(first) == 0 or np.ptp(second) == 0 else float(stats.spearmanr(first, second).statistic)
 
 
-def budget_of_falls(rates: np.ndarray, falls: np.ndarray, drop: float) -> float:
-    """Smallest loss rate at which a rising fit through (R,) falls in accuracy reaches `drop`, `falls[0]` being 0.
+def rate_of_drop(rates: np.ndarray, drops: np.ndarray) -> float:
+    """Return the smallest loss rate at which accuracy drops by one point, or `math.inf` if it never does.
 
-    The fit is isotonic regression (Barlow et al., 1972), not below 0, linear between rates; `math.inf` where it never
-    rises so far.
+    The rate is read off a rising fit: isotonic regression (Barlow et al., 1972), at least 0, linear between rates.
+
+    Args:
+        rates: (R,), the first without losses.
+        drops: (R,) drops in accuracy, as shares; `drops[0]` is 0.
     """
-    fit = np.concatenate(([0.0], np.maximum(isotonic_regression(falls[1:]).x, 0.0)))
-    reached = np.flatnonzero(fit >= drop - 1e-12)
+    fit = np.concatenate(([0.0], np.maximum(isotonic_regression(drops[1:]).x, 0.0)))
+    reached = np.flatnonzero(fit >= ONE_POINT - ROUNDING)
     if not len(reached):
         return math.inf
     after = int(reached[0])
     before = after - 1
-    share = (drop - fit[before]) / (fit[after] - fit[before])
+    share = (ONE_POINT - fit[before]) / (fit[after] - fit[before])
     return float(rates[before] + share * (rates[after] - rates[before]))
 
 
-def loss_budget(
-    rates: np.ndarray, accuracy_SR: np.ndarray, *, drop: float = 0.01, confidence: float = CONFIDENCE
-) -> Estimate:
-    """The loss rate at which accuracy, trained and evaluated at that rate, falls by `drop`, and its interval.
+def loss_budget(rates: np.ndarray, accuracy_SR: np.ndarray) -> Estimate:
+    """Return the loss rate at which accuracy drops by one point, and its 95 % interval.
+
+    The interval inverts Student's paired test (Fieller 1954). It begins at the first rate whose drop may reach one
+    point, and ends at the last rate whose drop may stay below. At the true budget both hold in 95 % of studies, for any
+    number of seeds, if drops are linear between the tried rates. Where they bend, more rates near the budget help; more
+    seeds do not. (Fits through resampled seeds would drop by noise alone on a flat curve, and bias the interval low.)
 
     Args:
-        rates: (R,), ascending, the first without losses.
-        accuracy_SR: (S, R), a row a seed: each seed's falls are taken from its own accuracy without losses.
+        rates: (R,), the first without losses.
+        accuracy_SR: (S, R), trained and evaluated at each rate. Each seed's drops start at its lossless accuracy.
 
-    The interval inverts a test (Fieller 1954): it begins at the first rate at which Student's paired interval for the
-    fall reaches up to `drop`, and ends at the last at which it reaches down to it. At the true budget both hold in
-    95 % of studies, however few the seeds, if falls grow along straight lines between the rates tried, as a seed's fall
-    is interpolated; where they bend, more seeds do not help, but rates near the budget do. (A falling fit through
-    resampled seeds falls by noise alone on a flat curve, which draws such an interval towards small rates.)
-
-    `math.inf` stands for what lies beyond the largest rate: `value` where the fit does not fall so far, `high` where a
-    smaller fall is not excluded there, `low` where it is shown there.
+    Returns:
+        The budget, where `math.inf` means beyond the largest rate: `value` if the fit never drops by one point, `high`
+        if a smaller drop is possible at the largest rate, `low` if a smaller drop is certain there.
     """
-    falls_SR = np.asarray(accuracy_SR, dtype=float)
-    falls_SR = falls_SR[:, :1] - falls_SR
-    value = budget_of_falls(rates, falls_SR.mean(0), drop)
-    if len(falls_SR) < 2:
+    drops_SR = np.asarray(accuracy_SR, dtype=float)
+    drops_SR = drops_SR[:, :1] - drops_SR
+    value = rate_of_drop(rates, drops_SR.mean(0))
+    if len(drops_SR) < 2:
         return Estimate(value, 0.0, math.inf)
     fine = np.unique(np.concatenate([rates, np.linspace(rates[0], rates[-1], GRID)]))
-    fine_SF = np.array([np.interp(fine, rates, falls) for falls in falls_SR])
+    fine_SF = np.array([np.interp(fine, rates, drops) for drops in drops_SR])
     mean = fine_SF.mean(0)
-    half = stats.t.ppf((1 + confidence) / 2, len(fine_SF) - 1) * stats.sem(fine_SF, axis=0)
-    may_reach = np.flatnonzero(mean + half >= drop - 1e-12)  # rates at which a fall of `drop` is not excluded
-    may_miss = np.flatnonzero(mean - half <= drop + 1e-12)  # rates at which a smaller fall is not excluded
+    half = _student_quantile(len(fine_SF)) * stats.sem(fine_SF, axis=0)
+    may_reach = np.flatnonzero(mean + half >= ONE_POINT - ROUNDING)
+    may_miss = np.flatnonzero(mean - half <= ONE_POINT + ROUNDING)
     low = float(fine[may_reach[0]]) if len(may_reach) else math.inf
     high = math.inf if may_miss[-1] == len(fine) - 1 else float(fine[may_miss[-1]])
     return Estimate(value, low, high)

@@ -1,4 +1,4 @@
-"""Training runs on several processes, from a notebook or a program."""
+"""Train on several processes, from a notebook or a program."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import check_output_folder, read_record
+from lossytp.training.record import read_record
 
 OWN_ERROR = re.compile(r"rank \d+: error: ")
 CONSEQUENCE = "the connection to another process is lost"
@@ -17,22 +17,27 @@ ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?traceback : (?!To enable)
 
 
 def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, Any]:
-    """Train as `config` says on several processes of this machine, and return the record; a finished run is not rerun.
-
-    What the run says of its progress goes to stderr as it comes.
+    """Train on several processes of this machine; a finished run is not repeated. Progress goes to stderr.
 
     Args:
-        processes: one for each tensor-parallel rank of each replica and stage when left out.
+        config: of the run.
+        processes: their number; by default the product of the three parallel sizes.
 
-    Raises ValueError, with the failing rank's own error, where it fails.
+    Returns:
+        The run's record.
+
+    Raises:
+        ValueError: with the failing rank's own error, if the run fails.
     """
-    done = check_output_folder(config)
+    from lossytp.training.inputs import finished_record  # torch takes seconds to import
+
+    done = finished_record(config)
     if done is not None:
         return done
     if processes is None:
         processes = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.json"  # which is YAML
+        file = Path(folder) / "config.json"  # JSON is YAML
         file.write_text(json.dumps(config.as_dict()), encoding="utf-8")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
         command = [*launcher, "-m", "lossytp.train", "--config", str(file)]
@@ -40,7 +45,7 @@ def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, 
             try:
                 lines = _pass_on(run, ("training:", "evaluation:", config.dataset, "megatron-core"))
             finally:
-                run.terminate()  # also where this is interrupted: torchrun ends its processes
+                run.terminate()  # on an interrupt too; torchrun then ends its processes
     if run.returncode != 0:
         raise ValueError(_reason(lines))
     record = read_record(Path(config.output_dir))
@@ -49,7 +54,7 @@ def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, 
 
 
 def _pass_on(run: subprocess.Popen[str], passed: tuple[str, ...]) -> list[str]:
-    """All lines of the run; those that begin so go on to stderr."""
+    """Return all lines that the run prints, and copy those that begin with `passed` to stderr."""
     assert run.stdout is not None
     lines = []
     for line in run.stdout:
@@ -60,7 +65,7 @@ def _pass_on(run: subprocess.Popen[str], passed: tuple[str, ...]) -> list[str]:
 
 
 def _reason(lines: list[str]) -> str:
-    """The first rank's error that is not the consequence of another's, or what torchrun knows of the first to end."""
+    """Return the first rank's error that no other rank caused, or torchrun's report of the first process to end."""
     errors = [line for line in lines if OWN_ERROR.match(line)]
     own = [line for line in errors if CONSEQUENCE not in line]
     if own:

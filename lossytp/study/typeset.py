@@ -11,13 +11,20 @@ from lossytp.training.command_line import run_as_command
 
 
 def typeset(source: Path, output: Path, results: Path) -> None:
-    """Compile `source`, which reads its numbers and figures below `results`, to a PDF that appears whole.
+    """Compile `source` to a PDF, which appears only once it is complete.
 
-    Paths are relative to the working folder, the root of what the paper may read. ValueError says where the text is
-    wrong, or that `output` cannot be a file.
+    Paths are relative to the working folder. The paper may read files below that folder only.
+
+    Args:
+        source: the Typst file.
+        output: the PDF.
+        results: the folder that the paper reads its numbers and figures from.
+
+    Raises:
+        ValueError: if the text has an error, or `output` cannot be a file.
     """
     if output.is_dir() or not output.parent.is_dir():
-        raise ValueError(f"{output} is a folder, or in none that is there: give a file's path")
+        raise ValueError(f"{output} is a folder or lies in a missing one: give a file in a folder that exists")
     part = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         typst.compile(
@@ -25,7 +32,7 @@ def typeset(source: Path, output: Path, results: Path) -> None:
             output=part,
             root=Path.cwd(),
             sys_inputs={"results": f"/{results.as_posix()}"},
-            timestamp=datetime(2026, 1, 1, tzinfo=UTC),  # one text and one set of results give one file
+            timestamp=datetime(2026, 1, 1, tzinfo=UTC),  # equal text and results give equal files
         )
     except RuntimeError as error:
         raise ValueError(f"{source}: {' '.join(str(error).split())}") from error
@@ -33,6 +40,7 @@ def typeset(source: Path, output: Path, results: Path) -> None:
 
 
 def main() -> None:
+    """Compile the paper as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("output", type=Path)

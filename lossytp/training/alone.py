@@ -1,35 +1,39 @@
 """One run at a time in a folder: two would overwrite each other's checkpoints and record."""
 
-import hashlib
+import errno
+import fcntl
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.replicas import agreed
-from lossytp.training.tasks.cache import cache_folder
+from lossytp.training.own_files import remove_parts
+from lossytp.training.record import check_writable
+
+LOCK = ".lossytp.lock"
+WRITTEN = ("record.json", "evaluation.json", "pretrain.json", "README.md", "wandb_id", "probe")
 
 
 @contextmanager
 def alone_in(output_dir: str, network: LossyNetwork | None = None) -> Iterator[None]:
-    """Within the block no other run of this machine is at work in the folder; ValueError where one is before.
+    """Keep other runs out of the folder within the block, and delete what killed runs left half written in it.
 
-    The first of the processes that `network` connects holds the lock, or this process where there is none; it ends with
-    that process, however it ends. It lies in the cache: results stay clean.
+    The lock is a hidden file in the folder. It ends with the process that holds it, however that ends: the first of the
+    processes that `network` connects, or this one where `network` is None.
+
+    Raises:
+        ValueError: where another run is at work in the folder, or the folder cannot be written.
     """
-    name = hashlib.blake2b(str(Path(output_dir).resolve()).encode(), digest_size=8).hexdigest()
-    lock = FileLock(cache_folder() / "locks" / f"{name}.lock")
+    held: list[int] = []
 
     def take() -> None:
-        Path(lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise ValueError(
-                f"output_dir = {output_dir!r} is another run's that is still going on: wait for it, or name another"
-            ) from None
+        check_writable(output_dir)
+        handle = _lock(output_dir)
+        held.append(handle)
+        remove_parts(Path(output_dir), WRITTEN)
 
     if network is None:
         take()
@@ -38,4 +42,42 @@ def alone_in(output_dir: str, network: LossyNetwork | None = None) -> Iterator[N
     try:
         yield
     finally:
-        lock.release()
+        for handle in held:
+            (Path(output_dir) / LOCK).unlink(missing_ok=True)  # before others can take it
+            os.close(handle)
+
+
+def _lock(output_dir: str) -> int:
+    """Return the open file that holds the lock; ValueError where another process holds it."""
+    path = Path(output_dir) / LOCK
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ValueError(
+                f"output_dir = {output_dir!r} cannot be locked ({error.strerror}): name another folder"
+            ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(handle)
+                raise ValueError(
+                    f"output_dir = {output_dir!r} is another run's that is still going on: wait for it, or name another"
+                ) from None
+            print(  # some network file systems have no locks
+                f"output_dir = {output_dir!r} is on a file system without locks ({error.strerror}): start no second "
+                "run in it",
+                file=sys.stderr,
+            )
+            return handle
+        if _is_at(path, handle):
+            return handle
+        os.close(handle)  # the run that held it deleted it meanwhile
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False

@@ -1,12 +1,12 @@
 """The state of an unfinished run, from which the same command goes on as if it had never been stopped.
 
-Every process writes a file of its own, named by the step; once all are there, the first moves a marker that names it.
-So whenever processes are killed, the marker's files are whole.
+Every process writes a file of its own, named by the step. Once all are there, the first process moves a marker that
+names the step. So the marker's files are whole, whenever processes are killed.
 """
 
 import json
 import os
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,14 @@ from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.replicas import agreed, gathered, local
 from lossytp.training.config import TrainConfig
+from lossytp.training.files import check_whole, saving
+from lossytp.training.own_files import claim, is_marked, mark, others, refuse, remove, remove_parts
 from lossytp.training.record import portable, write_atomically
 
 FOLDER, MARKER = "checkpoint", "step.json"
+FILES = (MARKER, "step-*.rank-*.pt")
+ADAMW = {"step", "exp_avg", "exp_avg_sq"}  # what it keeps of each parameter
+NAME = re.compile(r"step-\d+\.rank-\d+\.pt|\.step\.json\.\d+")
 STATE = ("parameters", "optimizer", "scaler", "random", "random_cuda", "network", "memories")  # of `training_state`
 
 
@@ -31,34 +36,53 @@ class Checkpoints:
     def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork) -> None:
         self._config, self._network = config, network
         self._rank, self._processes = layout.rank, layout.world_size
-        self._folder = Path(config.output_dir) / FOLDER
+        self.folder = Path(config.output_dir) / FOLDER
+
+    def check(self) -> None:
+        """Raise ValueError where others' files are where checkpoints would go."""
+        agreed(self._check, self._network)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
-        """Keep this process's `state` after `step`: tensors, and what JSON knows."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Keep this process's `state` after `step`: tensors, and what JSON knows.
+
+        Raises:
+            ValueError: where it cannot be written; the checkpoint before it stays.
+        """
+        claim(self.folder, FILES)
+        gathered(None, self._network)  # all processes have looked for others' files before any writes its own
         path = self._path(step)
-        with path.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
+        with saving(path):
+            try:
+                with path.open("wb") as file:
+                    torch.save(state, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except Exception:
+                path.unlink(missing_ok=True)
+                raise
         gathered(None, self._network)  # all processes' files are there
         marker = {"step": step, "processes": self._processes, "config": portable(self._config)}
-        agreed(lambda: write_atomically(self._folder / MARKER, json.dumps(marker)), self._network)
-        for older in self._folder.glob(f"step-*.rank-{self._rank}.pt"):
+        agreed(lambda: write_atomically(self.folder / MARKER, json.dumps(marker)), self._network)
+        for older in self.folder.glob(f"step-*.rank-{self._rank}.pt"):
             if older != path:
                 older.unlink()
 
     def load(self, plain: tuple[str, ...]) -> dict[str, Any] | None:
-        """This process's last state, on the CPU; None where there is none.
+        """Return this process's last state, on the CPU, or None where there is none.
 
-        ValueError where it is of another configuration or number of processes, a file is damaged, or the state lacks
-        something: what `training_state` gives, or one of the names in its "plain", which is JSON.
+        Args:
+            plain: names that the state's "plain", which is JSON, must have.
+
+        Raises:
+            ValueError: where it is of another configuration or number of processes, a file is damaged, or the state
+                lacks one of `STATE` or `plain`.
         """
         step = agreed(self._step, self._network)
         if step is None:
             return None
         path = self._path(step)
         try:
+            check_whole(path)
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
             kept = json.loads(state["plain"])
             lacking = [*(name for name in STATE if name not in state), *(name for name in plain if name not in kept)]
@@ -66,15 +90,25 @@ class Checkpoints:
                 raise ValueError(f"it lacks {', '.join(lacking)}")
         except Exception as error:
             reason = " ".join(str(error).split())[:100]
-            raise ValueError(f"{path} cannot be read ({reason}): delete {self._folder} to begin anew") from error
+            raise ValueError(f"{path} cannot be read ({reason}): delete {self.folder} to begin anew") from error
         return state
 
     def remove(self) -> None:
-        """A finished run needs none."""
-        shutil.rmtree(self._folder, ignore_errors=True)  # processes of one machine may all be at it
+        """Delete the checkpoints of a finished run, which needs none."""
+        remove(self.folder)
+
+    def _check(self) -> None:
+        if is_marked(self.folder):
+            remove_parts(self.folder, FILES)
+            return
+        found = others(self.folder)
+        if self.folder / MARKER in found and all(_is_checkpoint(path) for path in found):
+            mark(self.folder, FILES)  # a version wrote them that did not mark its folders
+        else:
+            refuse(found)
 
     def _step(self) -> int | None:
-        path = self._folder / MARKER
+        path = self.folder / MARKER
         try:
             marker = json.loads(path.read_text(encoding="utf-8"))
             step, processes = int(marker["step"]), marker["processes"]
@@ -82,22 +116,32 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: delete {self._folder} to begin anew") from error
+            raise ValueError(f"{path} is damaged: delete {self.folder} to begin anew") from error
         changed = [name for name, value in config.items() if written[name] != value]
         if changed:
             raise ValueError(
-                f"{self._folder} is of an unfinished run with another {', '.join(changed)}: name another output_dir, "
+                f"{self.folder} is of an unfinished run with another {', '.join(changed)}: name another output_dir, "
                 "or delete it to begin anew"
             )
         if processes != self._processes:
             raise ValueError(
-                f"{self._folder} is of a run on {processes} processes, not {self._processes}: start as many, or "
+                f"{self.folder} is of a run on {processes} processes, not {self._processes}: start as many, or "
                 "delete it to begin anew"
             )
         return step
 
     def _path(self, step: int) -> Path:
-        return self._folder / f"step-{step}.rank-{self._rank}.pt"
+        return self.folder / f"step-{step}.rank-{self._rank}.pt"
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Return whether a file without a mark has a checkpoint's name and, where it is the marker, its content."""
+    if path.name != MARKER:
+        return path.is_file() and NAME.fullmatch(path.name) is not None
+    try:
+        return {"step", "processes", "config"} <= json.loads(path.read_text(encoding="utf-8")).keys()
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def training_state(
@@ -126,7 +170,46 @@ def restore_(
     scaler: torch.amp.GradScaler,
     network: LossyNetwork,
 ) -> None:
-    """Set all of it to what `training_state` gave."""
+    """Set all of it to what `training_state` gave.
+
+    Raises:
+        ValueError: where the state is of another model, or is none; part of it may be set then.
+    """
+    try:
+        _check_fits(state, module, optimizer)
+        _restore_(state, module, optimizer, scaler, network)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a state that another program wrote fails in whatever comes upon it first
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"the checkpoint is not of this run ({reason})") from error
+
+
+def _check_fits(state: dict[str, Any], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError where names or shapes of tensors are not the model's."""
+    kept = state["parameters"]
+    expected = {name: local(tensor).shape for name, tensor in _tensors(module).items()}
+    apart = sorted(expected.keys() ^ kept.keys())
+    if apart:
+        raise ValueError(f"{apart[0]} is {'missing' if apart[0] in expected else 'unknown'}")
+    for name, shape in expected.items():
+        if kept[name].shape != shape:
+            raise ValueError(f"{name} has shape {tuple(kept[name].shape)}, not {tuple(shape)}")
+    for number, (parameter, values) in enumerate(zip(_optimized(optimizer), state["optimizer"], strict=True)):
+        if values and values.keys() != ADAMW:
+            raise ValueError(f"parameter {number} has {', '.join(values)}, not {', '.join(sorted(ADAMW))}")
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != local(parameter).shape:
+                raise ValueError(f"{name} of parameter {number} has shape {tuple(value.shape)}")
+
+
+def _restore_(
+    state: dict[str, Any],
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    network: LossyNetwork,
+) -> None:
     collective = _collective(module)
     with torch.no_grad():
         for name, tensor in _tensors(module).items():

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tyro
-import yaml
 
 from lossytp.parallel.layout import rank_and_world_size
+from lossytp.training.plain_yaml import read_yaml
 
 
 def parse(kind: Any, description: str | None, arguments: list[str] | None = None) -> Any:
@@ -38,7 +38,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
             raise ValueError(f"{word} {value}: a switch takes no value, give --{name} or --no-{name}")
     if "config" in given:
         words, file = _without_config(words)
-        words += _as_flags(kind, _read_yaml(file), given=given)
+        words += _as_flags(kind, _parameters_in(file), given=given)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -107,18 +107,6 @@ def _tell(message: str, *, consequence: bool = False) -> None:
         time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes once the first one has ended
 
 
-class KeysOnce(yaml.SafeLoader):
-    """Refuses a key that is there twice, of which YAML would keep the last: the first's value would vanish unseen."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<", which is flattened below
-        keys = [self.construct_object(key, deep=True) for key in own]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"key {key!r} stands twice in one mapping: leave one of them out")
-        return super().construct_mapping(node, deep)
-
-
 def _named(word: str, switches: set[str]) -> str:
     """The parameter that a flag sets: a switch has two flags, --name and --no-name."""
     name = word.split("=")[0].removeprefix("--").replace("-", "_")
@@ -137,16 +125,18 @@ def _without_config(words: list[str]) -> tuple[list[str], Path]:
 
 
 def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
-    """The values as flags, less those `given`, and nothing for a null that is the default, too."""
+    """Return the values as flags, without those `given` and without a null that is the default too.
+
+    Raises:
+        ValueError: for an unknown name, and for a value of another type than the parameter's.
+    """
     kind.check_names(values)
     defaults = {field.name: field.default for field in fields(kind)}
     words = []
     for name, value in values.items():
         if value is defaults[name] is None or name in given:
             continue
-        if isinstance(value, bool) != isinstance(defaults[name], bool):
-            fix = "true or false" if isinstance(defaults[name], bool) else "a value that is neither true nor false"
-            raise ValueError(f"{name} = {value!r} is of the wrong type: give {fix}")
+        kind.check_type(name, value)  # as a flag every value would be text: a list would name a folder
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
@@ -154,15 +144,17 @@ def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
     return words
 
 
-def _read_yaml(file: Path) -> dict:
+def _parameters_in(file: Path) -> dict:
     try:
-        values = yaml.load(file.read_text(encoding="utf-8"), KeysOnce)
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"--config {file} cannot be read ({error.strerror}): give the path of a YAML file") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"--config {file} is not UTF-8 ({error}): save it as UTF-8") from error
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"--config {file} cannot be read as YAML: {' '.join(str(error).split())}") from error
+    try:
+        values = read_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"--config {file} {error}") from error
     if not isinstance(values, dict):
         raise ValueError(f"--config {file} holds no parameters: write one 'name: value' a line")
     if not isinstance(values.get("config"), dict):

@@ -48,7 +48,7 @@ class TrainConfig(NetworkConfig):
     max_length: int = 64
     """Tokens an example is cut to, a prompt together with its answer; the record says how many were cut."""
     max_samples: int | None = None
-    """Training examples to keep; all when left out."""
+    """Training examples to keep; all when left out, or 0."""
     max_steps: int = 600
     """Optimiser steps."""
     eval_steps: int | None = None
@@ -60,7 +60,7 @@ class TrainConfig(NetworkConfig):
     learning_rate: float = 1e-3
     """Peak learning rate of AdamW."""
     warmup_steps: int = 20
-    """Steps of linear warm-up; `schedule` follows."""
+    """Steps of linear warm-up; `schedule` follows. At most max_steps, but for the default."""
     weight_decay: float = 0.01
     """Decoupled weight decay, on matrices alone."""
     gradient_clipping: float | None = None
@@ -94,13 +94,17 @@ class TrainConfig(NetworkConfig):
         super().__post_init__()
         task_named(self.dataset)
         check_model(self.model_name, self.tensor_parallel_size, self.max_length)
-        for name in ("dropout", "target_accuracy"):
-            if getattr(self, name) is not None:
-                check_probability(name, getattr(self, name))
+        if self.target_accuracy is not None:
+            check_probability("target_accuracy", self.target_accuracy)
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout = {self.dropout:g} is not in [0, 1): give the share to drop, such as 0.1")
+        if self.max_samples == 0:  # as in earlier studies
+            object.__setattr__(self, "max_samples", None)
         self.check_at_least_one("batch_size", "max_length", "max_samples", "max_steps", "eval_steps")
         self.check_at_least_one("resync_every", "patience")
         self.check_at_least_one("data_parallel_size", "pipeline_parallel_size", "pipeline_microbatches")
         self.check_not_negative("learning_rate", "weight_decay", "warmup_steps")
+        self.check_warmup("max_steps")
         self.check_positive("gradient_clipping")
         self.check_at_least_one("gradient_accumulation_steps", "checkpoint_steps")
         _check_training(self)

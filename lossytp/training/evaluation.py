@@ -13,7 +13,7 @@ from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, mean_over_processes, merge_counters
 from lossytp.training.engine import Engine
 from lossytp.training.evaluate_config import EvaluateConfig
-from lossytp.training.models import HEADS, load_model, load_tokenizer
+from lossytp.training.models import HEADS, first_line, load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
 from lossytp.training.processes import this_device, together
 from lossytp.training.record import check_writable, describe, write_atomically
@@ -40,7 +40,7 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
-    agreed(lambda: check_writable(config.output_dir), network)
+    agreed(lambda: _check_output_folder(config), network)
     tokenizer = load_tokenizer(config.model_name)
     dense = load_model(config.model_name)
     check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
@@ -84,6 +84,21 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     agreed(lambda: write_atomically(Path(config.output_dir) / EVALUATION, text), network)
     return result
+
+
+def _check_output_folder(config: EvaluateConfig) -> None:
+    """Raise ValueError where the folder cannot be written, or holds an evaluation.json that is no evaluation."""
+    check_writable(config.output_dir)
+    file = Path(config.output_dir) / EVALUATION
+    try:
+        if not {"config", "network"} <= json.loads(file.read_text(encoding="utf-8")).keys():
+            raise ValueError("it lacks config or network")
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{file} is no evaluation ({first_line(error)}): move it elsewhere, or name another output_dir"
+        ) from error
 
 
 def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, torch.Tensor]:

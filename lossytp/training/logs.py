@@ -2,12 +2,15 @@
 
 import importlib.util
 import math
+import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import TrainConfig
+from lossytp.training.files import saving
+from lossytp.training.record import write_atomically
 
 WANDB_ID = "wandb_id"  # under output_dir: what a resumed run goes on with
 
@@ -27,18 +30,22 @@ class Logs:
 
     def __init__(self, config: TrainConfig, *, first_step: int = 0, shown: bool = True) -> None:
         folder = Path(config.output_dir)
+        self._folder = folder / "tensorboard"
+        self._hook = threading.excepthook
         self._board: Any = None
         self._wandb: Any = None
         if config.tensorboard and shown:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step + 1)
+            self._hook, threading.excepthook = threading.excepthook, _silent_on_os_errors(threading.excepthook)
+            with saving(self._folder):
+                self._board = SummaryWriter(str(self._folder), purge_step=first_step + 1)
         if config.wandb and shown:
             import wandb
 
             name = folder / WANDB_ID
             if not name.exists() or first_step == 0:
-                name.write_text(uuid.uuid4().hex, encoding="utf-8")
+                write_atomically(name, uuid.uuid4().hex)
             self._wandb = wandb.init(
                 project="lossytp",
                 id=name.read_text(encoding="utf-8"),
@@ -56,13 +63,34 @@ class Logs:
             if isinstance(value, int | float) and math.isfinite(value)
         }
         if self._board is not None:
-            for name, number in numbers.items():
-                self._board.add_scalar(name, number, step)
+            with saving(self._folder):
+                for name, number in numbers.items():
+                    self._board.add_scalar(name, number, step)
         if self._wandb is not None:
             self._wandb.log({"step": step, **numbers})
 
     def close(self) -> None:
+        """Write what is left.
+
+        Raises:
+            ValueError: where it cannot be written.
+        """
         if self._board is not None:
-            self._board.close()
+            board, self._board = self._board, None
+            try:
+                with saving(self._folder):
+                    board.close()
+            finally:
+                threading.excepthook = self._hook
         if self._wandb is not None:
             self._wandb.finish()
+
+
+def _silent_on_os_errors(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return `hook` less the traceback of TensorBoard's writing thread: its error comes up in `Logs`, too."""
+
+    def silent(arguments: Any) -> None:
+        if not issubclass(arguments.exc_type, OSError):
+            hook(arguments)
+
+    return silent

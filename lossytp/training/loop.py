@@ -18,16 +18,17 @@ from lossytp.training.alone import alone_in
 from lossytp.training.checkpoint import Checkpoints, restore_, training_state
 from lossytp.training.config import TrainConfig
 from lossytp.training.engine import Engine
+from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, load_data, trace_sha256
 from lossytp.training.logs import Logs, check_installed
-from lossytp.training.models import build_model, load_tokenizer
+from lossytp.training.models import build_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.processes import this_device, together
 from lossytp.training.progress import Progress
-from lossytp.training.record import check_output_folder, describe, write_record
-from lossytp.training.saved_models import save_model
+from lossytp.training.record import describe, write_record
+from lossytp.training.saved_models import BEST, LAST, check_folders, save_model
 from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.simulated import simulated_step_seconds
-from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
+from lossytp.training.tasks.data import Dataset, training_batches
 from lossytp.training.tasks.metrics import time_to_accuracy
 
 NETWORKS = ("_clean", "_lossy")
@@ -54,9 +55,12 @@ def run(config: TrainConfig) -> dict[str, Any]:
 
 
 def _run(config: TrainConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
-    done = agreed(lambda: check_output_folder(config), network)
+    done = agreed(lambda: finished_record(config), network)
     checkpoints = Checkpoints(config, layout, network)
     if done is None:
+        checkpoints.check()
+        if config.save_model:
+            agreed(lambda: check_folders(Path(config.output_dir)), network)
         done = _Run(config, layout, network, checkpoints).record()
         record = done
         agreed(lambda: write_record(Path(config.output_dir), record), network)
@@ -68,13 +72,8 @@ class _Run:
     def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork, checkpoints: Checkpoints) -> None:
         self.config, self.layout, self.network, self.checkpoints = config, layout, network, checkpoints
         self.start = time.perf_counter()
-        self.data: Dataset = load_dataset(
-            config.dataset,
-            load_tokenizer(config.model_name),
-            max_length=config.max_length,
-            train_samples=config.max_samples,
-            test_samples=config.eval_samples,
-        )
+        self.trace_sha256 = trace_sha256(config)
+        self.data: Dataset = load_data(config)
         self.device = this_device(layout)
         task = self.data.task
         dense = build_model(
@@ -110,7 +109,7 @@ class _Run:
     def record(self) -> dict[str, Any]:
         status = self._train()
         if self.config.save_model and status != "not finite":
-            save_model(self.engine, Path(self.config.output_dir) / "last", self.data.tokenizer)
+            save_model(self.engine, Path(self.config.output_dir) / LAST, self.data.tokenizer)
         step_s = float(np.median(self.step_seconds))
         simulated_s = simulated_step_seconds(self.config, self.engine.shape, self.tokens / len(self.losses), step_s)
         final = self.evaluations[-1] if status != "not finite" else {}
@@ -120,6 +119,7 @@ class _Run:
         chance = self.data.task.chance(list(self.data.test.references))
         return {
             **describe(self.config),
+            **({"trace_sha256": self.trace_sha256} if self.trace_sha256 else {}),
             "status": status,
             "implementation": self.engine.implementation,
             "processes": self.layout.world_size,
@@ -202,12 +202,12 @@ class _Run:
         better = score > self.best
         self.best, self.since_best = (score, 0) if better else (self.best, self.since_best + 1)
         if better and self.config.save_model:
-            save_model(self.engine, Path(self.config.output_dir) / "best", self.data.tokenizer)
+            save_model(self.engine, Path(self.config.output_dir) / BEST, self.data.tokenizer)
 
     def _state(self) -> dict[str, Any]:
         """All that going on needs; what is no tensor as JSON."""
         plain = {name: getattr(self, name) for name in KEPT}
-        plain |= {"data": self.data.sha256, "earlier_seconds": self._total_seconds()}
+        plain |= {"data": self.data.sha256, "trace": self.trace_sha256, "earlier_seconds": self._total_seconds()}
         state = training_state(self.engine.module, self.optimizer, self.scaler, self.network)
         return {**state, "plain": json.dumps(plain)}
 
@@ -217,12 +217,16 @@ class _Run:
         if state is None:
             return
         plain = json.loads(state["plain"])
-        if plain["data"] != self.data.sha256:
-            raise ValueError(
-                f"output_dir = {self.config.output_dir!r} holds an unfinished run on other data: name another folder"
-            )
+        folder = self.checkpoints.folder
+        fix = f"put the old file back, or delete {folder} to begin anew"
+        check_same_data(self.config, plain["data"], self.data.sha256, str(folder), fix)
+        if "trace" in plain:  # not in a checkpoint of an older version
+            check_same_trace(self.config, plain["trace"], str(folder), fix)
         self.engine.warm_up(next(self._batches()), self.scaler)
-        restore_(state, self.engine.module, self.optimizer, self.scaler, self.network)
+        try:
+            restore_(state, self.engine.module, self.optimizer, self.scaler, self.network)
+        except ValueError as error:
+            raise ValueError(f"{folder}: {error}: delete it to begin anew") from error
         for name in KEPT:
             setattr(self, name, plain[name])
         self.resumed.append(len(self.losses))

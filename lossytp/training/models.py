@@ -177,7 +177,8 @@ def load_model(name: str) -> "PreTrainedModel":
     where = _location(name, weights=True)
     config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
     classes = _head_classes()
-    heads = [classes[each] for each in config.architectures or () if each in classes]
+    named = config.architectures if isinstance(config.architectures, list) else []
+    heads = [classes[each] for each in named if isinstance(each, str) and each in classes]
     if not heads:
         raise ValueError(f"model_name = {name!r} is of {config.architectures}: give one of {', '.join(classes)}")
     model: Any = _pretrained(name, heads[0])
@@ -273,13 +274,13 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what a library says, which may be nothing, or a name alone."""
-    return f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+    """Return the first line of what a library says, and the next where the first only announces it."""
+    first, *rest = f"{type(error).__name__}: {str(error).strip()}".splitlines()
+    return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
 
 def _nowhere(name: str, where: str, why: str) -> ValueError:
-    data = os.environ.get("LOSSYTP_DATA")
-    looked = f"in LOSSYTP_DATA = {data}" if data else "LOSSYTP_DATA is not set"
+    looked = f"in LOSSYTP_DATA = {data}" if (data := os.environ.get("LOSSYTP_DATA")) else "LOSSYTP_DATA is not set"
     return ValueError(
         f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor to be had from the hub; give a "
         f"folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights ({why})"
@@ -289,11 +290,12 @@ def _nowhere(name: str, where: str, why: str) -> ValueError:
 def _shape_in(folder: Path) -> Shape:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if config["model_type"] != "gpt2":
-            raise ValueError(f"a {config['model_type']}")
+        if not isinstance(config, dict) or config["model_type"] != "gpt2":
+            raise ValueError(f"{str(config)[:60]} has no model_type 'gpt2'")
         shape = Shape(*(config[size] for size in SIZES))
         for size, value in zip(SIZES, shape, strict=True):
             check_at_least(size, value, 1)
         return shape
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"model_name = {str(folder)!r} holds no GPT-2 ({error}): give a folder that does") from error
+        why = f"its config.json: {first_line(error)}"
+        raise ValueError(f"model_name = {str(folder)!r} holds no GPT-2 ({why}): give a folder that does") from error

@@ -47,7 +47,7 @@ class NetworkConfig(Settings):
     lossy_module: str | None = None
     """Lose packets in attention or mlp only."""
     lossy_layers: str | None = None
-    """Lose packets in these transformer layers only: first:stop, counted from 0; in YAML within quotes."""
+    """Lose packets in these transformer layers only: first:stop, counted from 0."""
     lossy_phase: str | None = None
     """Lose packets in the reduce or the gather phase only."""
     lossy_links: str | None = None

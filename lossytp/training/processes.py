@@ -1,6 +1,7 @@
 """The processes of one run: alone, or under torchrun over the lossy backend."""
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,11 +16,16 @@ from lossytp.training.network_config import NetworkConfig
 
 @contextmanager
 def together(config: NetworkConfig, layout: Layout) -> Iterator[LossyNetwork]:
-    """Within the block the processes of `layout`, if they are several, are connected; gives the configured network."""
+    """Connect the processes of `layout`, if they are several, within the block, and give the configured network.
+
+    Raises:
+        ValueError: where MASTER_ADDR names no machine, or the processes do not come together.
+    """
     network = config.network()
     if layout.world_size == 1:
         yield network
         return
+    _check_address(os.environ["MASTER_ADDR"])
     device_each = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", layout.world_size))
     wraps = "nccl" if torch.cuda.is_available() and device_each else "gloo"  # NCCL refuses two ranks on one GPU
     init_process_group(
@@ -33,6 +39,16 @@ def together(config: NetworkConfig, layout: Layout) -> Iterator[LossyNetwork]:
         yield network
     finally:
         dist.destroy_process_group()
+
+
+def _check_address(host: str) -> None:
+    """Raise ValueError for a name that no name server knows, which torch would ask for in vain and tell at length."""
+    try:
+        socket.getaddrinfo(host, None)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(
+            f"MASTER_ADDR = {host!r} names no machine ({error}): give the name or address of rank 0's"
+        ) from error
 
 
 def this_device(layout: Layout) -> torch.device:

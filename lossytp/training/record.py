@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import TrainConfig
+from lossytp.training.files import saving
 from lossytp.training.network_config import NetworkConfig
 
 RECORD = "record.json"
@@ -16,14 +17,23 @@ MOVES_NO_NUMBER = ("output_dir", "checkpoint_steps", "tensorboard", "wandb")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` holds all of it or does not change, also where the process is killed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `text` so that `path` holds all of it or does not change, also where the process is killed.
+
+    Raises:
+        ValueError: where it cannot be written, as on a full disk.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    with saving(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:

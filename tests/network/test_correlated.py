@@ -250,3 +250,15 @@ def test_the_shortest_burst_that_the_refusal_names_is_taken(loss_rate, shared):
     assert process.common.p_bad_to_good == pytest.approx(1, abs=1e-3)
     with pytest.raises(ValueError, match="at least"):
         shared_losses(loss_rate, shared, shortest * (1 - 1e-5))
+
+
+@pytest.mark.parametrize("part", ["common", "private"])
+def test_a_part_that_is_no_process_is_refused(part):
+    parts = {"common": Bernoulli(loss_rate=0.1), "private": Bernoulli(loss_rate=0.1)} | {part: 0.1}
+    with pytest.raises(ValueError, match=rf"^{part} = 0.1 is no loss process: give one, such as Bernoulli"):
+        Correlated(**parts)
+
+
+def test_a_switch_has_a_number_or_a_name():
+    with pytest.raises(TypeError, match=r"^switch = None is of type NoneType, not int or str: give its number or"):
+        Correlated.from_loss_and_share(loss_rate=0.1, shared=0.5, switch=None)

@@ -415,3 +415,9 @@ def test_rates_without_a_channel_are_refused(loss_rate, message):
         simple(loss_rate, 8)
     with pytest.raises(ValueError, match="mean_burst_packets = inf"):
         simple(0.01, math.inf)
+
+
+@pytest.mark.parametrize("mean_burst_packets", ["8", None, True])
+def test_a_burst_that_is_no_number_is_refused(mean_burst_packets):
+    with pytest.raises(ValueError, match=rf"^mean_burst_packets = {mean_burst_packets!r} does not .* of at least 1 "):
+        simple(0.01, mean_burst_packets)

@@ -83,3 +83,9 @@ def test_what_cannot_be_built_is_refused_with_what_it_takes(text, message):
 def test_endless_and_doubled_text_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse("shape", text)
+
+
+@pytest.mark.parametrize("text", [None, 5, ["square"], Square(3)])
+def test_what_is_no_text_is_refused(text):
+    with pytest.raises(TypeError, match=r"^shape = .* is of type \w+, not str: give a name, or name\(1, option=2\)$"):
+        build("shape", text, SHAPES)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.packets import Wire
+from lossytp.network.packets import MOST, Wire
 from tests.network.loss_statistics import reproducible
 
 itemsizes = st.sampled_from([1, 2, 4, 8])
@@ -63,6 +63,9 @@ def test_an_mtu_without_room_for_an_element_is_refused(mtu_bytes, header_bytes, 
     [
         ({"mtu_bytes": 1500.5}, "mtu_bytes = 1500.5 is no whole number of at least 52: give one"),
         ({"mtu_bytes": float("nan")}, "mtu_bytes = nan is no whole number"),
+        ({"mtu_bytes": "1500"}, "mtu_bytes = '1500' is no whole number of at least 52: give one"),
+        ({"mtu_bytes": None}, "mtu_bytes = None is no whole number of at least 52: give one"),
+        ({"header_bytes": "44"}, "header_bytes = '44' is no whole number of at least 0: give one"),
         ({"header_bytes": 0.5}, "header_bytes = 0.5 is no whole number of at least 0: give one"),
         ({"header_bytes": -1}, "header_bytes = -1 is no whole number of at least 0"),
     ],
@@ -88,3 +91,10 @@ def test_elements_of_a_packet_may_be_given_whatever_their_size(elements, itemsiz
 def test_packets_of_no_whole_number_of_elements_are_refused(elements):
     with pytest.raises(ValueError, match=rf"^elements = {elements} is no whole number of at least 1: give one$"):
         Wire(elements=elements)
+
+
+@pytest.mark.parametrize("name", ["mtu_bytes", "elements"])
+def test_packets_beyond_any_message_are_refused(name):
+    Wire(**{name: MOST})
+    with pytest.raises(ValueError, match=rf"^{name} = {2**66} is above {MOST}: give a smaller one$"):
+        Wire(**{name: 2**66})

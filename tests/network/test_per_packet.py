@@ -76,3 +76,21 @@ def test_a_saved_state_resumes_with_the_same_losses(process, edges, cut):
 def test_a_function_that_gives_no_bool_a_packet_is_refused(function, given_back):
     with pytest.raises(ValueError, match=rf"is_lost gave {given_back} for 8 packets: return a bool for each"):
         PerPacket(function)
+
+
+def test_a_function_that_later_gives_too_few_bools_is_refused_there():
+    losses = PerPacket(lambda packets, uniforms: uniforms[:500] < 0.1).losses(KEY)
+    assert len(losses.take(500)) > 0
+    with pytest.raises(ValueError, match=r"is_lost gave bool of shape \(500,\) for 501 packets: .* shape \(501,\)$"):
+        losses.take(501)
+
+
+def test_a_function_is_not_asked_about_no_packets():
+    listed = PerPacket(lambda packets, uniforms: [bool(number < 0.5) for number in uniforms])
+    assert listed.losses(KEY).take(0).tolist() == []
+
+
+@pytest.mark.parametrize("is_lost", [0.1, None, [True]])
+def test_what_is_no_function_is_refused(is_lost):
+    with pytest.raises(TypeError, match=r"is no function: give one of \(packets, uniforms\) that returns a bool for"):
+        PerPacket(is_lost)

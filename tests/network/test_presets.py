@@ -156,9 +156,21 @@ def test_malformed_text_is_refused(text):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("loss 101%", "1.01"), ("loss -1%", "-0.01"), ("loss gemodel 1% 200%", "2.0")]
-)
-def test_rates_outside_0_to_100_percent_are_refused(text, value):
-    with pytest.raises(ValueError, match=rf"= {value} is not in \[0, 1\]"):
-        from_netem(text)
+@pytest.mark.parametrize("value", ["101%", "200%", "-1%", "1e999%", "101"])
+def test_rates_outside_0_to_100_percent_are_refused_as_percentages(value):
+    for text in (f"loss random {value}", f"loss gemodel 1% {value}"):
+        with pytest.raises(ValueError, match=r"which is not in \[0, 100 %\]: give a percentage$") as refusal:
+            from_netem(text)
+        assert f"netem = {text!r} holds {value}" in str(refusal.value)
+
+
+@pytest.mark.parametrize("value", ["e%", "1.2.3%", "+", "five", "1%%"])
+def test_what_looks_like_a_number_and_is_none_is_refused_with_the_notation(value):
+    with pytest.raises(ValueError, match=r"^netem = .* is not understood: write 'loss random 1%' or") as refusal:
+        from_netem(f"loss {value}")
+    assert value in str(refusal.value)
+
+
+@pytest.mark.parametrize(("value", "rate"), [("1%", 0.01), ("1", 0.01), (".5%", 0.005), ("5.%", 0.05), ("1e-3%", 1e-5)])
+def test_numbers_are_read_in_every_notation(value, rate):
+    assert from_netem(f"loss {value}").loss_rate == pytest.approx(rate)

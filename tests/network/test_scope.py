@@ -1,11 +1,12 @@
 """Where packets may be lost."""
 
 import itertools
+import re
 
 import pytest
 
 from lossytp.network.counters import Site
-from lossytp.network.scope import EVERYWHERE, Scope
+from lossytp.network.scope import EVERYWHERE, Scope, links_named
 
 SITES = [
     Site(layer, module, direction, "all_reduce", phase)
@@ -63,3 +64,33 @@ def test_a_message_of_no_known_place_is_a_reduction_outside_all_layers():
 def test_a_part_that_there_is_not_is_refused(what, message):
     with pytest.raises(ValueError, match=message):
         Scope(**what)
+
+
+@pytest.mark.parametrize("layers", ["1:3", 5, range(2), {0, 2}])
+def test_layers_are_a_pair_and_nothing_else(layers):
+    with pytest.raises(TypeError, match=r"^layers = .* is of type \w+, not tuple or list: give the first and the one"):
+        Scope(layers=layers)
+
+
+def test_a_list_of_layers_is_as_good_as_a_tuple():
+    assert Scope(layers=[1, 3]) == Scope(layers=(1, 3))
+    assert hash(Scope(layers=[1, 3])) == hash(Scope(layers=(1, 3)))
+
+
+def test_links_are_read_from_text():
+    assert links_named("0>1, 2>-1,-1>3") == [(0, 1), (2, -1), (-1, 3)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0>1,0>1", "lossy_links = '0>1,0>1' names 0>1 more than once: name each link once"),
+        ("0>1,00>1", "lossy_links = '0>1,00>1' names 0>1 more than once: name each link once"),
+        ("0>0", "link = (0, 0) leads from 0 to itself: give two different ends"),
+        ("0>1,", "lossy_links = '0>1,' is not understood: write source>destination, as in 0>1,2>3"),
+        ("", "lossy_links = '' is not understood: write source>destination, as in 0>1,2>3"),
+    ],
+)
+def test_links_that_are_none_or_named_twice_are_refused(text, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        links_named(text)

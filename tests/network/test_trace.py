@@ -232,6 +232,14 @@ def test_a_missing_file_is_refused(path):
         ([-1], 5, "rising"),
         ([0.5], 5, "rising"),
         ([[1]], 5, "rising"),
+        (
+            [True, False],
+            5,
+            r"lost = \[True, False\] is no rising list of whole numbers from 0: give one, or use from_i",
+        ),
+        ("abc", 5, "lost = 'abc' is no rising list"),
+        (None, 5, "lost = None is no rising list"),
+        ([math.nan], 5, r"lost = \[nan\] is no rising list"),
         ([1, 5], 5, "lost packet 5 is not among num_packets = 5"),
     ],
 )

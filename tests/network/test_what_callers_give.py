@@ -1,6 +1,7 @@
 """Arguments of unusual types and at unusual moments."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -54,3 +55,31 @@ def test_the_shortest_burst_that_the_bound_names_is_taken(rate, burst):
 
 def test_a_rate_of_numpy_is_a_rate():
     assert Bernoulli(loss_rate=np.float32(0.5)).loss_rate == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"wire": 1500}, "wire = 1500 is of type int, not Wire: give one, such as Wire(mtu_bytes=1500)"),
+        ({"wire": 0}, "wire = 0 is of type int, not Wire: give one, such as Wire(mtu_bytes=1500)"),
+        (
+            {"scope": "forward"},
+            "scope = 'forward' is of type str, not Scope: give one, such as Scope(direction=\"forward\")",
+        ),
+        ({"scope": None}, 'scope = None is of type NoneType, not Scope: give one, such as Scope(direction="forward")'),
+        ({"seed": "1"}, "seed = '1' is no whole number: give one, such as 0"),
+        ({"seed": True}, "seed = True is no whole number: give one, such as 0"),
+        ({"seed": None}, "seed = None is no whole number: give one, such as 0"),
+    ],
+)
+def test_a_network_is_made_of_what_its_arguments_are_for(given, message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        LossyNetwork(HALF, **given)
+
+
+@pytest.mark.parametrize("step", ["3", 0.5, True, None])
+def test_an_evaluations_step_is_a_whole_number(step):
+    network = LossyNetwork(HALF)
+    with pytest.raises(TypeError, match=r"^step = .* is no whole number: give the"), network.evaluation(step):
+        pass
+    assert network.block == ("training", 0)

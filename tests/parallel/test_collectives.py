@@ -397,3 +397,15 @@ def test_evaluation_remembers_a_step_of_its_own() -> None:
     with network.evaluation(2):
         assert recalled() == [0] * 4
     assert recalled() == [10] * 4
+
+
+@pytest.mark.parametrize("x_RN", [[[1.0, 2.0]], np.ones((2, 3)), None, 1.0])
+def test_messages_are_a_tensor(x_RN: object) -> None:
+    with pytest.raises(TypeError, match=r"^x_RN = .* is of type \w+, not Tensor: give stacked messages, such as"):
+        all_reduce(x_RN, bernoulli(0.1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("network", [0.1, None, ltp.Bernoulli(loss_rate=0.1)])
+def test_a_rate_or_a_process_is_no_network(network: object) -> None:
+    with pytest.raises(TypeError, match=r"^network = .* not LossyNetwork: give one, such as LossyNetwork\(Bernoulli"):
+        all_reduce(torch.ones(2, 3), network)  # type: ignore[arg-type]

@@ -797,3 +797,23 @@ def test_what_cannot_be_parallelized_is_refused(model: Any, how: dict, error: ty
     dense = model()
     with unchanged(dense), pytest.raises(error, match=f"^{re.escape(message)}$"):
         parallelize(dense, bernoulli(0.0), **{"tensor_parallel_size": 4} | how)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"network": 0.1},
+            "network = 0.1 is of type float, not LossyNetwork: give one, such as LossyNetwork(Bernoulli",
+        ),
+        ({"group": 4}, "group = 4 is of type int, not RankGroup: give one, such as RankGroup(4)"),
+        ({"own_copies": "no"}, "own_copies = 'no' is of type str, not bool: give True or False"),
+        ({"reliable_gather": "no"}, "reliable_gather = 'no' is of type str, not bool: give True or False"),
+        ({"tensor_parallel_size": "4"}, "tensor_parallel_size = '4' is no whole number: give the number of ranks"),
+        ({"repair": None}, "repair = None is of type NoneType, not str: give a name, or name(1, option=2)"),
+    ],
+)
+def test_an_argument_of_another_type_is_refused(given: dict, message: str) -> None:
+    arguments = {"network": ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1)), "tensor_parallel_size": 4, **given}
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
+        parallelize(tiny_gpt2(), **arguments)

@@ -136,3 +136,12 @@ def test_other_sizes_are_refused_with_those_that_fit(size: int, heads: int, inne
     message = f"tensor_parallel_size = {size} does not divide the model's {heads} heads and its MLP of {inner}: "
     with pytest.raises(ValueError, match=f"^{re.escape(message + 'choose one of ' + fits)}$"):
         check_divides(size, heads=heads, inner=inner)
+
+
+@pytest.mark.parametrize("size", ["4", 4.0, True, None])
+def test_a_size_that_is_no_whole_number_is_refused(size):
+    for refuse in (RankGroup, lambda size: check_divides(size, heads=4, inner=16)):
+        with pytest.raises(
+            TypeError, match=rf"^tensor_parallel_size = {size!r} is no whole number: give the number of"
+        ):
+            refuse(size)

@@ -20,6 +20,7 @@ import lossytp as ltp
 from lossytp.parallel import initialize
 from lossytp.parallel.initialize import under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
+from tests.ports import held_port
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 needs_gpu = pytest.mark.skipif(
@@ -45,12 +46,6 @@ def torchrun(monkeypatch: pytest.MonkeyPatch) -> Callable:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setattr(initialize, "_settings", None)
     return put
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_under_torchrun_when_all_variables_are_set(torchrun: Callable) -> None:
@@ -117,10 +112,11 @@ def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict,
     ],
 )
 def test_ranks_that_do_not_come_are_told(torchrun: Callable, rank: str, message: str) -> None:
-    torchrun(RANK=rank, MASTER_PORT=str(free_port()))
     started = time.monotonic()
-    with pytest.raises(ValueError, match=f"^{message}"):
-        ltp.init_process_group(network(), join_timeout_s=1)
+    with held_port() as port:
+        torchrun(RANK=rank, MASTER_PORT=str(port))
+        with pytest.raises(ValueError, match=f"^{message}"):
+            ltp.init_process_group(network(), join_timeout_s=1)
     assert time.monotonic() - started < 15
 
 
@@ -155,7 +151,8 @@ def test_a_process_alone_is_a_group_of_one() -> None:
         dist.all_reduce(x)
         print(dist.get_world_size(), dist.get_backend(), x.sum().item(), len(network.report()))
         """
-    done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(free_port())})
+    with held_port() as port:
+        done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
     assert done.stdout.split() == ["1", "lossy", "5000.0", "0"], done.stderr
 
 
@@ -261,5 +258,6 @@ def test_nccl_carries_a_group_of_one() -> None:
         dist.all_reduce(x)
         print(dist.get_world_size(), dist.get_backend(), x.sum().item())
         """
-    done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(free_port())})
+    with held_port() as port:
+        done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
     assert done.stdout.split() == ["1", "lossy", "5000.0"], done.stderr

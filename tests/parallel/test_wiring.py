@@ -106,3 +106,16 @@ def test_messages_have_their_own_dtype_where_none_is_given() -> None:
 def test_importing_it_costs_no_torch() -> None:
     code = "import sys, lossytp.parallel.wiring; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["reliable_gather", "sequence_parallel", "exact_adjoint"])
+@pytest.mark.parametrize("value", ["no", "false", 0, 1, None])
+def test_a_switch_is_true_or_false(name, value):
+    with pytest.raises(TypeError, match=rf"^{name} = {value!r} is of type \w+, not bool: give True or False$"):
+        Wiring(**{name: value})
+
+
+@pytest.mark.parametrize("repair", [None, 0, ["zero"]])
+def test_a_repair_is_text(repair):
+    with pytest.raises(TypeError, match=r"^repair = .* is of type \w+, not str: give a name, or name\(1, option=2\)$"):
+        Wiring(repair=repair)

@@ -1,4 +1,4 @@
-"""Made-up records with the keys of real ones."""
+"""Provide made-up records with the keys of real ones."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from lossytp.study.records import tidy, with_lossless
 
 @pytest.fixture
 def record():
-    """A function that makes a record with this process, rate, seed and accuracy."""
+    """Return a function that makes a record with a given loss rate, seed and accuracy."""
 
     def make(*, loss_rate, seed, accuracy, burst=None, status="finished", **config):
         bernoulli = burst is None
@@ -43,7 +43,7 @@ def record():
 
 @pytest.fixture
 def curves():
-    """A function that makes the table of records whose arms are named by their bursts, as a figure takes it."""
+    """Return a function that tabulates records for a figure, with arms "alone" and "bursts"."""
 
     def make(records):
         table = tidy(records)
@@ -55,7 +55,10 @@ def curves():
 
 @pytest.fixture
 def study(record):
-    """Records of two processes at three rates, three seeds: accuracy falls by 0.2 times the rate, by 0.4 in bursts."""
+    """Return records of two loss processes, three rates and three seeds.
+
+    Accuracy drops by 0.2 times the rate, and by 0.4 times the rate in bursts.
+    """
     records = []
     for seed in range(3):
         lossless = 0.6 + 0.01 * seed

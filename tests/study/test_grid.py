@@ -109,7 +109,36 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
         ("arm: alone, loss_rate", "arm: alone, loss_rate: [0.2], loss_rate", "key 'loss_rate' stands twice"),
         ("arm: alone", "arm: 3", "an arm's name = 3 is no str"),
         ("notebook: 20", "outputs: table.csv\nnotebook: 20", "outputs = 'table.csv' is no list"),
-        ("notebook: 20", "outputs: [../table.csv]\nnotebook: 20", "output '../table.csv' is not below the results"),
+        ("notebook: 20", "outputs: [a/../../table.csv]\nnotebook: 20", "output 'a/../../table.csv' would be something"),
+        *(
+            (
+                "notebook: 20",
+                f"outputs: ['{name}']\nnotebook: 20",
+                f"output {name!r} would be something else to the shell",
+            )
+            for name in (
+                "../t.csv",
+                "/t.csv",
+                "a b.csv",
+                "$HOME",
+                "a;b",
+                "-rf",
+                "*.csv",
+                "",
+                "a//b",
+                "a\\b",
+            )
+        ),
+        ("notebook: 20", "outputs: ['{{seed}}.csv']\nnotebook: 20", "output '{seed}.csv' would be something else"),
+        ("notebook: 20_cells", "notebook: '20 cells'", "notebook '20 cells' would be something else to the shell"),
+        ("notebook: 20_cells", "notebook: 20", "notebook = 20 is no str"),
+        ("notebook: 20_cells", "notebook: 21_cells", "notebook = '21_cells' is not in"),
+        ("seeds: 2", "seeds: 1:30", "seeds = '1:30' is not a positive whole number"),
+        ("max_steps: 5", "max_steps: 5.0", "max_steps = 5.0 is of the wrong type: give int, such as 5"),
+        ("arm: alone", "arm: '{{0}}'", "arm '{0}' cannot be filled in (ValueError: Format string contains positional"),
+        ("arm: alone", "arm: '{{config}}'", "arm '{config}' cannot be filled in (KeyError: 'config'): name parameters"),
+        ("arm: alone", "arm: 'a}}'", "arm 'a}' cannot be filled in"),
+        ("arm: alone", "arm: '{{eval_steps:g}}'", "arm '{eval_steps:g}' cannot be filled in (TypeError"),
         ("tiny:", "1:", "a profile's name = 1 is no str"),
         ("max_steps: 5", f"link_gbits: {10**400}", f"link_gbits = {10**400} is beyond a float's"),
         ("seeds: 2", "seeds: 2\n    tasks: []", "arms or tasks = [] make no cells"),
@@ -126,6 +155,13 @@ def test_what_has_not_the_form_of_a_grid_is_refused(tmp_path, written, instead, 
         load_experiment(file, "tiny", tmp_path / "results")
     assert str(error.value).startswith(str(file))
     assert "\n" not in str(error.value)
+
+
+def test_doubled_braces_of_an_arm_are_braces(tmp_path):
+    load(tmp_path)
+    file = tmp_path / "experiments" / "grid.yaml"
+    file.write_text(file.read_text().replace("arm: alone", "arm: '{{0}} at {loss_rate:g}'"))
+    assert load_experiment(file, "tiny", tmp_path).cells[0].arm == "{0} at 0"
 
 
 def test_tasks_that_are_not_there_or_empty_are_refused(tmp_path):
@@ -186,6 +222,9 @@ def test_several_processes_are_another_cell_and_as_many_as_it_has_ranks(tmp_path
     file = tmp_path / "experiments" / "grid.yaml"
     text = file.read_text()
     file.write_text("processes: 4\n" + text)
+    with pytest.raises(ValueError, match="processes = 4 with notebook = '20_cells', whose cells run in one process"):
+        load_experiment(file, "tiny", tmp_path / "results")
+    (tmp_path / "20_cells.ipynb").write_text("from lossytp.study.torchrun import torchrun")
     assert here.isdisjoint(load_experiment(file, "tiny", tmp_path / "results").folders)
     file.write_text("processes: 2\n" + text)
     with pytest.raises(ValueError, match="processes = 2 where a cell has 4 ranks: give 4, or leave it out"):

@@ -1,4 +1,4 @@
-"""Every number in the paper comes from results: none is typed."""
+"""Check that every number in the paper comes from results, and none is typed."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from tests.study.typst_prose import prose, swallowed
 
 PAPER = Path(__file__).parents[2] / "paper"
-ALLOWED = (  # no results: names, the intervals' definition, and what a drawing numbers
+ALLOWED = (  # names, the definition of intervals, and numbers in a drawing: not results
     r"(GPT|SST)-2",
     r"SHA-256",
     r"\b(bf16|fp16|fp32)\b",
@@ -21,7 +21,7 @@ ALLOWED = (  # no results: names, the intervals' definition, and what a drawing 
 
 
 def typed_numbers(source):
-    """The line and the text of every number in a Typst source's prose that is not part of anything ALLOWED."""
+    """Return line and text of each number in a Typst source's prose that no pattern of ALLOWED covers."""
     text = prose(source)
     for pattern in ALLOWED:
         text = re.sub(pattern.replace(" ", r"[\s~]+"), lambda found: re.sub(r"\d", " ", found.group()), text)

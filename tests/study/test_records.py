@@ -1,10 +1,11 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from lossytp.study.contrasts import unlearnt
+from lossytp.study.comparisons import unlearned_trainings
 from lossytp.study.grid import Cell, Experiment
-from lossytp.study.records import read_experiment, repeated, tidy, whole_seeds, with_lossless
+from lossytp.study.records import complete_seeds, json_rows, read_experiment, tidy, with_lossless
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import portable, write_record
 
@@ -38,7 +39,7 @@ def test_of_no_runs_there_are_none_without_losses():
 
 
 def test_copies_of_a_run_are_no_second_seed(record):
-    with pytest.raises(ValueError, match="two records of seed 3"):
+    with pytest.raises(ValueError, match=r"seed 3 at ber 0\.1 has two records"):
         tidy([record(loss_rate=0.1, seed=3, accuracy=0.5), record(loss_rate=0.1, seed=3, accuracy=0.6)])
 
 
@@ -53,13 +54,13 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
         made = record(loss_rate=cell.config.loss_rate, seed=cell.config.seed, accuracy=0.5)
         write_record(Path(cell.config.output_dir), {**made, "config": portable(cell.config)})
     table, records = read_experiment(experiment)
-    learnt = unlearnt(table.head(0))
-    whole, theirs = whole_seeds(experiment, table, records, learnt)
+    learnt = unlearned_trainings(table.head(0))
+    whole, theirs = complete_seeds(experiment, table, records, learnt)
     assert whole[["arm", "seed"]].values.tolist() == [["none", 0], ["lossy", 0], ["none", 2], ["lossy", 2]]
     assert [each["config"]["seed"] for each in theirs] == [0, 0, 2, 2]
     assert whole["run"].tolist() == ["none0", "lossy0", "none2", "lossy2"]  # by which a point's record is found
-    assert whole_seeds(experiment, table, records, learnt, fewest=3)[0].empty
-    assert whole_seeds(experiment, tidy([]), [], unlearnt(tidy([])))[0].empty
+    assert complete_seeds(experiment, table, records, learnt, min_seeds=3)[0].empty
+    assert complete_seeds(experiment, tidy([]), [], unlearned_trainings(tidy([])))[0].empty
 
 
 def test_a_training_that_is_not_learnt_is_not_asked_for(tmp_path, record):
@@ -75,24 +76,20 @@ def test_a_training_that_is_not_learnt_is_not_asked_for(tmp_path, record):
         )
         write_record(Path(cell.config.output_dir), {**made, "config": portable(cell.config)})
     table, records = read_experiment(experiment)
-    assert whole_seeds(experiment, table, records, unlearnt(table.head(0)))[0].empty
-    assert unlearnt(table)["model_name"].tolist() == ["gpt2-nano-scratch"]
-    whole, theirs = whole_seeds(experiment, table, records, unlearnt(table))
+    assert complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)))[0].empty
+    assert unlearned_trainings(table)["model_name"].tolist() == ["gpt2-nano-scratch"]
+    whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table))
     assert whole["arm"].tolist() == ["no loss", "lossy"]
     assert theirs == records[:2]
 
 
-def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
-    def run(accuracy, processor="one", seed=0, lossy=0.5, **kept):
-        made = record(loss_rate=0.1, seed=seed, accuracy=accuracy, **kept)
-        final = made["final"] | {"accuracy_lossy": lossy}
-        return made | {"environment": {"processor": processor}, "final": final}
+def test_rows_are_json(study, curves):
+    table = curves(study).assign(value=float("inf"))
+    text = json.dumps(json_rows(table[["task", "seed", "value", "ge_config"]].head(1)), allow_nan=False)
+    assert json.loads(text) == [{"task": "docstrings", "seed": 0, "value": None, "ge_config": None}]
 
-    others = [run(0.9, seed=1), run(0.8, seed=2, max_length=16)]  # ran once
-    found = repeated([run(0.7), run(0.7, save_model=True, lossy=0.52), run(0.6, "two", eval_steps=5), *others])
-    assert found["one"] == {"pairs": 1, "differ": 0, "largest": 0.0, "largest_lossy": pytest.approx(0.02)}
-    assert found["two"] == {
-        "pairs": 2, "differ": 2, "largest": pytest.approx(0.1), "largest_lossy": pytest.approx(0.02)
-    }  # fmt: skip
-    none = {"pairs": 0, "differ": 0, "largest": 0.0, "largest_lossy": 0.0}
-    assert repeated(others) == {"one": none, "two": none}
+
+def test_arms_share_the_runs_without_losses(study, curves):
+    arms = curves(study)
+    assert list(arms["arm"].unique()) == ["alone", "bursts"]
+    assert (arms.groupby("arm").size() == 9).all()

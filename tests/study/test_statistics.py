@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lossytp.study.statistics import budget_of_falls, holm, loss_budget, rank_correlation, t_interval
+from lossytp.study.statistics import holm, loss_budget, rank_correlation, rate_of_drop, t_interval
 
 RATES = np.array([0, 0.01, 0.02, 0.05, 0.1, 0.2])
 
@@ -37,26 +37,26 @@ def test_holm_errs_in_one_of_twenty_studies():
 
 
 def test_budget_of_a_straight_line_is_where_it_has_fallen_by_the_drop():
-    assert budget_of_falls(RATES, 0.4 * RATES, 0.01) == pytest.approx(0.025)
-    assert budget_of_falls(RATES, np.zeros(6), 0.01) == math.inf
-    assert budget_of_falls(RATES, np.array([0, 0, 0, 0, 0, 0.01]), 0.01) == pytest.approx(0.2)
+    assert rate_of_drop(RATES, 0.4 * RATES) == pytest.approx(0.025)
+    assert rate_of_drop(RATES, np.zeros(6)) == math.inf
+    assert rate_of_drop(RATES, np.array([0, 0, 0, 0, 0, 0.01])) == pytest.approx(0.2)
 
 
 def test_budget_takes_a_rise_of_accuracy_for_noise():
     falls = np.array([0, 0.02, -0.01, 0.0, 0.03, 0.05])  # the three after the first are pooled, to a third of a point
-    assert budget_of_falls(RATES, falls, 0.01) == pytest.approx(0.0625)
+    assert rate_of_drop(RATES, falls) == pytest.approx(0.0625)
     below = np.array([0, -0.02, 0.02])  # a fit goes from zero, not from below it
-    assert budget_of_falls(np.array([0, 0.1, 0.2]), below, 0.01) == pytest.approx(0.15)
+    assert rate_of_drop(np.array([0, 0.1, 0.2]), below) == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("num_seeds", [3, 5, 10])
 @pytest.mark.parametrize("noise", [0.006, 0.02])
 @pytest.mark.parametrize("slope", [0.06, 0.3, 2.0])
 def test_budget_interval_covers(num_seeds, noise, slope):
-    """On made-up data of a known budget, gentle to steep; seeds share an offset, as runs of one seed do.
+    """Check coverage on made-up data with known budgets, from gentle to steep drops.
 
-    At least 95 %: the hull of the rates that the test leaves may hold more than the test itself does. And not
-    everything: with little noise and a steep fall the interval is short.
+    Each seed has an offset at all rates, as real runs do. Coverage may exceed 95 %, since the interval also covers gaps
+    between the rates that the test accepts. But with little noise and a steep drop it is short.
     """
     generator = np.random.default_rng(num_seeds)
     budget, covered, widths = 0.01 / slope, [], []
@@ -72,7 +72,7 @@ def test_budget_interval_covers(num_seeds, noise, slope):
 
 @pytest.mark.parametrize("num_seeds", [3, 5])
 def test_on_a_flat_curve_the_interval_seldom_ends(num_seeds):
-    """Where nothing falls, the budget is beyond all rates: the interval must reach infinity but in 5 % of studies."""
+    """Without a drop the budget is infinite, so the interval must reach infinity in 95 % of studies."""
     generator = np.random.default_rng(0)
     ends = [loss_budget(RATES, generator.normal(0.6, 0.02, (num_seeds, 6))).high for _ in range(400)]
     assert np.mean(np.isinf(ends)) >= 0.95 - 3.5 * math.sqrt(0.95 * 0.05 / 400)

@@ -1,4 +1,4 @@
-"""torchrun from a notebook: the record, or the failing rank's own error."""
+"""Check that torchrun returns the record, or raises the failing rank's own error."""
 
 import json
 import signal

@@ -1,5 +1,7 @@
-"""The paper with every question answered, from made-up records of the whole grid: each figure is drawn and each section
-typeset, though the study's own runs may not be finished."""
+"""Make the whole paper from made-up records of every cell: draw each figure and typeset each section.
+
+The study's own runs need not be finished.
+"""
 
 import copy
 import json
@@ -35,7 +37,7 @@ SECTIONS = [
 
 
 def fall(config: TrainConfig) -> float:
-    """Of accuracy, that is made up: two points at 10 % loss, half as much with a repair."""
+    """Return a made-up drop in accuracy: two points at 10 % loss, half as much with a repair."""
     return 0.2 * config.loss_rate * (1.0 if config.repair == "zero" else 0.5)
 
 
@@ -62,7 +64,7 @@ def made_up(template: dict, config: TrainConfig, processes: int) -> dict:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """A results folder of the paper's profile, all of whose figures are drawn."""
+    """Return a results folder of the paper's profile with all figures."""
     place = tmp_path_factory.mktemp("paper") / "results"
     place.mkdir()
     for name in ("baseline.json", "step_times.csv", "bursts.csv", "channel.csv"):
@@ -124,7 +126,7 @@ def test_what_was_put_in_comes_out(paper):
 
 @pytest.fixture
 def root(results, tmp_path):
-    """The folder above which Typst reads nothing, with the paper and the results."""
+    """Return a folder with the paper and the results; Typst reads nothing outside it."""
     shutil.copytree(ROOT / "paper", tmp_path / "root" / "paper")
     shutil.copytree(results, tmp_path / "root" / "results", ignore=shutil.ignore_patterns("runs"))
     return tmp_path / "root"

@@ -1,7 +1,7 @@
-"""What a reader of a Typst source reads, apart from its code: Typst's own parser is not to be had from Python.
+"""Extract the prose of a Typst source, since Typst's own parser has no Python interface.
 
-Prose are markup and content blocks, however deep in code, numbers behind `#`, and strings in code that have a space.
-Code are expressions behind `#` and what they hold. Raw text, references, labels, links and comments are no prose.
+Prose is markup and content blocks at any depth of code, numbers after `#`, and strings in code that contain a space.
+Code is an expression after `#` and its content. Raw text, references, labels, links and comments are not prose.
 """
 
 import re
@@ -25,14 +25,14 @@ CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
 def prose(source: str) -> str:
-    """The source with a space for every character that is no prose, so that lines and columns stay."""
+    """Return the source with a space for every character outside prose, so that lines and columns stay."""
     reader = _Reader(source)
     reader.markup("")
     return "".join(reader.kept)
 
 
 def swallowed(source: str) -> list[int]:
-    """The lines of semicolons behind code in prose, as in `#fall(row); more`: Typst ends code by them, unprinted."""
+    """Return the lines of semicolons after code in prose, as in `#fall(row); more`, which Typst does not print."""
     reader = _Reader(source)
     reader.markup("")
     return [source.count("\n", 0, at) + 1 for at in reader.semicolons]
@@ -48,7 +48,7 @@ class _Reader:
         return self.source[self.at : self.at + 1]
 
     def skip(self, pattern: re.Pattern[str], *, keep: bool = False) -> str:
-        """Go past the pattern if it is here; returns what was passed."""
+        """Skip the pattern if it matches here, and return the match."""
         match = pattern.match(self.source, self.at)
         found = match.group() if match else ""
         if keep:
@@ -71,7 +71,7 @@ class _Reader:
         self.at += len(close)
 
     def code(self, stop: str) -> None:
-        """Up to one of the characters `stop` outside all brackets."""
+        """Skip to one of the characters `stop` outside all brackets."""
         while self.here() and self.here() not in stop:
             string = STRING.match(self.source, self.at)
             if string:
@@ -80,7 +80,7 @@ class _Reader:
                 self.at += 1
 
     def group(self) -> bool:
-        """Go past brackets and what they hold, if they open here."""
+        """Skip brackets and their content, if they open here."""
         close = CLOSING.get(self.here(), "")
         self.at += len(close)
         if close == "]":
@@ -91,7 +91,7 @@ class _Reader:
         return bool(close)
 
     def math(self) -> bool:
-        """Go past a formula. Its whole numbers are its own, its decimals are not; without a letter it is a number."""
+        """Skip a formula, but keep its decimals; of a formula without letters, keep all numbers."""
         formula = MATH.match(self.source, self.at)
         if not formula:
             return False
@@ -102,7 +102,7 @@ class _Reader:
         return True
 
     def expression(self) -> None:
-        """What follows a `#` in markup."""
+        """Parse what follows a `#` in markup."""
         if self.skip(STATEMENT):
             self.code("\n;])}")
             return

@@ -8,7 +8,6 @@ import io
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from lossytp.training import checkpoint
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
+from tests.ports import held_port
 from tests.training.parallel_runs import settings, task_in
 
 SECONDS_TO_END = 120
@@ -39,25 +39,24 @@ def started(folder: Path, processes: int, kill: Kill | None = None, **values: An
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        common = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": probe.getsockname()[1]}
     values = {**GILBERT_ELLIOTT, **STEPS, "output_dir": str(folder / "run"), **values}
-    ranks = []
-    for rank in range(processes):
-        variables = {"RANK": rank, "LOCAL_RANK": rank, **common} if processes > 1 else {}
-        ranks.append(context.Process(target=_go, args=(rank, folder, values, variables, kill)))
-        ranks[-1].start()
-    waiting = list(ranks)
-    while waiting:
-        ended = wait([rank.sentinel for rank in waiting], SECONDS_TO_END)
-        waiting = [rank for rank in waiting if rank.sentinel not in ended]
-        if not ended or any(rank.exitcode for rank in ranks):
-            for rank in waiting:
-                rank.kill()
-    for rank in ranks:
-        rank.join()
-    return [rank.exitcode for rank in ranks]
+    with held_port() as port:
+        common = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        ranks = []
+        for rank in range(processes):
+            variables = {"RANK": rank, "LOCAL_RANK": rank, **common} if processes > 1 else {}
+            ranks.append(context.Process(target=_go, args=(rank, folder, values, variables, kill)))
+            ranks[-1].start()
+        waiting = list(ranks)
+        while waiting:
+            ended = wait([rank.sentinel for rank in waiting], SECONDS_TO_END)
+            waiting = [rank for rank in waiting if rank.sentinel not in ended]
+            if not ended or any(rank.exitcode for rank in ranks):
+                for rank in waiting:
+                    rank.kill()
+        for rank in ranks:
+            rank.join()
+        return [rank.exitcode for rank in ranks]
 
 
 def result(folder: Path, name: str = "run") -> dict[str, Any]:

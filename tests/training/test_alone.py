@@ -1,12 +1,14 @@
 """Two runs at once in one folder: the second is refused, until the first has ended, however it ends."""
 
+import errno
+import fcntl
 import subprocess
 import sys
 
 import pytest
 
 import lossytp as ltp
-from lossytp.training.alone import alone_in
+from lossytp.training.alone import LOCK, alone_in
 
 HOLD = """
 import sys, lossytp as ltp
@@ -38,7 +40,51 @@ def test_another_process_is_refused_until_this_one_is_killed(tmp_path, network, 
         other.wait()
     with alone_in(str(folder), network):
         pass
-    assert not folder.exists()
+    assert list(folder.iterdir()) == []
+
+
+def test_the_cache_folder_makes_no_difference(tmp_path, network, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with alone_in(str(tmp_path / "run"), network):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+        with pytest.raises(ValueError, match="is another run's"), alone_in(str(tmp_path / "run"), network):
+            pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_a_lock_that_was_deleted_while_it_was_waited_for_is_made_again(tmp_path, network, monkeypatch):
+    """Else two runs would hold two files of one name."""
+    lock, flock = tmp_path / LOCK, fcntl.flock
+
+    def delete_first(handle, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        lock.unlink()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", delete_first)
+    with alone_in(str(tmp_path), network):
+        assert lock.exists()
+        with pytest.raises(ValueError, match="is another run's"), alone_in(str(tmp_path), network):
+            pass
+
+
+def test_a_file_system_without_locks_is_told_and_used(tmp_path, network, monkeypatch, capsys):
+    def refuse(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with alone_in(str(tmp_path), network):
+        assert capsys.readouterr().err.endswith("without locks (No locks available): start no second run in it\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_killed_runs_left_half_written_is_deleted_and_nothing_else(tmp_path, network):
+    parts = {".record.json.12", ".pretrain.json.3", ".probe.4", ".wandb_id.5"}
+    kept = {".notes.json.12", ".record.json.12.txt", "record.json", ".record.json.", ".record.json"}
+    for name in parts | kept:
+        (tmp_path / name).touch()
+    with alone_in(str(tmp_path), network):
+        assert {path.name for path in tmp_path.iterdir()} == kept | {LOCK}
 
 
 def test_a_run_that_fails_lets_go(tmp_path, network, monkeypatch):

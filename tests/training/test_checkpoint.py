@@ -1,5 +1,6 @@
 """A run killed with SIGKILL and started again equals an unbroken one, to the last digit."""
 
+import errno
 import json
 import os
 import random
@@ -17,6 +18,7 @@ from lossytp.training.checkpoint import STATE, restore_, training_state
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
+from lossytp.training.own_files import MARK
 from lossytp.training.record import read_record
 from lossytp.training.tasks.data import load_dataset, training_batches
 from tests.training.killed_runs import result, started
@@ -124,7 +126,7 @@ def stopped(toy, monkeypatch):
     """A function that leaves the checkpoint of step 2 of a run in this process."""
 
     def leave(**values: Any) -> TrainConfig:
-        config = toy(checkpoint_steps=2, loss_rate=0.1, **values)
+        config = toy(**{"checkpoint_steps": 2, "loss_rate": 0.1, **values})
         with monkeypatch.context() as patched:
             patched.setattr("lossytp.training.loop._Run._evaluate", lambda *_: (_ for _ in ()).throw(Stopped))
             with pytest.raises(Stopped):
@@ -193,6 +195,116 @@ def test_a_state_that_lacks_something_is_named_with_what_to_delete(stopped, tmp_
             run(config)
 
 
+def test_a_flipped_bit_is_noticed(stopped, tmp_path):
+    """Of any tensor: `torch.load` reads a damaged one as if nothing were."""
+    config = stopped(eval_steps=3)
+    file = tmp_path / "run" / "checkpoint" / "step-2.rank-0.pt"
+    whole = file.read_bytes()
+    for share in (0.2, 0.5, 0.8):
+        damaged = bytearray(whole)
+        damaged[int(share * len(whole))] ^= 4
+        file.write_bytes(damaged)
+        torch.load(file, weights_only=True)
+        with pytest.raises(
+            ValueError, match=r"rank-0\.pt cannot be read \(it is damaged: .*: delete .* to begin anew$"
+        ):
+            run(config)
+    file.write_bytes(whole)
+    assert run(config)["timing"]["resumed_behind_steps"] == [2]
+
+
+def test_a_state_of_another_network_is_one_line(stopped, tmp_path):
+    config = stopped(eval_steps=3)
+    file = tmp_path / "run" / "checkpoint" / "step-2.rank-0.pt"
+    state = torch.load(file, weights_only=True)
+    name = "transformer.wpe.weight"
+    optimizer = [{**state["optimizer"][0], "exp_avg": torch.zeros(3)}, *state["optimizer"][1:]]
+    parameters = state["parameters"]
+    for change, reason in (
+        ({"parameters": {**parameters, name: torch.zeros(1)}}, rf"{name} has shape \(1,\), not \(128, 128\)"),
+        ({"parameters": {key: parameters[key] for key in parameters if key != name}}, f"{name} is missing"),
+        ({"parameters": {**parameters, "extra": torch.zeros(1)}}, "extra is unknown"),
+        ({"parameters": {**parameters, name: "text"}}, "shape"),
+        ({"optimizer": state["optimizer"][:-1]}, "argument"),
+        ({"optimizer": [{"step": torch.tensor(2.0)}, *state["optimizer"][1:]]}, "parameter 0 has step, not exp_avg"),
+        ({"optimizer": optimizer}, r"exp_avg of parameter 0 has shape \(3,\)"),
+        ({"network": "[1, 2]"}, ""),
+        ({"network": json.dumps({"garbage": 1})}, ""),
+        ({"random": torch.zeros(2)}, ""),
+        ({"memories": [1]}, ""),
+    ):
+        torch.save({**state, **change}, file)
+        with pytest.raises(ValueError, match=rf"checkpoint is not of this run \(.*{reason}.*\): delete it to") as error:
+            run(config)
+        assert "\n" not in str(error.value)
+
+
+def test_a_trace_that_changed_is_refused(stopped, toy, tmp_path):
+    trace = tmp_path / "trace.txt"
+    trace.write_text("0001000000")
+    values = {"eval_steps": 3, "loss_type": f"trace('{trace}')", "loss_rate": 0.0}
+    config = stopped(**values)
+    trace.write_text("0010000000")
+    for what in ("checkpoint", "record.json"):
+        with pytest.raises(ValueError, match=rf"{what} is of a run on other losses: the file of trace\(.* has changed"):
+            run(config)
+        trace.write_text("0 0 0 1 0 0 0 0 0 0")  # the same losses
+        run(config)
+        trace.write_text("0010000000")
+    record = tmp_path / "run" / "record.json"
+    older = json.loads(record.read_text())
+    del older["trace_sha256"]
+    record.write_text(json.dumps(older))
+    assert run(config)["final"] == older["final"]
+
+
+def test_a_checkpoint_of_a_version_without_marks_is_gone_on_from(stopped, tmp_path):
+    config = stopped(eval_steps=3)
+    folder = tmp_path / "run" / "checkpoint"
+    (folder / MARK).unlink()
+    assert run(config)["timing"]["resumed_behind_steps"] == [2]
+    assert not folder.exists()
+
+
+def test_an_unmarked_folder_with_a_file_beside_checkpoints_is_refused(stopped, tmp_path):
+    config = stopped(eval_steps=3)
+    folder = tmp_path / "run" / "checkpoint"
+    (folder / MARK).unlink()
+    (folder / "thesis").touch()
+    with pytest.raises(ValueError, match=r"checkpoint/step-2.rank-0.pt \(and 2 more\) is in the way"):
+        run(config)
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_a_file_that_is_put_beside_checkpoints_stays(stopped, tmp_path):
+    config = stopped(eval_steps=3)
+    folder = tmp_path / "run" / "checkpoint"
+    (folder / "thesis").touch()
+    assert run(config)["timing"]["resumed_behind_steps"] == [2]
+    assert [path.name for path in folder.iterdir()] == ["thesis"]
+
+
+def test_on_a_full_disk_the_checkpoint_before_serves(toy, tmp_path, monkeypatch):
+    config = toy(checkpoint_steps=2, loss_rate=0.1)
+    save, saved = torch.save, []
+
+    def second_is_too_large(state, file):
+        saved.append(1)
+        if len(saved) == 2:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", second_is_too_large)
+    with pytest.raises(
+        ValueError, match=r"^.*step-4.rank-0.pt cannot be written \(No space left on device\): make room"
+    ):
+        run(config)
+    names = {path.name for path in (tmp_path / "run" / "checkpoint").iterdir()}
+    assert names == {MARK, "step.json", "step-2.rank-0.pt"}
+    assert run(config)["timing"]["resumed_behind_steps"] == [2]
+
+
 def test_state_is_what_a_training_state_has():
     layer, network = torch.nn.Linear(2, 2), TrainConfig().network()
     state = training_state(layer, torch.optim.AdamW(layer.parameters()), torch.amp.GradScaler("cpu"), network)
@@ -203,12 +315,14 @@ def test_a_checkpoint_of_other_data_is_refused(stopped, monkeypatch):
     config = stopped(eval_steps=3)
     original = load_dataset
     monkeypatch.setattr(
-        "lossytp.training.loop.load_dataset",
+        "lossytp.training.inputs.load_dataset",
         lambda *names, **sizes: original(*names, **sizes).__class__(
             **{**vars(original(*names, **sizes)), "sha256": "another"}
         ),
     )
-    with pytest.raises(ValueError, match="unfinished run on other data"):
+    with pytest.raises(
+        ValueError, match=r"^.*checkpoint is of a run on other data: that of toy has changed.* or delete"
+    ):
         run(config)
 
 

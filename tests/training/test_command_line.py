@@ -185,7 +185,15 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path):
     [
         ("bf16: 1", "bf16 = 1 is of the wrong type: give true or false"),
         ("bf16: 'yes'", "bf16 = 'yes' is of the wrong type: give true or false"),
-        ("max_steps: true", "max_steps = True is of the wrong type: give a value that is neither true nor false"),
+        ("bf16: no", "bf16 = 'no' is of the wrong type: give true or false"),
+        ("max_steps: true", "max_steps = True is of the wrong type: give int"),
+        ("max_steps: 1.0", "max_steps = 1.0 is of the wrong type: give int, such as 1"),
+        ("output_dir: null", "output_dir = None is of the wrong type: give str"),
+        ("output_dir: [a, b]", "output_dir = ['a', 'b'] is of the wrong type: give str"),
+        ("output_dir: {a: b}", "output_dir = {'a': 'b'} is of the wrong type: give str"),
+        ("output_dir: 2024", 'output_dir = 2024 is of the wrong type: give str, in YAML within quotes: "2024"'),
+        ("seed: 1:30", "seed = '1:30' is of the wrong type: give int"),
+        ("repair: null", "repair = None is of the wrong type: give str"),
         ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml cannot be read as YAML: key 'loss_rate' stands twice"),
     ],
 )
@@ -194,6 +202,15 @@ def test_what_yaml_would_let_pass_is_named(tmp_path, text, words):
     with pytest.raises(ValueError, match=re.escape(words)) as error:
         parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")])
     assert "\n" not in str(error.value)
+
+
+def test_plain_words_of_a_file_mean_what_they_look_like(tmp_path):
+    """YAML 1.1 reads a date, octal 8, a text, and 90 instead of these."""
+    file = tmp_path / "run.yaml"
+    file.write_text("output_dir: 2024-01-01\nseed: 010\nlearning_rate: 1e-4\nlossy_layers: 1:3\n")
+    config = parse(TrainConfig, None, ["--config", str(file)])
+    expected = {"output_dir": "2024-01-01", "seed": 10, "learning_rate": 1e-4, "lossy_layers": "1:3"}
+    assert config.changes() == expected
 
 
 @pytest.mark.parametrize("text", ["loss_rate: [", "- 1", "los_rate: 0.1", "loss_rate: 3"])

@@ -25,7 +25,7 @@ from lossytp.training.config import TrainConfig
         ({"loss_rate": float("nan")}, ["loss_rate", "nan"]),
         ({"loss_rate": "0.1"}, ["loss_rate", "'0.1'", "float"]),
         ({"loss_rate": True}, ["loss_rate", "True"]),
-        ({"bf16": 1}, ["bf16", "bool"]),
+        ({"bf16": 1}, ["bf16", "true or false"]),
         ({"loss_type": "burst"}, ["loss_type", "burst", "ber, g-e"]),
         (
             {"loss_type": "g-e", "loss_rate": 0.5, "mean_burst_packets": 0.5},
@@ -44,6 +44,14 @@ from lossytp.training.config import TrainConfig
         ({"repair": "hope"}, ["repair", "hope", "rescale"]),
         ({"mtu_bytes": 40}, ["mtu_bytes", "40", "52"]),
         ({"batch_size": 0}, ["batch_size", "0"]),
+        ({"dropout": 1.0}, ["dropout = 1 is not in [0, 1): give the share to drop"]),
+        ({"dropout": float("nan")}, ["dropout = nan is not in [0, 1)"]),
+        ({"dropout": -0.1}, ["dropout = -0.1 is not in [0, 1)"]),
+        ({"target_accuracy": 1.5, "eval_steps": 5}, ["target_accuracy = 1.5 is not in [0, 1]"]),
+        ({"warmup_steps": 31, "max_steps": 30}, ["warmup_steps = 31 is above max_steps = 30: give as many or fewer"]),
+        ({"warmup_steps": -1}, ["warmup_steps = -1 is negative"]),
+        ({"max_samples": -1}, ["max_samples = -1 is below 1"]),
+        ({"eval_samples": 0}, ["eval_samples = 0 is below 1"]),
         ({"learning_rate": -1.0}, ["learning_rate", "-1"]),
         ({"bf16": True, "fp16": True}, ["bf16", "fp16"]),
         ({"implementation": "deepspeed"}, ["implementation", "deepspeed", "lossytp, dtensor, megatron"]),
@@ -242,7 +250,7 @@ OWN = {"reliable_gather": False}
             {**OWN, "replicated_gradients": "none", "resync_every": 0},
             "resync_every = 0 is below 1: give a positive number",
         ),
-        ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give bool"),
+        ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give true or false"),
         ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),
         ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
@@ -276,7 +284,11 @@ OWN = {"reliable_gather": False}
         ({"lossy_layers": "2:2"}, "layers = (2, 2) is no range: give the first and the one after the last"),
         ({"lossy_layers": "3:1"}, "layers = (3, 1) is no range: give the first and the one after the last"),
         ({"lossy_layers": "3:5"}, "lossy_layers = '3:5' is beyond gpt2-nano's 4 blocks: stop at 4"),
-        ({"lossy_layers": 63}, "lossy_layers = 63 is of the wrong type: give str or nothing"),  # 1:3, as YAML reads it
+        (
+            {"lossy_layers": 63},
+            'lossy_layers = 63 is of the wrong type: give str or nothing, in YAML within quotes: "63"',
+        ),
+        ({"max_steps": 1.0}, "max_steps = 1.0 is of the wrong type: give int, such as 1"),
         *(
             (
                 {"lossy_links": text},
@@ -459,3 +471,13 @@ def test_dict_round_trip_and_ints_for_floats():
 def test_checking_a_configuration_does_not_wait_for_torch():
     code = "import sys, lossytp.study.grid, lossytp.training.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_training_examples_are_all_of_them_as_in_earlier_studies():
+    assert TrainConfig(max_samples=0) == TrainConfig()
+    assert TrainConfig(max_samples=0).as_dict()["max_samples"] is None
+
+
+def test_the_warm_up_fills_a_run_at_most_but_its_default_stays_in_short_trials():
+    assert TrainConfig(warmup_steps=30, max_steps=30).warmup_steps == 30
+    assert TrainConfig(max_steps=2).warmup_steps == 20

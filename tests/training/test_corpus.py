@@ -111,6 +111,21 @@ def test_folders_that_a_pattern_matches_are_left_out(tmp_path):
     assert list(corpus(str(tmp_path / "**"), split="train").texts()) == ["läst"]
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x89PNG\r\n\x1a\n", r"is no UTF-8 text \(byte 0x89 at 0\): save it as UTF-8, or narrow the pattern$"),
+        ("läst".encode("latin-1"), r"is no UTF-8 text \(byte 0xe4 at 1\)"),
+        (b"GIF\x00\x01", r"holds NUL at 3, as no text does: narrow the pattern$"),
+    ],
+)
+def test_a_file_that_is_no_text_is_named(tmp_path, content, words):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"b\.txt {words}"):
+        list(corpus(str(tmp_path / "*"), split="train").texts())
+
+
 def test_a_file_without_a_text_column_is_named_with_those_it_has(tmp_path):
     write(tmp_path / "a.parquet", ["x"], column="body")
     with pytest.raises(ValueError, match=r"a\.parquet has no column 'text' but id, body"):

@@ -233,6 +233,19 @@ def test_a_model_that_learnt_other_classes_is_refused(tmp_path):
         evaluate(tmp_path)
 
 
+@pytest.mark.parametrize("text", ["my notes", "{}", "[]"])
+def test_a_file_of_others_in_place_of_the_evaluation_is_refused_and_stays(tmp_path, text):
+    file = tmp_path / "evaluation.json"
+    file.write_text(text)
+    config = EvaluateConfig(model_name="gpt2-nano", prompt="The", output_dir=str(tmp_path))
+    with pytest.raises(
+        ValueError, match=rf"^{file} is no evaluation \(.*\): move it elsewhere, or name another"
+    ) as error:
+        evaluation.run(config)
+    assert "\n" not in str(error.value)
+    assert file.read_text() == text
+
+
 def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
     train(tmp_path, "classification")
     folder = tmp_path / "run" / "last"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -102,6 +103,7 @@ def test_a_folder_that_holds_no_gpt2_is_named(tmp_path):
         with pytest.raises(ValueError, match="holds no GPT-2") as error:
             check_model(str(tmp_path), 2, 64)
         assert "\n" not in str(error.value)
+        assert "config.json" in str(error.value)
 
 
 def test_the_sizes_of_an_unknown_one_are_checked_before_its_weights_are_there(folder, monkeypatch, tokenizer):
@@ -169,6 +171,14 @@ def test_what_has_no_weights_or_no_head_cannot_be_evaluated(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2Model"]}))
     with pytest.raises(ValueError, match=r"is of \['GPT2Model'\]: give one of GPT2LMHeadModel"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("named", [5, "GPT2LMHeadModel", [5], [["GPT2LMHeadModel"]], {"GPT2LMHeadModel": 1}, None])
+def test_a_head_that_is_not_named_in_a_list_is_one_line(folder, named):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": named}))
+    with pytest.raises(ValueError, match=re.escape(f"is of {named}: give one of GPT2LMHeadModel")):
         load_model(str(folder))
 
 
@@ -343,3 +353,6 @@ def test_the_first_line_of_what_a_library_says_has_words():
     """Some begin with an empty line."""
     assert models.first_line(ImportError("\nwhy\nand how")) == "ImportError: why"
     assert models.first_line(KeyError()) == "KeyError: "
+    assert (
+        models.first_line(TypeError("of field 'n_embd':\n    got str\nmore")) == "TypeError: of field 'n_embd': got str"
+    )

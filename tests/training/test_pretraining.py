@@ -1,5 +1,7 @@
 """Pretraining runs of a tiny model on a few hundred made-up documents."""
 
+import copy
+import errno
 import json
 import math
 import multiprocessing
@@ -19,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lossytp.training import models
 from lossytp.training.alone import alone_in
 from lossytp.training.command_line import parse
+from lossytp.training.own_files import MARK
 from lossytp.training.pretraining import corpus as corpora
 from lossytp.training.pretraining import run as pretraining
 from lossytp.training.pretraining.config import PretrainConfig
@@ -214,10 +217,11 @@ def _killed(values, where, at_step):
             end()
         return loss
 
-    def half(state, path):
-        save(state, path)
+    def half(state, file):
+        save(state, file)
         if where == "save" and steps[-1] == at_step:
-            os.truncate(path, path.stat().st_size // 2)
+            file.flush()
+            os.truncate(file.name, file.tell() // 2)
             end()
 
     with (
@@ -242,6 +246,100 @@ def test_finished_it_is_not_run_again_and_another_configuration_is_refused(pretr
 def test_another_run_in_its_folder_is_refused_and_makes_nothing(pretrain):
     config = pretrain()
     with alone_in(config.output_dir), pytest.raises(ValueError, match="is another run's that is still going on"):
+        run(config)
+    assert list(Path(config.output_dir).iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors", "tokenizer.json", "checkpoint.pt"])
+def test_others_files_are_refused_before_the_first_step_and_stay(pretrain, monkeypatch, name):
+    config = pretrain()
+    file = Path(config.output_dir) / name
+    file.parent.mkdir()
+    file.write_text("x")
+    (file.parent / "thesis").touch()
+    monkeypatch.setattr(pretraining, "_Pretraining", None)  # would fail if it were run
+    with pytest.raises(ValueError, match=rf"^{file} is (in the way.*: move it|no checkpoint .*: delete it)"):
+        run(config)
+    assert file.read_text() == "x"
+    assert sorted(path.name for path in file.parent.iterdir()) == sorted([name, "thesis"])
+
+
+def test_a_checkpoint_of_a_version_without_marks_is_gone_on_from(pretrain):
+    config = pretrain()
+    stopped(config, 5)
+    (Path(config.output_dir) / MARK).unlink()
+    assert losses(run(config)) == losses(run(pretrain("unbroken")))
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_noticed(pretrain):
+    config = pretrain()
+    stopped(config, 5)
+    file = Path(config.output_dir) / CHECKPOINT
+    damaged = bytearray(file.read_bytes())
+    damaged[len(damaged) // 2] ^= 4
+    file.write_bytes(damaged)
+    torch.load(file, weights_only=True)
+    with pytest.raises(
+        ValueError, match=r"checkpoint\.pt is no checkpoint of this command \(it is damaged: .*: delete it"
+    ):
+        run(config)
+
+
+def test_a_checkpoint_of_another_network_is_one_line(pretrain):
+    config = pretrain()
+    stopped(config, 5)
+    file = Path(config.output_dir) / CHECKPOINT
+    state = torch.load(file, weights_only=True)
+    name = "transformer.wpe.weight"
+    optimizer = copy.deepcopy(state["optimizer"])
+    optimizer["state"][0]["exp_avg"] = torch.zeros(3)
+    for change in (
+        {"model": {**state["model"], name: torch.zeros(1)}},
+        {"model": {key: value for key, value in state["model"].items() if key != name}},
+        {"optimizer": {}},
+        {"optimizer": {**state["optimizer"], "state": {}}},
+        {"optimizer": optimizer},
+        {"blocks": {"start": 3}},
+    ):
+        torch.save({**state, **change}, file)
+        with pytest.raises(ValueError, match=r"^the checkpoint in .* is not of this run \(.*\): delete it to") as error:
+            run(config)
+        assert "\n" not in str(error.value)
+
+
+def test_on_a_full_disk_the_checkpoint_before_serves(pretrain, monkeypatch):
+    config = pretrain()
+    save, saved = torch.save, []
+
+    def second_is_too_large(state, file):
+        saved.append(1)
+        if len(saved) == 2:
+            file.write(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "save", second_is_too_large)
+        with pytest.raises(
+            ValueError, match=r"checkpoint\.pt cannot be written \(No space left on device\): make room"
+        ):
+            run(config)
+    assert len(torch.load(Path(config.output_dir) / CHECKPOINT)["losses"]) == 3
+    assert not (Path(config.output_dir) / f".{CHECKPOINT}.part").exists()
+    assert losses(run(config)) == losses(run(pretrain("unbroken")))
+
+
+def test_several_processes_are_refused(pretrain, monkeypatch):
+    for name, value in (
+        ("RANK", "1"),
+        ("LOCAL_RANK", "1"),
+        ("WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "x"),
+        ("MASTER_PORT", "1"),
+    ):
+        monkeypatch.setenv(name, value)
+    config = pretrain()
+    with pytest.raises(ValueError, match="runs in one process, and here 2 are started: start it with python -m loss"):
         run(config)
     assert not Path(config.output_dir).exists()
 
@@ -387,7 +485,7 @@ def test_matrices_alone_decay_and_gradients_are_clipped(pretrain, monkeypatch):
 
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda p, norm: clipped.append(norm) or clip(p, norm))
     monkeypatch.setattr(pretraining, "build_optimizer", built)
-    run(pretrain(total_steps=1, gradient_clipping=0.5, weight_decay=0.2))
+    run(pretrain(warmup_steps=1, total_steps=1, gradient_clipping=0.5, weight_decay=0.2))
     assert clipped == [0.5]
     matrices = ("wte", "wpe", "h.0.attn.c_attn", "h.0.attn.c_proj", "h.0.mlp.c_fc", "h.0.mlp.c_proj")
     norms = ("h.0.ln_1", "h.0.ln_2", "ln_f")
@@ -429,6 +527,7 @@ def test_the_earlier_studys_command_line():
         ({"model_name": "gpt2"}, "model_name = 'gpt2'"),
         ({"batch_size": 0}, "batch_size = 0 is below 1"),
         ({"learning_rate": -1.0}, "learning_rate = -1.0 is negative"),
+        ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps = 9 is above total_steps = 8: give as many or fewer"),
     ],
 )
 def test_values_that_cannot_be_are_refused(values, message):

@@ -49,9 +49,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     file = tmp_path / "file"
     write_atomically(file, "old")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(ValueError, match=r"^.*file cannot be written \(full\): .* start the same command again$"):
         write_atomically(file, "new")
     assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_another_configurations_folder_is_refused_and_left_alone(toy, tmp_path):

@@ -16,6 +16,7 @@ import pytest
 
 import lossytp as ltp
 from lossytp.training.record import read_record
+from tests.ports import held_port
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 QUICK = ["--tensor_parallel_size", "2", "--batch_size", "4", "--max_samples", "48", "--eval_samples", "20"]
@@ -169,28 +170,26 @@ def by_hand(rank: int, port: int, world: int = 2) -> dict[str, Any]:
     return {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def test_what_cannot_start_by_hand_is_one_line_with_the_fix(tmp_path: Path, start: Callable) -> None:
     """All of them at once: each takes seconds to import torch."""
     missing = by_hand(0, 1)
     del missing["MASTER_PORT"]
-    with socket.socket() as taken:
+    with socket.socket() as taken, held_port() as free:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
         cases = [
             (start([sys.executable, *module(tmp_path)], **missing), "MASTER_PORT is not: start with torchrun"),
             (
+                start([sys.executable, *module(tmp_path)], **by_hand(0, free) | {"MASTER_ADDR": "nowhere.invalid"}),
+                "MASTER_ADDR = 'nowhere.invalid' names no machine ",
+            ),
+            (
                 start([sys.executable, *module(tmp_path)], **by_hand(0, port)),
                 f"MASTER_PORT = {port} is in use on 127.0.0.1: choose another",
             ),
             (
-                start([sys.executable, *script(tmp_path, IMPATIENT)], **by_hand(0, free_port())),
+                start([sys.executable, *script(tmp_path, IMPATIENT)], **by_hand(0, free)),
                 "not all of the 2 ranks came within 1 s: start them all, or correct WORLD_SIZE",
             ),
         ]
@@ -203,13 +202,13 @@ def test_what_cannot_start_by_hand_is_one_line_with_the_fix(tmp_path: Path, star
 
 
 def test_a_rank_whose_other_is_killed_ends_with_one_line(tmp_path: Path, start: Callable) -> None:
-    port = free_port()
-    started = [start([sys.executable, *module(tmp_path, *ENDLESS)], **by_hand(rank, port)) for rank in (0, 1)]
-    steps_began(tmp_path, [psutil.Process(process.pid) for process, _ in started])
-    (left, told), (killed, _) = started
-    killed.kill()
-    assert ended(left) == 1
-    lines = [line for line in told.read_text().splitlines() if "error" in line]
-    assert len(lines) == 1, told.read_text()
-    assert lines[0].startswith("rank 0: error: the connection to another process is lost: see why that one ended")
-    assert "Traceback" not in told.read_text()
+    with held_port() as port:
+        started = [start([sys.executable, *module(tmp_path, *ENDLESS)], **by_hand(rank, port)) for rank in (0, 1)]
+        steps_began(tmp_path, [psutil.Process(process.pid) for process, _ in started])
+        (left, told), (killed, _) = started
+        killed.kill()
+        assert ended(left) == 1
+        lines = [line for line in told.read_text().splitlines() if "error" in line]
+        assert len(lines) == 1, told.read_text()
+        assert lines[0].startswith("rank 0: error: the connection to another process is lost: see why that one ended")
+        assert "Traceback" not in told.read_text()

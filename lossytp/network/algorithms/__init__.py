@@ -1,6 +1,6 @@
 """Collective algorithms, one a file, each by the name of its file: packet routes and nothing else.
 
-A new algorithm is a new file here that defines `ALGORITHM`; nothing else has to know of it.
+A new algorithm is a new file here that defines `ALGORITHM`. Nothing else needs to know about it.
 """
 
 import pkgutil
@@ -15,6 +15,10 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def algorithm_named(name: str) -> Algorithm:
-    """The algorithm of this name; ValueError lists the names when there is none."""
+    """Return the algorithm of this name.
+
+    Raises:
+        ValueError: there is none; the message lists the names.
+    """
     check_known("algorithm", name, ALGORITHMS)
     return ALGORITHMS[name]

@@ -1,4 +1,4 @@
-"""Every rank sends to its neighbour alone; chunks travel round the ring twice, growing sums first, then the sums.
+"""Every rank sends to its neighbour alone; chunks travel round the ring twice, first as growing sums, then as sums.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009, section 4.
 Rank c owns the sum of chunk c: its partial sum starts at rank c + 1.
@@ -12,7 +12,7 @@ from lossytp.network.schedules import Schedule, around_ring
 
 @lru_cache(maxsize=1024)
 def reduce(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """A loss destroys the running partial sum: the parts of all ranks upstream."""
+    """Route partial sums; a loss destroys the parts of all ranks upstream."""
     size = len(ranks)
     chunks = chunk_bounds(num_elements, size, unit)
     hops = []
@@ -26,7 +26,7 @@ def reduce(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
 
 @lru_cache(maxsize=1024)
 def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """A loss starves every rank downstream, which is handed what is not there."""
+    """Route sums; a loss starves every rank downstream."""
     size = len(ranks)
     chunks = chunk_bounds(num_elements, size, unit)
     hops = []

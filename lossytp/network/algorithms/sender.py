@@ -1,6 +1,6 @@
-"""Earlier studies' abstraction: a rank's packets cross one lossy link of its own, and a loss there is everyone's.
+"""Earlier studies' abstraction: a rank's packets cross one lossy link of its own, and everyone lacks what is lost.
 
-No network works so; it is what a study models that zeroes a rank's message before a plain all-reduce.
+No network works like this. Studies that zero a rank's message before a plain all-reduce model it.
 """
 
 from functools import lru_cache
@@ -11,13 +11,13 @@ from lossytp.network.schedules import Schedule, in_steps
 
 @lru_cache(maxsize=1024)
 def reduce(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """A rank's whole contribution; a loss removes it for everyone, its sender included."""
+    """Route a rank's whole contribution; a loss removes a packet for everyone, its sender included."""
     return tuple(Hop(rank, SWITCH, 0, num_elements, (position,)) for position, rank in enumerate(ranks) if num_elements)
 
 
 @lru_cache(maxsize=1024)
 def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """A rank's chunk; a loss starves every rank, its sender included."""
+    """Route a rank's chunk; a loss starves every rank, its sender included."""
     everyone = tuple(range(len(ranks)))
     chunks = zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True)
     return tuple(Hop(rank, SWITCH, start, stop, everyone) for rank, (start, stop) in chunks if stop > start)

@@ -14,14 +14,14 @@ from lossytp.network.schedules import Schedule, over_tree
 
 @lru_cache(maxsize=1024)
 def reduce(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """A loss destroys the sum of the subtree below."""
+    """Route sums up; a loss destroys the sum of the subtree below."""
     children = reversed(range(1, len(ranks)))  # the deepest first
     return tuple(_up(child, ranks, 0, num_elements, _subtree(child, len(ranks))) for child in children if num_elements)
 
 
 @lru_cache(maxsize=1024)
 def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """A loss starves the subtree below."""
+    """Route the sum down; a loss starves the subtree below."""
     children = range(1, len(ranks))
     return tuple(
         _down(child, ranks, 0, num_elements, _subtree(child, len(ranks))) for child in children if num_elements
@@ -30,7 +30,7 @@ def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
 
 @lru_cache(maxsize=1024)
 def reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Sums to the root as in an all-reduce, then each rank's chunk down its branch; a loss there loses the sum."""
+    """Route sums to the root, then each rank's chunk down its branch, where a loss loses the sum."""
     everyone = tuple(range(len(ranks)))
     down = [
         _down(position, ranks, start, stop, everyone)
@@ -43,9 +43,9 @@ def reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> 
 
 @lru_cache(maxsize=1024)
 def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Each rank's chunk up its branch, where a loss starves all others, then everything down to all.
+    """Route each rank's chunk up its branch, where a loss starves all others, then everything down to all.
 
-    A rank keeps its own chunk; of the others' it takes, and passes on, what comes from above, its own among them.
+    A rank keeps its own chunk. It takes the others' chunks from above, and passes on all that comes from there.
     """
     size = len(ranks)
     chunks = chunk_bounds(num_elements, size, unit)
@@ -66,7 +66,7 @@ def _subtree(root: int, size: int) -> tuple[int, ...]:
 
 
 def _branch(position: int) -> list[int]:
-    """The positions from this one up to the root's child: the lower ends of the links between."""
+    """Return the positions from this one up to the root's child: the lower ends of the links between."""
     return [position, *_branch((position - 1) // 2)] if position else []
 
 

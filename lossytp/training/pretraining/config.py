@@ -38,7 +38,7 @@ class PretrainConfig(Settings):
     min_learning_rate: float = 1e-4
     """Where its cosine decay ends."""
     warmup_steps: int = 100
-    """Steps of linear warm-up."""
+    """Steps of linear warm-up. At most total_steps, but for the default."""
     total_steps: int = 6200
     """Optimiser steps."""
     weight_decay: float = 0.1
@@ -59,6 +59,7 @@ class PretrainConfig(Settings):
         check_known("model_name", self.model_name, PRESETS)
         self.check_at_least_one("num_proc", "batch_size", "microbatch_size", "block_size", "total_steps", "eval_steps")
         self.check_not_negative("learning_rate", "min_learning_rate", "weight_decay", "warmup_steps", "seed")
+        self.check_warmup("total_steps")
         self.check_positive("gradient_clipping")
         positions = PRESETS[self.model_name]["n_positions"]
         if not 2 <= self.block_size <= positions:

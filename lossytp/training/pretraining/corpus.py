@@ -118,7 +118,7 @@ def _held_out(text: str) -> bool:
 
 def _texts(file: str) -> Iterator[list[str]]:
     if not file.endswith(".parquet"):
-        yield [Path(file).read_text(encoding="utf-8", errors="replace")]
+        yield [_text_in(file)]
         return
     try:
         with pyarrow.parquet.ParquetFile(file) as table:
@@ -134,6 +134,22 @@ def _texts(file: str) -> Iterator[list[str]]:
     except (pyarrow.ArrowException, OSError) as error:
         why = " ".join(str(error).split())[:200]
         raise ValueError(f"{file} cannot be read ({why}): give a whole parquet file") from error
+
+
+def _text_in(file: str) -> str:
+    """Return the file's text. ValueError where it is none: tokens of other bytes would be garbage, and many."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read ({error.strerror}): give a file that can") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{file} is no UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "
+            "narrow the pattern"
+        ) from error
+    if "\0" in text:
+        raise ValueError(f"{file} holds NUL at {text.index(chr(0))}, as no text does: narrow the pattern")
+    return text
 
 
 class PackedBlocks:

@@ -1,6 +1,7 @@
 """What a pretraining run finds in its folder: a finished model, a checkpoint to go on from, a vocabulary."""
 
 import json
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -8,15 +9,19 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from lossytp.training.files import check_whole, saving
 from lossytp.training.models import PRESETS, first_line
+from lossytp.training.own_files import claim_files, is_marked, mark
 from lossytp.training.pretraining.config import PretrainConfig
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.vocabulary import train_tokenizer
+from lossytp.training.saved_models import MODEL_FILES, TOKENIZER_FILES
 from lossytp.training.tokenizer import check_tokenizer
 
 VOCABULARY_DOCUMENTS = 4000
 CHECKPOINT = "checkpoint.pt"
 STATISTICS = "pretrain.json"
+FILES = (CHECKPOINT, f".{CHECKPOINT}.part", STATISTICS, "README.md", *MODEL_FILES, *TOKENIZER_FILES)
 TOLD = ("validation_loss", "perplexity", "tokens")  # of pretrain.json by the command
 STATE = ("model", "optimizer", "blocks", "losses", "evaluations", "seconds")  # of a checkpoint, beside "config"
 MOVES_NO_NUMBER = ("checkpoint_path", "output_dir", "num_proc", "eval_steps")
@@ -82,7 +87,8 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
         return loaded
     texts = islice(training_text(config).texts(), VOCABULARY_DOCUMENTS)
     tokenizer = train_tokenizer(texts, size=PRESETS[config.model_name]["vocab_size"])
-    tokenizer.save_pretrained(folder)
+    with saving(folder):
+        tokenizer.save_pretrained(folder)
     return tokenizer
 
 
@@ -92,6 +98,7 @@ def checkpoint_of(config: PretrainConfig) -> dict | None:
     if path is None:
         return None
     try:
+        check_whole(path)
         state: dict = torch.load(path, map_location="cpu", weights_only=True)
         written = described(PretrainConfig.from_dict(state["config"]))
         lacking = [name for name in STATE if name not in state]
@@ -104,6 +111,32 @@ def checkpoint_of(config: PretrainConfig) -> dict | None:
     if changed:
         raise ValueError(f"{path} is of a run with another {', '.join(changed)}: name another folder")
     return state
+
+
+def claim_files_of(config: PretrainConfig, folder: Path) -> None:
+    """Declare the files of this run in its folder to be this program's.
+
+    Raises:
+        ValueError: where others' files of these names are there.
+    """
+    if _checkpoint(config) == folder / CHECKPOINT and not is_marked(folder):
+        mark(folder, FILES)  # a version wrote them that did not mark its folders
+    claim_files(folder, FILES)
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Replace the folder's checkpoint; ValueError, and the one before it stays, where it cannot be written."""
+    part = folder / f".{CHECKPOINT}.part"
+    with saving(folder / CHECKPOINT):
+        try:
+            with part.open("wb") as file:
+                torch.save(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(folder / CHECKPOINT)
+        except Exception:
+            part.unlink(missing_ok=True)
+            raise
 
 
 def _checkpoint(config: PretrainConfig) -> Path | None:

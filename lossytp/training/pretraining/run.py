@@ -21,25 +21,28 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.parallel.convert import fuse_gelu_
+from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.alone import alone_in
+from lossytp.training.files import saving
 from lossytp.training.models import build_language_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.pretraining.config import PretrainConfig
 from lossytp.training.pretraining.corpus import PackedBlocks, all_blocks
 from lossytp.training.pretraining.folder import (
-    CHECKPOINT,
     STATISTICS,
     checkpoint_of,
+    claim_files_of,
     described,
     finished,
     portable,
+    save_checkpoint,
     tokenizer_for,
     training_text,
     validation_text,
 )
 from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.trigram import trigram_perplexity
-from lossytp.training.record import check_writable, commit, environment, write_atomically
+from lossytp.training.record import commit, environment, write_atomically
 
 VALIDATION_BLOCKS = 512  # while training; all in the end
 TRIGRAM_TOKENS = 2**26
@@ -54,14 +57,25 @@ def run(config: PretrainConfig) -> dict[str, Any]:
     Stopped at any time and started again, it goes on from its last checkpoint to the same model; finished, it is not
     run again.
     """
+    check_alone()
     folder = Path(config.output_dir)
     with alone_in(config.output_dir), torch.random.fork_rng():
-        check_writable(config.output_dir)
         done = finished(config, folder)
         if done is not None:
             return done
         state = checkpoint_of(config)
+        claim_files_of(config, folder)
         return _Pretraining(config, tokenizer_for(config, folder), state).run(folder)
+
+
+def check_alone() -> None:
+    """Raise ValueError where torchrun started several processes."""
+    processes = rank_and_world_size()[1]
+    if processes > 1:
+        raise ValueError(
+            f"lossytp.pretrain runs in one process, and here {processes} are started: start it with "
+            "python -m lossytp.pretrain"
+        )
 
 
 class _Pretraining:
@@ -89,10 +103,29 @@ class _Pretraining:
         self.evaluations: list[dict[str, float]] = []
         self.seconds = 0.0
         if state is not None:
+            self._restore(state)
+
+    def _restore(self, state: dict) -> None:
+        try:
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            self._check_optimizer()
             self.blocks.load_state_dict(state["blocks"])
-            self.losses, self.evaluations, self.seconds = state["losses"], state["evaluations"], state["seconds"]
+        except (RuntimeError, KeyError, TypeError, AttributeError, IndexError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise ValueError(
+                f"the checkpoint in {self.config.checkpoint_path or self.config.output_dir} is not of this run "
+                f"({reason}): delete it to begin anew"
+            ) from error
+        self.losses, self.evaluations, self.seconds = state["losses"], state["evaluations"], state["seconds"]
+
+    def _check_optimizer(self) -> None:
+        """Raise KeyError or RuntimeError where AdamW's averages are not those of the parameters: it looks later."""
+        for number, parameter in enumerate(self.parameters):
+            for name in ("exp_avg", "exp_avg_sq"):
+                shape = self.optimizer.state[parameter][name].shape
+                if shape != parameter.shape:
+                    raise RuntimeError(f"{name} of parameter {number} has shape {tuple(shape)}")
 
     def run(self, folder: Path) -> dict[str, Any]:
         config = self.config
@@ -209,9 +242,7 @@ class _Pretraining:
             "evaluations": self.evaluations,
             "seconds": self.seconds,
         }
-        part = folder / f".{CHECKPOINT}.part"
-        torch.save(state, part)
-        part.replace(folder / CHECKPOINT)
+        save_checkpoint(folder, state)
 
     def _export(self, folder: Path, pool: ThreadPoolExecutor) -> dict[str, Any]:
         """The model in bfloat16 as transformers reads it, its tokenizer, its card and its statistics."""
@@ -244,8 +275,9 @@ class _Pretraining:
         }
         exported: Any = build_language_model(config.model_name, self.tokenizer, seed=config.seed)
         exported.load_state_dict(self.model.state_dict())
-        exported.to(torch.bfloat16).save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        with saving(folder):
+            exported.to(torch.bfloat16).save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
         write_atomically(folder / "README.md", model_card(statistics))
         write_atomically(folder / STATISTICS, json.dumps(statistics, indent=1, allow_nan=False) + "\n")
         return statistics

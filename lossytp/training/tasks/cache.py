@@ -1,7 +1,9 @@
 """What takes seconds to prepare and never changes, kept between runs."""
 
 import hashlib
+import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Callable
@@ -10,9 +12,17 @@ from typing import Any
 
 from filelock import FileLock
 
+from lossytp.training.files import saving, sync
+
+SUMS = "SHA256SUMS.json"
+
 
 def cache_folder() -> Path:
-    """The user's cache folder for lossytp, or one in the temporary folder where that cannot be written."""
+    """Return the user's cache folder for lossytp, or one in the temporary folder where that cannot be written.
+
+    Raises:
+        ValueError: where others could write the folder in the temporary folder.
+    """
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lossytp"
         folder.mkdir(parents=True, exist_ok=True)
@@ -21,25 +31,51 @@ def cache_folder() -> Path:
     except (OSError, RuntimeError):
         pass  # a read-only or missing home is ordinary on clusters
     folder = Path(tempfile.gettempdir()) / f"lossytp-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
+    with saving(folder):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()  # anyone can make a folder, or a link, of this name before we do
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ValueError(f"{folder} may be written by others: set XDG_CACHE_HOME to a folder of your own")
     return folder
 
 
 def cached(name: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The folder that `build` filled for this `key`, now or in an earlier run.
+    """Return the folder that `build` filled for this `key`, now or in an earlier run.
 
-    One process builds while others wait; a folder appears whole or not at all.
+    One process builds while others wait. A folder appears whole or not at all, and one that was damaged since is built
+    again.
+
+    Raises:
+        ValueError: where the cache cannot be written.
     """
     digest = hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
     folder = cache_folder() / f"{name}-{digest}"
     with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        if not _is_whole(folder):
+            with saving(folder, reads_too=True), tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
                 part = Path(scratch) / "part"
                 part.mkdir()
                 build(part)
+                (part / SUMS).write_text(json.dumps(_sums(part)), encoding="utf-8")
+                sync(part)
+                if folder.exists():
+                    folder.rename(Path(scratch) / "damaged")
                 part.rename(folder)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Return whether the files in the folder are those that were written; False where there is no folder."""
+    try:
+        expected = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        return bool(expected == _sums(folder))
+    except (OSError, ValueError):
+        return False
+
+
+def _sums(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.iterdir() if path.name != SUMS)
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def code_digest(module: str) -> str:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lossytp.training.tasks.cache import code_digest, identity
 from lossytp.training.tasks.sources import Row, RowSource, Split, sample_indices
+from lossytp.training.tasks.templates import Text, check_filled, text_of
 
 if TYPE_CHECKING:
     import evaluate
 
-Text = str | Callable[[Row], str]
 Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
 ROWS_AT_ONCE = 1000
@@ -47,6 +47,8 @@ class Task(ABC):
 
     source: RowSource
     body: Text
+    ending: Text
+    """What follows the body."""
     metrics: tuple[str, ...] = ()
     """The first is the headline; the kind's first when left out."""
     targets: tuple[float, ...] = ()
@@ -78,9 +80,14 @@ class Task(ABC):
     def examples(self, split: Split, samples: int | None = None) -> list[Example]:
         """The split's examples, or those of a fixed pseudo-random sample of its rows.
 
-        Rows without a label are left out. ValueError where none has one, or the rows lack a column.
+        Rows without a label are left out.
+
+        Raises:
+            ValueError: where no row has a label, the rows lack a column, or a column of text holds something else or
+                is empty throughout.
         """
         rows = self.source.rows(split)
+        check_filled(rows, (self.body, self.ending), f"{split} of {self.source}")
         if samples is not None and samples < len(rows):
             rows = rows.select(sample_indices(len(rows), samples))
         examples = []
@@ -99,8 +106,9 @@ class Task(ABC):
         return examples
 
     def fingerprint(self) -> str:
-        """Another one where examples are others: it covers the rows, the declaration and the code of both."""
+        """Return a hash of the rows, the declaration and the code of both: other examples have another one."""
         told = [f"{split} {self.source.fingerprint(split)}" for split in ("train", "test")]
+        told.append(code_digest(text_of.__module__))
         for each in fields(self):
             if each.name not in ("source", "metrics", "targets"):
                 told.append(f"{each.name} {identity(getattr(self, each.name))}")
@@ -146,7 +154,7 @@ class Classification(Task):
         if _name(value) in self.labels:
             value = self.labels.index(_name(value))
         index = _index(value, len(self.labels), f"a class of {', '.join(self.labels)}")
-        return None if index is None else Example(_text(self.body, row).strip(), (_text(self.ending, row),), index)
+        return None if index is None else Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +186,7 @@ class Regression(Task):
             return None
         if not math.isfinite(float(value)):
             raise ValueError(f"label {value!r} is not a finite number")
-        return Example(_text(self.body, row).strip(), (_text(self.ending, row),), float(value))
+        return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), float(value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +222,11 @@ class MultipleChoice(Task):
         if len(options) < 2:
             raise ValueError(f"options = {options} are fewer than two: leave such rows out")
         index = _index(_value(self.answer, row), len(options), f"one of {len(options)} options")
-        endings = tuple(_text(self.ending, {**row, "option": str(option).strip()}) for option in options)
-        return None if index is None else Example(_text(self.body, row).strip(), endings, index)
+        for option in options:
+            if not isinstance(option, str | int | float):
+                raise ValueError(f"option {str(option)[:60]!r} is no text: give text, or leave such rows out")
+        endings = tuple(text_of(self.ending, {**row, "option": str(option).strip()}) for option in options)
+        return None if index is None else Example(text_of(self.body, row).strip(), endings, index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +258,7 @@ class Generation(Task):
         value = _value(self.answers, row)
         given = [value] if isinstance(value, str) else value or []
         answers = tuple(dict.fromkeys(answer.strip() for answer in given if answer.strip()))
-        return Example(_text(self.body, row).strip(), (_text(self.ending, row),), answers) if answers else None
+        return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), answers) if answers else None
 
 
 def _each(rows: Any) -> Iterator[dict[str, Any]]:
@@ -258,12 +269,6 @@ def _each(rows: Any) -> Iterator[dict[str, Any]]:
 
 def _value(column: Column, row: Row) -> Any:
     return column(row) if callable(column) else row[column]
-
-
-def _text(template: Text, row: Row) -> str:
-    if callable(template):
-        return template(row).rstrip()
-    return template.format_map({name: "" if value is None else value for name, value in row.items()}).rstrip()
 
 
 def _name(value: Any) -> str:

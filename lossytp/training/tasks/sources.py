@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from lossytp.network.streams import Stream
+from lossytp.training.files import NO_ROOM, os_error, saving
 from lossytp.training.tasks.cache import cache_folder
 
 if TYPE_CHECKING:  # it takes seconds to import, and naming a task should not
@@ -189,15 +190,21 @@ def _read(files: list[Path]) -> "Dataset":
     kinds = {FORMATS[file.suffix] for file in files}
     if len(kinds) > 1:
         raise ValueError(f"{files[0].parent} mixes {' and '.join(sorted(kinds))} files of a split: keep one kind")
-    cache = str(cache_folder() / "rows")
-    try:
-        return datasets.load_dataset(kinds.pop(), data_files=list(map(str, files)), split="train", cache_dir=cache)
-    except (datasets.exceptions.DatasetGenerationError, ValueError, StopIteration, pyarrow.ArrowException) as error:
-        why = " ".join(str(error.__cause__ or error).split())[:200] or "no rows"
-        names = ", ".join(map(str, files))
-        raise ValueError(
-            f"{names} cannot be read ({why}): give UTF-8, and rows with the same columns throughout"
-        ) from None
+    cache = cache_folder() / "rows"
+    with saving(cache, reads_too=True):
+        try:
+            return datasets.load_dataset(
+                kinds.pop(), data_files=list(map(str, files)), split="train", cache_dir=str(cache)
+            )
+        except (datasets.exceptions.DatasetGenerationError, ValueError, StopIteration, pyarrow.ArrowException) as error:
+            cause = os_error(error)
+            if cause is not None and cause.errno in NO_ROOM:
+                raise
+            why = " ".join(str(error.__cause__ or error).split())[:200] or "no rows"
+            names = ", ".join(map(str, files))
+            raise ValueError(
+                f"{names} cannot be read ({why}): give UTF-8, and rows with the same columns throughout"
+            ) from None
 
 
 def _lacks(folder: Path) -> str:

@@ -1,0 +1,1 @@
+"""Answer the paper's questions from tables and records, one module a question."""

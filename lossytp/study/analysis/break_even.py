@@ -1,0 +1,253 @@
+"""Answer when losing packets beats retransmitting them: more steps, against steps that wait for every packet.
+
+Time to accuracy is steps to accuracy x seconds a step. Reliable transport needs the steps of a lossless run, but each
+step waits for retransmissions. Best effort needs the steps of a run at that loss rate, but its steps hardly wait.
+`step_ratios` computes the steps from records, `price_of_reliability` the seconds from `measurements.step_times`, and
+`break_even` joins the two.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from lossytp.study.measurements.step_times import BEST_EFFORT
+from lossytp.study.records import tidy
+from lossytp.study.statistics import t_interval
+
+TARGET_SHARE = 0.9  # of what a lossless run gains over the most frequent class
+SIGN_TEST_SEEDS = 5  # the smallest of so many ratios bounds the median at 97 %
+NETWORK = ["bandwidth_gbits", "round_trip_us"]
+BEST_EFFORT_SHARE = {"both": 1.0, "reduce": 0.5}  # of the messages, by the phases that may lose packets
+
+
+def break_even_by_phases(
+    records: list[dict], step_times: pd.DataFrame
+) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
+    """Compute step ratios and winners, by the phases that may lose packets: "both" and "reduce".
+
+    Args:
+        records: runs of one length: without losses, with losses in the reduce phase, and with losses in both phases.
+        step_times: from `step_times.step_times`.
+
+    Returns:
+        `step_ratios`, and `count_winners` of `break_even`, each by phases.
+    """
+    ratios, won = {}, {}
+    for phases, share in BEST_EFFORT_SHARE.items():
+        runs = [
+            record
+            for record in records
+            if record["config"]["loss_rate"] == 0 or record["config"]["reliable_gather"] is (phases == "reduce")
+        ]
+        ratios[phases] = step_ratios(steps_to_accuracy(runs, target_accuracies(records)))
+        won[phases] = count_winners(break_even(step_times, ratios[phases], best_effort_share=share))
+    return ratios, won
+
+
+def target_accuracies(records: list[dict], share: float = TARGET_SHARE) -> dict[str, float]:
+    """Return each task's target accuracy: chance plus `share` of the mean final gain over chance without losses.
+
+    The target lies well below the final accuracy. While the learning rate decays, accuracy rises until the last step,
+    so near the end runs would differ in their last few steps alone.
+
+    Raises:
+        ValueError: if a task has no run without losses.
+    """
+    found = {}
+    for task, runs in tidy(records).groupby("task", sort=False):
+        lossless = runs[runs["loss_rate"] == 0]
+        if lossless.empty:
+            raise ValueError(f"{task} has no run without losses, which set its target: add one")
+        chance = float(lossless["majority_share"].iloc[0])
+        found[str(task)] = chance + share * (float(lossless["accuracy_lossy"].mean()) - chance)
+    return found
+
+
+def steps_to_accuracy(records: list[dict], target: dict[str, float]) -> pd.DataFrame:
+    """Find the step at which each run reaches its task's target.
+
+    A target is reached at the first of two consecutive evaluations at or above it, or at the last evaluation. Between
+    evaluations, and from chance at step 0, accuracy is interpolated linearly.
+
+    All runs should have one length, so that their learning rates decay alike: a run planned to end at the target would
+    decay earlier, and reach it earlier, with losses or without.
+
+    Args:
+        records: of the runs.
+        target: from `target_accuracies`.
+
+    Returns:
+        One row a run: `task`, `loss_rate`, `seed`, `steps` (NaN if never) and `last_step`.
+
+    Raises:
+        ValueError: if two records share task, rate and seed, a finished run has fewer than two evaluations, or the
+            target is at most chance.
+    """
+    runs = tidy(records)[["task", "loss_rate", "seed", "majority_share"]]
+    twice = runs[runs.duplicated(["task", "loss_rate", "seed"])]
+    if len(twice):
+        first = twice.iloc[0]
+        raise ValueError(
+            f"two runs of {first['task']} at {first['loss_rate']:g}, seed {first['seed']}: give one loss process's runs"
+        )
+    rows = []
+    for record, row in zip(records, runs.itertuples(), strict=True):
+        curve = record["curves"]["eval"]
+        if len(curve) < 2 and record["status"] == "finished":
+            raise ValueError(
+                f"a run of {row.task} was evaluated {len(curve)} times, fewer than 2: give it smaller eval_steps"
+            )
+        evaluated = [(e["step"], e["accuracy_lossy"]) for e in curve]
+        if record["status"] == "not finite":  # its curve ends early; from there on it scores chance
+            evaluated.append((record["config"]["max_steps"], row.majority_share))
+        steps, accuracy = np.array([(0, row.majority_share), *evaluated], dtype=float).T
+        reached = _first_held(steps, accuracy, target[str(row.task)])
+        rows.append(
+            {"task": row.task, "loss_rate": row.loss_rate, "seed": row.seed, "steps": reached, "last_step": steps[-1]}
+        )
+    return pd.DataFrame(rows)
+
+
+def _first_held(steps: np.ndarray, accuracy: np.ndarray, target: float) -> float:
+    """Return the interpolated step of the first evaluation that holds the target, or NaN."""
+    reached = accuracy >= target
+    held = np.flatnonzero(reached & np.append(reached[1:], True))
+    if not len(held):
+        return float("nan")
+    first = int(held[0])
+    if first == 0:
+        raise ValueError(f"target = {target:g} is not above an untrained model's accuracy: give a higher one")
+    # the evaluation before does not hold the target, so it is below it
+    return float(np.interp(target, accuracy[first - 1 : first + 1], steps[first - 1 : first + 1]))
+
+
+def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
+    """Compute how many times the steps of the seed's lossless run a lossy run needs.
+
+    Args:
+        steps: from `steps_to_accuracy`. Seeds whose lossless run never reaches the target are left out.
+
+    Returns:
+        One row for each task and loss rate: `seeds` (pairs), `never` (pairs whose lossy run never reaches the target),
+        and `ratio`, `low`, `high`, the geometric mean with Student's interval on logarithms. Rate 0 has ratio 1.
+
+        A run that never reaches the target counts with its last step. Then `ratio` is a lower bound, `high` is
+        infinite, and `low` is the smallest seed's ratio. The median is below that with probability 2^-S (sign test), so
+        `low` is 0 with fewer than `SIGN_TEST_SEEDS` seeds.
+    """
+    rows = []
+    for task, runs in steps.groupby("task", sort=False):
+        lossless = runs[runs["loss_rate"] == 0].set_index("seed")["steps"].dropna()
+        rows.append({"task": task, "loss_rate": 0.0, "seeds": len(lossless), "never": 0})
+        rows[-1] |= {"ratio": 1.0, "low": 1.0, "high": 1.0}
+        for rate, lossy in runs[runs["loss_rate"] > 0].groupby("loss_rate"):
+            ours = lossy[lossy["seed"].isin(lossless.index)].set_index("seed")
+            if ours.empty:
+                continue
+            never = int(ours["steps"].isna().sum())
+            ratios = ours["steps"].fillna(ours["last_step"]) / lossless[ours.index]
+            ratio, low, high = np.exp(t_interval(np.log(ratios.to_numpy(dtype=float))))
+            if never:
+                low, high = ratios.min() if len(ratios) >= SIGN_TEST_SEEDS else 0.0, np.inf
+            rows.append({"task": task, "loss_rate": rate, "seeds": len(ours), "never": never})
+            rows[-1] |= {"ratio": ratio, "low": low, "high": high}
+    return pd.DataFrame(rows)
+
+
+def price_of_reliability(
+    step_times: pd.DataFrame, compute_share: float = 0.0, *, best_effort_share: float = 1.0
+) -> pd.DataFrame:
+    """Compute how many times longer a step takes over reliable transport: so many times the steps may losing take.
+
+    Args:
+        step_times: from `step_times.step_times`, including rate 0.
+        compute_share: share of a lossless step that computes, and takes as long at every rate.
+        best_effort_share: share of the messages that best effort applies to; the others are reliable. It is 1/2 if only
+            the reduce phase may lose packets, since the gather phase has as many messages of the same size.
+
+    Returns:
+        `transport` (the reliable ones), `bandwidth_gbits`, `round_trip_us`, `loss_rate`, `price`, `standard_error`.
+    """
+    setting = [*NETWORK, "loss_rate"]
+    losing = step_times[step_times["transport"] == BEST_EFFORT]
+    lossless = losing[losing["loss_rate"] == 0].set_index(NETWORK)["seconds"].rename("lossless_s")
+    both = step_times[step_times["transport"] != BEST_EFFORT].merge(
+        losing.drop(columns="transport"), on=setting, suffixes=("", "_losing")
+    )
+    both = both.join(lossless, on=NETWORK)
+    compute_s = compute_share / (1 - compute_share) * both["lossless_s"]
+    ours, best_effort_s = compute_s + both["seconds"], compute_s + both["seconds_losing"]
+    losing_s = best_effort_share * best_effort_s + (1 - best_effort_share) * ours
+    price = ours / losing_s
+    relative = np.hypot(both["standard_error"] / ours, both["standard_error_losing"] / best_effort_s)
+    relative *= best_effort_share * best_effort_s / losing_s
+    return both[["transport", *setting]].assign(price=price, standard_error=price * relative)
+
+
+def break_even(
+    step_times: pd.DataFrame,
+    step_ratios: pd.DataFrame,
+    *,
+    best_effort_share: float,
+    compute_shares: Sequence[float] = (0.0, 0.5),
+) -> pd.DataFrame:
+    """Compute time to accuracy of best effort relative to reliable transport: below 1 losing wins.
+
+    Args:
+        step_times: from `step_times.step_times`.
+        step_ratios: from the function of that name. Logarithms are interpolated linearly between its rates; larger
+            rates are left out.
+        best_effort_share: as for `price_of_reliability`.
+        compute_shares: values of `compute_share` for `price_of_reliability`.
+
+    Returns:
+        One row for each task, compute share and setting: the columns of `price_of_reliability`; `steps_ratio`;
+        `time_ratio` with `low` and `high`, from the interval of the steps ratio (the price's error is small beside it);
+        `at_least` (whether some run never reaches the target, so that ratios are lower bounds); and `winner`, "losing"
+        or "retransmitting" if the interval excludes 1, else "open".
+    """
+    tables = []
+    for task, ratios in step_ratios.sort_values("loss_rate").groupby("task", sort=False):
+        rates = ratios["loss_rate"].to_numpy()
+        for share in compute_shares:
+            table = price_of_reliability(step_times, share, best_effort_share=best_effort_share)
+            table = table[table["loss_rate"] <= rates[-1]]
+            rate = table["loss_rate"].to_numpy()
+            with np.errstate(divide="ignore"):  # a single seed's interval begins at 0
+                steps, low, high = (
+                    np.exp(np.interp(rate, rates, np.log(ratios[name].to_numpy()))) for name in ("ratio", "low", "high")
+                )
+            price = table["price"].to_numpy()
+            table.insert(0, "task", task)
+            table.insert(1, "compute_share", share)
+            winner = np.select([high < price, low > price], ["losing", "retransmitting"], "open")
+            tables.append(
+                table.assign(
+                    steps_ratio=steps,
+                    time_ratio=steps / price,
+                    low=low / price,
+                    high=high / price,
+                    at_least=np.interp(rate, rates, ratios["never"].to_numpy()) > 0,
+                    winner=winner,
+                )
+            )
+    return pd.concat(tables, ignore_index=True)
+
+
+def count_winners(table: pd.DataFrame) -> pd.DataFrame:
+    """Count the wins of losing and of retransmitting over the products of bandwidth and round trip.
+
+    The ratios depend on bandwidth and round trip through their product alone, so each product counts once.
+
+    Args:
+        table: from `break_even`.
+
+    Returns:
+        One row for each task, transport, compute share and loss rate, with columns `losing`, `retransmitting`, `open`.
+    """
+    where = ["task", "transport", "compute_share", "loss_rate"]
+    product = (table["bandwidth_gbits"] * table["round_trip_us"]).rename("product")
+    distinct = table.assign(product=product).drop_duplicates([*where, "product"])
+    counts = distinct.groupby([*where, "winner"], sort=False).size().unstack(fill_value=0)
+    return counts.reindex(columns=["losing", "retransmitting", "open"], fill_value=0).reset_index()

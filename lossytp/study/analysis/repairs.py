@@ -1,0 +1,150 @@
+"""Answer what a network's losses cost, and which repair helps."""
+
+import re
+from collections.abc import Collection
+from typing import Any
+
+import pandas as pd
+
+from lossytp.study.records import json_rows
+from lossytp.study.statistics import CONFIDENCE, ONE_POINT
+
+RETESTS = {"06_repair": "06_repair_again", "06_repair_of_bursts": "06_repair_of_bursts_again"}  # on fresh seeds
+NETWORKS = (  # a grid, those of its arms that are networks of 4 ranks without a repair, and the grid of their repairs
+    ("01_tolerance", "single losses|reduce phase", "06_repair"),
+    ("01_tolerance", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
+    ("02_structure", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
+    ("02_shared", r"(?P<losses>losses (half|all) shared)", None),
+    ("01_tolerance_of_both_phases", r"(?P<losses>both phases)", "06_repair_of_both_phases"),
+    ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", None),
+    ("03_rings", r"(?P<algorithm>ring), (?P<losses>both phases)", "06_repair_of_rings"),
+)
+DEFAULTS = {"losses": "single losses", "algorithm": "direct"}  # if the arm's name does not say
+
+
+def advise(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
+    """Return what unrepaired losses cost on each network and loss rate, and whether to repair them.
+
+    Args:
+        comparisons: by grid, from `comparisons.drops_and_gains`; 01_tolerance has every task.
+
+    Returns:
+        JSON-ready mappings, with:
+
+        - `loss_rates`: one rate, or each task's own, in the tasks' order, if each was tried at one.
+        - `losses` and `algorithm` of the network.
+        - `seeds`: the fewest of any task.
+        - `falls`: each task's drop in accuracy `fall` and its interval `low`, `high`, as shares.
+        - `advice`: "nothing" if every task's interval ends below one point, "repair" if any task's begins above it,
+          else "undecided". A task that was not run could have any interval.
+        - `repair`: the cheapest repair shown to help a task that needs it; it may not be enough. Null if there is none.
+
+    Raises:
+        ValueError: if two grids have the same network and rate.
+    """
+    tasks = comparisons["01_tolerance"]["task"].nunique()
+    rows = []
+    for grid, arms, repair_grid in NETWORKS:
+        lossy = comparisons.get(grid, comparisons["01_tolerance"].head(0)).dropna(subset=["difference"])
+        for arm, of_arm in lossy.groupby("arm", sort=False):
+            if not (matched := re.fullmatch(arms, str(arm))):
+                continue
+            at_one_rate = [of_arm] if of_arm["task"].is_unique else [each for _, each in of_arm.groupby("loss_rate")]
+            for ours in at_one_rate:
+                network = {"loss_rates": ours["loss_rate"].unique().tolist(), **DEFAULTS, **matched.groupdict()}
+                rows.append(network | _advice(ours, tasks, with_retests(comparisons, repair_grid)))
+    networks = [(rate, *(row[name] for name in DEFAULTS)) for row in rows for rate in row["loss_rates"]]
+    if twice := [network for network in networks if networks.count(network) > 1]:
+        raise ValueError(f"{twice[0]} is in two grids: leave it out of one")
+    return rows
+
+
+def _advice(ours: pd.DataFrame, tasks: int, repairs: pd.DataFrame | None) -> dict[str, Any]:
+    ours = ours.assign(fall=-ours["difference"], low=-ours["high"], high=-ours["low"])
+    harmless = len(ours) == tasks and ours["high"].notna().all() and ours["high"].max() < ONE_POINT
+    harmed = ours.loc[ours["low"] > ONE_POINT, "task"]
+    helping = [] if repairs is None else helpful_repairs(repairs, set(harmed))
+    return {
+        "seeds": int(ours["seeds"].min()),
+        "falls": dict(zip(ours["task"], json_rows(ours[["fall", "low", "high"]]), strict=True)),
+        "advice": "nothing" if harmless else "repair" if len(harmed) else "undecided",
+        "repair": helping[0]["arm"] if helping else None,
+    }
+
+
+def with_retests(comparisons: dict[str, pd.DataFrame], grid: str | None) -> pd.DataFrame | None:
+    """Return a grid's comparison, with arms that were retested on fresh seeds replaced by their retest.
+
+    Taking the better of two tests would double the chance of a false claim, and no retest could refute a first one.
+
+    Args:
+        comparisons: by grid, from `comparisons.drops_and_gains`.
+        grid: the grid's name. The result is None if it is None or was not compared.
+    """
+    if grid is None or grid not in comparisons:
+        return None
+    retests = comparisons.get(RETESTS.get(grid, ""))
+    if retests is None:
+        return comparisons[grid]
+    retests = retests.dropna(subset=["gain"])
+    tested = pd.MultiIndex.from_frame(comparisons[grid][["task", "arm"]])
+    return pd.concat([comparisons[grid][~tested.isin(pd.MultiIndex.from_frame(retests[["task", "arm"]]))], retests])
+
+
+def helpful_repairs(compared: pd.DataFrame, where: Collection[str] | None = None) -> list[dict[str, Any]]:
+    """Return the repairs shown to beat the reference in some task, and shown to be worse in none.
+
+    Args:
+        compared: from `comparisons.drops_and_gains`, with `extra_packet_share`.
+        where: the tasks of which one must gain; any task if None.
+
+    Returns:
+        JSON-ready mappings of `arm` and `extra`, the largest share of extra packets in any task. The cheapest comes
+        first; of equally cheap ones, the one with the largest gain in its worst task.
+    """
+    tried = compared.dropna(subset=["gain"])
+    sure = tried[tried["gain_p_holm"] < 1 - CONFIDENCE]
+    asked = sure["task"].isin(sure["task"].unique() if where is None else where)
+    arms = set(sure.loc[asked & (sure["gain"] > 0), "arm"]) - set(sure.loc[sure["gain"] < 0, "arm"])
+    by_arm = tried[tried["arm"].isin(arms)].groupby("arm", sort=False)
+    best = by_arm.agg(extra=("extra_packet_share", "max"), gain=("gain", "min"))
+    best = best.sort_values(["extra", "gain"], ascending=[True, False]).reset_index()
+    return json_rows(best[["arm", "extra"]])
+
+
+def sufficient_repairs(compared: pd.DataFrame) -> list[str]:
+    """Return the arms whose drop has an interval below one point in every task.
+
+    If the unrepaired reference is among them, nothing needs repair.
+
+    Args:
+        compared: from `comparisons.drops_and_gains`.
+    """
+    tried = compared.dropna(subset=["difference"])
+    enough = (-tried["low"] < ONE_POINT).groupby(tried["arm"], sort=False).all()  # False without an interval
+    return [str(arm) for arm in enough.index[enough]]
+
+
+def as_markdown(rows: list[dict[str, Any]]) -> str:
+    """Format the rows of `advise` as the README's table."""
+    tasks = list(dict.fromkeys(task for row in rows for task in row["falls"]))
+    lines = [
+        "| loss rate | losses | algorithm | seeds, at least |"
+        + "".join(f" points lost in `{task}` |" for task in tasks)
+        + " what to do |",
+        f"|---|---|---|---|{'---|' * len(tasks)}---|",
+    ]
+    for row in rows:
+        rates = ", ".join(f"{100 * rate:g} %" for rate in row["loss_rates"])
+        cells = [rates, row["losses"], row["algorithm"], str(row["seeds"])]
+        cells += [_points(row["falls"].get(task)) for task in tasks]
+        advice = f"{row['advice']}: `{row['repair']}`" if row["repair"] else row["advice"]
+        lines.append(f"| {' | '.join([*cells, advice])} |")
+    return "\n".join(lines)
+
+
+def _points(drop: dict[str, float | None] | None) -> str:
+    if drop is None:
+        return "not run"
+    mean, low, high = ("" if value is None else f"{100 * value:z.1f}" for value in drop.values())
+    return f"{mean} ({low} to {high})" if low else mean

@@ -1,0 +1,132 @@
+"""Answer whether training under packet loss makes a model robust to it: train at one loss rate, evaluate at others."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lossytp.network.checks import check_probability
+from lossytp.study.comparisons import compare_arms
+from lossytp.training.config import TrainConfig
+from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.network_config import NetworkConfig
+from lossytp.training.record import read_record
+
+EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
+MODELS = ("best", "last")
+KEY = ["task", "trained_at", "evaluated_at", "seed"]
+
+
+def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd.DataFrame:
+    """Train, then evaluate the last model over the same network at other loss rates.
+
+    Runs and evaluations that are finished are not repeated. The saved models are large, and are deleted once every
+    evaluation is finished.
+
+    All runs of one seed lose the same packets in an evaluation at one rate. These are not the packets of the run's own
+    evaluation: at rate 0 accuracy equals the record's `accuracy_clean`, at the rate of training it is another sample of
+    its `accuracy_lossy`. A run that became not finite saved no model; as in `records.tidy` it scores the most frequent
+    class.
+
+    Args:
+        config: of the run.
+        evaluated_at: loss rates.
+
+    Returns:
+        One row a rate: `task`, `trained_at`, `evaluated_at`, `seed`, `accuracy`, `cross_entropy` (nats an example), and
+        the evaluation's `packets` and `lost`.
+
+    Raises:
+        ValueError: if `config` saves no model or loses packets in backward alone, if a rate is outside [0, 1], or if an
+            evaluation is missing and its model was deleted. A model trained anew elsewhere could differ in its last
+            digits from the one evaluated before.
+    """
+    # here, because torch takes seconds to import and tables do not need it
+    from lossytp.training.evaluation import EVALUATION
+    from lossytp.training.loop import run
+    from lossytp.training.saved_models import remove_model
+
+    rates = sorted({float(rate) for rate in evaluated_at})
+    for rate in rates:
+        check_probability("evaluated_at", rate)
+    if not config.save_model:
+        raise ValueError("save_model = False leaves no model to evaluate: set it to True")
+    if config.lossy_direction == "backward":
+        raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
+    folder = Path(config.output_dir)
+    if read_record(folder) is None:  # its evaluations, if any, are of another run
+        for stale in folder.glob(f"{EVALUATED}*/{EVALUATION}"):
+            stale.unlink()
+    record = run(config)
+    key = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
+    finite = record["status"] != "not finite"
+    most_frequent = {"accuracy": record["data"]["majority_share"], "cross_entropy": None, "packets": 0, "lost": 0}
+    rows = [{**key, "evaluated_at": rate, **(_outcome(config, rate) if finite else most_frequent)} for rate in rates]
+    for name in MODELS:
+        remove_model(folder / name)
+    return pd.DataFrame(rows)[[*KEY, *most_frequent]]
+
+
+def gains(table: pd.DataFrame) -> pd.DataFrame:
+    """Compute the gain in accuracy of training at a loss rate over training without losses, paired by seed.
+
+    Args:
+        table: a row an evaluation, with `task`, `trained_at`, `evaluated_at`, `seed` and `accuracy`. Some models were
+            trained at rate 0.
+
+    Returns:
+        One row for each task, rate of evaluation and rate of training: `task`, `evaluated_at`, `trained_at`, and the
+        columns of `comparisons.compare_arms` from `seeds` on.
+
+    Raises:
+        ValueError: if no model was trained at 0, or two rows share task, rates and seed.
+    """
+    twice = table[table.duplicated(KEY)]
+    if len(twice):
+        task, trained_at, rate, seed = twice.iloc[0][KEY]
+        raise ValueError(
+            f"{task} is evaluated twice at {rate:g}, trained at {trained_at:g}, seed {seed}: leave one out"
+        )
+    runs = table.assign(arm="trained at " + table["trained_at"].map("{:g}".format), loss_rate=table["trained_at"])
+    compared = compare_arms(runs, reference="trained at 0", outcome="accuracy", within=("task", "evaluated_at"))
+    return compared.drop(columns="arm").rename(columns={"loss_rate": "trained_at"})
+
+
+def evaluation_changes(table: pd.DataFrame) -> pd.DataFrame:
+    """Compute how losses in evaluation change each model's accuracy, as input to `gains`.
+
+    Args:
+        table: as for `gains`; every model is evaluated at 0.
+
+    Returns:
+        The rows evaluated at other rates, their `accuracy` less the same model's at 0.
+    """
+    key = ["task", "trained_at", "seed"]
+    without = table[table["evaluated_at"] == 0].set_index(key)["accuracy"].rename("without")
+    lossy = table[table["evaluated_at"] > 0].join(without, on=key)
+    return lossy.assign(accuracy=lossy["accuracy"] - lossy["without"])[table.columns]
+
+
+def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
+    """Return the last model's accuracy, cross-entropy, packets and losses at a loss rate; evaluate it if necessary."""
+    from lossytp.training.evaluation import EVALUATION, run
+
+    folder, model = Path(config.output_dir, f"{EVALUATED}{rate}"), Path(config.output_dir, "last")
+    if (folder / EVALUATION).is_file():
+        result = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+    elif not model.is_dir():
+        raise ValueError(
+            f"{config.output_dir} has no evaluation at {rate:g}, and its model was deleted: delete this folder, and "
+            "train again"
+        )
+    else:
+        network = {field.name: getattr(config, field.name) for field in fields(NetworkConfig)}
+        task = {"dataset": config.dataset, "max_length": config.max_length, "model_name": str(model)}
+        result = run(EvaluateConfig(**network | task | {"loss_rate": rate, "output_dir": str(folder)}))
+        print(f"evaluation at {rate:g}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)
+    outcome = {name: result["lossy"][name] for name in ("accuracy", "cross_entropy")}
+    return outcome | {name: result["network"][name] for name in ("packets", "lost")}

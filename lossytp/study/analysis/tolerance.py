@@ -1,0 +1,177 @@
+"""Answer how much packet loss is tolerated: tolerance curves, the loss budget, and what more training regains.
+
+All results are JSON-ready: null stands for infinite and missing values.
+"""
+
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lossytp.study.comparisons import lossy_changes
+from lossytp.study.statistics import loss_budget, t_interval
+
+DROPS = {
+    "fall_at_largest_rate": "accuracy_lossy",
+    "official_fall_at_largest_rate": "accuracy_official_lossy",  # on the official part of the test sample
+}
+VARIED = {"loss_type", "loss_rate", "mean_burst_packets", "ge_config", "seed"}  # between the runs of one curve
+
+
+def task_settings(records: list[dict], baselines: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return each task's data, the settings that all runs of its curve share, and its baseline.
+
+    Args:
+        records: of the tolerance experiment.
+        baselines: by task, what notebooks/15_task_baseline.ipynb measured.
+
+    Raises:
+        ValueError: if a task's runs differ in data or in more than loss process, rate and seed, or if its baseline was
+            measured with other data. They could not share a figure.
+    """
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(record["config"]["dataset"] for record in records):
+        ours = [record for record in records if record["config"]["dataset"] == name]
+        first, baseline = ours[0], baselines[name]
+        shared = {
+            "settings": {each: value for each, value in first["config"].items() if each not in VARIED},
+            "data": {each: first["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
+        }
+        for record in ours:
+            if names := differing_settings(record, shared):
+                raise ValueError(f"{name}: the records differ in {', '.join(names)}: draw them apart")
+        expected = {"test_examples": first["data"]["test_examples"], **first["config"]}
+        for each in ("test_examples", "model_name", "max_length"):
+            if baseline.get(each) != expected[each]:
+                raise ValueError(
+                    f"the baseline of {name} has {each} = {baseline.get(each)!r}, the runs have {expected[each]!r}: "
+                    "delete baseline.json, and the next run makes it anew"
+                )
+        found[name] = {
+            **shared,
+            "real_token_share": min(record["data"]["real_token_share"] for record in ours),
+            "baseline": baseline,
+        }
+    return found
+
+
+def differing_settings(record: dict, shared: dict[str, Any]) -> list[str]:
+    """Return the settings that keep a run off a tolerance curve, and "data" if its data differ.
+
+    Args:
+        record: of the run.
+        shared: what `task_settings` returns for the curve's task.
+    """
+    settings = [name for name, value in shared["settings"].items() if record["config"][name] != value]
+    return settings + ["data"] * (record["data"]["sha256"] != shared["data"]["sha256"])
+
+
+def tolerance_curves(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the loss budget, the drops at the largest rate and all points of each task's and arm's curve.
+
+    Args:
+        table: from `records.with_lossless`: every arm has the lossless runs as its rate 0.
+
+    Returns:
+        One mapping for each task and arm. Drops are paired by seed; `largest_deviation` is the largest standard
+        deviation of the drops at any rate.
+    """
+    return [
+        {"task": str(task), **_curve(str(arm), runs)}
+        for (task, arm), runs in table.groupby(["task", "arm"], sort=False)
+    ]
+
+
+def _curve(arm: str, runs: pd.DataFrame) -> dict[str, Any]:
+    matrix = runs.pivot_table(index="seed", columns="loss_rate", values="accuracy_lossy")
+    complete = matrix.dropna(axis=0)  # a seed that lacks a rate cannot be paired
+    rates = complete.columns.to_numpy(dtype=float)
+    largest = float(rates[-1])
+    deviation = float(complete.sub(complete[rates[0]], axis=0).std().max()) if len(complete) > 1 else None
+    return {
+        "name": arm,
+        "seeds": len(complete),
+        "largest_rate": largest,
+        "budget": loss_budget(rates, complete.to_numpy()).as_json(),
+        "largest_deviation": deviation,
+        **{
+            name: t_interval(_drops(runs[runs["seed"].isin(complete.index)], outcome, largest)).as_json()
+            for name, outcome in DROPS.items()
+            if outcome in runs and runs[outcome].notna().all()
+        },
+        "points": [_point(rate, runs[runs["loss_rate"] == rate]) for rate in rates.tolist()],
+    }
+
+
+def _drops(runs: pd.DataFrame, outcome: str, rate: float) -> np.ndarray:
+    by_rate = runs.set_index(["loss_rate", "seed"])[outcome]
+    return (by_rate[0.0] - by_rate[rate]).to_numpy()
+
+
+def _point(rate: float, runs: pd.DataFrame) -> dict[str, Any]:
+    """Return the observed loss rate and the mean of each outcome, including those of the test sample's parts."""
+    measured = [name for name in runs if re.fullmatch(r"(accuracy|cross_entropy)_(\w+_)?(lossy|clean)", str(name))]
+    return {
+        "loss_rate": rate,
+        "observed_loss_rate": float(runs["lost"].sum() / runs["packets"].sum()),
+        **{
+            str(name): t_interval(runs[name].to_numpy(dtype=float)).as_json()
+            for name in measured
+            if runs[name].notna().all()
+        },
+    }
+
+
+def tune_learning_rates(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return each task's drop in accuracy at the largest rate if every loss rate has its best learning rate.
+
+    The best learning rate has the largest mean accuracy on the test sample, both with and without losses.
+
+    Args:
+        table: runs of equal length, without losses and at one loss rate, over the same learning rates.
+
+    Returns:
+        One mapping a task: `loss_rate`, `learning_rate_lossless`, `learning_rate_lossy`, `at_edge` (whether either is
+        the smallest or largest tried) and `fall`, paired by seed.
+    """
+    found = []
+    for task, runs in table.groupby("task", sort=False):
+        by_rate = {}
+        for rate, ours in runs.groupby("loss_rate"):
+            matrix = ours.pivot_table(index="seed", columns="learning_rate", values="accuracy_lossy")
+            best = matrix.columns[int(matrix.mean().argmax())]
+            by_rate[float(str(rate))] = float(best), matrix[best]
+        (_, lossless), *_, (largest, lossy) = sorted(by_rate.items())
+        found.append(
+            {
+                "task": str(task),
+                "loss_rate": largest,
+                "learning_rate_lossless": lossless[0],
+                "learning_rate_lossy": lossy[0],
+                "at_edge": bool({lossless[0], lossy[0]} & {runs["learning_rate"].min(), runs["learning_rate"].max()}),
+                "fall": t_interval((lossless[1] - lossy[1]).dropna().to_numpy()).as_json(),
+            }
+        )
+    return found
+
+
+def gain_from_longer_training(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return how much less accuracy the largest rate costs in the longest runs than in the shortest.
+
+    Args:
+        table: runs of several lengths, with and without losses. Only the longest runs' learning rate counts.
+
+    Returns:
+        One mapping a task: the lengths `steps` and `longer_steps`, and the `gain`, paired by seed.
+    """
+    found = []
+    lossy = lossy_changes(table)
+    learning_rate = lossy.sort_values("max_steps")["learning_rate"].iloc[-1]
+    lossy = lossy[(lossy["loss_rate"] == lossy["loss_rate"].max()) & (lossy["learning_rate"] == learning_rate)]
+    for task, runs in lossy.groupby("task", sort=False):
+        by_length = runs.pivot_table(index="seed", columns="max_steps", values="change")
+        short, long = by_length.columns.min(), by_length.columns.max()
+        gain = t_interval((by_length[long] - by_length[short]).dropna().to_numpy())
+        found.append({"task": str(task), "steps": int(short), "longer_steps": int(long), "gain": gain.as_json()})
+    return found

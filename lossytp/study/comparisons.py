@@ -1,0 +1,177 @@
+"""Compare an experiment's arms, paired by seed."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from lossytp.network.checks import check_known
+from lossytp.study.records import LOSSLESS, TRAINING
+from lossytp.study.statistics import holm, rank_correlation, t_interval
+
+MARGIN = 0.03  # of accuracy: a training learns its task if it beats the most frequent class by more
+
+
+def compare_arms(
+    table: pd.DataFrame, *, reference: str, outcome: str = "accuracy_lossy", within: Sequence[str] = TRAINING
+) -> pd.DataFrame:
+    """Compute each arm's mean outcome and its difference from the reference arm, paired by seed.
+
+    Args:
+        table: a row a run, with `arm`, `loss_rate`, `seed` and the outcome, as `records.read_experiment` returns it.
+        reference: the arm to compare with. It has one loss rate in each training. Arms of a training without it get no
+            difference.
+        outcome: the column to compare.
+        within: columns that runs must share to be compared.
+
+    Returns:
+        One row for each training, arm and loss rate: the columns of `within`, `arm`, `loss_rate`, `seeds` (pairs),
+        `mean`, `mean_low`, `mean_high`, `difference`, `low`, `high` (Student's 95 % interval over the pairs), `p`
+        (Student's paired test) and `p_holm` (corrected over all rows). The reference has no difference, a single pair
+        has no p.
+
+    Raises:
+        ValueError: if the reference is unknown or has several loss rates, or an arm has two runs of a seed.
+    """
+    check_known("reference", reference, sorted(table["arm"].unique()))
+    rows = []
+    for training, runs in table.groupby(list(within), sort=False):
+        base = runs[runs["arm"] == reference].set_index("seed")[outcome]
+        if not base.index.is_unique:
+            raise ValueError(f"reference = {reference!r} has several loss rates: name an arm with one")
+        for (arm, rate), ours in runs.groupby(["arm", "loss_rate"], sort=False):
+            if ours["seed"].duplicated().any():
+                raise ValueError(f"arm {arm!r} has a seed twice at rate {rate:g}: add what differs to `within`")
+            own = t_interval(ours[outcome].to_numpy())
+            row = dict(zip(within, training, strict=True)) | {"arm": arm, "loss_rate": rate, "seeds": len(ours)}
+            row |= {"mean": own.value, "mean_low": own.low, "mean_high": own.high}
+            pairs = (ours.set_index("seed")[outcome] - base).dropna().to_numpy()
+            if arm != reference and len(pairs):
+                between = t_interval(pairs)
+                row |= {"seeds": len(pairs), "difference": between.value, "low": between.low, "high": between.high}
+                row["p"] = _paired_p(pairs)
+            rows.append(row)
+    result = pd.DataFrame(rows)
+    if "p" in result:
+        tested = result["p"].notna()
+        result.loc[tested, "p_holm"] = holm(result.loc[tested, "p"].to_numpy())
+    return result
+
+
+def _paired_p(pairs: np.ndarray) -> float:
+    """Return the p-value of Student's test that (S,) differences are 0 on average.
+
+    It is NaN for a single pair, and for equal differences other than 0: ties of counts show no variance.
+    """
+    if len(pairs) < 2 or (np.ptp(pairs) == 0 and pairs[0] != 0):
+        return float("nan")
+    if np.ptp(pairs) == 0:
+        return 1.0
+    return float(stats.ttest_1samp(pairs, 0.0).pvalue)
+
+
+def unlearned_trainings(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the trainings that do not learn their task even without losses: they show nothing about losses.
+
+    Such a training's mean lossless accuracy is at most `MARGIN` above the most frequent class's share. A training
+    without a lossless run may still learn, and is not listed.
+
+    Args:
+        table: from `records.read_experiment`.
+
+    Returns:
+        One row a training, with the columns `TRAINING`.
+    """
+    if table.empty:
+        return pd.DataFrame(columns=list(TRAINING))
+    learned = _learned_accuracy(table)
+    return learned[learned <= MARGIN].index.to_frame(index=False)
+
+
+def _learned_accuracy(table: pd.DataFrame) -> pd.Series:
+    """Return each training's mean lossless accuracy beyond the most frequent class's share."""
+    runs = table[table["arm"] == LOSSLESS]
+    beyond = (runs["accuracy_lossy"] - runs["majority_share"]).rename("learned")
+    return beyond.groupby([runs[name] for name in TRAINING]).mean()
+
+
+def drops_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFrame:
+    """Compare every arm with the lossless arm, and with the reference arm if there is one.
+
+    Args:
+        table: from `records.read_experiment`.
+        reference: the arm that gains are measured from.
+
+    Returns:
+        The columns of `compare_arms`, for accuracy evaluated with losses. The same differences follow for other
+        outcomes, under names such as `clean`, `clean_low`, `clean_high`, `clean_p` and `clean_p_holm`:
+
+        - `clean`: accuracy evaluated without losses, which shows the effect of losses in training alone.
+        - `rise`: cross-entropy in nats, evaluated with losses; missing for an arm with a run that is not finite.
+        - `share`: the difference as a share of the mean accuracy learned without losses; without p-values.
+        - `gain`: the arm's change against the lossless arm, less the reference's, over all trainings of the task.
+    """
+    where = [*TRAINING, "arm", "loss_rate"]
+    entropy = table["cross_entropy_lossy"].astype(float).replace([np.inf, -np.inf], np.nan)
+    entropy = entropy.where(entropy.notna().groupby([table[name] for name in where]).transform("all"))
+    found = compare_arms(table, reference=LOSSLESS)
+    for name, outcome in (("clean", table["accuracy_clean"]), ("rise", entropy)):
+        others = compare_arms(table.assign(outcome=outcome), reference=LOSSLESS, outcome="outcome")
+        found = join_differences(found, others, where, name)
+    learned = found.join(_learned_accuracy(table), on=list(TRAINING))["learned"]
+    for share, difference in {"share": "difference", "share_low": "low", "share_high": "high"}.items():
+        found[share] = found[difference] / learned
+    if reference is None:
+        return found
+    gains = compare_arms(lossy_changes(table), reference=reference, outcome="change", within=("task",))
+    return join_differences(found, gains, ["task", "arm", "loss_rate"], "gain")
+
+
+def lossy_changes(
+    table: pd.DataFrame, *, within: Sequence[str] = TRAINING, outcome: str = "accuracy_lossy"
+) -> pd.DataFrame:
+    """Return the runs with losses, with their `change` against the lossless run of the same training and seed."""
+    key = [*within, "seed"]
+    lossless = table[table["arm"] == LOSSLESS].set_index(key)[outcome].rename("without")
+    lossy = table[table["arm"] != LOSSLESS].join(lossless, on=key)
+    return lossy.assign(change=lossy[outcome] - lossy["without"])
+
+
+def join_differences(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:
+    """Add the differences of `compared` to `table`, matched on the columns `where` and prefixed with `name`."""
+    names = {"difference": name} | {each: f"{name}_{each}" for each in ("low", "high", "p", "p_holm")}
+    return table.merge(compared.reindex(columns=[*where, *names]).rename(columns=names), on=where, how="left")
+
+
+def rank_correlations(
+    table: pd.DataFrame, compared: pd.DataFrame, predictors: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Rank-correlate the arms' predictors, such as their missing shares, with their drops in accuracy.
+
+    Args:
+        table: runs with and without losses, from `records.read_experiment`.
+        compared: from `drops_and_gains` of the same runs, with the predictors as columns. Arms that lack one of them
+            are left out.
+        predictors: the columns' names.
+
+    Returns:
+        JSON-ready values by task. For each predictor, Spearman's correlation with the mean drops (`value`) and the
+        smallest with one seed's drops (`least`); `alike` says whether all predictors order the arms alike.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    known = compared.dropna(subset=["difference", *predictors])
+    changes = lossy_changes(table).pivot_table(index="arm", columns=["task", "seed"], values="change")
+    for task, ours in known.groupby("task", sort=False):
+        drops_by_seed = -changes[task].loc[ours["arm"]].to_numpy().T
+        first = ours[predictors[0]].rank()
+        row: dict[str, Any] = {"alike": all(ours[name].rank().equals(first) for name in predictors)}
+        for name in predictors:
+            values = ours[name].to_numpy()
+            row[name] = {
+                "value": rank_correlation(values, -ours["difference"].to_numpy()),
+                "least": min(rank_correlation(values, drops) for drops in drops_by_seed),
+            }
+        found[str(task)] = row
+    return found

@@ -1,0 +1,1 @@
+"""Draw the paper's figures from tables alone."""

@@ -1,0 +1,59 @@
+"""Share the figures' style, and the elements that several figures have."""
+
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from lossytp.study.statistics import t_interval
+
+NAMED_APART = 1.7  # the least ratio of two labelled rates whose labels do not overlap
+COLUMN = 3.5  # inches, the width of the paper's column
+MARKERS = "osD^vPX*<>"  # with colours, so that arms differ in grey too
+
+
+def set_style() -> None:
+    """Set colour-blind-safe colours and sizes that fit a column, and make files equal from run to run."""
+    sns.set_theme(style="ticks", palette="colorblind", font_scale=0.62)  # 7 points in the paper
+    mpl.rcParams.update({"svg.hashsalt": "lossytp", "svg.fonttype": "path", "axes.spines.top": False})
+    mpl.rcParams.update({"axes.spines.right": False, "figure.dpi": 200, "legend.frameon": False})
+    mpl.rcParams.update({"axes.linewidth": 0.8, "xtick.major.size": 3, "ytick.major.size": 3, "lines.linewidth": 1})
+
+
+def save(figure: Figure, folder: Path, name: str) -> None:
+    """Write the figure to `name`.svg and `name`.png in the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    figure.set_layout_engine("none")  # keeps the layout: computing it anew takes as long as drawing
+    figure.savefig(folder / f"{name}.png", dpi=300, metadata={"Software": None})
+
+
+def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, color: str, marker: str) -> None:
+    """Plot the mean of column `y` over seeds, with its 95 % interval, against column `x`."""
+    estimates = runs.groupby(x)[y].apply(lambda values: t_interval(values.to_numpy()))
+    where = estimates.index.to_numpy()
+    mean, low, high = np.array(estimates.tolist()).T
+    ax.plot(where, mean, marker=marker, color=color, label=label, markersize=3)
+    if np.isfinite(low).all():  # a single seed has no interval
+        ax.fill_between(where, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
+    """Make the x axis logarithmic, with 0 at its left end; label rates from the largest where labels do not overlap."""
+    values = sorted(rates.unique())
+    named = values[-1:]
+    for value in values[-2::-1]:
+        if named[-1] > NAMED_APART * value:
+            named.append(value)
+    smallest = min((value for value in values if value > 0), default=0.01)
+    ax.set_xscale("symlog", linthresh=smallest, linscale=0.6)
+    ax.set_xlim(-0.1 * smallest, 1.15 * max(values))
+    ax.xaxis.set_major_locator(FixedLocator(values))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %" if value in named else ""))
+    ax.tick_params(axis="x", labelsize=6, rotation=90 if len(values) > 5 else 0)

@@ -1,0 +1,1 @@
+"""Measure links, collectives and transports, which needs no training."""

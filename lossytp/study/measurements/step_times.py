@@ -1,0 +1,103 @@
+"""Measure how long a training step waits for its network, over best effort and over reliable transports."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+from tqdm import tqdm
+
+from lossytp.network.algorithms import algorithm_named
+from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.timing import step_seconds
+from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat, Transport
+
+BEST_EFFORT, GO_BACK_N = "best effort", "go-back-N"
+MIN_SAMPLES, SAMPLES_TIMES_RATE = 3, 0.3  # of go-back-N: many losses make its simulation slow and its times vary less
+MAX_LOSSES_A_PACKET = 20  # beyond it a simulated step takes minutes and gigabytes
+
+
+def transports(num_packets: int, path: Path, timeout_round_trips: float) -> dict[str, Transport]:
+    """Return the transports to compare, for messages of `num_packets` packets.
+
+    The reliable ones have their best settings, so their times are lower bounds. Go-back-N is what RDMA over Converged
+    Ethernet does (Mittal et al., "Revisiting network support for RDMA", SIGCOMM 2018).
+    """
+    return {
+        BEST_EFFORT: BestEffort.patient(num_packets, path),
+        "selective repeat": SelectiveRepeat.prompt(path, timeout_round_trips),
+        GO_BACK_N: GoBackN.prompt(path, timeout_round_trips),
+    }
+
+
+def step_times(
+    algorithm: str,
+    *,
+    ranks: int,
+    num_layers: int,
+    tokens: int,
+    width: int,
+    itemsize: int,
+    bandwidths_gbits: list[float],
+    round_trips_us: list[float],
+    loss_rates: list[float],
+    timeout_round_trips: float,
+    samples: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Measure a tensor-parallel training step's communication time under Bernoulli loss.
+
+    All layers are alike, so one is timed and multiplied. Times in packets depend on bandwidth and round trip through
+    their product alone, so each product is timed once, `samples` times (go-back-N fewer).
+
+    Returns:
+        Columns transport, bandwidth_gbits, round_trip_us, loss_rate, seconds, standard_error. Go-back-N has no row
+        where it would lose each packet more than `MAX_LOSSES_A_PACKET` times, packets sent in vain included.
+
+    Raises:
+        ValueError: if the algorithm has no schedule.
+    """
+    schedule = algorithm_named(algorithm).schedule
+    if schedule is None:
+        raise ValueError(f"algorithm = {algorithm!r} has no schedule: give its ALGORITHM one, or choose another")
+    rows = []
+    timed: dict[tuple[str, float, float], np.ndarray] = {}
+    settings = list(product(bandwidths_gbits, round_trips_us, loss_rates))
+    for gbits, round_trip_us, rate in tqdm(settings, desc="step times", mininterval=5):
+        # at 1 Gbit/s, with as many packets a round trip
+        path = Path(bandwidth_bits_per_s=1e9, round_trip_s=gbits * round_trip_us * 1e-6)
+        num_packets = schedule.num_packets(tokens * width, itemsize, ranks, path.wire)
+        for name, transport in transports(num_packets, path, timeout_round_trips).items():
+            count = samples
+            if isinstance(transport, GoBackN):
+                sent_a_loss = min(transport.timeout_s / path.packet_s, num_packets)
+                if rate**2 * sent_a_loss > MAX_LOSSES_A_PACKET * (1 - rate):
+                    continue
+                count = int(np.clip(SAMPLES_TIMES_RATE / max(rate, 1e-9), min(samples, MIN_SAMPLES), samples))
+            key = (name, path.round_trip_s, rate)
+            if key not in timed:
+                timed[key] = num_layers * step_seconds(
+                    algorithm,
+                    num_layers=1,
+                    tokens=tokens,
+                    width=width,
+                    compute_s=0,
+                    itemsize=itemsize,
+                    ranks=ranks,
+                    path=path,
+                    transport=transport,
+                    process=Bernoulli(loss_rate=rate),
+                    samples=count,
+                    seed=seed,
+                )
+            rows.append(
+                {
+                    "transport": name,
+                    "bandwidth_gbits": gbits,
+                    "round_trip_us": round_trip_us,
+                    "loss_rate": rate,
+                    "seconds": timed[key].mean() / gbits,
+                    "standard_error": stats.sem(timed[key]) / gbits,
+                }
+            )
+    return pd.DataFrame(rows)

@@ -1,0 +1,135 @@
+"""Compute what each run's messages lacked and cost, and how far its ranks diverged."""
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from lossytp.network.packets import Wire
+from lossytp.network.repair import Retransmit
+from lossytp.network.repairs import repair_named
+from lossytp.network.theory import expected_squared_error, missing_share
+from lossytp.network.transport import Path
+from lossytp.study.statistics import t_interval
+from lossytp.training.config import TrainConfig
+
+MESSAGE_BYTES = 8 * 1024 * 768 * 2 // 4  # one chunk of GPT-2 124M's all-reduce: 8 texts of 1,024 tokens, bf16, 4 ranks
+PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=100e-6, wire=Wire())
+
+
+def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
+    """Return what one run's messages lacked, and what its repair cost.
+
+    Only messages that may lose packets count; of an all-reduce with a reliable gather, the reduce phase.
+
+    Returns:
+        `missing_packet_share` after repair and `extra_packet_share` sent by the repair, as shares of the messages' own
+        packets; `lost_a_step`, mean packets lost in a training step, the repair's included; and `time`, the duration of
+        a message of `MESSAGE_BYTES` over `PATH` relative to one without repair, if the repair sends its share of extra
+        packets and each retransmission waits a round trip.
+    """
+    traffic = record["network"]["training"]
+    own = traffic["packets"] - traffic["extra"]
+    extra = traffic["extra"] / own if own else 0.0
+    repair = repair_named(record["config"]["repair"])
+    round_trips = repair.budget if isinstance(repair, Retransmit) else 0
+    message_s = PATH.wire.num_packets(MESSAGE_BYTES, 1) * PATH.packet_s
+    return {
+        "missing_packet_share": traffic["missing"] / own if own else 0.0,
+        "extra_packet_share": extra,
+        "lost_a_step": traffic["lost"] / record["timing"]["steps"],
+        "time": 1 + (extra * message_s + round_trips * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
+    }
+
+
+def expected_errors(record: dict[str, Any], coherence: dict[str, float]) -> dict[str, float]:
+    """Return what `lossytp.network.theory` expects of a run's sums if every message may lose packets.
+
+    Args:
+        record: of the run.
+        coherence: of the ranks' contributions, by number of ranks, from `measurements.collectives.coherence`.
+
+    Returns:
+        `missing_share` of the contributions and the sums' relative `squared_error`. Both are NaN where ranks gather a
+        sequence-parallel stream that may lose packets, since that is not a sum.
+    """
+    config = TrainConfig.from_dict(record["config"])
+    ranks, reliable = config.tensor_parallel_size, config.reliable_gather
+    if config.sequence_parallel and not reliable:
+        return {"missing_share": math.nan, "squared_error": math.nan}
+    known = (config.algorithm, config.repair, ranks, config.process().loss_rate)
+    return {
+        "missing_share": missing_share(*known, reliable_gather=reliable),
+        "squared_error": expected_squared_error(*known, coherence=coherence[str(ranks)], reliable_gather=reliable),
+    }
+
+
+def mean_by_arm(table: pd.DataFrame, values: list[dict[str, float]]) -> pd.DataFrame:
+    """Average `values`, one of each row of the table, over the seeds of each task, arm and loss rate."""
+    where = ["task", "arm", "loss_rate"]
+    joined = pd.concat([table[where].reset_index(drop=True), pd.DataFrame(values)], axis=1)
+    return joined.groupby(where, sort=False, as_index=False).mean()
+
+
+def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Tabulate the relative distances between ranks' residual streams, from `lossytp.parallel.own_streams`.
+
+    Args:
+        table: a row a run, with `task`, `arm` and `seed`.
+        records: of the same runs. Runs whose ranks share a stream have no rows.
+
+    Returns:
+        Columns task, arm, seed, step, layer (from 1) and distance.
+    """
+    return pd.DataFrame(
+        [
+            {**run, "step": point["step"], "layer": layer, "distance": distance}
+            for run, point in _evaluations(table, records)
+            for layer, distance in enumerate(point["stream_distance"] or (), 1)
+        ],
+        columns=["task", "arm", "seed", "step", "layer", "distance"],
+    )
+
+
+def copy_spreads(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Tabulate the relative spread of replicated parameters, from `lossytp.parallel.replicas.replica_drift`.
+
+    The spread is measured before replicas are synchronised. It is the range from the smallest to the largest copy of
+    each value, more than twice the distance from the mean that `stream_distances` measures, for four Gaussian ranks.
+
+    Args:
+        table: a row a run, with `task`, `arm` and `seed`.
+        records: of the same runs. Runs whose ranks share a stream have no rows.
+
+    Returns:
+        Columns task, arm, seed, step and spread.
+    """
+    return pd.DataFrame(
+        [
+            {**run, "step": point["step"], "spread": point["replica_drift"]}
+            for run, point in _evaluations(table, records)
+            if point["stream_distance"]
+        ],
+        columns=["task", "arm", "seed", "step", "spread"],
+    )
+
+
+def _evaluations(table: pd.DataFrame, records: list[dict[str, Any]]) -> list[tuple[dict, dict]]:
+    """Return each evaluation with the task, arm and seed of its run."""
+    runs = table[["task", "arm", "seed"]].to_dict("records")
+    return [(run, point) for run, record in zip(runs, records, strict=True) for point in record["curves"]["eval"]]
+
+
+def mean_over_seeds(table: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Average a column over seeds, with Student's 95 % interval as `low` and `high`.
+
+    Runs whose value was not finite are left out.
+
+    Args:
+        table: with `seed` and the column; each combination of its other columns gives a row.
+        value: the column's name.
+    """
+    table = table.dropna(subset=[value])
+    where = [name for name in table if name not in ("seed", value)]
+    estimates = table.groupby(where, sort=False)[value].apply(lambda values: t_interval(values.to_numpy()))
+    return pd.DataFrame(estimates.tolist(), estimates.index, columns=[value, "low", "high"]).reset_index()

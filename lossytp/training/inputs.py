@@ -1,0 +1,72 @@
+"""The files that a run's result depends on beside its configuration: its data, and a trace of packet losses."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from lossytp.network.trace import Trace
+from lossytp.training.config import TrainConfig
+from lossytp.training.models import load_tokenizer
+from lossytp.training.network_config import NetworkConfig
+from lossytp.training.record import RECORD, check_output_folder
+from lossytp.training.tasks.data import Dataset, load_dataset
+
+
+def trace_sha256(config: NetworkConfig) -> str | None:
+    """Return the hash of the recorded losses that the configuration replays, None where it replays none."""
+    process = config.process()
+    if not isinstance(process, Trace):
+        return None
+    lost = np.asarray(process.lost, dtype="<i8").tobytes()
+    return hashlib.sha256(f"{process.num_packets} ".encode() + lost).hexdigest()
+
+
+def load_data(config: TrainConfig) -> Dataset:
+    """Return the task's data as token ids."""
+    return load_dataset(
+        config.dataset,
+        load_tokenizer(config.model_name),
+        max_length=config.max_length,
+        train_samples=config.max_samples,
+        test_samples=config.eval_samples,
+    )
+
+
+def finished_record(config: TrainConfig) -> dict[str, Any] | None:
+    """Return the record of this very configuration and of the same files, or None where the run is yet to be done.
+
+    A hash that an older record lacks is not compared, nor is that of data which is not on this machine.
+
+    Raises:
+        ValueError: where the folder holds the record of another configuration or of other files.
+    """
+    record = check_output_folder(config)
+    if record is None:
+        return None
+    where = f"{config.output_dir}/{RECORD}"
+    fix = f"put the old file back, name another output_dir, or delete {where} to run again"
+    if record.get("trace_sha256") is not None:
+        check_same_trace(config, record["trace_sha256"], where, fix)
+    data = record.get("data")
+    if isinstance(data, dict) and data.get("sha256") is not None:
+        try:
+            now = load_data(config).sha256
+        except ValueError:  # committed records are read where their data is not
+            return record
+        check_same_data(config, data["sha256"], now, where, fix)
+    return record
+
+
+def check_same_trace(config: NetworkConfig, then: str | None, where: str, fix: str) -> None:
+    """Raise ValueError where the trace had the hash `then` when what is at `where` was written, and has another now."""
+    if trace_sha256(config) != then:
+        raise ValueError(
+            f"{where} is of a run on other losses: the file of {config.loss_type} has changed since: {fix}"
+        )
+
+
+def check_same_data(config: TrainConfig, then: str, now: str, where: str, fix: str) -> None:
+    """Raise ValueError where the hash of the data was `then` when what is at `where` was written, and is `now`."""
+    if now != then:
+        raise ValueError(f"{where} is of a run on other data: that of {config.dataset} has changed since: {fix}")

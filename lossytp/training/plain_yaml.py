@@ -1,0 +1,61 @@
+"""YAML by the rules of YAML 1.2, under which a plain word means what it looks like.
+
+PyYAML follows YAML 1.1. There 010 is eight, 1:30 is ninety, 1e-3 is a text, no is false and 2024-01-01 is a date.
+"""
+
+import re
+from typing import Any
+
+import yaml
+
+
+def read_yaml(text: str) -> Any:
+    """Return the content of a YAML document.
+
+    Plain words are null, true, false, decimal numbers or text (YAML 1.2, section 10.3.2, without hexadecimals).
+
+    Raises:
+        ValueError: in one line, where the text is no YAML or a mapping has a key twice.
+    """
+    try:
+        return yaml.load(text, _PlainLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ValueError(f"cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Read plain words by YAML 1.2, and refuse a key that a mapping has twice.
+
+    YAML would keep the last of two equal keys, and the value of the first would vanish unseen.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # YAML merges what "<<" names
+        keys = [self.construct_object(key, deep=True) for key in own]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"key {key!r} stands twice in one mapping: leave one of them out")
+        return super().construct_mapping(node, deep)
+
+    def construct_decimal(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node))
+        try:
+            return int(text)
+        except ValueError as error:
+            raise ValueError(f"{text[:40]!r} is no decimal number that fits: write one, such as 10") from error
+
+
+_WORDS = {
+    "null": (r"null|Null|NULL|~|", ["n", "N", "~", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
+_PlainLoader.yaml_implicit_resolvers = {}  # none of YAML 1.1's
+for _kind, (_pattern, _beginnings) in _WORDS.items():
+    _PlainLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), _beginnings)
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_decimal)

@@ -1,0 +1,66 @@
+import json
+import math
+import re
+
+import pytest
+import yaml
+
+from lossytp.training.plain_yaml import read_yaml
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("010", 10),
+        ("!!int 010", 10),
+        ("+3", 3),
+        ("1.0", 1.0),
+        ("1e-3", 1e-3),
+        (".5", 0.5),
+        ("-.inf", -math.inf),
+        ("1:30", "1:30"),
+        ("0x1f", "0x1f"),
+        ("1_000", "1_000"),
+        ("2024-01-01", "2024-01-01"),
+        ("no", "no"),
+        ("on", "on"),
+        ("true", True),
+        ("null", None),
+        ("~", None),
+        ("", None),
+        ("a:", {"a": None}),
+        ("{<<: {a: 1, b: 2}, b: 3}", {"a": 1, "b": 3}),
+    ],
+)
+def test_a_plain_word_means_what_it_looks_like(text, value):
+    found = read_yaml(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+VALUES = {
+    "text": ["010", "1:30", "null", "no", "1.0", "~", "", "<<", "="],
+    "numbers": [1, 1e-5, 1e300, True, None],
+}
+
+
+@pytest.mark.parametrize("write", [json.dumps, yaml.safe_dump])
+def test_what_was_written_is_read_again(write):
+    assert read_yaml(write(VALUES)) == VALUES
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "cannot be read as YAML: while parsing"),
+        ("a: 1\nb: {c: 1, c: 2}", "key 'c' stands twice in one mapping: leave one of them out"),
+        ("1: 1\n01: 2", "key 1 stands twice"),
+        ("[" * 3000, "cannot be read as YAML: maximum recursion depth"),
+        ("9" * 5000, "is no decimal number that fits: write one, such as 10"),
+    ],
+)
+def test_what_is_no_yaml_is_one_line(text, words):
+    with pytest.raises(ValueError, match=re.escape(words)) as error:
+        read_yaml(text)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 300

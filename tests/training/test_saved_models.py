@@ -1,0 +1,135 @@
+"""A run's models, `best` and `last`, in folders in which users may have files of their own."""
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from lossytp.training import saved_models
+from lossytp.training.loop import run
+from lossytp.training.own_files import MARK
+from lossytp.training.saved_models import remove_model
+from tests.training.parallel_runs import settings, task_in
+
+PLACES = ("best", "last", ".best.part", ".last.part", "checkpoint")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_others_files_are_refused_before_the_first_step_and_stay(toy, tmp_path, place, monkeypatch):
+    monkeypatch.setattr("lossytp.training.loop._Run", None)  # would fail if the run were started
+    thesis = tmp_path / "run" / place / "thesis"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("x")
+    with pytest.raises(ValueError, match=rf"^{thesis} is in the way.*: move it elsewhere, or name another"):
+        run(toy(max_steps=1, save_model=True))
+    assert thesis.read_text() == "x"
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [place]
+
+
+def test_others_files_in_a_finished_runs_folders_stay(toy, tmp_path):
+    done = run(toy(max_steps=1))
+    for place in PLACES:
+        (tmp_path / "run" / place).mkdir()
+        (tmp_path / "run" / place / "thesis").write_text("x")
+    assert run(toy(max_steps=1)) == done
+    for place in PLACES:
+        assert (tmp_path / "run" / place / "thesis").read_text() == "x"
+
+
+def test_a_file_that_comes_into_a_models_folder_while_it_trains_is_not_deleted(toy, tmp_path, monkeypatch):
+    save = saved_models.save_model
+
+    def leave_a_note(engine, folder, tokenizer):
+        save(engine, folder, tokenizer)
+        (folder / "note").write_text("x")
+
+    monkeypatch.setattr("lossytp.training.loop.save_model", leave_a_note)
+    with pytest.raises(ValueError, match=r"best.note is in the way"):
+        run(toy(eval_steps=1, save_model=True, learning_rate=1e-2))
+    assert (tmp_path / "run" / "best" / "note").read_text() == "x"
+    assert (tmp_path / "run" / "best" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_model_of_a_version_without_marks_is_replaced(toy, tmp_path, half):
+    record = run(toy(max_steps=1, save_model=True))
+    folder = tmp_path / "run"
+    (folder / "record.json").unlink()
+    (folder / "last" / MARK).unlink()
+    if half:
+        (folder / "last").rename(folder / ".last.part")
+        (folder / ".last.part" / "model.safetensors").unlink()
+    again = run(toy(max_steps=1, save_model=True))
+    assert again["final"] == record["final"]
+    assert json.loads((folder / "last" / MARK).read_text())["files"] == sorted(
+        path.name for path in (folder / "last").iterdir() if path.name != MARK
+    )
+    assert not (folder / ".last.part").exists()
+
+
+@pytest.mark.parametrize("change", ["another model", "another file"])
+def test_a_model_of_ones_own_is_not_taken_for_an_old_one(toy, tmp_path, change):
+    run(toy(max_steps=1, save_model=True))
+    folder = tmp_path / "run"
+    (folder / "record.json").unlink()
+    (folder / "last" / MARK).unlink()
+    if change == "another file":
+        (folder / "last" / "thesis").touch()
+    else:
+        config = json.loads((folder / "last" / "config.json").read_text())
+        del config["finetuning_max_length"]
+        (folder / "last" / "config.json").write_text(json.dumps(config))
+    before = sorted((folder / "last").iterdir())
+    with pytest.raises(ValueError, match=r"last.* is in the way"):
+        run(toy(max_steps=1, save_model=True))
+    remove_model(folder / "last")
+    assert sorted((folder / "last").iterdir()) == before
+
+
+@pytest.mark.parametrize("place", ["mark", "weights", "removed", "renamed"])
+def test_a_run_killed_while_it_saves_goes_on(tmp_path, place):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    for where, code in ((place, -signal.SIGKILL), (None, 0)):
+        process = context.Process(target=_train, args=(tmp_path, where))
+        process.start()
+        process.join(120)
+        assert process.exitcode == code
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["best", "last", "record.json"]
+    for name in ("best", "last"):
+        assert (tmp_path / "run" / name / "model.safetensors").exists()
+
+
+def _train(folder: Path, place: str | None) -> None:
+    torch.set_num_threads(1)
+    values = {"max_steps": 2, "eval_steps": 1, "eval_samples": 12, "save_model": True, "tensor_parallel_size": 1}
+    with task_in(folder):
+        if place is not None:
+            _die_at(place)
+        run(settings(folder, output_dir=str(folder / "run"), **values))
+
+
+def _die_at(place: str) -> None:
+    """End this process at a point of the first save, or at one where a model is there already."""
+
+    def dying(function, die_before=False):
+        def call(*arguments, **named):
+            if die_before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            function(*arguments, **named)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return call
+
+    if place == "mark":
+        saved_models.claim = dying(saved_models.claim)
+    if place == "weights":
+        saved_models.mark = dying(saved_models.mark, die_before=True)
+    if place == "removed":
+        Path.rename = dying(Path.rename, die_before=True)
+    if place == "renamed":
+        Path.rename = dying(Path.rename)

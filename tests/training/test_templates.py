@@ -1,0 +1,72 @@
+import re
+
+import pytest
+
+from lossytp.training.tasks import Classification, Files, MultipleChoice, Table
+from lossytp.training.tasks.templates import text_of
+
+
+def classification(rows, **options):
+    options = {"body": "{text}", "labels": ("x", "y"), **options}
+    return Classification(source=Table(train=rows, test=rows), **options)
+
+
+def test_a_text_is_a_template_or_a_function():
+    row = {"text": "a ", "number": 3, "other": None}
+    assert text_of("<{text}{other}", row) == "<a"
+    assert text_of(lambda row: str(row["number"]), row) == "3"
+    with pytest.raises(KeyError, match="absent"):
+        text_of("{absent}", row)
+
+
+@pytest.mark.parametrize("value", [3, 0.5, True, ["a", "b"], {"a": "b"}])
+def test_a_column_that_holds_no_text_is_named_with_its_row_and_source(value):
+    task = classification([{"text": value, "label": 1}])
+    words = rf"column 'text' holds {re.escape(repr(str(value)))}, which is no text: .*, in row .* of train of table$"
+    with pytest.raises(ValueError, match=words) as error:
+        task.examples("train")
+    assert "\n" not in str(error.value)
+
+
+def test_a_function_that_makes_no_text_is_named():
+    task = classification([{"text": "a", "label": 1}], ending=lambda row: row["label"])
+    with pytest.raises(ValueError, match=r"^'1', which a function made of the row, is no text: .* of test of table$"):
+        task.examples("test")
+
+
+@pytest.mark.parametrize("template", ["body", "ending"])
+@pytest.mark.parametrize("value", [None, "", " \n"])
+def test_a_column_that_is_empty_throughout_is_named(template, value):
+    rows = [{"text": "a", "more": value, "label": number % 2} for number in range(5)]
+    task = classification(rows, **{template: "<{more}>"})
+    with pytest.raises(ValueError, match=r"^column 'more' is empty in all 5 rows of train of table: give text$"):
+        task.examples("train")
+    filled = classification([*rows, {"text": "a", "more": "b", "label": 0}], **{template: "<{more}>"})
+    assert len(filled.examples("train", 1)) == 1, "a sample may well be empty"
+
+
+@pytest.mark.parametrize(("column", "words"), [("1", "holds '1'"), ("", "is empty in all 2 rows")])
+def test_a_file_of_ones_own_is_named(tmp_path, column, words):
+    file = tmp_path / "reviews.csv"
+    file.write_text(f"review,label\n{column},0\n{column},1\n")
+    task = Classification(source=Files(train=file, test=file), body="{review}", labels=("x", "y"))
+    with pytest.raises(ValueError, match=rf"^column 'review' {words}.* of train of files {file}"):
+        task.examples("train")
+
+
+def test_options_are_texts_or_numbers():
+    def examples(*options):
+        rows = [{"question": "?", "options": list(options), "label": 1}]
+        return MultipleChoice(source=Table(train=rows, test=rows), body="{question}", options="options").examples(
+            "train"
+        )
+
+    assert examples(1, 2)[0].endings == (" 1", " 2")
+    for wrong in (None, ["a"]):
+        with pytest.raises(ValueError, match=rf"^option {re.escape(repr(str(wrong)))} is no text: give text"):
+            examples(wrong, wrong)
+
+
+def test_a_template_that_is_none_is_told_by_its_first_row():
+    with pytest.raises(ValueError, match=r"expected '}' before end of string, in row"):
+        classification([{"text": "a", "label": 1}], body="{text").examples("train")
