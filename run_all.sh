@@ -100,6 +100,7 @@ case $command in
         ruff check .
         ruff format --check .
         mypy
+        lint-imports --no-cache --no-logo
         exec pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "$@" # a file a worker: modules share what is costly
         ;;
     bench) exec python -m tests.bench results/bench ;;

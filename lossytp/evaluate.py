@@ -6,7 +6,7 @@ python -m lossytp.evaluate --model_name gpt2-nano --data_glob stdlib --prompt "T
 
 from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.config import EvaluateConfig
 from lossytp.training.models import check_there
 
 

@@ -5,7 +5,7 @@ python -m lossytp.pretrain --data_glob "FOLDER/train-*.parquet" --validation_glo
 """
 
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.pretraining.config import PretrainConfig
+from lossytp.training.config import PretrainConfig
 
 
 def main() -> None:

@@ -16,6 +16,7 @@ from lossytp.network.repairs import REPAIRS
 from lossytp.network.routes import SWITCH
 from lossytp.network.scope import Scope
 from lossytp.network.trace import Trace
+from lossytp.network.wiring import Wiring
 
 __all__ = [
     "ALGORITHMS",
@@ -34,6 +35,7 @@ __all__ = [
     "Site",
     "Trace",
     "Wire",
+    "Wiring",
     "from_netem",
     "gilbert_elliott_preset",
     "loss_process_named",

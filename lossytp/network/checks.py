@@ -1,6 +1,8 @@
 """Checks of what callers give. Each message names the value, the bound and the fix, in one line."""
 
+import difflib
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TypeGuard
 
@@ -44,6 +46,16 @@ def check_known(name: str, value: object, known: object) -> None:
         raise ValueError(f"{name} = {shown(value)} is unknown: choose one of {', '.join(map(str, names))}")
 
 
+def check_names(given: Iterable[object], known: Iterable[str]) -> None:
+    """Raise ValueError if a given name is not `known`; the message suggests the closest one."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            close = difflib.get_close_matches(str(name), names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+            raise ValueError(f"unknown parameter {name!r}: {hint}")
+
+
 def check_at_least(name: str, value: object, least: int) -> None:
     """Raise ValueError unless `value` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
@@ -66,6 +78,12 @@ def check_not_negative(name: str, value: object, unit: str) -> None:
     """Raise ValueError unless `value` is a finite number of at least 0."""
     if not is_finite(value) or value < 0:
         raise ValueError(f"{name} = {shown(value)} is negative or infinite: give 0 {unit} or more")
+
+
+def check_filled(name: str, values: object) -> None:
+    """Raise ValueError unless `values` is a list or a tuple with at least one value."""
+    if not isinstance(values, list | tuple) or not values:
+        raise ValueError(f"{name} = {shown(values)} is no list of at least one value: give one")
 
 
 def is_finite(value: object) -> TypeGuard[float]:

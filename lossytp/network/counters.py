@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from lossytp.network.checks import check_known
+
 
 class Site(NamedTuple):
     """Where a message comes from.
@@ -20,6 +22,7 @@ class Site(NamedTuple):
 
 
 NOWHERE = Site(None, None, None)
+PURPOSES = ("training", "evaluation")
 COUNTED = ("packets", "lost", "extra", "missing")
 Row = tuple[str, Site | None, str, int, int]  # purpose, site, group, src, dst
 Messages = tuple[str, Site | None, str]  # purpose, site, group
@@ -63,7 +66,11 @@ class Counters:
         """Return the totals of one purpose, whole and grouped, with observed loss rates, and messages by direction.
 
         If several groups use the same link's name, for perhaps other ends, the group's name goes before it.
+
+        Raises:
+            ValueError: for a purpose other than "training" and "evaluation".
         """
+        check_known("purpose", purpose, PURPOSES)
         rows = self.rows(purpose)
         groups = Counter((src, dst) for _, src, dst in {(row["group"], row["src"], row["dst"]) for row in rows})
 

@@ -23,7 +23,7 @@ from lossytp.network.link_processes import LinkProcesses
 from lossytp.network.links import Link
 from lossytp.network.packets import Wire
 from lossytp.network.process import LinkLosses, LossProcess
-from lossytp.network.repair import ZERO, Repair
+from lossytp.network.repairs import ZERO, Repair
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.scope import EVERYWHERE, Scope
 from lossytp.network.streams import Normals

@@ -71,6 +71,13 @@ class Algorithm(NamedTuple):
     """Each rank's chunk on its way to all others."""
     schedule: Schedule | None = None
     """How long an all-reduce takes; None if it cannot be timed."""
+    name: str = ""
+    """What flags and records call it; pickles refer to it."""
+
+    def __reduce__(self) -> tuple:
+        from lossytp.network.algorithms import algorithm_named  # the registry, which imports this module
+
+        return algorithm_named, (self.name,)
 
     def pair(self, sequence_parallel: bool) -> tuple[Routes, Routes]:
         """Return the two phases: of an all-reduce, or reduce-scatter and all-gather."""

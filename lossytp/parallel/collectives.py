@@ -9,25 +9,21 @@ Shapes: R ranks, L of them in this process, N elements of one message, flattened
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lossytp.network.algorithms import algorithm_named
 from lossytp.network.checks import check_is
 from lossytp.network.counters import NOWHERE, Site
 from lossytp.network.lossy_network import TRAINING, LossyNetwork
-from lossytp.network.repair import Local, Repair, Stale
-from lossytp.network.repairs import repair_named
 from lossytp.network.routes import Hops, Missing
 from lossytp.network.scope import PHASES
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.controls import add_noise_
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.missing import Memory, Rows, adjoint_, settle_
+from lossytp.parallel.missing import Memory, Message, adjoint_, settle_
 from lossytp.parallel.reach import check_reaches
-from lossytp.parallel.wiring import Wiring
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -49,6 +45,7 @@ class LossyCollective:
     def __post_init__(self) -> None:
         check_is("network", self.network, LossyNetwork, "one, such as LossyNetwork(Bernoulli(loss_rate=0.01))")
         check_is("group", self.group, RankGroup, "one, such as RankGroup(4)")
+        check_is("wiring", self.wiring, Wiring, 'one, such as Wiring.named(algorithm="ring")')
 
     def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them.
@@ -65,10 +62,9 @@ class LossyCollective:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
         parts_LN = parts.view(len(parts), -1)
         parts_LN.copy_(self._rounded(parts_LN))
-        own_LN = parts_LN.clone() if isinstance(self._repair, Local) else None
-        algorithm = algorithm_named(wiring.algorithm)
-        routes = algorithm.reduce_scatter if wiring.sequence_parallel else algorithm.reduce
-        hops = routes(parts_LN.shape[1], self.group.ranks, unit)
+        own_LN = parts_LN.clone() if wiring.repair.uses_own_part else None
+        reduce, gather = wiring.algorithm.pair(wiring.sequence_parallel)
+        hops = reduce(parts_LN.shape[1], self.group.ranks, unit)
         missing = self._lose_(parts_LN, hops, site, own_LN)
         total = parts.sum(0) if len(parts) > 1 else parts[0]
         wait = self.group.begin_sum_(total)
@@ -80,7 +76,7 @@ class LossyCollective:
             if not wiring.own_streams:
                 return total
             results = total.expand(len(self.group.local), *total.shape).clone()
-            hops = algorithm.gather(parts_LN.shape[1], self.group.ranks, unit)
+            hops = gather(parts_LN.shape[1], self.group.ranks, unit)
             gathering = (site or NOWHERE)._replace(phase="gather")
             self._lose_(results.view(len(results), -1), hops, gathering, own_LN, in_gather=True)
             return results
@@ -97,15 +93,14 @@ class LossyCollective:
             return copies
         copies = copies.clone(memory_format=torch.contiguous_format)
         copies_LN = copies.view(len(copies), -1)
-        hops = algorithm_named(self.wiring.algorithm).all_gather(copies_LN.shape[1], self.group.ranks, unit)
+        hops = self.wiring.algorithm.all_gather(copies_LN.shape[1], self.group.ranks, unit)
         gathering = (site or NOWHERE)._replace(operation="all_gather", phase="gather")
         self._lose_(copies_LN, hops, gathering, None, in_gather=True)
         return copies
 
     def adjoint_(self, gradients: Tensor, hops: Hops, missing: Missing) -> None:
         """From the gradient of a sum, repeated (L, ...), to those of its contributions, in place."""
-        rows = self._rows(gradients.view(len(gradients), -1))
-        adjoint_(rows, hops, missing, self._repair, self.network, self._capacity(gradients))
+        adjoint_(self._message(gradients.view(len(gradients), -1), hops, missing), self.wiring.repair)
 
     def memories_state(self) -> list:
         """What `Stale` remembers of training, as lists and tensors."""
@@ -122,40 +117,22 @@ class LossyCollective:
         self, rows_LN: Tensor, hops: Hops, site: Site | None, own_LN: Tensor | None, *, in_gather: bool = False
     ) -> Missing:
         """Send the rows over `hops`, and leave in them what arrives."""
-        rows = self._rows(rows_LN)
+        network, repair = self.network, self.wiring.repair
         if self.wiring.control == "noise":
-            add_noise_(rows, hops, self.network, self.group.name, site)
+            add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
             return NOTHING_MISSING
-        itemsize = self._itemsize(rows_LN)
-        missing = self.network.send(hops, itemsize, repair=self._repair, group=self.group.name, site=site)
-        memory = self._memory(site) if isinstance(self._repair, Stale) else None
-        capacity = self._capacity(rows_LN)
-        settle_(
-            rows,
-            hops,
-            missing,
-            self._repair,
-            self.network,
-            capacity,
-            own_LN=own_LN,
-            in_gather=in_gather,
-            memory=memory,
-            tape=self.network.tape,
-        )
+        missing = network.send(hops, self._itemsize(rows_LN), repair=repair, group=self.group.name, site=site)
+        memory = self._memory(site) if repair.remembers else None
+        message = self._message(rows_LN, hops, missing)
+        settle_(message._replace(in_gather=in_gather, own_LN=own_LN, memory=memory), repair)
         return missing
 
-    def _rows(self, rows_LN: Tensor) -> Rows:
-        return Rows(rows_LN, self.group.local, self.group.ranks)
-
-    @cached_property
-    def _repair(self) -> Repair:
-        return repair_named(self.wiring.repair)
+    def _message(self, rows_LN: Tensor, hops: Hops, missing: Missing) -> Message:
+        capacity = self.network.wire.elements_per_packet(self._itemsize(rows_LN))
+        return Message(rows_LN, self.group.local, self.group.ranks, hops, missing, self.network, capacity)
 
     def _itemsize(self, message: Tensor) -> int:
         return DTYPES[self.wiring.wire_dtype].itemsize if self.wiring.wire_dtype else message.element_size()
-
-    def _capacity(self, message: Tensor) -> int:
-        return self.network.wire.elements_per_packet(self._itemsize(message))
 
     def _rounded(self, message: Tensor) -> Tensor:
         """To what the wire's dtype can hold, in its own dtype."""
@@ -204,14 +181,16 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
         )
     if wiring.get("sequence_parallel"):
         raise ValueError("sequence_parallel = True is no all-reduce: leave it out")
-    collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring(**wiring))
+    collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring.named(**wiring))
     check_reaches(network, collective.group, collective.wiring)
     if not any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES):
         raise ValueError(
             f"scope = {network.scope} in a single sum, which belongs to no layer, module or direction: give a phase "
             "alone, or no scope"
         )
-    if isinstance(repair_named(collective.wiring.repair), Stale):
-        raise ValueError("repair = 'stale' in a single sum, before which nothing arrived: choose another")
+    if collective.wiring.repair.remembers:
+        raise ValueError(
+            f"repair = '{collective.wiring.repair}' in a single sum, before which nothing arrived: choose another"
+        )
     result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
     return result if collective.wiring.own_streams else result.expand_as(x_RN).clone()

@@ -1,6 +1,6 @@
-"""Controls for a study of packet loss: other damage of the same expected squared error, to tell what its form matters.
+"""Controls for a study of packet loss: other damage of equal expected squared error, to see what its form matters.
 
-Independent elements are lost where packets hold one element, `Wire(elements=1)`. Gaussian noise is here.
+`Wire(elements=1)` loses independent elements. This module adds Gaussian noise.
 """
 
 import math
@@ -8,20 +8,19 @@ import math
 import torch
 
 from lossytp.network.counters import Site
-from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.routes import Hops
-from lossytp.parallel.missing import Rows
+from lossytp.parallel.missing import Message
 
 
-def add_noise_(rows: Rows, hops: Hops, network: LossyNetwork, group: str, site: Site | None) -> None:
-    """Add to what crosses a link of loss rate p white Gaussian noise of variance p times its mean square.
+def add_noise_(message: Message, group: str, site: Site | None) -> None:
+    """Add white Gaussian noise of variance p times the mean square to what crosses a link of loss rate p.
 
     Losing its packets, and leaving zeros, makes the same expected squared error: p times the sum of its squares.
     """
-    normals = network.normals(hops, group=group, site=site)
-    for hop, numbers in zip(hops, normals, strict=False):  # none where the network is reliable
-        for row in rows.of(hop.positions):
-            message = rows.rows_LN[row, hop.start : hop.stop]
-            wide = message.double()  # squares of fp16 would overflow, or vanish
+    network = message.network
+    normals = network.normals(message.hops, group=group, site=site)
+    for hop, numbers in zip(message.hops, normals, strict=False):  # none where the network is reliable
+        for row in message.rows_of(hop.positions):
+            span = message.rows_LN[row, hop.start : hop.stop]
+            wide = span.double()  # squares of fp16 would overflow, or vanish
             scale = math.sqrt(network.process(hop.src, hop.dst).loss_rate) * wide.square().mean().sqrt()
-            message.copy_(wide + scale * torch.from_numpy(numbers).to(wide))
+            span.copy_(wide + scale * torch.from_numpy(numbers).to(wide))

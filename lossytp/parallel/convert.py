@@ -20,12 +20,12 @@ from transformers.pytorch_utils import Conv1D
 from lossytp.network.checks import check_bool, check_is
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.tape import LossTape
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup, check_divides
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from lossytp.parallel.own_streams import OWN_STREAMS, give_own_streams_, shared_again, take_first_ranks_
 from lossytp.parallel.reach import check_layers, check_reaches
-from lossytp.parallel.wiring import Wiring
 
 SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
 
@@ -60,6 +60,51 @@ class TensorParallelBlock(GPT2Block):
         self.__dict__["_gradient_checkpointing_func"] = checkpoint
 
 
+class SavesDense:
+    """What `parallelize` adds to a model's class, whose name stays: libraries look models up by it."""
+
+    base_class: type[PreTrainedModel]
+
+    def save_pretrained(
+        self, save_directory: Any, is_main_process: bool = True, state_dict: dict | None = None, **how: Any
+    ) -> None:
+        """Save the dense model, as `gather` gives it, for `from_pretrained` to read.
+
+        Where the ranks are spread over processes, every process must call this. Rank 0 of all processes writes, and the
+        folder is whole once the call returns there. The other arguments are those of transformers.
+
+        Raises ValueError for a `state_dict`, which would be that of shards.
+        """
+        if state_dict is not None:
+            raise ValueError(
+                f"state_dict of {len(state_dict)} tensors for a tensor-parallel model, which gathers its own: leave it "
+                "out"
+            )
+        model: Any = self
+        dense = gather(model)
+        if is_main_process and not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
+            dense.save_pretrained(save_directory, **how)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Let copies and pickles find the class, which no module holds."""
+        return _blank, (self.base_class,), self.__dict__
+
+
+_SAVING: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}  # by the class that a model had
+
+
+def _saves_dense(base_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    if base_class not in _SAVING:
+        contents = {"base_class": base_class, "__module__": base_class.__module__, "__doc__": base_class.__doc__}
+        _SAVING[base_class] = type(base_class.__name__, (SavesDense, base_class), contents)
+    return _SAVING[base_class]
+
+
+def _blank(base_class: type[PreTrainedModel]) -> PreTrainedModel:
+    kind = _saves_dense(base_class)
+    return kind.__new__(kind)
+
+
 def parallelize(
     model: PreTrainedModel,
     network: LossyNetwork,
@@ -67,22 +112,30 @@ def parallelize(
     tensor_parallel_size: int,
     group: RankGroup | None = None,
     own_copies: bool = False,
-    **wiring: Any,
+    wiring: Wiring | None = None,
+    **settings: Any,
 ) -> PreTrainedModel:
-    """A tensor-parallel copy of `model`, whose all-reduces lose what `network` loses.
+    """Return a tensor-parallel copy of `model`, whose all-reduces lose what `network` loses.
+
+    `copy.deepcopy` of the result copies the network too, so the copy loses packets of its own and counts them itself:
+    read its report from its own network. `save_pretrained` of the result saves the dense model; where the ranks are
+    spread over processes, each of them must call it.
 
     Args:
         model: GPT2LMHeadModel or GPT2ForSequenceClassification; not changed. The same on every process.
-        network: shared by all layers; `network.report()` tells what each of them sent and lost.
-        tensor_parallel_size: ranks; must divide the heads and the MLP's width.
+        network: shared by all layers; `network.report()` shows what each of them sent and lost.
+        tensor_parallel_size: number of ranks; must divide the heads and the MLP's width.
         group: where the ranks live. Left out, they are spread over all processes of torch.distributed, this copy
             holding this process's shards alone, or are virtual ranks of this process where it is not initialised.
         own_copies: whether each rank has copies of its own of the parameters that all ranks hold, which may drift
             apart; needs `reliable_gather=False`. Left out, the ranks of a process share theirs.
-        wiring: how they exchange messages, as `Wiring` says: algorithm, repair, reliable_gather and others.
+        wiring: how the ranks exchange messages. Left out, `settings` say so by name.
+        settings: as in `Wiring.named`: algorithm, repair, reliable_gather and others.
 
     Raises:
-        TypeError: for another model. ValueError: for a size that does not divide, or an unknown name.
+        TypeError: another model, or an argument of another type.
+        ValueError: a size that does not divide, an unknown name, or a network whose layers, links or phase lie outside
+            all that the model sends.
     """
     check_convertible(model, tensor_parallel_size)
     if group is None:
@@ -92,7 +145,11 @@ def parallelize(
     if group.size != tensor_parallel_size:
         raise ValueError(f"tensor_parallel_size = {tensor_parallel_size}, but the group is of {group.size}: give one")
     check_bool("own_copies", own_copies)
-    collective = LossyCollective(network, group, Wiring(**wiring))
+    if wiring is None:
+        wiring = Wiring.named(**settings)
+    elif settings:
+        raise ValueError(f"wiring and {', '.join(settings)} were both given: give one of the two")
+    collective = LossyCollective(network, group, wiring)
     check_reaches(network, group, collective.wiring)
     check_layers(network, len(blocks_of(model)))
     own_streams = collective.wiring.own_streams
@@ -118,6 +175,7 @@ def parallelize(
     assert_converted(parallel)
     if own_streams:
         give_own_streams_(parallel, group, own_copies=own_copies)
+    parallel.__class__ = _saves_dense(type(parallel))
     return parallel
 
 
@@ -160,10 +218,10 @@ def fuse_gelu_(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def gather(model: PreTrainedModel) -> PreTrainedModel:
-    """The dense copy of a parallelized model, as transformers knows it; `gather(parallelize(m))` is bitwise m.
+    """Return the dense copy of a parallelized model, as transformers knows it; `gather(parallelize(m))` is bitwise m.
 
-    Where its ranks are spread over processes, each of them must call this, and each gets the whole model. Where ranks
-    have drifted apart it is the first rank's.
+    Where its ranks are spread over processes, each of them must call this, and each gets the whole model. Where the
+    ranks have drifted apart, the first rank's parameters are taken.
 
     Raises TypeError for a model that `parallelize` did not make.
     """
@@ -177,6 +235,7 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
     }
     replacements |= shared_again(model)
     dense: Any = copy.deepcopy(model, replacements)
+    dense.__class__ = getattr(dense, "base_class", type(dense))
     for plain, own in OWN_STREAMS.items():
         if type(dense) is own:
             dense.__class__ = plain

@@ -6,7 +6,7 @@ Errors are told in one line that names the variable, or the port, and the fix.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,10 +17,10 @@ from torch.distributed import Backend, DistNetworkError, DistStoreError, Process
 
 from lossytp.network.checks import check_known
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.wiring import Wiring
 from lossytp.parallel import functional as functional  # registers a kernel
 from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
-from lossytp.parallel.wiring import Wiring
 
 JOIN_TIMEOUT_S = 20.0
 BACKENDS = ("gloo", "nccl")
@@ -32,9 +32,7 @@ class _Settings:
 
     network: LossyNetwork
     wraps: str
-    algorithm: str
-    repair: str
-    reliable_gather: bool
+    wiring: Wiring
 
 
 _settings: _Settings | None = None
@@ -54,7 +52,7 @@ def init_process_group(
     Args:
         network: the same seed, processes and wire on every rank.
         wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries what lies on the CPU).
-        algorithm, repair: of every operation, as `lossytp.parallel.wiring.Wiring`'s.
+        algorithm, repair: of every operation, as `Wiring.named` takes them.
         reliable_gather: False loses packets of an all-reduce's result too, other ones on every rank; it changes nothing
             with "sender", whose sum is everywhere at once.
         join_timeout_s: how long to wait for the other ranks, where no agent of torchrun has brought them together.
@@ -65,7 +63,7 @@ def init_process_group(
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
-    Wiring(algorithm=algorithm, repair=repair)  # refuses what does not fit together
+    wiring = backend_wiring(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
     if not under_torchrun():
         raise ValueError(
             "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"
@@ -75,13 +73,19 @@ def init_process_group(
     rank, world = rank_and_world_size()
     if wraps == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
-    _settings = _Settings(network, wraps, algorithm, repair, reliable_gather)
+    _settings = _Settings(network, wraps, wiring)
     Backend.register_backend("lossy", _make_group, extended_api=True, devices=["cpu", "cuda"])
     if "TORCHELASTIC_RUN_ID" in os.environ:
         dist.init_process_group("lossy")
     else:
         store = _join(rank, world, join_timeout_s)
         dist.init_process_group("lossy", store=store, rank=rank, world_size=world)
+
+
+def backend_wiring(*, algorithm: str = "direct", repair: str = "zero", reliable_gather: bool = True) -> Wiring:
+    """Return the wiring of every operation of the backend; "sender" has no gather that could lose packets."""
+    wiring = Wiring.named(algorithm=algorithm, repair=repair)
+    return replace(wiring, reliable_gather=reliable_gather or wiring.algorithm.sum_reaches_all)
 
 
 def joined() -> bool:
@@ -135,24 +139,14 @@ def _make_group(options: Any, _: Any) -> LossyProcessGroup:
         store = PrefixStore("nccl", options.store)  # gloo has its own keys in it
         nccl: Any = dist.ProcessGroupNCCL(store, rank, size, settings)
         backends["cuda"] = (ProcessGroup.BackendType.NCCL, nccl)
-    for _, backend in backends.values():
+    for device, (kind, backend) in backends.items():
         backend._set_sequence_number_for_group()
-    _register(wrapped, backends)
-    lossy = LossyProcessGroup(
+        wrapped._register_backend(torch.device(device), kind, backend)
+    wrapped._set_default_backend(backends["cuda"][0])
+    return LossyProcessGroup(
         wrapped,
         name=options.group_id,
         ranks=options.global_ranks_in_group or range(size),  # torch leaves it empty for the default group
         network=_settings.network,
-        algorithm=_settings.algorithm,
-        repair=_settings.repair,
-        reliable_gather=_settings.reliable_gather,
+        wiring=_settings.wiring,
     )
-    _register(lossy, backends)
-    return lossy
-
-
-def _register(group: ProcessGroup, backends: dict[str, tuple[Any, Any]]) -> None:
-    """Give `group` the backend of each type of device."""
-    for device, (kind, backend) in backends.items():
-        group._register_backend(torch.device(device), kind, backend)
-    group._set_default_backend(backends["cuda"][0])

@@ -6,8 +6,7 @@ reduce-scatter, where the message is of dense floating-point numbers and fills m
 reliable: MAX, MIN, integers, complex numbers, sparse tensors, objects, broadcasts, barriers, smaller messages, and
 everything within `LossyNetwork.reliable()`.
 
-The group has the wrapped group's backends registered, so PyTorch's own methods carry all operations that no method here
-overrides.
+The wrapped group is a plain `ProcessGroup`, so each method has the same name and arguments on both sides.
 
 Links are named by global ranks. Every rank of a group knows the routes of a collective, and advances the same links.
 Only the sender knows the routes of a send or an all-to-all, so these have streams that the sender alone advances.
@@ -27,13 +26,11 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
-from lossytp.network.algorithms import algorithm_named
 from lossytp.network.counters import Site
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import Local, Stale
-from lossytp.network.repairs import repair_named
 from lossytp.network.routes import Hop, Hops, Missing
-from lossytp.parallel.missing import Rows, settle_
+from lossytp.network.wiring import Wiring
+from lossytp.parallel.missing import Message, settle_
 from lossytp.parallel.work import Then
 
 LOSSY_REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
@@ -49,8 +46,9 @@ class LossyProcessGroup(ProcessGroup):
         name: PyTorch's name of the group; name and first rank tell the group's streams from other groups'.
         ranks: global ranks, by position in the group.
         network: the same seed and processes on every rank.
-        algorithm, repair, reliable_gather: as `Wiring`'s. The first lossy message refuses "stale", because this group
-            does not know which message follows which. "local" leaves zero in an all-gather, where no rank has a part.
+        wiring: algorithm, repair and reliable_gather of every operation. The first lossy message refuses a repair that
+            remembers, because this group does not know which message follows which. "local" leaves zero in an
+            all-gather, where no rank has a part.
     """
 
     def __init__(
@@ -60,9 +58,7 @@ class LossyProcessGroup(ProcessGroup):
         name: str,
         ranks: Sequence[int],
         network: LossyNetwork,
-        algorithm: str = "direct",
-        repair: str = "zero",
-        reliable_gather: bool = True,
+        wiring: Wiring,
     ) -> None:
         super().__init__(wrapped.rank(), wrapped.size())  # type: ignore[call-arg]
         self.wrapped = wrapped
@@ -70,12 +66,24 @@ class LossyProcessGroup(ProcessGroup):
         self.network = network
         self.ranks = tuple(ranks)
         self._c10d_name = name
-        self._routes = algorithm_named(algorithm)
-        self._repair = repair_named(repair)
-        self._reliable_gather = reliable_gather
+        self._routes, self._repair = wiring.algorithm, wiring.repair
+        self._reliable_gather = wiring.reliable_gather
 
     def getBackendName(self) -> str:
         return "lossy"
+
+    @property
+    def pg_name(self) -> str:
+        return self._c10d_name
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._c10d_name
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices of the wrapped backends; PyTorch's state dicts and object collectives ask for them."""
+        return self.wrapped._device_types
 
     def get_group_store(self) -> Any:
         return self.wrapped.get_group_store()
@@ -90,7 +98,7 @@ class LossyProcessGroup(ProcessGroup):
 
     def _all_reduce(self, tensors: list[Tensor], options: Any, carry: Callable[[list[Tensor], Any], Work]) -> Work:
         lossy = [t for t in tensors if self._is_lossy(t)] if options.reduceOp.op in LOSSY_REDUCTIONS else []
-        keeps = isinstance(self._repair, Local) and not self._reliable_gather
+        keeps = self._repair.uses_own_part and not self._reliable_gather
         own = [tensor.clone() if keeps else None for tensor in lossy]
         for tensor in lossy:
             self._lose_(tensor, self._routes.reduce(tensor.numel(), self.ranks, 1), "all_reduce")
@@ -218,7 +226,7 @@ class LossyProcessGroup(ProcessGroup):
 
     def _lose_(self, message: Tensor, hops: Hops, operation: str) -> None:
         """Take from this rank's contribution to a sum what is lost of it."""
-        own = message.clone() if isinstance(self._repair, Local) else None
+        own = message.clone() if self._repair.uses_own_part else None
         self._settle_(message, hops, self._draw(hops, message, operation, "reduce"), own)
 
     def _settle_(
@@ -227,15 +235,16 @@ class LossyProcessGroup(ProcessGroup):
         flat = message.detach().reshape(1, -1)  # a copy where the message does not lie in order
         capacity = self.network.wire.elements_per_packet(message.element_size())
         own_1N = None if own is None else own.detach().reshape(1, -1)
-        rows = Rows(flat, (self.rank(),), self.ranks)
-        settle_(rows, hops, missing, self._repair, self.network, capacity, own_LN=own_1N, in_gather=in_gather)
+        sent = Message(flat, (self.rank(),), self.ranks, hops, missing, self.network, capacity, in_gather, own_1N)
+        settle_(sent, self._repair)
         if not message.is_contiguous():
             message.copy_(flat.view(message.shape))
 
     def _draw(self, hops: Hops, message: Tensor, operation: str, phase: str, *, one_sided: bool = False) -> Missing:
-        if isinstance(self._repair, Stale):
+        if self._repair.remembers:
             raise ValueError(
-                "repair = 'stale' over the backend, which does not know what message follows what: choose another"
+                f"repair = '{self._repair}' over the backend, which does not know which message follows "
+                "which: choose another"
             )
         name = f"{self._c10d_name}@{self.ranks[0]}"
         if one_sided:
@@ -255,6 +264,16 @@ class LossyProcessGroup(ProcessGroup):
         elements = message.numel() if elements is None else elements
         return self.network.wire.num_packets(elements, message.element_size()) > 1
 
+
+def _forward(name: str) -> Callable:
+    def method(self: LossyProcessGroup, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.wrapped, name)(*args, **kwargs)
+
+    return method
+
+
+for _name in ("broadcast", "barrier", "gather", "recv", "recv_anysource", "reduce", "scatter"):
+    setattr(LossyProcessGroup, _name, _forward(_name))
 
 # older names of the same operations
 LossyProcessGroup._allgather_base = LossyProcessGroup.all_gather_single  # type: ignore[assignment]

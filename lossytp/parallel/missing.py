@@ -1,4 +1,4 @@
-"""What stands where packets are missing: the tensor side of `lossytp.network.repair`.
+"""What stands where packets are missing: the tensor side of `lossytp.network.repairs`.
 
 What a sum becomes is linear in the ranks' contributions, also where a ring or a tree repairs partial sums on the way.
 So each row here is one rank's contribution followed through all hops, and a process needs no row but its own ranks'.
@@ -6,9 +6,9 @@ So each row here is one rank's contribution followed through all hops, and a pro
 Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major; B blocks of S elements.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,106 +17,109 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repair import ZERO, Hadamard, Local, Repair, Rescale, RescaleCounted, Stale
+from lossytp.network.repairs import ZERO, Hadamard, Local, Repair, Rescale, RescaleCounted, Stale, Zero
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.streams import Stream
-from lossytp.network.tape import LossTape
 
-Memory = dict[tuple[int, int, int], Tensor]  # by message's size, number of the hop, position: what last arrived
+Memory = dict[tuple[int, int, int], Tensor]
+"""What last arrived, by the message's size, the hop's number and the rank's position."""
 FEW_SPANS = 2000  # up to so many, a loop over numpy slices is the fastest
 
 
-class Rows(NamedTuple):
-    """`rows_LN[i]` belongs to the rank at `positions[i]` of the group whose global ranks are `ranks`."""
+class Message(NamedTuple):
+    """One message that has crossed its hops, before its repair.
+
+    `rows_LN[i]` belongs to the rank at `positions[i]` of the group whose global ranks are `ranks`. The rows are
+    contributions in a reduce phase and results in a gather phase.
+    """
 
     rows_LN: Tensor
     positions: Sequence[int]
     ranks: Sequence[int]
+    hops: Hops
+    missing: Missing
+    """What `network.send` said about the hops."""
+    network: LossyNetwork
+    """The network that the message crossed: it knows loss rates, the tape and the seed of Hadamard's signs."""
+    capacity: int
+    """Elements of a packet."""
+    in_gather: bool = False
+    own_LN: Tensor | None = None
+    """The ranks' own contributions as they were, for repairs that use them; None where there are none."""
+    memory: Memory | None = None
+    """What last arrived, for repairs that remember; changed, unless the network's tape replays."""
 
-    def of(self, positions: Sequence[int]) -> list[int]:
-        """The rows of those of the positions that are here."""
+    def rows_of(self, positions: Sequence[int]) -> list[int]:
+        """Return the rows of those of the positions that are here."""
         return [self.positions.index(position) for position in positions if position in self.positions]
 
+    def lacking(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
+        """Yield each hop that lost something for rows here: the hop, its missing packets and the rows."""
+        for hop, packets in zip(self.hops, self.missing.packets, strict=True):
+            rows = self.rows_of(hop.positions) if len(packets) else []
+            if rows:
+                yield hop, packets, rows
 
-def settle_(
-    rows: Rows,
-    hops: Hops,
-    missing: Missing,
-    repair: Repair,
-    network: LossyNetwork,
-    capacity: int,
-    *,
-    own_LN: Tensor | None = None,
-    in_gather: bool = False,
-    memory: Memory | None = None,
-    tape: LossTape | None = None,
-) -> None:
-    """Take from the rows what their message lacks, and repair it.
+    def spans(self, hop: Hop, packets: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield the elements [start, stop) of each packet."""
+        for packet in packets.tolist():
+            start = hop.start + packet * self.capacity
+            yield start, min(start + self.capacity, hop.stop)
 
-    Args:
-        rows: contributions in a reduce phase, results in a gather phase; overwritten.
-        hops, missing: the message's way, and what `network.send` said of it.
-        repair: what stands in for what is missing.
-        network: that the message crossed; `Rescale` asks it for loss rates, `Hadamard` for the seed of its signs.
-        capacity: elements of a packet.
-        own_LN: the ranks' own contributions as they were, for `Local`; zeros stand in where there are none.
-        in_gather: whether the rows are results.
-        memory: what last arrived, for `Stale`; changed, unless `tape` replays.
-        tape: where what `Stale` put in is recorded, or comes from again: the memory has gone on meanwhile.
+
+Fill = Callable[[Message, Any], None]
+FILLS: dict[type[Repair], Fill] = {}
+"""How each repair fills in what a message lacks; a repair that is not here does as the nearest class that it extends.
+"""
+AnyFill = TypeVar("AnyFill", bound=Fill)
+
+
+def fills(kind: type[Repair]) -> Callable[[AnyFill], AnyFill]:
+    """Return a decorator that makes a function the one that fills in for repairs of this `kind`."""
+
+    def register(fill: AnyFill) -> AnyFill:
+        FILLS[kind] = fill
+        return fill
+
+    return register
+
+
+def settle_(message: Message, repair: Repair) -> None:
+    """Take from the rows what their message lacks, and repair it, in place.
+
+    Raises:
+        ValueError: nothing in `FILLS` says what such a repair does.
     """
-    if missing.reliable:
+    if message.missing.reliable:
         return
-    if isinstance(repair, Stale):
-        assert memory is not None
-        _stale_(rows, hops, missing, capacity, memory, tape)
-    elif isinstance(repair, Local) and own_LN is not None:
-        _local_(rows, hops, missing, capacity, own_LN, in_gather)
-    elif isinstance(repair, Hadamard):
-        _hadamard_(rows, hops, missing, capacity, repair, network.seed)
-    else:
-        if isinstance(repair, Rescale):
-            _scale_(rows, hops, repair, network)
-        _zero_(rows, hops, missing, capacity)
-        if isinstance(repair, RescaleCounted) and not in_gather:
-            _scale_by_count_(rows, hops, missing, capacity)
+    fill = next((FILLS[kind] for kind in type(repair).__mro__ if kind in FILLS), None)
+    if fill is None:
+        raise ValueError(f"repair = {repair} fills in nothing: decorate a function with fills({type(repair).__name__})")
+    fill(message, repair)
 
 
-def adjoint_(rows: Rows, hops: Hops, missing: Missing, repair: Repair, network: LossyNetwork, capacity: int) -> None:
-    """What `settle_` did to contributions, done to their gradients, the last hop first.
+def adjoint_(message: Message, repair: Repair) -> None:
+    """Do to the contributions' gradients what `settle_` did to contributions, the last hop first.
 
-    But for `Local`, a hop is a symmetric map of each row; where blocks of Hadamard's are padded, maps do not commute.
-    What `Stale` put in came from before, and has no gradient.
+    But for `Local`, a hop is a symmetric map of each row; where Hadamard's blocks are padded, maps do not commute. What
+    a repair remembered came from before and has no gradient.
     """
-    repair = ZERO if isinstance(repair, Stale) else repair
-    settle_(rows, hops[::-1], missing._replace(packets=missing.packets[::-1]), repair, network, capacity)
+    backwards = message.missing._replace(packets=message.missing.packets[::-1])
+    settle_(message._replace(hops=message.hops[::-1], missing=backwards), ZERO if repair.remembers else repair)
 
 
-def _spans(hop: Hop, packets: np.ndarray, capacity: int) -> Iterator[tuple[int, int]]:
-    """Elements [start, stop) of each packet."""
-    for packet in packets.tolist():
-        start = hop.start + packet * capacity
-        yield start, min(start + capacity, hop.stop)
-
-
-def _scale_(rows: Rows, hops: Hops, repair: Repair, network: LossyNetwork) -> None:
-    for hop in hops:
-        weight = repair.weight(network.process(hop.src, hop.dst).loss_rate)
-        if weight != 1:
-            for row in rows.of(hop.positions):
-                rows.rows_LN[row, hop.start : hop.stop] *= weight
-
-
-def _zero_(rows: Rows, hops: Hops, missing: Missing, capacity: int) -> None:
-    rows_, starts, stops = [], [], []
-    for hop, packets in zip(hops, missing.packets, strict=True):
-        here = rows.of(hop.positions) if len(packets) else []
+@fills(Zero)
+def zero_(message: Message, repair: Repair) -> None:
+    """Set what is missing to zero."""
+    rows, starts, stops = [], [], []
+    for hop, packets, here in message.lacking():
+        first = hop.start + packets * message.capacity
         for row in here:
-            first = hop.start + packets * capacity
-            rows_.append(np.full(len(packets), row))
+            rows.append(np.full(len(packets), row))
             starts.append(first)
-            stops.append(np.minimum(first + capacity, hop.stop))
-    if rows_:
-        _zero_spans_(rows.rows_LN, *(np.concatenate(parts) for parts in (rows_, starts, stops)))
+            stops.append(np.minimum(first + message.capacity, hop.stop))
+    if rows:
+        _zero_spans_(message.rows_LN, *(np.concatenate(parts) for parts in (rows, starts, stops)))
 
 
 def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> None:
@@ -136,41 +139,59 @@ def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: n
     rows_LN.masked_fill_(edges.cumsum(1)[:, :-1] > 0, 0)
 
 
-def _scale_by_count_(rows: Rows, hops: Hops, missing: Missing, capacity: int) -> None:
-    """R / (contributions that arrived), element by element; every process counts those of all ranks."""
-    if not missing.any:
+@fills(Rescale)
+def rescale_(message: Message, repair: Rescale) -> None:
+    """Scale what crossed each hop, and set what is missing to zero."""
+    for hop in message.hops:
+        weight = repair.weight(message.network.process(hop.src, hop.dst).loss_rate)
+        if weight != 1:
+            for row in message.rows_of(hop.positions):
+                message.rows_LN[row, hop.start : hop.stop] *= weight
+    zero_(message, repair)
+
+
+@fills(RescaleCounted)
+def rescale_counted_(message: Message, repair: RescaleCounted) -> None:
+    """Scale each element by R / (contributions that arrived); every process counts those of all ranks."""
+    zero_(message, repair)
+    if message.in_gather or not message.missing.any:
         return
-    size = len(rows.ranks)
-    lost_RN = np.zeros((size, rows.rows_LN.shape[1]), dtype=bool)
-    for hop, packets in zip(hops, missing.packets, strict=True):
-        for start, stop in _spans(hop, packets, capacity):
+    rows_LN, size = message.rows_LN, len(message.ranks)
+    lost_RN = np.zeros((size, rows_LN.shape[1]), dtype=bool)
+    for hop, packets in zip(message.hops, message.missing.packets, strict=True):
+        for start, stop in message.spans(hop, packets):
             lost_RN[list(hop.positions), start:stop] = True
     lost_N = lost_RN.sum(0)
     elements = np.flatnonzero((lost_N > 0) & (lost_N < size))
-    factor = torch.from_numpy(size / (size - lost_N[elements])).to(rows.rows_LN)
-    rows.rows_LN[:, torch.from_numpy(elements).to(factor.device)] *= factor
+    factor = torch.from_numpy(size / (size - lost_N[elements])).to(rows_LN)
+    rows_LN[:, torch.from_numpy(elements).to(factor.device)] *= factor
 
 
-def _stale_(rows: Rows, hops: Hops, missing: Missing, capacity: int, memory: Memory, tape: LossTape | None) -> None:
+@fills(Stale)
+def stale_(message: Message, repair: Stale) -> None:
+    """Put in what last arrived, and remember what arrived now; a replayed message gets what it got at first."""
+    tape, memory = message.network.tape, message.memory
+    assert memory is not None
+    hops = list(zip(message.hops, message.missing.packets, strict=True))
     if tape is not None and tape.replaying:
         put_in = iter(tape.next())
-        for hop, packets in zip(hops, missing.packets, strict=True):
-            for row in rows.of(hop.positions):
-                for start, stop in _spans(hop, packets, capacity):
-                    rows.rows_LN[row, start:stop] = next(put_in)
+        for hop, packets in hops:
+            for row in message.rows_of(hop.positions):
+                for start, stop in message.spans(hop, packets):
+                    message.rows_LN[row, start:stop] = next(put_in)
         return
-    size = rows.rows_LN.shape[1]
+    size = message.rows_LN.shape[1]
     for other in [place for place in memory if place[0] != size]:
         del memory[other]  # in a message of another size the same number is another hop's, or another piece's
     pieces = []
-    for number, (hop, packets) in enumerate(zip(hops, missing.packets, strict=True)):
-        for row in rows.of(hop.positions):
-            arrived = rows.rows_LN[row, hop.start : hop.stop]
-            place = (size, number, rows.positions[row])
+    for number, (hop, packets) in enumerate(hops):
+        for row in message.rows_of(hop.positions):
+            arrived = message.rows_LN[row, hop.start : hop.stop]
+            place = (size, number, message.positions[row])
             last = memory.get(place)
             if last is None or last.shape != arrived.shape or last.dtype != arrived.dtype:
                 last = memory[place] = torch.zeros_like(arrived)
-            for start, stop in _spans(hop, packets, capacity):
+            for start, stop in message.spans(hop, packets):
                 span = slice(start - hop.start, stop - hop.start)
                 arrived[span] = last[span]
                 if tape is not None:
@@ -180,47 +201,54 @@ def _stale_(rows: Rows, hops: Hops, missing: Missing, capacity: int, memory: Mem
         tape.record(pieces)
 
 
-def _local_(rows: Rows, hops: Hops, missing: Missing, capacity: int, own_LN: Tensor, in_gather: bool) -> None:
-    for hop, packets in zip(hops, missing.packets, strict=True):
-        lacking = rows.of(hop.positions)
-        receiver = [] if in_gather else rows.of([rows.ranks.index(hop.dst)] if hop.dst in rows.ranks else [])
-        for start, stop in _spans(hop, packets, capacity):
+@fills(Local)
+def local_(message: Message, repair: Local) -> None:
+    """Put the receiver's own contribution in place of what is missing."""
+    rows_LN, own_LN = message.rows_LN, message.own_LN
+    if own_LN is None:
+        zero_(message, repair)
+        return
+    for hop, packets in zip(message.hops, message.missing.packets, strict=True):
+        lacking = message.rows_of(hop.positions)
+        sums_up = not message.in_gather and hop.dst in message.ranks
+        receiver = message.rows_of([message.ranks.index(hop.dst)]) if sums_up else []
+        for start, stop in message.spans(hop, packets):
             for row in lacking:
-                rows.rows_LN[row, start:stop] = own_LN[row, start:stop] if in_gather else 0
+                rows_LN[row, start:stop] = own_LN[row, start:stop] if message.in_gather else 0
             for row in receiver:
-                rows.rows_LN[row, start:stop] += own_LN[row, start:stop]
+                rows_LN[row, start:stop] += own_LN[row, start:stop]
 
 
-def _hadamard_(rows: Rows, hops: Hops, missing: Missing, capacity: int, repair: Hadamard, seed: int) -> None:
-    """Set the coefficients in missing packets to zero, and go back; blocks that lack none stay as they are.
+@fills(Hadamard)
+def hadamard_(message: Message, repair: Hadamard) -> None:
+    """Set the coefficients in missing packets to zero, and transform back; blocks that lack none stay as they are.
 
     Coefficient i of block j is number i * (number of blocks) + j on the wire.
     """
-    for hop, packets in zip(hops, missing.packets, strict=True):
-        here = rows.of(hop.positions) if len(packets) else []
-        if not here:
-            continue
+    rows_LN, capacity = message.rows_LN, message.capacity
+    for hop, packets, here in message.lacking():
         length = hop.stop - hop.start
         size = repair.block_for(length, capacity)
         blocks = -(-length // size)
         wire = (packets[:, None] * capacity + np.arange(min(capacity, size * blocks))).reshape(-1)
         lost = np.zeros(size * blocks, dtype=bool)
         lost[wire[wire < len(lost)]] = True
-        lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(rows.rows_LN.device)
+        lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(rows_LN.device)
         affected_B1 = lost_BS.any(1, keepdim=True)
-        matrix, signs = _hadamard_matrix(size).to(rows.rows_LN), _signs(seed, blocks * size).to(rows.rows_LN)
+        matrix = _hadamard_matrix(size).to(rows_LN)
+        signs_BS = _signs(message.network.seed, blocks * size).to(rows_LN).view(blocks, size)
         for row in here:
-            span = rows.rows_LN[row, hop.start : hop.stop]
+            span = rows_LN[row, hop.start : hop.stop]
             values_BS = pad(span, (0, blocks * size - length)).view(blocks, size)
-            coefficients_BS = (values_BS * signs.view(blocks, size)) @ matrix
+            coefficients_BS = (values_BS * signs_BS) @ matrix
             coefficients_BS.masked_fill_(lost_BS, 0)
-            back_BS = (coefficients_BS @ matrix) * signs.view(blocks, size)
+            back_BS = (coefficients_BS @ matrix) * signs_BS
             span.copy_(torch.where(affected_B1, back_BS, values_BS).view(-1)[:length])
 
 
 @lru_cache(maxsize=16)
 def _hadamard_matrix(size: int) -> Tensor:
-    """Sylvester's, orthonormal and symmetric: its own inverse."""
+    """Return Sylvester's matrix, orthonormal and symmetric: its own inverse."""
     return torch.from_numpy(hadamard(size) / size**0.5)
 
 

@@ -34,4 +34,6 @@ def outside_graphs(method: Callable) -> Callable:
 
 
 def _refusal(compiler: str) -> str:
-    return f"{compiler} of a tensor-parallel model would repeat one call's losses: use torch.compile, or gather() it first"
+    return (
+        f"{compiler} of a tensor-parallel model would repeat one call's losses: use torch.compile, or gather() it first"
+    )

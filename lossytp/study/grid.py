@@ -1,24 +1,25 @@
-"""Experiments: a YAML grid, a notebook, and a cell for each configuration and seed.
+"""Load experiments: a YAML grid, a notebook, and a cell for each configuration and seed.
 
     notebook: 20_cells
-    processes: 2                   # that a cell starts, 1 when left out
-    outputs: [table.csv]           # what the notebook makes of all its cells, which then are one notebook run
-    reference: single losses       # the arm, not without losses, that figures compare the other lossy arms with
+    processes: 2                   # of a cell; 1 by default
+    outputs: [table.csv]           # files that the notebook makes from all cells, which then share one notebook run
+    reference: single losses       # the lossy arm that figures compare the other lossy arms with
     profiles:
       laptop:
-        cells_per_notebook: 3      # start-up is paid once a notebook run
+        cells_per_notebook: 3      # one notebook run starts up once for so many cells
         seeds: 3
-        first_seed: 5              # 0 when left out: fresh seeds for what others have suggested
-        tasks: [docstrings]        # whose settings are in ../tasks.yaml; the default task when left out
-        base: {max_steps: 250}     # what all cells share
+        first_seed: 5              # 0 by default; fresh seeds retest what earlier ones suggested
+        tasks: [docstrings]        # with settings in ../tasks.yaml; the default task by default
+        base: {max_steps: 250}     # settings that all cells share
         arms:                      # each is the product of its lists; `arm` is its name in tables and figures
           - {arm: no loss, loss_rate: [0.0]}
           - {arm: "bursts of {mean_burst_packets:g}", loss_type: [g-e], mean_burst_packets: [8], loss_rate: [0.01]}
 
-`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder. A cell's folder bears a hash of all that
-its configuration changes from the defaults, so a changed grid never takes an old record for its own, a new parameter
-moves no record, and experiments that have a cell in common run it once. (A record of other defaults is refused when
-its run is started again.)
+`python -m lossytp.study.grid FOLDER PROFILE` checks every grid of a folder.
+
+The name of a cell's folder ends with a hash of the settings that differ from the defaults. So a changed grid never
+reuses an old record, a new parameter leaves old records in place, and experiments run a shared cell once. (If a default
+changed after a record was written, starting its run again is an error.)
 """
 
 import argparse
@@ -40,14 +41,14 @@ from lossytp.training.plain_yaml import read_yaml
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}
-OTHER_KEYS = ("seed", "output_dir", "dataset")  # that an arm cannot have: seeds and tasks are keys of their own
-PLAIN_PATH = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # the shell and Snakemake read it as it stands
-STARTS_PROCESSES = "lossytp.study.torchrun"  # what a notebook imports whose cells are several processes
+OTHER_KEYS = ("seed", "output_dir", "dataset")  # arms cannot set these: seeds and tasks have their own keys
+PLAIN_PATH = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # shell and Snakemake read it unchanged
+STARTS_PROCESSES = "lossytp.study.torchrun"  # a notebook imports it if its cells run in several processes
 Kind = TypeVar("Kind")
 
 
 class Cell(NamedTuple):
-    """One configuration with one seed, and the arm of the experiment that it belongs to."""
+    """One configuration with one seed, and its arm in the experiment."""
 
     arm: str
     config: TrainConfig
@@ -55,7 +56,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """Cells, all arms of one seed and then the next seed's."""
+    """An experiment's cells: all arms of one seed, then all of the next."""
 
     name: str
     notebook: str
@@ -66,19 +67,23 @@ class Experiment:
     reference: str | None = None
 
     def batches(self, elsewhere: frozenset[str] = frozenset()) -> list[tuple[TrainConfig, ...]]:
-        """Configurations of one notebook run each, less those whose folder is `elsewhere`, another experiment's."""
+        """Return the configurations of each notebook run, without cells whose folder is in `elsewhere`."""
         configs = [cell.config for cell in self.cells if self.outputs or cell.config.output_dir not in elsewhere]
         size = self.cells_per_notebook
         return [tuple(configs[start : start + size]) for start in range(0, len(configs), size)]
 
     @property
     def folders(self) -> frozenset[str]:
-        """The cells' output folders."""
+        """Return the cells' output folders."""
         return frozenset(cell.config.output_dir for cell in self.cells)
 
 
 def load_experiments(folder: Path, profile: str, results: Path) -> list[Experiment]:
-    """The experiments of a folder that have this profile, by name. ValueError where none has."""
+    """Load a folder's experiments that have a profile, in the order of their names.
+
+    Raises:
+        ValueError: if there is none, or a grid is wrong.
+    """
     files = sorted(folder.glob("*.yaml"))
     if not files:
         raise ValueError(f"{folder} has no grid, which is a .yaml file: give a folder that has")
@@ -90,9 +95,15 @@ def load_experiments(folder: Path, profile: str, results: Path) -> list[Experime
 
 
 def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
-    """The experiment of a YAML file under one profile, its cells writing below `results`.
+    """Load the experiment of a YAML file.
 
-    ValueError, naming the file, for an unknown key, parameter or value.
+    Args:
+        file: the grid.
+        profile: one of the grid's profiles.
+        results: the folder below which cells write.
+
+    Raises:
+        ValueError: if a key, parameter or value is unknown; it names the file.
     """
     content = _content(file)
     with _errors_name(file):
@@ -155,7 +166,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _of(kind: type[Kind], name: str, value: object) -> Kind:
-    """The value. ValueError where it is none of that kind, such as a list where a mapping is due."""
+    """Return the value if it has the right type, such as a mapping; raise ValueError if not."""
     if not isinstance(value, kind):
         raise ValueError(f"{name} = {value!r} is no {kind.__name__}: see lossytp/study/grid.py for the form of a grid")
     return value
@@ -163,7 +174,7 @@ def _of(kind: type[Kind], name: str, value: object) -> Kind:
 
 @contextmanager
 def _errors_name(file: Path) -> Iterator[None]:
-    """What is wrong with a grid is a ValueError in one line that begins with its file."""
+    """Turn errors in a grid into a ValueError of one line that begins with the file."""
     try:
         yield
     except KeyError as error:
@@ -197,7 +208,7 @@ def _notebook(folder: Path, name: str, processes: int) -> str:
 
 
 def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
-    """The settings of each named task."""
+    """Return the settings of each named task."""
     if names is None:
         return [{}]
     known = _of(dict, file.name, read_yaml(file.read_text(encoding="utf-8")))
@@ -207,7 +218,7 @@ def _tasks(file: Path, names: list[str] | None) -> list[dict[str, Any]]:
 
 
 def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
-    """The name and the values of every arm's every cell."""
+    """Return the arm's name and the values of every cell."""
     found = []
     for arm in _of(list, "arms", arms):
         _of(str, "an arm's name", _of(dict, "an arm", arm)["arm"])
@@ -226,7 +237,7 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
     config = TrainConfig.from_dict({**values, "output_dir": TrainConfig.output_dir})
     told = config.changes() | ({"processes": processes} if processes > 1 else {})
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
-    process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # the text of one may hold a path
+    process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # it may contain a path
     name = f"{config.dataset}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
     config = dataclasses.replace(config, output_dir=str(place / name))
     return Cell(_arm_name(arm, config), config)
@@ -250,6 +261,7 @@ def _check_processes(config: TrainConfig, processes: int) -> None:
 
 
 def main() -> None:
+    """Check the grids as the command line says."""
     parser = argparse.ArgumentParser(description="Check every grid of a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("profile")

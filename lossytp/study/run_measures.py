@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 
 from lossytp.network.packets import Wire
-from lossytp.network.repair import Retransmit
 from lossytp.network.repairs import repair_named
 from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.network.transport import Path
@@ -32,13 +31,12 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
     own = traffic["packets"] - traffic["extra"]
     extra = traffic["extra"] / own if own else 0.0
     repair = repair_named(record["config"]["repair"])
-    round_trips = repair.budget if isinstance(repair, Retransmit) else 0
     message_s = PATH.wire.num_packets(MESSAGE_BYTES, 1) * PATH.packet_s
     return {
         "missing_packet_share": traffic["missing"] / own if own else 0.0,
         "extra_packet_share": extra,
         "lost_a_step": traffic["lost"] / record["timing"]["steps"],
-        "time": 1 + (extra * message_s + round_trips * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
+        "time": 1 + (extra * message_s + repair.round_trips * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
     }
 
 
@@ -54,13 +52,13 @@ def expected_errors(record: dict[str, Any], coherence: dict[str, float]) -> dict
         sequence-parallel stream that may lose packets, since that is not a sum.
     """
     config = TrainConfig.from_dict(record["config"])
-    ranks, reliable = config.tensor_parallel_size, config.reliable_gather
-    if config.sequence_parallel and not reliable:
+    ranks = config.tensor_parallel_size
+    if config.sequence_parallel and not config.reliable_gather:
         return {"missing_share": math.nan, "squared_error": math.nan}
-    known = (config.algorithm, config.repair, ranks, config.process().loss_rate)
+    wiring, loss_rate = config.wiring(), config.process().loss_rate
     return {
-        "missing_share": missing_share(*known, reliable_gather=reliable),
-        "squared_error": expected_squared_error(*known, coherence=coherence[str(ranks)], reliable_gather=reliable),
+        "missing_share": missing_share(wiring, ranks, loss_rate),
+        "squared_error": expected_squared_error(wiring, ranks, loss_rate, coherence[str(ranks)]),
     }
 
 

@@ -5,7 +5,6 @@ sockets where parallel kernels do not clash.
 """
 
 import argparse
-import difflib
 import json
 import logging
 import os
@@ -22,9 +21,11 @@ import psutil
 from papermill.exceptions import PapermillExecutionError
 from traitlets.config import Config
 
+from lossytp.network.checks import check_names
 from lossytp.training.command_line import run_as_command
 
 WATCH_SECONDS = 0.5
+NO_WIDGETS = "ignore:IProgress not found"  # tqdm's advice to install widgets, which a notebook that is run needs not
 IN_ONE_LINE = ("ValueError", "FileNotFoundError", "PermissionError")  # what a cell raises of what it was given
 
 
@@ -33,11 +34,10 @@ def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
     if not notebook.is_file():
         raise ValueError(f"{notebook} is not there: give the path of a notebook")
     known = list(papermill.inspect_notebook(str(notebook)))
-    for name in parameters:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-            raise ValueError(f"{notebook.name}: unknown parameter {name!r}: {hint}")
+    try:
+        check_names(parameters, known)
+    except ValueError as error:
+        raise ValueError(f"{notebook.name}: {error}") from None
 
 
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
@@ -52,6 +52,8 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"{output} cannot be written ({error.strerror}): give another path") from error
+    filters = dict.fromkeys(filter(None, [*os.environ.get("PYTHONWARNINGS", "").split(","), NO_WIDGETS]))
+    os.environ["PYTHONWARNINGS"] = ",".join(filters)  # for the kernel, which takes this process's environment
     with tempfile.TemporaryDirectory(prefix="ltp") as sockets:  # a short path: ipc socket names are limited
         config = Config()
         config.KernelManager.transport = "ipc"
@@ -95,6 +97,7 @@ def end_with(pid: int) -> None:
 
 
 def main() -> None:
+    """Run a notebook as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("notebook", type=Path)
     parser.add_argument("output", type=Path)

@@ -50,6 +50,8 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
 
 
 SECONDS_TO_SPEAK = 2.0
+NO_NUMBER = r"--\1 = \2 is no number: give one, such as 0.01"
+NO_WHOLE_NUMBER = r"--\1 = \2 is no whole number: give one, such as 10"
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
@@ -177,4 +179,6 @@ def _in_one_line(box: str) -> str:
         "",
         text,
     )
+    text = re.sub(r"Error parsing --([\w-]+): could not convert string to float: (.*)", NO_NUMBER, text)
+    text = re.sub(r"Error parsing --([\w-]+): invalid literal for int\(\) with base 10: (.*)", NO_WHOLE_NUMBER, text)
     return text or "the arguments were not understood: see --help"

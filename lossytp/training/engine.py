@@ -4,7 +4,6 @@ import copy
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -19,9 +18,8 @@ from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.replicas import mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
-from lossytp.training.combinations import check_blocks
 from lossytp.training.config import TrainConfig
-from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.config.train import check_blocks
 from lossytp.training.portions import counted, portions
 
 INSTALL_MEGATRON = "pip install megatron-core"
@@ -36,7 +34,7 @@ class Engine:
 
     def __init__(
         self,
-        config: TrainConfig | EvaluateConfig,
+        config: TrainConfig,
         dense: PreTrainedModel,
         network: LossyNetwork,
         layout: Layout,
@@ -44,8 +42,9 @@ class Engine:
     ) -> None:
         check_blocks(config, dense.config.n_layer)
         self.config, self.network, self.layout, self.device = config, network, layout, device
+        self.wiring = config.wiring()
         self.implementation = _implementation(config, layout)
-        model: Any = _tensor_parallel(self.implementation, config, dense, network, layout)
+        model: Any = self._tensor_parallel(dense)
         original: Any = dense
         rounding = 5e-2 if config.wire_dtype == "bf16" else 1e-4
         check_same_function(original.to(device), model.to(device), network, rounding)
@@ -76,6 +75,30 @@ class Engine:
 
             assert layout.mesh is not None
             self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type)
+
+    def _tensor_parallel(self, dense: PreTrainedModel) -> PreTrainedModel:
+        config, layout = self.config, self.layout
+        if self.implementation == "dense":  # a rank alone has nobody to all-reduce with
+            return fuse_gelu_(copy.deepcopy(dense))
+        if self.implementation == "dtensor":
+            from lossytp.parallel.dtensor import parallelize_dtensor
+
+            assert layout.mesh is not None
+            return parallelize_dtensor(dense, layout.mesh["tp"])
+        if self.implementation == "megatron":
+            from lossytp.parallel.megatron import parallelize_megatron
+
+            group = layout.process_group("tp")
+            assert group is not None
+            return parallelize_megatron(dense, group)
+        return parallelize(
+            dense,
+            self.network,
+            tensor_parallel_size=config.tensor_parallel_size,
+            group=layout.tensor_group(),
+            own_copies=config.replicated_gradients != "reliable",
+            wiring=self.wiring,
+        )
 
     def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
         """Gradients of the mean training loss over `batch`, of which this process takes its replica's share.
@@ -121,7 +144,7 @@ class Engine:
     def synchronise(self) -> None:
         """Before an optimiser step: let replicated parameters' gradients be what the configuration says."""
         config = self.config
-        each_its_own = config.wiring().own_streams  # of losses, or of what replicas and stages hand on, rank by rank
+        each_its_own = self.wiring.own_streams  # of losses, or of what replicas and stages hand on, rank by rank
         each_its_own |= config.data_parallel_size > 1 or config.pipeline_parallel_size > 1
         if config.replicated_gradients != "none" and each_its_own:
             lossy = config.replicated_gradients == "lossy"
@@ -238,7 +261,7 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
         module.requires_grad_(True)
 
 
-def _implementation(config: TrainConfig | EvaluateConfig, layout: Layout) -> str:
+def _implementation(config: TrainConfig, layout: Layout) -> str:
     if config.tensor_parallel_size == 1:
         return "dense"
     if config.implementation == "megatron":
@@ -252,33 +275,3 @@ def _implementation(config: TrainConfig | EvaluateConfig, layout: Layout) -> str
                 )
             return "lossytp"
     return config.implementation
-
-
-def _tensor_parallel(
-    implementation: str,
-    config: TrainConfig | EvaluateConfig,
-    dense: PreTrainedModel,
-    network: LossyNetwork,
-    layout: Layout,
-) -> PreTrainedModel:
-    if implementation == "dense":  # a rank alone has nobody to all-reduce with
-        return fuse_gelu_(copy.deepcopy(dense))
-    if implementation == "dtensor":
-        from lossytp.parallel.dtensor import parallelize_dtensor
-
-        assert layout.mesh is not None
-        return parallelize_dtensor(dense, layout.mesh["tp"])
-    if implementation == "megatron":
-        from lossytp.parallel.megatron import parallelize_megatron
-
-        group = layout.process_group("tp")
-        assert group is not None
-        return parallelize_megatron(dense, group)
-    return parallelize(
-        dense,
-        network,
-        tensor_parallel_size=config.tensor_parallel_size,
-        group=layout.tensor_group(),
-        own_copies=config.replicated_gradients != "reliable",
-        **asdict(config.wiring()),
-    )

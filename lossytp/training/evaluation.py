@@ -11,8 +11,8 @@ from lossytp.network.checks import check_at_least
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import agreed, mean_over_processes, merge_counters
+from lossytp.training.config import EvaluateConfig
 from lossytp.training.engine import Engine
-from lossytp.training.evaluate_config import EvaluateConfig
 from lossytp.training.models import HEADS, first_line, load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
 from lossytp.training.processes import this_device, together
@@ -54,7 +54,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     if config.data_glob is not None and max_length < 2:
         raise ValueError(f"max_length = {max_length} leaves no token to guess from those before it: give 2 or more")
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
-    engine = Engine(config, dense, network, layout, this_device(layout))
+    engine = Engine(config.training(), dense, network, layout, this_device(layout))
     result: dict[str, Any] = {**describe(config), "dataset": dataset, "max_length": max_length}
     if dataset is not None:
         data = load_dataset(

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 
 from lossytp.network.trace import Trace
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import NetworkSettings, TrainConfig
 from lossytp.training.models import load_tokenizer
-from lossytp.training.network_config import NetworkConfig
 from lossytp.training.record import RECORD, check_output_folder
 from lossytp.training.tasks.data import Dataset, load_dataset
 
 
-def trace_sha256(config: NetworkConfig) -> str | None:
+def trace_sha256(config: NetworkSettings) -> str | None:
     """Return the hash of the recorded losses that the configuration replays, None where it replays none."""
     process = config.process()
     if not isinstance(process, Trace):
@@ -58,7 +57,7 @@ def finished_record(config: TrainConfig) -> dict[str, Any] | None:
     return record
 
 
-def check_same_trace(config: NetworkConfig, then: str | None, where: str, fix: str) -> None:
+def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix: str) -> None:
     """Raise ValueError where the trace had the hash `then` when what is at `where` was written, and has another now."""
     if trace_sha256(config) != then:
         raise ValueError(

@@ -26,6 +26,7 @@ HEADS = {  # by kind of task
 }
 SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # as a `Shape` has them
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
+DEFAULT_LOSS = "ForCausalLM"  # transformers takes it too, but warns of each model whose class name does not tell
 PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano": {"n_embd": 128, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-nano-wide": {"n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
@@ -162,6 +163,7 @@ def build_model(
     if not name.endswith(SCRATCH):
         model.transformer.load_state_dict(_pretrained(name, GPT2Model).state_dict())
         model.tie_weights()
+    model.loss_type = model.loss_type or DEFAULT_LOSS
     return model
 
 
@@ -183,6 +185,7 @@ def load_model(name: str) -> "PreTrainedModel":
         raise ValueError(f"model_name = {name!r} is of {config.architectures}: give one of {', '.join(classes)}")
     model: Any = _pretrained(name, heads[0])
     model.config.use_cache = False
+    model.loss_type = model.loss_type or DEFAULT_LOSS
     return model
 
 

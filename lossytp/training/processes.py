@@ -11,11 +11,11 @@ import torch.distributed as dist
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.initialize import init_process_group
 from lossytp.parallel.layout import Layout
-from lossytp.training.network_config import NetworkConfig
+from lossytp.training.config import NetworkSettings
 
 
 @contextmanager
-def together(config: NetworkConfig, layout: Layout) -> Iterator[LossyNetwork]:
+def together(config: NetworkSettings, layout: Layout) -> Iterator[LossyNetwork]:
     """Connect the processes of `layout`, if they are several, within the block, and give the configured network.
 
     Raises:

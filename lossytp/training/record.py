@@ -8,9 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import NetworkSettings, TrainConfig
 from lossytp.training.files import saving
-from lossytp.training.network_config import NetworkConfig
 
 RECORD = "record.json"
 MOVES_NO_NUMBER = ("output_dir", "checkpoint_steps", "tensorboard", "wandb")
@@ -88,12 +87,12 @@ def check_writable(output_dir: str) -> None:
         raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): name another") from error
 
 
-def portable(config: NetworkConfig) -> dict[str, Any]:
+def portable(config: NetworkSettings) -> dict[str, Any]:
     """The configuration less what does not change the result and may differ from machine to machine."""
     return {name: value for name, value in config.as_dict().items() if name not in MOVES_NO_NUMBER}
 
 
-def describe(config: NetworkConfig) -> dict[str, Any]:
+def describe(config: NetworkSettings) -> dict[str, Any]:
     """The part of a record that is known before the run: configuration, seed, commit and environment."""
     return {
         "config": portable(config),

@@ -4,11 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lossytp.network.algorithms import algorithm_named
-from lossytp.network.fec import Fec
 from lossytp.network.packets import Wire
-from lossytp.network.repair import Retransmit
-from lossytp.network.repairs import repair_named
 from lossytp.network.timing import step_seconds
 from lossytp.network.transport import BestEffort, Path, SelectiveRepeat, Transport
 from lossytp.training.config import TrainConfig
@@ -34,7 +30,8 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
     Args:
         shape: the model's configuration, as transformers has it.
     """
-    algorithm, ranks = algorithm_named(config.algorithm), config.tensor_parallel_size
+    wiring, ranks = config.wiring(), config.tensor_parallel_size
+    algorithm = wiring.algorithm
     scope = (config.lossy_direction, config.lossy_module, config.lossy_layers, config.lossy_phase, config.lossy_links)
     if (
         config.link_gbits is None
@@ -46,7 +43,7 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
         or config.gradient_checkpointing
         or config.replicated_gradients == "lossy"
         or any(value is not None for value in scope)
-        or isinstance(repair_named(config.repair), Fec | Retransmit)
+        or wiring.repair.sends_more
         or algorithm.schedule is None
     ):
         return None

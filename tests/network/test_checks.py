@@ -9,6 +9,7 @@ from lossytp.network.checks import (
     check_at_least,
     check_at_most,
     check_bool,
+    check_filled,
     check_is,
     check_known,
     check_not_negative,
@@ -54,3 +55,10 @@ def test_a_message_names_the_types():
 def test_what_is_shown_is_short_and_on_one_line(value):
     assert "\n" not in shown(value)
     assert len(shown(value)) < 100
+
+
+@pytest.mark.parametrize("values", [[], (), 5, None, "12", {}])
+def test_an_empty_list_is_refused(values):
+    with pytest.raises(ValueError, match=r"^rates = .* is no list of at least one value: give one$"):
+        check_filled("rates", values)
+    check_filled("rates", [0])

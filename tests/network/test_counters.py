@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lossytp.network import Bernoulli, LossyNetwork
 from lossytp.network.counters import COUNTED, NOWHERE, Counters, Site
 from tests.network.loss_statistics import reproducible
 
@@ -240,3 +241,10 @@ def test_a_saved_state_counts_on(calls, more, called, more_called):
         resumed.add_message(key, lossy)
     assert resumed.rows() == counted(calls + more).rows()
     assert resumed.state_dict() == counted(calls + more, called + more_called).state_dict()
+
+
+@pytest.mark.parametrize("purpose", ["eval", "Training", None, 3])
+def test_a_summary_of_another_purpose_is_refused(purpose):
+    """It would be a summary of nothing."""
+    with pytest.raises(ValueError, match=r"^purpose = .* is unknown: choose one of training, evaluation$"):
+        LossyNetwork(Bernoulli(loss_rate=0.1)).summary(purpose)

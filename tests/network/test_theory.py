@@ -13,10 +13,29 @@ from scipy.stats import nbinom
 
 from lossytp.network import theory
 from lossytp.network.algorithms import ALGORITHMS
-from lossytp.network.fec import Fec
+from lossytp.network.repairs import REPAIRS as REGISTRY
+from lossytp.network.repairs import Fec, Repair
+from lossytp.network.repairs.stale import same_age
 from lossytp.network.routes import SWITCH, Algorithm, Hop, no_hops
-from lossytp.network.theory import expected_squared_error, mean_weights, missing_share
+from lossytp.network.wiring import Wiring
 from tests.network.loss_statistics import reproducible
+
+
+def wired(algorithm, repair, reliable_gather=True):
+    return Wiring.named(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
+
+
+def expected_squared_error(algorithm, repair, ranks, loss_rate, coherence=0.0, reliable_gather=True):
+    return theory.expected_squared_error(wired(algorithm, repair, reliable_gather), ranks, loss_rate, coherence)
+
+
+def mean_weights(algorithm, repair, ranks, loss_rate, reliable_gather=True):
+    return theory.mean_weights(wired(algorithm, repair, reliable_gather), ranks, loss_rate)
+
+
+def missing_share(algorithm, repair, ranks, loss_rate, reliable_gather=True):
+    return theory.missing_share(wired(algorithm, repair, reliable_gather), ranks, loss_rate)
+
 
 REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(4, 3)", "hadamard", "retransmit(1)"]
 IN_WEIGHTS = ["zero", "rescale", "rescale_counted", "local"]  # whose results are weighted sums of present parts
@@ -130,7 +149,7 @@ def test_ages_of_independent_ways_are_equal_as_often_as_negative_binomial_number
     ages = np.arange(3000)
     for one, other in itertools.product(range(8), repeat=2):
         one_law, other_law = (nbinom.pmf(ages, n, 1 - rate) if n else ages == 0 for n in (one, other))
-        result = theory._same_age(np.array([[float(one)]]), np.array([[float(other)]]), rate)
+        result = same_age(np.array([[float(one)]]), np.array([[float(other)]]), rate)
         assert result.item() == pytest.approx((one_law * other_law).sum(), rel=1e-9)
 
 
@@ -231,8 +250,11 @@ def test_what_cannot_be_is_refused_in_a_line(changed, message):
 
 
 def test_a_repair_it_does_not_know_is_refused(monkeypatch):
-    monkeypatch.setattr(theory, "repair_named", lambda text: object())
-    with pytest.raises(ValueError, match="repair = 'new' has no expected squared error here"):
+    class New(Repair):
+        name = "new"
+
+    monkeypatch.setitem(REGISTRY, "new", New)
+    with pytest.raises(ValueError, match="repair = new has no expected squared error: give New sum_moments"):
         expected_squared_error("direct", "new", 4, 0.1)
 
 

@@ -12,7 +12,8 @@ import lossytp as ltp
 from lossytp.network.notation import parse
 from lossytp.network.repairs import REPAIRS
 from lossytp.network.streams import Stream
-from lossytp.parallel.collectives import LossyCollective, Wiring
+from lossytp.network.wiring import Wiring
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.parallel.reference import Reference
 
@@ -115,7 +116,9 @@ def test_equals_the_reference(algorithm: str, repair: str, phase: str) -> None:
         for process in PROCESSES if num_ranks in (2, 5, 8) else ["bernoulli"]:
             network, twin = lossy_network(process), lossy_network(process)
             group = RankGroup(num_ranks, name="some", first_rank=FIRST_RANK)
-            collective = LossyCollective(network, group, Wiring(algorithm=algorithm, repair=repair, **PHASES[phase]))
+            collective = LossyCollective(
+                network, group, Wiring.named(algorithm=algorithm, repair=repair, **PHASES[phase])
+            )
             ranks = reference(twin, num_ranks, algorithm, repair)
             some = process == "bursts" or num_ranks in (4, 6, 7)
             sizes = SIZES[2:6] if some else SIZES
@@ -139,7 +142,9 @@ def test_equals_the_reference(algorithm: str, repair: str, phase: str) -> None:
 def test_another_seed_is_told_from_the_reference(algorithm: str) -> None:
     """Control: the comparison could fail."""
     network, twin = lossy_network("bernoulli", seed=0), lossy_network("bernoulli", seed=1)
-    collective = LossyCollective(network, RankGroup(3, "some", first_rank=FIRST_RANK), Wiring(algorithm=algorithm))
+    collective = LossyCollective(
+        network, RankGroup(3, "some", first_rank=FIRST_RANK), Wiring.named(algorithm=algorithm)
+    )
     parts_RN = messages(3, 37, 0)
     expected = run_reference(reference(twin, 3, algorithm, "zero"), parts_RN, "reliable gather", 1)
     assert (run(collective, parts_RN, 1) - torch.tensor(expected, dtype=torch.float64)).abs().max() > 0.1
@@ -156,7 +161,7 @@ def test_every_algorithm_and_repair_is_tried_here() -> None:
 def test_what_cannot_be_combined_is_refused_with_the_reason(algorithm: str, repair: str, phase: str) -> None:
     reason = refused(algorithm, repair, phase)
     with pytest.raises(ValueError, match=reason) as refusal:
-        Wiring(algorithm=algorithm, repair=repair, **PHASES[phase])
+        Wiring.named(algorithm=algorithm, repair=repair, **PHASES[phase])
     assert "\n" not in str(refusal.value)
 
 
@@ -290,7 +295,7 @@ def test_what_one_dead_link_does_is_as_worked_out_by_hand(
     num_ranks, size = len(expected) - (phase == "sequence-parallel"), len(expected[0])
     network = ltp.LossyNetwork({link: ltp.Bernoulli(loss_rate=1)})
     collective = LossyCollective(
-        network, RankGroup(num_ranks), Wiring(algorithm=algorithm, repair=repair, **PHASES[phase])
+        network, RankGroup(num_ranks), Wiring.named(algorithm=algorithm, repair=repair, **PHASES[phase])
     )
     parts_RN = (10.0 ** torch.arange(num_ranks))[:, None].repeat(1, size)
     assert run(collective, parts_RN, 1).tolist() == expected
@@ -301,7 +306,7 @@ def test_what_crosses_a_dead_link_is_stale_forever_and_after_a_good_one_fresh(al
     """A link that died after the first message: what it brought then stands in for what it should bring now."""
     link = {"sender": (1, -1), "switch": (1, -1), "ring": (2, 0)}.get(algorithm, (1, 0))
     network = ltp.LossyNetwork({link: ltp.Bernoulli(loss_rate=1)})
-    collective = LossyCollective(network, RankGroup(3), Wiring(algorithm=algorithm, repair="stale"))
+    collective = LossyCollective(network, RankGroup(3), Wiring.named(algorithm=algorithm, repair="stale"))
     parts_RN = (10.0 ** torch.arange(3))[:, None].repeat(1, 6)
     whole = LossyCollective(
         ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0)), collective.group, collective.wiring, collective.memories
@@ -330,7 +335,7 @@ def every_result(group: RankGroup) -> dict[tuple, tuple]:
     for combination in ALLOWED:
         algorithm, repair, phase = combination
         network = lossy_network("bernoulli")
-        collective = LossyCollective(network, group, Wiring(algorithm=algorithm, repair=repair, **PHASES[phase]))
+        collective = LossyCollective(network, group, Wiring.named(algorithm=algorithm, repair=repair, **PHASES[phase]))
         rows = []
         for number, size in enumerate([37, 37]):
             result = run(collective, messages(group.size, size, number)[here], unit=1)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 import lossytp as ltp
 from lossytp.network import Scope, Site
-from lossytp.parallel.collectives import LossyCollective, Wiring, all_reduce
+from lossytp.network.wiring import Wiring
+from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli, delivered, pieces_sent
 
@@ -215,7 +216,7 @@ def test_zero_fill_shrinks_the_sum_by_the_share_at_risk(algorithm: str, expected
 @pytest.mark.parametrize("repair", REPAIRS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sum_takes_parts_of_any_shape_and_sums_over_ranks(algorithm: str, repair: str) -> None:
-    collective = LossyCollective(bernoulli(0.2, seed=5), RankGroup(4), Wiring(algorithm=algorithm, repair=repair))
+    collective = LossyCollective(bernoulli(0.2, seed=5), RankGroup(4), Wiring.named(algorithm=algorithm, repair=repair))
     parts = whole_numbers(4, 3000)
     expected = naive_all_reduce(parts, bernoulli(0.2, seed=5), algorithm, repair)
     result = collective.sum_(parts.clone().view(4, 10, 30, 10))
@@ -287,7 +288,7 @@ def test_a_sum_is_one_for_all_ranks_or_one_for_each() -> None:
         "shards": {"sequence_parallel": True},
         "shards, lossily gathered": {"sequence_parallel": True, "reliable_gather": False},
     }.items():
-        collective = LossyCollective(bernoulli(0.2), RankGroup(4), Wiring(**how))
+        collective = LossyCollective(bernoulli(0.2), RankGroup(4), Wiring.named(**how))
         total = collective.sum_(parts.clone(), unit=20)
         copies = collective.gather(torch.ones(3, 20))
         how = collective.wiring
@@ -377,7 +378,7 @@ def test_a_sum_begun_is_that_waited_for() -> None:
 def test_evaluation_remembers_a_step_of_its_own() -> None:
     """Stale values of training come from training, and each evaluation starts with none."""
     network = bernoulli(1.0)
-    collective = LossyCollective(network, RankGroup(2), Wiring(algorithm="switch", repair="stale"))
+    collective = LossyCollective(network, RankGroup(2), Wiring.named(algorithm="switch", repair="stale"))
 
     good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
 

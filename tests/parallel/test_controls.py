@@ -5,7 +5,8 @@ import torch
 
 import lossytp as ltp
 from lossytp.network.streams import Normals
-from lossytp.parallel.collectives import LossyCollective, Wiring
+from lossytp.network.wiring import Wiring
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli
 
@@ -27,7 +28,7 @@ def test_a_gathers_noise_is_of_the_sum_and_each_ranks_own() -> None:
     """Downlinks alone are noisy: the sum, 2 everywhere, has a mean square of 4."""
     network = ltp.LossyNetwork({(-1, 0): ltp.Bernoulli(loss_rate=0.25)})
     collective = LossyCollective(
-        network, RankGroup(2), Wiring(algorithm="switch", reliable_gather=False, control="noise")
+        network, RankGroup(2), Wiring.named(algorithm="switch", reliable_gather=False, control="noise")
     )
     normals = torch.from_numpy(Normals((0, "training", 0, "tp", -1, 0, "normals")).take(5)).float()
     result = collective.sum_(torch.ones(2, 5))
@@ -66,7 +67,7 @@ def test_a_reliable_network_is_without_noise() -> None:
 )
 def test_noise_is_refused_where_it_cannot_stand_in_for_losses(how: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Wiring(control="noise", **how)
+        Wiring.named(control="noise", **how)
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])

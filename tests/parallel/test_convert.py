@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2DoubleHe
 from transformers.pytorch_utils import Conv1D
 
 import lossytp as ltp
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.convert import assert_converted, gather, parallelize
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
 from tests.parallel.conftest import (
@@ -811,9 +812,16 @@ def test_what_cannot_be_parallelized_is_refused(model: Any, how: dict, error: ty
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of type str, not bool: give True or False"),
         ({"tensor_parallel_size": "4"}, "tensor_parallel_size = '4' is no whole number: give the number of ranks"),
         ({"repair": None}, "repair = None is of type NoneType, not str: give a name, or name(1, option=2)"),
+        ({"wiring": "ring"}, "wiring = 'ring' is of type str, not Wiring: give one, such as Wiring.named(algorithm="),
     ],
 )
 def test_an_argument_of_another_type_is_refused(given: dict, message: str) -> None:
     arguments = {"network": ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1)), "tensor_parallel_size": 4, **given}
     with pytest.raises(TypeError, match=f"^{re.escape(message)}"):
         parallelize(tiny_gpt2(), **arguments)
+
+
+def test_a_wiring_and_its_settings_are_not_given_both() -> None:
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1))
+    with pytest.raises(ValueError, match=r"^wiring and repair, seed were both given: give one of the two$"):
+        parallelize(tiny_gpt2(), network, tensor_parallel_size=4, wiring=Wiring(), repair="zero", seed=1)

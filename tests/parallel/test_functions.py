@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import lossytp as ltp
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.functions import own_gradient
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
-from lossytp.parallel.wiring import Wiring
 from tests.parallel.conftest import gradient_error, relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.modes import ALGORITHMS, COMBINATIONS, WIRE, fresh_gradients, network_of, parallel
 from tests.parallel.rank_by_rank import RankByRank, Ranks, training_loss
@@ -97,7 +97,7 @@ def randn(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
 
 def collective(loss_rate: float = 0.0, size: int = 4, **wiring: Any) -> LossyCollective:
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), seed=4, wire=ltp.Wire(elements=2))
-    return LossyCollective(network, RankGroup(size), Wiring(**wiring))
+    return LossyCollective(network, RankGroup(size), Wiring.named(**wiring))
 
 
 def column(all_reduce: LossyCollective, projections: int = 1) -> Any:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lossytp as ltp
+from lossytp.network.wiring import Wiring
 from lossytp.parallel import missing
-from lossytp.parallel.collectives import LossyCollective, Wiring
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.missing import _zero_spans_
 from tests.parallel.conftest import bernoulli
@@ -65,7 +66,7 @@ def test_many_spans_are_zeroed_as_few_are(dtype: torch.dtype, monkeypatch: pytes
     for few in (missing.FEW_SPANS, 0):
         monkeypatch.setattr(missing, "FEW_SPANS", few)
         network = bernoulli(0.3, wire=ltp.Wire(elements=7))
-        results.append(LossyCollective(network, RankGroup(3), Wiring(algorithm="ring")).sum_(rows.clone()))
+        results.append(LossyCollective(network, RankGroup(3), Wiring.named(algorithm="ring")).sum_(rows.clone()))
     assert torch.equal(*results)
     assert not torch.equal(results[0], rows.sum(0))
 
@@ -80,7 +81,7 @@ def test_the_adjoint_is_that_of_the_lossy_sum(algorithm: str, repair: str) -> No
     generator = torch.Generator().manual_seed(0)
     x_RN, y_N = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((5, 93), (93,)))
     network = bernoulli(0.3, wire=ltp.Wire(elements=3))
-    wiring = Wiring(algorithm=algorithm, repair=repair, exact_adjoint=True)
+    wiring = Wiring.named(algorithm=algorithm, repair=repair, exact_adjoint=True)
     collective = LossyCollective(network, RankGroup(5), wiring)
     begun = collective.begin_sum_(x_RN.clone())
     back_RN = y_N.repeat(5, 1)
@@ -92,7 +93,7 @@ def test_the_adjoint_is_that_of_the_lossy_sum(algorithm: str, repair: str) -> No
 
 def test_what_stood_in_from_before_has_no_gradient() -> None:
     network = bernoulli(1.0)
-    collective = LossyCollective(network, RankGroup(2), Wiring(repair="stale", exact_adjoint=True))
+    collective = LossyCollective(network, RankGroup(2), Wiring.named(repair="stale", exact_adjoint=True))
     begun = collective.begin_sum_(torch.ones(2, 4))
     back_RN = torch.ones(2, 4)
     collective.adjoint_(back_RN, begun.hops, begun.missing)
@@ -102,7 +103,7 @@ def test_what_stood_in_from_before_has_no_gradient() -> None:
 def test_memories_of_another_size_are_not_taken_for_those_of_the_same_piece() -> None:
     """Of 12 and of 9 elements over four ranks all pieces are of 3, but the third hop is another link's."""
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))
-    collective = LossyCollective(network, RankGroup(4), Wiring(repair="stale"))
+    collective = LossyCollective(network, RankGroup(4), Wiring.named(repair="stale"))
     good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
     good.sum_(torch.full((4, 12), 5.0))
     assert collective.sum_(torch.ones(4, 9)).tolist() == [1] * 9
@@ -110,7 +111,7 @@ def test_memories_of_another_size_are_not_taken_for_those_of_the_same_piece() ->
 
 def test_a_block_of_evaluation_does_not_remember_another_of_the_same_step() -> None:
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))
-    collective = LossyCollective(network, RankGroup(2), Wiring(repair="stale"))
+    collective = LossyCollective(network, RankGroup(2), Wiring.named(repair="stale"))
     good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
     remembered = []
     for value in (5.0, 1.0):

@@ -7,9 +7,9 @@ import torch
 
 import lossytp as ltp
 from lossytp.network.algorithms import ALGORITHMS
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.reach import check_layers, check_reaches, lossy_links
-from lossytp.parallel.wiring import Wiring
+from lossytp.parallel.reach import check_layers, check_reaches
 from tests.parallel.conftest import bernoulli, tiny_gpt2
 
 SOME = ltp.Bernoulli(loss_rate=0.1)
@@ -83,8 +83,8 @@ def test_lossy_links_are_those_that_are_counted(algorithm, phase) -> None:
     for reliable_gather in (True, False):
         if ALGORITHMS[algorithm].sum_reaches_all and not reliable_gather:
             continue
-        wiring = Wiring(algorithm=algorithm, reliable_gather=reliable_gather)
-        expected = lossy_links(wiring, (0, 1, 2, 3), phase)
+        wiring = Wiring.named(algorithm=algorithm, reliable_gather=reliable_gather)
+        expected = wiring.lossy_links((0, 1, 2, 3), phase)
         network = bernoulli(0.1, scope=ltp.Scope(phase=phase))
         if not expected:
             with pytest.raises(ValueError, match="where the gather phase is reliable"):

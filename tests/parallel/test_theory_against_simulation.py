@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import lossytp as ltp
+from lossytp.network import theory
 from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.gilbert_elliott import GilbertElliott
 from lossytp.network.process import LossProcess
-from lossytp.network.theory import expected_squared_error, mean_weights, missing_share
-from lossytp.parallel.collectives import LossyCollective, Wiring
+from lossytp.network.wiring import Wiring
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, batch_means, is_within
 
@@ -54,10 +55,13 @@ def parts(ranks: int, coherence: float, elements: int, generator: torch.Generato
     return root_RR @ torch.randn(ranks, elements, generator=generator, dtype=torch.float64)
 
 
+def wired(algorithm: str, repair: str, reliable_gather: bool) -> Wiring:
+    return Wiring.named(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
+
+
 def collective(process: LossProcess, algorithm: str, repair: str, ranks: int, reliable_gather: bool) -> LossyCollective:
     network = ltp.LossyNetwork(process, seed=3, wire=ltp.Wire(elements=1))
-    wiring = Wiring(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
-    return LossyCollective(network, RankGroup(ranks), wiring)
+    return LossyCollective(network, RankGroup(ranks), wired(algorithm, repair, reliable_gather))
 
 
 def simulated(
@@ -84,7 +88,7 @@ def test_bernoulli(number: int, case: tuple[str, str, bool]) -> None:
     settings = SETTINGS_FEW_LEFT if repair.startswith(("fec", "retransmit")) else settings
     for setting in range(number, number + 2):
         ranks, rate, coherence = settings[setting % len(settings)]
-        expected = expected_squared_error(algorithm, repair, ranks, rate, coherence, reliable_gather)
+        expected = theory.expected_squared_error(wired(algorithm, repair, reliable_gather), ranks, rate, coherence)
         estimate = simulated(ltp.Bernoulli(loss_rate=rate), algorithm, repair, ranks, coherence, reliable_gather)
         assert_within(estimate, expected, (case, ranks, rate, coherence))
 
@@ -93,7 +97,7 @@ def test_bernoulli(number: int, case: tuple[str, str, bool]) -> None:
 def test_gilbert_elliott_of_the_same_rate(case: tuple[str, str, bool]) -> None:
     algorithm, repair, reliable_gather = case
     process = GilbertElliott.from_loss_and_burst(loss_rate=0.2, mean_burst_packets=4)
-    expected = expected_squared_error(algorithm, repair, 4, process.loss_rate, 0.5, reliable_gather)
+    expected = theory.expected_squared_error(wired(algorithm, repair, reliable_gather), 4, process.loss_rate, 0.5)
     assert_within(simulated(process, algorithm, repair, 4, 0.5, reliable_gather), expected, case)
 
 
@@ -108,7 +112,7 @@ def test_these_comparisons_can_fail(algorithm: str, repair: str, reliable_gather
     if algorithm != "sender":
         wrong.append((repair, 0.3, not reliable_gather))
     for other, rate, gather in wrong:
-        expected = expected_squared_error(algorithm, other, 3, rate, coherence, gather)
+        expected = theory.expected_squared_error(wired(algorithm, other, gather), 3, rate, coherence)
         assert not is_within(estimate, expected), (other, rate, gather)
 
 
@@ -118,7 +122,7 @@ def test_these_comparisons_can_fail(algorithm: str, repair: str, reliable_gather
 def test_mean_weights_and_share_missing(algorithm: str, repair: str, reliable_gather: bool) -> None:
     """One rank's part at a time, over the same losses, with nothing from the others."""
     ranks, rate, elements = 4, 0.3, BATCHES * BATCH
-    expected = mean_weights(algorithm, repair, ranks, rate, reliable_gather)
+    expected = theory.mean_weights(wired(algorithm, repair, reliable_gather), ranks, rate)
     missing_N = np.zeros(elements)
     for rank in range(ranks):
         x_RN = torch.zeros(ranks, elements, dtype=torch.float64)
@@ -128,6 +132,6 @@ def test_mean_weights_and_share_missing(algorithm: str, repair: str, reliable_ga
         missing_N += (result == 0).double().mean(0).numpy() / ranks
         for chunk, weights_N in enumerate(result.mean(0).view(ranks, -1).numpy()):
             assert_within(batch_means(weights_N), expected[chunk, rank], (algorithm, repair, chunk, rank))
-    share = missing_share(algorithm, repair, ranks, rate, reliable_gather)
+    share = theory.missing_share(wired(algorithm, repair, reliable_gather), ranks, rate)
     assert_within(batch_means(missing_N), share, (algorithm, repair))
     assert not is_within(batch_means(missing_N), 1.25 * share)

@@ -150,7 +150,7 @@ def test_an_arm_of_two_runs_a_seed_is_refused():
         compare_arms(twice, reference="none")
 
 
-def test_a_training_that_is_not_learnt_without_losses_is_told():
+def test_a_training_that_does_not_learn_without_losses_is_listed():
     runs = pd.concat(
         [
             table({"no loss": [0.34, 0.33], "a": [0.3, 0.31]}),
@@ -162,7 +162,7 @@ def test_a_training_that_is_not_learnt_without_losses_is_told():
     assert unlearned_trainings(runs)["max_steps"].tolist() == [30]
 
 
-def test_falls_are_ordered_by_what_is_missing_on_average_and_in_each_seed():
+def test_predictors_are_correlated_with_mean_drops_and_with_each_seeds():
     falls = {"a": [0.1, 0.1], "b": [0.2, 0.4], "c": [0.3, 0.2]}  # c is above b in the first seed, and not on average
     runs = [("t", arm, seed, 0.2, 0.9 - fall) for arm, each in falls.items() for seed, fall in enumerate(each)]
     runs += [("t", "no loss", seed, 0.0, 0.9) for seed in (0, 1)]

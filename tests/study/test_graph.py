@@ -1,6 +1,6 @@
-"""The graph under ./run_all.sh's own options, with a tiny experiment: killed and started again, nothing is lost.
+"""Run the graph with the options of ./run_all.sh and a tiny experiment: after a kill, a restart loses nothing.
 
-Sent to a cluster it is the same graph.
+A cluster runs the same graph.
 """
 
 import json
@@ -39,7 +39,7 @@ LOSSYTP_RUN_PID=999999999 nohup bash "$4" > "$1.log" 2>&1 &
 
 @pytest.fixture
 def start(tmp_path):
-    """A function that starts the graph in a folder of its own, of which only the experiment differs."""
+    """Return a function that starts the graph in a new folder, with only the experiment replaced."""
 
     def begin(name, *options):
         folder = tmp_path / name
@@ -66,7 +66,7 @@ def start(tmp_path):
 
 
 def records(folder):
-    """Each record's text, seconds included, so that a cell that ran twice shows (times of files are renewed)."""
+    """Return each record's text. Seconds in it reveal a cell that ran twice; file times, being renewed, do not."""
     return {path: path.read_text() for path in (folder / "results").rglob("record.json")}
 
 

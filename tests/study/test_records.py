@@ -28,7 +28,7 @@ def test_a_presets_rate_is_its_process_own(record):
     assert tidy([preset])["loss_rate"].tolist() == [pytest.approx(0.1)]
 
 
-def test_whose_layers_ran_is_told_and_not_whose_were_asked_for(record):
+def test_the_implementation_is_the_one_that_ran(record):
     asked = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="megatron")
     ours = record(loss_rate=0.1, seed=3, accuracy=0.5, implementation="lossytp")
     assert tidy([asked, ours])["implementation"].tolist() == ["lossytp", "lossytp"]
@@ -63,7 +63,7 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
     assert complete_seeds(experiment, tidy([]), [], unlearned_trainings(tidy([])))[0].empty
 
 
-def test_a_training_that_is_not_learnt_is_not_asked_for(tmp_path, record):
+def test_a_training_that_does_not_learn_is_not_required(tmp_path, record):
     cells = [
         Cell(arm, TrainConfig(loss_rate=rate, model_name=model, seed=0, output_dir=str(tmp_path / f"{arm}{model}")))
         for model in ("gpt2-nano", "gpt2-nano-scratch")

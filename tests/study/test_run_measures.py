@@ -41,7 +41,7 @@ def test_each_retransmission_waits_a_round_trip():
     assert (once - 1) * (MESSAGE_BYTES / 1456 * PATH.packet_s + 50e-6) == pytest.approx(100e-6, rel=1e-3)
 
 
-def test_theory_is_that_of_the_runs_algorithm_and_ranks():
+def test_expected_errors_are_of_the_runs_algorithm_and_ranks():
     coherence = {"2": 0.5, "8": 0.1}
     direct = expected_errors(run(tensor_parallel_size=8, loss_rate=0.2), coherence)
     assert direct["missing_share"] == pytest.approx(7 / 8 * 0.2)

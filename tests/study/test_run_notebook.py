@@ -78,6 +78,15 @@ def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):
         execute(notebook(tmp_path, "1"), tmp_path, {})
 
 
+def test_a_notebook_that_is_run_gets_no_advice_to_install_widgets(tmp_path, capfd):
+    for name in ("IPROGRESS", "other"):
+        code = f"import warnings; warnings.warn('{name}')".replace("IPROGRESS", "IProgress not found. Please update")
+        execute(notebook(tmp_path, code), tmp_path / "out.ipynb", {})
+        outputs = nbformat.read(tmp_path / "out.ipynb", as_version=4).cells[-1].outputs
+        assert ("other" in str(outputs)) is (name == "other")
+        assert "IProgress" not in str(outputs)
+
+
 def test_another_error_is_shown_whole(tmp_path):
     with pytest.raises(Exception, match="ZeroDivisionError"):
         execute(notebook(tmp_path, "1 / 0"), tmp_path / "out.ipynb", {})

@@ -20,7 +20,7 @@ Root Cause (first observed failure):
 """
 
 
-def test_the_rank_that_failed_is_told_not_those_that_lost_it():
+def test_the_failed_rank_is_named_not_those_that_lost_its_connection():
     lines = [
         "rank 0: error: the connection to another process is lost: see why that one ended (Connection closed by peer)",
         "rank 1: error: ValueError: loss is not a number",

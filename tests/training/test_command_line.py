@@ -10,8 +10,7 @@ import yaml
 
 from lossytp.parallel import initialize
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.config import TrainConfig
-from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.config import EvaluateConfig, TrainConfig
 
 
 def test_flags_of_the_earlier_study_with_dashes_and_underscores_alike():
@@ -360,4 +359,16 @@ def test_a_record_is_run_again_by_as_many_processes(tmp_path, monkeypatch):
     assert parse(TrainConfig, None, words) == TrainConfig()
     monkeypatch.setenv("WORLD_SIZE", "abc")
     with pytest.raises(ValueError, match=r"^WORLD_SIZE = 'abc' is not a whole number: start with torchrun"):
+        parse(TrainConfig, None, words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--loss_rate", "5%"], "--loss-rate = '5%' is no number: give one, such as 0.01"),
+        (["--max_steps", "1e3"], "--max-steps = '1e3' is no whole number: give one, such as 10"),
+    ],
+)
+def test_text_for_a_number_is_refused_in_one_line(words, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse(TrainConfig, None, words)

@@ -12,7 +12,7 @@ import pytest
 from lossytp.network import Bernoulli, GilbertElliott
 from lossytp.network.packets import Wire
 from lossytp.network.scope import Scope
-from lossytp.parallel.wiring import Wiring
+from lossytp.network.wiring import Wiring
 from lossytp.training.config import TrainConfig
 
 
@@ -44,21 +44,21 @@ from lossytp.training.config import TrainConfig
         ({"repair": "hope"}, ["repair", "hope", "rescale"]),
         ({"mtu_bytes": 40}, ["mtu_bytes", "40", "52"]),
         ({"batch_size": 0}, ["batch_size", "0"]),
-        ({"dropout": 1.0}, ["dropout = 1 is not in [0, 1): give the share to drop"]),
-        ({"dropout": float("nan")}, ["dropout = nan is not in [0, 1)"]),
-        ({"dropout": -0.1}, ["dropout = -0.1 is not in [0, 1)"]),
+        ({"dropout": 1.0}, ["dropout = 1.0 is not below 1: give a smaller number"]),
+        ({"dropout": float("nan")}, ["dropout = nan is not finite: give a finite number"]),
+        ({"dropout": -0.1}, ["dropout = -0.1 is below 0: give 0 or more"]),
         ({"target_accuracy": 1.5, "eval_steps": 5}, ["target_accuracy = 1.5 is not in [0, 1]"]),
         ({"warmup_steps": 31, "max_steps": 30}, ["warmup_steps = 31 is above max_steps = 30: give as many or fewer"]),
-        ({"warmup_steps": -1}, ["warmup_steps = -1 is negative"]),
-        ({"max_samples": -1}, ["max_samples = -1 is below 1"]),
+        ({"warmup_steps": -1}, ["warmup_steps = -1 is below 0"]),
+        ({"max_samples": -1}, ["max_samples = -1 is below 0"]),
         ({"eval_samples": 0}, ["eval_samples = 0 is below 1"]),
         ({"learning_rate": -1.0}, ["learning_rate", "-1"]),
         ({"bf16": True, "fp16": True}, ["bf16", "fp16"]),
         ({"implementation": "deepspeed"}, ["implementation", "deepspeed", "lossytp, dtensor, megatron"]),
         ({"data_parallel_type": "zero"}, ["data_parallel_type", "zero", "ddp, fsdp"]),
-        ({"data_parallel_size": 0}, ["data_parallel_size", "0", "positive"]),
-        ({"pipeline_parallel_size": 0}, ["pipeline_parallel_size", "0", "positive"]),
-        ({"pipeline_microbatches": 0}, ["pipeline_microbatches", "0", "positive"]),
+        ({"data_parallel_size": 0}, ["data_parallel_size", "0", "give 1 or more"]),
+        ({"pipeline_parallel_size": 0}, ["pipeline_parallel_size", "0", "give 1 or more"]),
+        ({"pipeline_microbatches": 0}, ["pipeline_microbatches", "0", "give 1 or more"]),
         ({"gradient_clipping": 0.0}, ["gradient_clipping", "0.0", "leave it out"]),
         ({"gradient_clipping": float("nan")}, ["gradient_clipping", "nan"]),
         (
@@ -152,7 +152,7 @@ OWN = {"reliable_gather": False}
         ),
         (
             {"control": "elements", "loss_type": "g-e", "ge_config": "one"},
-            "control = 'elements' with loss_type = 'g-e': what is lost, or added, is independent; give loss_type = "
+            "control = 'elements' with loss_type = 'g-e': what it loses, or adds, is independent; give loss_type = "
             "'ber'",
         ),
         (
@@ -248,7 +248,7 @@ OWN = {"reliable_gather": False}
         ),
         (
             {**OWN, "replicated_gradients": "none", "resync_every": 0},
-            "resync_every = 0 is below 1: give a positive number",
+            "resync_every = 0 is below 1: give 1 or more",
         ),
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give true or false"),
         ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),
@@ -357,7 +357,9 @@ def test_wiring_and_network_are_what_was_asked_for():
     assert plain.wiring() == Wiring()
     assert (plain.network().scope, plain.network().wire, plain.network().seed) == (Scope(), Wire(), 1234)
     config = TrainConfig(**OWN, algorithm="tree", repair="hadamard(16)", wire_dtype="bf16")
-    assert config.wiring() == Wiring(algorithm="tree", repair="hadamard(16)", reliable_gather=False, wire_dtype="bf16")
+    assert config.wiring() == Wiring.named(
+        algorithm="tree", repair="hadamard(16)", reliable_gather=False, wire_dtype="bf16"
+    )
     assert TrainConfig(sequence_parallel=True).wiring() == Wiring(sequence_parallel=True)
     assert TrainConfig(exact_adjoint=True).wiring() == Wiring(exact_adjoint=True)
     assert TrainConfig(control="noise").wiring() == Wiring(control="noise")
@@ -481,3 +483,19 @@ def test_no_training_examples_are_all_of_them_as_in_earlier_studies():
 def test_the_warm_up_fills_a_run_at_most_but_its_default_stays_in_short_trials():
     assert TrainConfig(warmup_steps=30, max_steps=30).warmup_steps == 30
     assert TrainConfig(max_steps=2).warmup_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (5, "cells = 5 is no list of configurations: give at least one"),
+        ([], "cells = [] is no list of configurations: give at least one"),
+        ({"seed": 1}, "cells = {'seed': 1} is no list of configurations: give at least one"),
+        ([5], "5 is no configuration: give names with values, such as {'seed': 1}"),
+        ([{"sed": 5}], "unknown parameter 'sed': did you mean seed?"),
+    ],
+)
+def test_what_are_no_configurations_is_refused(cells, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TrainConfig.from_dicts(cells)
+    assert TrainConfig.from_dicts([{"seed": 5}]) == [TrainConfig(seed=5)]

@@ -18,13 +18,13 @@ def test_a_parallel_model_that_computes_something_else_is_refused(monkeypatch, f
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.5))
     parts = config, dense, network, Layout(2), torch.device("cpu")
     assert engine.Engine(*parts).module.training, "losses are no other function"
-    right = engine._tensor_parallel
+    right = engine.Engine._tensor_parallel
 
-    def wrong(*arguments):
-        model = right(*arguments)
+    def wrong(self, dense):
+        model = right(self, dense)
         model.score.weight = torch.nn.Parameter(factor * model.score.weight)
         return model
 
-    monkeypatch.setattr(engine, "_tensor_parallel", wrong)
+    monkeypatch.setattr(engine.Engine, "_tensor_parallel", wrong)
     with pytest.raises(ValueError, match=f"logits differ from the dense model's by {error}, relative, and 0.0001 is "):
         engine.Engine(*parts)

@@ -12,8 +12,7 @@ from transformers import GPT2LMHeadModel
 
 from lossytp.training import evaluation, models, tasks
 from lossytp.training.command_line import parse
-from lossytp.training.config import TrainConfig
-from lossytp.training.evaluate_config import EvaluateConfig
+from lossytp.training.config import EvaluateConfig, TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
@@ -304,7 +303,7 @@ def test_a_model_without_the_head_for_what_is_asked_is_one_line(tmp_path, text):
         with pytest.raises(ValueError, match=message) as error:
             evaluate(tmp_path, **values)
         assert "\n" not in str(error.value)
-    on_the_hub = patch("lossytp.training.combinations.shape_of", return_value=None)
+    on_the_hub = patch("lossytp.training.config.train.shape_of", return_value=None)
     with on_the_hub, pytest.raises(ValueError, match=r"lossy_layers = '5:6' is beyond .*'s 2 blocks: stop at 2"):
         evaluate(tmp_path, loss_rate=0.1, lossy_layers="5:6")
     train(tmp_path, "generation", output_dir=str(tmp_path / "other"))

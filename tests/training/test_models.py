@@ -356,3 +356,10 @@ def test_the_first_line_of_what_a_library_says_has_words():
     assert (
         models.first_line(TypeError("of field 'n_embd':\n    got str\nmore")) == "TypeError: of field 'n_embd': got str"
     )
+
+
+def test_a_language_models_loss_is_chosen_without_a_warning(folder, tokenizer, monkeypatch):
+    monkeypatch.setattr("transformers.modeling_utils.logger.warning_once", lambda *words: pytest.fail(str(words)))
+    tokens = torch.tensor([[1, 2, 3]])
+    for model in (build(folder, "generation", tokenizer=tokenizer), load_model(str(folder))):
+        assert model(input_ids=tokens, labels=tokens).loss > 0

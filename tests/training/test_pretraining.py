@@ -21,10 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lossytp.training import models
 from lossytp.training.alone import alone_in
 from lossytp.training.command_line import parse
+from lossytp.training.config import PretrainConfig
 from lossytp.training.own_files import MARK
 from lossytp.training.pretraining import corpus as corpora
 from lossytp.training.pretraining import run as pretraining
-from lossytp.training.pretraining.config import PretrainConfig
 from lossytp.training.pretraining.corpus import all_blocks
 from lossytp.training.pretraining.folder import CHECKPOINT, STATISTICS, validation_text
 from lossytp.training.pretraining.run import run

@@ -2,9 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from lossytp.training.config import TrainConfig
-from lossytp.training.evaluate_config import EvaluateConfig
-from lossytp.training.pretraining.config import PretrainConfig
+from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, EvaluateConfig, PretrainConfig])

@@ -35,4 +35,6 @@ def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
 
 # A rank's R - 1 chunks share its port as one message. As many come back once the last rank has sent its own.
 SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 2, lambda ranks: ranks - 1, True, in_steps)
-ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather, schedule=SCHEDULE)
+ALGORITHM = Algorithm(
+    reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather, schedule=SCHEDULE, name="direct"
+)

@@ -39,4 +39,6 @@ def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
 
 
 SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 2 * (ranks - 1), lambda ranks: 1, True, around_ring)
-ALGORITHM = Algorithm(reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather, schedule=SCHEDULE)
+ALGORITHM = Algorithm(
+    reduce=reduce, gather=gather, reduce_scatter=reduce, all_gather=gather, schedule=SCHEDULE, name="ring"
+)

@@ -25,4 +25,6 @@ def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops
 
 # the way back is free
 SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 1, lambda ranks: 1, False, in_steps)
-ALGORITHM = Algorithm(reduce=reduce, gather=no_hops, reduce_scatter=reduce, all_gather=all_gather, schedule=SCHEDULE)
+ALGORITHM = Algorithm(
+    reduce=reduce, gather=no_hops, reduce_scatter=reduce, all_gather=all_gather, schedule=SCHEDULE, name="sender"
+)

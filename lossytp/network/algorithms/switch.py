@@ -43,5 +43,5 @@ def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops
 
 SCHEDULE = Schedule(lambda ranks: 2 * ranks, lambda ranks: 1, lambda ranks: 1, False, through_switch)
 ALGORITHM = Algorithm(
-    reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather, schedule=SCHEDULE
+    reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather, schedule=SCHEDULE, name="switch"
 )

@@ -80,5 +80,5 @@ def _down(child: int, ranks: tuple[int, ...], start: int, stop: int, positions: 
 
 SCHEDULE = Schedule(lambda ranks: 2 * (ranks - 1), lambda ranks: 1, lambda ranks: 1, False, over_tree)
 ALGORITHM = Algorithm(
-    reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather, schedule=SCHEDULE
+    reduce=reduce, gather=gather, reduce_scatter=reduce_scatter, all_gather=all_gather, schedule=SCHEDULE, name="tree"
 )

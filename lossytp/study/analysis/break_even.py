@@ -1,4 +1,4 @@
-"""Answer when losing packets beats retransmitting them: more steps, against steps that wait for every packet.
+"""Answer when losing packets beats retransmitting them.
 
 Time to accuracy is steps to accuracy x seconds a step. Reliable transport needs the steps of a lossless run, but each
 step waits for retransmissions. Best effort needs the steps of a run at that loss rate, but its steps hardly wait.
@@ -139,8 +139,8 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for task, runs in steps.groupby("task", sort=False):
         lossless = runs[runs["loss_rate"] == 0].set_index("seed")["steps"].dropna()
-        rows.append({"task": task, "loss_rate": 0.0, "seeds": len(lossless), "never": 0})
-        rows[-1] |= {"ratio": 1.0, "low": 1.0, "high": 1.0}
+        one = {"ratio": 1.0, "low": 1.0, "high": 1.0}
+        rows.append({"task": task, "loss_rate": 0.0, "seeds": len(lossless), "never": 0, **one})
         for rate, lossy in runs[runs["loss_rate"] > 0].groupby("loss_rate"):
             ours = lossy[lossy["seed"].isin(lossless.index)].set_index("seed")
             if ours.empty:
@@ -150,8 +150,8 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
             ratio, low, high = np.exp(t_interval(np.log(ratios.to_numpy(dtype=float))))
             if never:
                 low, high = ratios.min() if len(ratios) >= SIGN_TEST_SEEDS else 0.0, np.inf
-            rows.append({"task": task, "loss_rate": rate, "seeds": len(ours), "never": never})
-            rows[-1] |= {"ratio": ratio, "low": low, "high": high}
+            interval = {"ratio": ratio, "low": low, "high": high}
+            rows.append({"task": task, "loss_rate": rate, "seeds": len(ours), "never": never, **interval})
     return pd.DataFrame(rows)
 
 

@@ -137,9 +137,8 @@ def cost_of_larger_model(records: Iterable[dict]) -> dict[str, Any]:
         if (ours := shape_of(config["model_name"])) is not None:
             own += a_parameter * _block_parameters(ours)
             other += a_parameter * _block_parameters(shape)
-    hours = other / GPU_FLOPS_PER_S / 3600
-    times = other / own if own else None
-    return {"model_name": LARGER_MODEL, "times": times, "flops_per_s": GPU_FLOPS_PER_S, "hours": hours}
+    gpu = {"flops_per_s": GPU_FLOPS_PER_S, "hours": other / GPU_FLOPS_PER_S / 3600}
+    return {"model_name": LARGER_MODEL, "times": other / own if own else None, **gpu}
 
 
 def _block_parameters(shape: Shape) -> int:

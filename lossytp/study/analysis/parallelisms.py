@@ -1,20 +1,20 @@
-"""Answer which parallelism bears packet loss best: implementations and parallelisms side by side."""
+"""Answer which parallelism tolerates packet loss best: implementations and parallelisms side by side."""
 
 import pandas as pd
 
 from lossytp.study.comparisons import compare_arms, join_differences, lossy_changes
 
-PARALLELISMS = {"dp": "data_parallel_size", "pp": "pipeline_parallel_size", "tp": "tensor_parallel_size"}
-IMPLEMENTATIONS = {"dp": "data_parallel_type", "pp": "pipeline_schedule", "tp": "implementation"}
+PARALLELISMS = {  # the settings of size and kind
+    "dp": ("data_parallel_size", "data_parallel_type"),
+    "pp": ("pipeline_parallel_size", "pipeline_schedule"),
+    "tp": ("tensor_parallel_size", "implementation"),
+}
 
 
 def label(config: dict) -> str:
     """Describe a run's parallelism and repair, such as "dp 2 (fsdp) x tp 2 (lossytp), rescale"."""
-    parts = [
-        f"{axis} {config[size]} ({config[IMPLEMENTATIONS[axis]]})"
-        for axis, size in PARALLELISMS.items()
-        if config[size] > 1
-    ]
+    used = {axis: each for axis, each in PARALLELISMS.items() if config[each[0]] > 1}
+    parts = [f"{axis} {config[size]} ({config[kind]})" for axis, (size, kind) in used.items()]
     words = [" x ".join(parts) or "one process"]
     words += [config["repair"]] * (config["repair"] != "zero")
     words += ["clipped"] * (config["gradient_clipping"] is not None)

@@ -2,18 +2,16 @@
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from lossytp.network.checks import check_probability
+from lossytp.network.checks import check_filled, check_probability
 from lossytp.study.comparisons import compare_arms
-from lossytp.training.config import TrainConfig
-from lossytp.training.evaluate_config import EvaluateConfig
-from lossytp.training.network_config import NetworkConfig
+from lossytp.training.config import EvaluateConfig, NetworkSettings, TrainConfig
 from lossytp.training.record import read_record
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
@@ -21,7 +19,7 @@ MODELS = ("best", "last")
 KEY = ["task", "trained_at", "evaluated_at", "seed"]
 
 
-def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd.DataFrame:
+def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd.DataFrame:
     """Train, then evaluate the last model over the same network at other loss rates.
 
     Runs and evaluations that are finished are not repeated. The saved models are large, and are deleted once every
@@ -41,18 +39,19 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Iterable[float]) -> pd
         the evaluation's `packets` and `lost`.
 
     Raises:
-        ValueError: if `config` saves no model or loses packets in backward alone, if a rate is outside [0, 1], or if an
-            evaluation is missing and its model was deleted. A model trained anew elsewhere could differ in its last
-            digits from the one evaluated before.
+        ValueError: if `config` saves no model or loses packets in backward alone, if there is no rate or one is
+            outside [0, 1], or if an evaluation is missing and its model was deleted. A model trained anew elsewhere
+            could differ in its last digits from the one evaluated before.
     """
     # here, because torch takes seconds to import and tables do not need it
     from lossytp.training.evaluation import EVALUATION
     from lossytp.training.loop import run
     from lossytp.training.saved_models import remove_model
 
-    rates = sorted({float(rate) for rate in evaluated_at})
-    for rate in rates:
+    check_filled("evaluated_at", evaluated_at)
+    for rate in evaluated_at:
         check_probability("evaluated_at", rate)
+    rates = sorted({float(rate) for rate in evaluated_at})
     if not config.save_model:
         raise ValueError("save_model = False leaves no model to evaluate: set it to True")
     if config.lossy_direction == "backward":
@@ -124,7 +123,7 @@ def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
             "train again"
         )
     else:
-        network = {field.name: getattr(config, field.name) for field in fields(NetworkConfig)}
+        network = {field.name: getattr(config, field.name) for field in fields(NetworkSettings)}
         task = {"dataset": config.dataset, "max_length": config.max_length, "model_name": str(model)}
         result = run(EvaluateConfig(**network | task | {"loss_rate": rate, "output_dir": str(folder)}))
         print(f"evaluation at {rate:g}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from lossytp.study.figures.style import COLUMN, MARKERS, band
+from lossytp.study.figures.style import COLUMN, MARKERS, band, shared_legend
 from lossytp.study.records import TRAINING
 from lossytp.study.statistics import CONFIDENCE
 
@@ -52,8 +52,7 @@ def drops_by_arm(compared: pd.DataFrame) -> Figure:
     if wrapped:
         axes[0].tick_params(axis="y", labelsize=6)
     axes[0].set_ylim(len(arms) - 0.4, -0.6)  # the first on top
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=len(tasks))
+    shared_legend(figure, axes[0], loc="outside upper right")
     return figure
 
 
@@ -101,8 +100,7 @@ def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
         row[0].set_ylabel("fall, points")
     for ax, text in zip(axes_TX[-1], axes.values(), strict=True):
         ax.set_xlabel(text, fontsize=6)
-    handles, labels = axes_TX[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)), fontsize=6, columnspacing=1)
+    shared_legend(figure, axes_TX[0, 0], max_columns=3, fontsize=6, columnspacing=1)
     return figure
 
 
@@ -122,7 +120,7 @@ def replica_divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
         for number, arm in enumerate(arms):
             for ax, table, x, y in ((left, last, "layer", "distance"), (right, copies, "step", "spread")):
                 runs = table[(table["task"] == task) & (table["arm"] == arm)].dropna(subset=[y])
-                band(ax, runs, x, y, label=arm, color=f"C{number}", marker=MARKERS[number])
+                band(ax, runs, x, y, label=arm, number=number)
         left.set_xticks(sorted(last["layer"].unique()))
         left.set_ylabel("relative distance")
         right.set_ylabel("relative spread")
@@ -130,8 +128,7 @@ def replica_divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
         right.set_title(f"{task}, copies")
     axes_T2[-1, 0].set_xlabel("layer, at the last step")
     axes_T2[-1, 1].set_xlabel("step")
-    handles, labels = axes_T2[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=1)
+    shared_legend(figure, axes_T2[0, 0], max_columns=1)
     return figure
 
 

@@ -5,9 +5,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import MARKERS
+from lossytp.study.figures.style import MARKERS, shared_legend
 
 WIDTH = 5.5  # inches
+GREYS = {"aspect": "auto", "cmap": "Greys", "vmin": 0, "interpolation": "nearest"}  # dark is more
 
 
 def lost_pieces(lacks: dict[str, dict[str, np.ndarray]]) -> Figure:
@@ -25,15 +26,7 @@ def lost_pieces(lacks: dict[str, dict[str, np.ndarray]]) -> Figure:
     for row, (algorithm, phases) in zip(axes, lacks.items(), strict=True):
         for ax, (phase, lacks_RN) in zip(row, phases.items(), strict=True):
             ranks, elements = lacks_RN.shape
-            ax.imshow(
-                lacks_RN,
-                aspect="auto",
-                cmap="Greys",
-                vmin=0,
-                vmax=1.3,
-                interpolation="nearest",
-                extent=(0, elements, ranks - 0.5, -0.5),
-            )
+            ax.imshow(lacks_RN, vmax=1.3, extent=(0, elements, ranks - 0.5, -0.5), **GREYS)
             for rank in range(1, ranks):
                 ax.axhline(rank - 0.5, color="0.8", linewidth=0.5)
                 ax.axvline(rank * elements / ranks, color="0.8", linewidth=0.5, linestyle=":")
@@ -61,9 +54,7 @@ def error_maps(errors: dict[tuple[str, str], np.ndarray]) -> Figure:
             if (algorithm, repair) not in errors:
                 ax.text(0.5, 0.5, "cannot be", ha="center", va="center", transform=ax.transAxes, color="0.5")
                 continue
-            image = ax.imshow(
-                errors[algorithm, repair], aspect="auto", cmap="Greys", vmin=0, vmax=worst, interpolation="nearest"
-            )
+            image = ax.imshow(errors[algorithm, repair], vmax=worst, **GREYS)
     for ax, algorithm in zip(axes[0], algorithms, strict=True):
         ax.set_title(algorithm)
     for ax, repair in zip(axes[:, 0], repairs, strict=True):
@@ -88,21 +79,12 @@ def errors_of_sums(table: pd.DataFrame) -> Figure:
             rows = table[(table["algorithm"] == algorithm) & (table["coherence"] == coherence)]
             y = rows["repair"].map(repairs.index) + (number - (len(algorithms) - 1) / 2) * 0.8 / len(algorithms)
             ax.plot(rows["expected"], y, "|", color="0.3", markersize=9, label="theory" if not number else None)
-            ax.errorbar(
-                rows["measured"],
-                y,
-                xerr=2 * rows["standard_error"],
-                fmt=MARKERS[number],
-                color=f"C{number}",
-                markersize=3.5,
-                linewidth=1,
-                label=algorithm,
-            )
+            style = {"fmt": MARKERS[number], "color": f"C{number}", "markersize": 3.5, "linewidth": 1}
+            ax.errorbar(rows["measured"], y, xerr=2 * rows["standard_error"], label=algorithm, **style)
         ax.set(xscale="log", xlabel="squared error / squared sum", title=f"coherence of the parts {coherence:g}")
         ax.set_yticks(range(len(repairs)), repairs)
     axes[0, 0].invert_yaxis()
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    shared_legend(figure, axes[0, 0])
     return figure
 
 
@@ -121,14 +103,12 @@ def completion_tails(table: pd.DataFrame) -> Figure:
         for number, transport in enumerate(transports):
             rows = table[(table["process"] == process) & (table["transport"] == transport)]
             x = rows["algorithm"].map(algorithms.index) + (number - (len(transports) - 1) / 2) * 0.6 / len(transports)
-            ax.vlines(x, 1e6 * rows["p50_s"], 1e6 * rows["p99_s"], color=f"C{number}", linewidth=1.2)
-            ax.plot(
-                x, 1e6 * rows["p50_s"], MARKERS[number], color=f"C{number}", markersize=4, linestyle="", label=transport
-            )
-            ax.plot(x, 1e6 * rows["p999_s"], "x", color=f"C{number}", markersize=4)
+            color, (p50, p99, p999) = f"C{number}", 1e6 * rows[["p50_s", "p99_s", "p999_s"]].to_numpy().T
+            ax.vlines(x, p50, p99, color=color, linewidth=1.2)
+            ax.plot(x, p50, MARKERS[number], color=color, markersize=4, linestyle="", label=transport)
+            ax.plot(x, p999, "x", color=color, markersize=4)
         ax.set(yscale="log", title=process)
         ax.set_xticks(range(len(algorithms)), algorithms)
     axes[0, 0].set_ylabel("completion, microseconds")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    shared_legend(figure, axes[0, 0])
     return figure

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, band, loss_rate_axis
+from lossytp.study.figures.style import COLUMN, MARKERS, band, loss_rate_axis, shared_legend
 
 
 def accuracy_against_loss(table: pd.DataFrame) -> Figure:
@@ -28,16 +28,13 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
         ours = table[table["task"] == task]
         for ax, (column, how) in zip(axes, outcomes.items(), strict=True):
             for arm, runs in ours.groupby("arm", sort=False):
-                number = arms.index(str(arm))
-                marker = MARKERS[number % len(MARKERS)]
-                band(ax, runs, "loss_rate", column, label=str(arm), color=f"C{number}", marker=marker)
+                band(ax, runs, "loss_rate", column, label=str(arm), number=arms.index(str(arm)))
             ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=6)
             loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")
     for ax in axes_TP[-1]:
         ax.set_xlabel("packet loss rate")
-    handles, labels = axes_TP[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    shared_legend(figure, axes_TP[0, 0])
     return figure
 
 
@@ -55,14 +52,12 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
         ours = table[table["task"] == task].rename(columns={"evaluated_at": "loss_rate"})
         for number, rate in enumerate(trained_at):
             label = f"{100 * rate:g} % loss" if rate else "no loss"
-            runs, marker = ours[ours["trained_at"] == rate], MARKERS[number % len(MARKERS)]
-            band(ax, runs, "loss_rate", "accuracy", label=label, color=f"C{number}", marker=marker)
+            band(ax, ours[ours["trained_at"] == rate], "loss_rate", "accuracy", label=label, number=number)
         ax.set_title(task)
         ax.set_xlabel("loss rate in evaluation")
         loss_rate_axis(ax, table["evaluated_at"])
     axes_1T[0, 0].set_ylabel("test accuracy")
-    handles, labels = axes_1T[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, title="trained with", loc="outside lower center", ncols=len(labels))
+    shared_legend(figure, axes_1T[0, 0], title="trained with")
     return figure
 
 
@@ -117,8 +112,7 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
         ax.set_ylim(0.8 * smallest, 1.3 * largest)  # an infinite interval leaves the panel
         ax.set_xlabel("packet loss rate")
     axes_1T[0, 0].set_ylabel("reliable / best effort")
-    handles, labels = axes_1T[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, title="bandwidth x round trip", loc="outside lower center", ncols=3)
+    shared_legend(figure, axes_1T[0, 0], title="bandwidth x round trip", max_columns=3)
     return figure
 
 

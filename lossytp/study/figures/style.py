@@ -1,6 +1,7 @@
 """Share the figures' style, and the elements that several figures have."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -33,14 +34,31 @@ def save(figure: Figure, folder: Path, name: str) -> None:
     figure.savefig(folder / f"{name}.png", dpi=300, metadata={"Software": None})
 
 
-def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, color: str, marker: str) -> None:
-    """Plot the mean of column `y` over seeds, with its 95 % interval, against column `x`."""
+def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, number: int) -> None:
+    """Plot the mean of column `y` over seeds, with its 95 % interval, against column `x`.
+
+    Args:
+        ax: the panel.
+        runs: a row a run.
+        x: a column's name.
+        y: a column's name.
+        label: in the legend.
+        number: of the curve, which sets colour and marker.
+    """
+    color = f"C{number}"
     estimates = runs.groupby(x)[y].apply(lambda values: t_interval(values.to_numpy()))
     where = estimates.index.to_numpy()
     mean, low, high = np.array(estimates.tolist()).T
-    ax.plot(where, mean, marker=marker, color=color, label=label, markersize=3)
+    ax.plot(where, mean, marker=MARKERS[number % len(MARKERS)], color=color, label=label, markersize=3)
     if np.isfinite(low).all():  # a single seed has no interval
         ax.fill_between(where, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def shared_legend(figure: Figure, ax: Axes, *, max_columns: int = 99, **settings: Any) -> None:
+    """Put one panel's legend below the whole figure, or where the settings of `Figure.legend` say."""
+    handles, labels = ax.get_legend_handles_labels()
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": min(max_columns, len(labels))}
+    figure.legend(handles, labels, **(place | settings))
 
 
 def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:

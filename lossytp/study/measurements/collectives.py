@@ -14,13 +14,14 @@ from tqdm import tqdm
 
 from lossytp.network import LossProcess, LossyNetwork
 from lossytp.network.algorithms import algorithm_named
+from lossytp.network.checks import check_at_least, check_probability
 from lossytp.network.routes import Hops, Missing
 from lossytp.network.theory import expected_squared_error
 from lossytp.network.timing import collective_times, tail
 from lossytp.network.transport import Path, Transport
+from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.wiring import Wiring
 
 SETTLING_MESSAGES = 20  # until "stale" has earlier values for nearly all positions
 
@@ -33,7 +34,13 @@ def who_lacks_what(
     Returns:
         For "reduce", the contributions that the sum lacks; for "gather", the results that a rank lacks. Each is bool
         (R, N), True where something is missing.
+
+    Raises:
+        ValueError: if `ranks` or `num_elements` is below 1, or `seed` below 0.
     """
+    check_at_least("ranks", ranks, 1)
+    check_at_least("num_elements", num_elements, 1)
+    check_at_least("seed", seed, 0)
     network = LossyNetwork(process, seed=seed)
     routes = algorithm_named(algorithm)
     group = RankGroup(ranks).ranks
@@ -81,7 +88,8 @@ def _errors(
     network: LossyNetwork, way: dict, ranks: int, coherence: float, num_elements: int, num_messages: int, seed: int
 ) -> Iterator[Tensor]:
     """Yield each message's lossy sum minus its exact sum of Gaussian parts: (N,), or (R, N) without a shared result."""
-    collective = LossyCollective(network, RankGroup(ranks), Wiring(**way))
+    check_probability("coherence", coherence)
+    collective = LossyCollective(network, RankGroup(ranks), Wiring.named(**way))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_messages):
         common_N = torch.randn(num_elements, generator=generator)
@@ -114,7 +122,11 @@ def squared_errors(
 
     Returns:
         One row for each way: its settings, coherence, measured, standard_error (over messages) and expected.
+
+    Raises:
+        ValueError: if `num_messages` is below 2, because one message has no standard error.
     """
+    check_at_least("num_messages", num_messages, 2)
     rows = []
     for way in tqdm(ways, desc="errors of sums", mininterval=5):
         network = LossyNetwork(process, seed=seed)
@@ -129,9 +141,7 @@ def squared_errors(
                 "coherence": coherence,
                 "measured": measured.mean(),
                 "standard_error": measured.std(ddof=1) / num_messages**0.5,
-                "expected": expected_squared_error(
-                    **settings, ranks=ranks, loss_rate=process.loss_rate, coherence=coherence
-                ),
+                "expected": expected_squared_error(Wiring.named(**way), ranks, process.loss_rate, coherence),
             }
         )
     return pd.DataFrame(rows)

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.checks import check_at_least, check_filled, check_not_negative, check_positive, check_probability
 from lossytp.network.timing import step_seconds
 from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat, Transport
 
@@ -55,11 +56,25 @@ def step_times(
         where it would lose each packet more than `MAX_LOSSES_A_PACKET` times, packets sent in vain included.
 
     Raises:
-        ValueError: if the algorithm has no schedule.
+        ValueError: if the algorithm is unknown or has no schedule, if a list is empty, or a number out of range.
     """
     schedule = algorithm_named(algorithm).schedule
     if schedule is None:
         raise ValueError(f"algorithm = {algorithm!r} has no schedule: give its ALGORITHM one, or choose another")
+    counts = {"num_layers": num_layers, "tokens": tokens, "width": width, "itemsize": itemsize, "samples": samples}
+    for name, count in {"ranks": ranks, **counts}.items():
+        check_at_least(name, count, 1)
+    check_at_least("seed", seed, 0)
+    check_not_negative("timeout_round_trips", timeout_round_trips, "round trips")
+    lists = {"bandwidths_gbits": bandwidths_gbits, "round_trips_us": round_trips_us, "loss_rates": loss_rates}
+    for name, values in lists.items():
+        check_filled(name, values)
+    for gbits in bandwidths_gbits:
+        check_positive("bandwidths_gbits", gbits, "Gbit/s")
+    for round_trip_us in round_trips_us:
+        check_not_negative("round_trips_us", round_trip_us, "microseconds")
+    for rate in loss_rates:
+        check_probability("loss_rates", rate)
     rows = []
     timed: dict[tuple[str, float, float], np.ndarray] = {}
     settings = list(product(bandwidths_gbits, round_trips_us, loss_rates))

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from lossytp.training.config import PretrainConfig
 from lossytp.training.files import check_whole, saving
 from lossytp.training.models import PRESETS, first_line
 from lossytp.training.own_files import claim_files, is_marked, mark
-from lossytp.training.pretraining.config import PretrainConfig
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.vocabulary import train_tokenizer
 from lossytp.training.saved_models import MODEL_FILES, TOKENIZER_FILES

@@ -23,10 +23,10 @@ from transformers import PreTrainedTokenizerFast
 from lossytp.parallel.convert import fuse_gelu_
 from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.alone import alone_in
+from lossytp.training.config import PretrainConfig
 from lossytp.training.files import saving
 from lossytp.training.models import build_language_model
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
-from lossytp.training.pretraining.config import PretrainConfig
 from lossytp.training.pretraining.corpus import PackedBlocks, all_blocks
 from lossytp.training.pretraining.folder import (
     STATISTICS,

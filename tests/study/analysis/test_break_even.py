@@ -64,7 +64,7 @@ def test_never_is_not_0(run):
     assert found["last_step"].tolist() == [200, 400]
 
 
-def test_records_that_tell_nothing_are_refused(run):
+def test_records_without_steps_to_accuracy_are_refused(run):
     with pytest.raises(ValueError, match="evaluated 1 times"):
         steps([run(0.0, 0, 0.7)])
     with pytest.raises(ValueError, match=r"target = 0\.2 is not above an untrained model's accuracy"):
@@ -178,7 +178,7 @@ def test_wins_are_counted_once_for_each_product_of_bandwidth_and_round_trip(time
     assert won.loc[0.0].tolist() == [0, 0, 2]
 
 
-def test_a_loser_of_the_reduce_phase_alone_is_compared_with_its_own_kind(run, times):
+def test_phases_are_compared_apart(run, times):
     lossless = [run(0.0, seed, 0.5, 0.6, 0.69, 0.7) for seed in (0, 1)]
     reduce = [run(0.2, seed, 0.4, 0.5, 0.6, 0.7) for seed in (0, 1)]
     both = [run(0.2, seed, 0.4, 0.45, 0.5, 0.7) for seed in (0, 1)]

@@ -16,7 +16,7 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.record import portable, write_record
 
 
-def test_what_questions_cost_is_cells_that_are_new_times_seconds_times_processes(tmp_path, record):
+def test_core_hours_are_new_cells_times_seconds_times_processes(tmp_path, record):
     def cell(arm, rate, seed):
         return Cell(arm, TrainConfig(loss_rate=rate, seed=seed, output_dir=str(tmp_path / f"{rate}-{seed}")))
 
@@ -42,7 +42,7 @@ def test_what_questions_cost_is_cells_that_are_new_times_seconds_times_processes
     assert pd.isna(found.loc[2, ["seconds", "core_hours"]]).all()
 
 
-def test_what_was_never_run_takes_its_steps_times_the_others_seconds_a_step(tmp_path, record):
+def test_an_unrun_cell_takes_its_steps_times_the_others_seconds_a_step(tmp_path, record):
     cells = [
         Cell(arm, TrainConfig(max_steps=steps, seed=seed, output_dir=str(tmp_path / f"{steps}-{seed}")))
         for arm, steps in (("short", 200), ("long", 600))
@@ -67,14 +67,14 @@ def test_a_larger_model_takes_as_many_times_the_operations_as_its_blocks_have_pa
     assert found["hours"] == pytest.approx(flops / GPU_FLOPS_PER_S / 3600)
 
 
-def test_what_controls_lose_are_no_packets(study, record):
+def test_losses_of_controls_do_not_count_as_packets(study, record):
     elements = record(loss_rate=0.1, seed=7, accuracy=0.5, control="elements")
     ran, with_control = summarise_runs(study), summarise_runs([*study, elements])
     assert with_control["cells"] == ran["cells"] + 1
     assert (with_control["packets"], with_control["lost"]) == (ran["packets"], ran["lost"])
 
 
-def test_how_it_ran(study):
+def test_runs_are_summarised(study):
     ran = summarise_runs(study)
     assert (ran["cells"], ran["not_finite"], ran["packets"]) == (15, 0, 15_000)
     assert ran["hours"] == pytest.approx(0.15)

@@ -97,7 +97,7 @@ def repairs(rows):
     return table
 
 
-def test_helpful_is_what_is_shown_to_help_somewhere_and_to_hurt_nowhere_the_cheapest_first():
+def test_helpful_repairs_gain_somewhere_hurt_nowhere_and_come_cheapest_first():
     a = [
         ("p", 0.1, 0.001, 1.0),
         ("q", 0.02, 0.01, 0.0),
@@ -114,7 +114,7 @@ def test_helpful_is_what_is_shown_to_help_somewhere_and_to_hurt_nowhere_the_chea
     assert helpful_repairs(both, {"b"}) == helpful_repairs(both, set()) == []
 
 
-def test_sufficient_is_what_leaves_every_task_less_than_a_point():
+def test_sufficient_repairs_cost_every_task_less_than_a_point():
     rows = [("zero", -0.009), ("enough", -0.009), ("too little in b", -0.009), ("one seed", None)]
     a = compared([("a", "no loss", 0.0, None, None, None), *(("a", arm, 0.2, -0.005, low, 0.0) for arm, low in rows)])
     b = a.assign(task="b", low=[None, -0.02, -0.001, -0.011, None])
@@ -122,7 +122,7 @@ def test_sufficient_is_what_leaves_every_task_less_than_a_point():
     assert sufficient_repairs(pd.concat([a, b])) == ["enough"]
 
 
-def test_a_second_try_on_fresh_seeds_decides_alone():
+def test_a_retest_on_fresh_seeds_replaces_the_first_test():
     first = repairs([("p", 0.1, 0.01, 0.0), ("q", 0.1, 0.01, 0.0), ("r", 0.0, 0.5, 0.0)])
     tables = {"06_repair": first, "06_repair_again": repairs([("p", -0.1, 0.5, 0.0), ("r", 0.1, 0.01, 0.0)])}
     assert {each["arm"] for each in helpful_repairs(with_retests(tables, "06_repair"))} == {"q", "r"}

@@ -226,3 +226,10 @@ def test_tables_that_cannot_be_paired_are_refused():
         gains(pd.concat([evaluations(KNOWN), evaluations(KNOWN).iloc[[7]]]))
     with pytest.raises(ValueError, match=r"'trained at 0' is unknown: choose one of trained at 0\.3"):
         gains(evaluations({(0.3, 0.3): [0.5, 0.6]}))
+
+
+@pytest.mark.parametrize("rates", [[], 0.1])
+def test_no_rate_to_evaluate_at_is_refused_before_training(tmp_path, rates):
+    with pytest.raises(ValueError, match=r"^evaluated_at = .* is no list of at least one value: give one$"):
+        train_and_evaluate(config(tmp_path), rates)
+    assert not any(tmp_path.iterdir())

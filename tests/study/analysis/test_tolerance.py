@@ -35,7 +35,7 @@ def test_a_seed_without_all_its_rates_is_not_paired(study, record, curves):
             assert arm[name] == whole[name]
 
 
-def test_parts_of_the_test_sample_are_told_where_a_task_has_them(study, record, curves):
+def test_parts_of_the_test_sample_are_reported_if_a_task_has_them(study, record, curves):
     other = [
         record(loss_rate=rate, seed=seed, accuracy=0.6, dataset="sst2_held_out")
         for rate in (0.0, 0.1)
@@ -51,7 +51,7 @@ def test_parts_of_the_test_sample_are_told_where_a_task_has_them(study, record, 
     assert "official_fall_at_largest_rate" not in docstrings
 
 
-def test_falls_deviate_from_seed_to_seed_as_their_worst_rate_does(record, curves):
+def test_the_largest_deviation_of_drops_is_over_rates(record, curves):
     accuracy = {0.0: [0.5, 0.6], 0.1: [0.5, 0.59], 0.2: [0.4, 0.53]}
     made = [record(loss_rate=rate, seed=s, accuracy=each[s]) for rate, each in accuracy.items() for s in (0, 1)]
     (arm,) = tolerance_curves(curves(made))
@@ -60,7 +60,7 @@ def test_falls_deviate_from_seed_to_seed_as_their_worst_rate_does(record, curves
     assert alone["largest_deviation"] is None
 
 
-def test_how_much_less_is_lost_in_longer_runs_is_told_by_seed(record):
+def test_gain_from_longer_training_is_paired_by_seed(record):
     cost = {(10, 1e-3): 0.3, (10, 2e-3): 0.7, (30, 1e-3): 0.1}
     records = [
         record(
@@ -97,7 +97,7 @@ def test_runs_that_differ_in_more_than_process_rate_and_seed_are_refused(study, 
     assert both["sst2"]["settings"]["max_steps"] == 11
 
 
-def test_what_makes_a_run_no_point_of_a_curve_is_told(study, record):
+def test_settings_that_keep_a_run_off_a_curve_are_named(study, record):
     curve = task_settings(study, BASELINES)["docstrings"]
     run = record(loss_rate=0.15, seed=7, accuracy=0.5, burst=8.0)
     assert differing_settings(run, curve) == []

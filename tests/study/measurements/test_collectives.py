@@ -102,7 +102,7 @@ def test_equal_contributions_are_coherent_and_opposite_ones_cancel(model, batch)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_it_is_the_mean_product_over_the_mean_square_of_real_tokens(model, batch, ranks):
+def test_coherence_is_the_mean_product_over_the_mean_square_of_real_tokens(model, batch, ranks):
     seen = []
     layers = [layer for block in model.transformer.h for layer in (block.attn.c_proj, block.mlp.c_proj)]
     for layer in layers:
@@ -122,3 +122,25 @@ def test_it_is_the_mean_product_over_the_mean_square_of_real_tokens(model, batch
 def test_one_rank_shares_no_sum(model, batch):
     with pytest.raises(ValueError, match="ranks = 1 is below 2, and one rank shares no sum"):
         coherence(model, [batch], 1)
+
+
+@pytest.mark.parametrize("values", [{"ranks": "4"}, {"ranks": 0}, {"seed": None}, {"seed": -1}, {"num_elements": 0}])
+def test_who_lacks_what_among_what_cannot_be_is_refused(values):
+    ((name, value),) = values.items()
+    given = {"ranks": 4, "num_elements": 10, "seed": 0, **values}
+    with pytest.raises(ValueError, match=rf"^{name} = {value!r} is no whole number of at least \d: give one$"):
+        who_lacks_what("direct", ltp.Bernoulli(loss_rate=0.1), **given)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"coherence": 2}, r"coherence = 2 is not in \[0, 1\]"),
+        ({"num_messages": 0}, "num_messages = 0 is no whole number of at least 2: give one"),
+        ({"num_messages": 1}, "num_messages = 1 is no whole number of at least 2: give one"),
+    ],
+)
+def test_errors_of_what_cannot_be_are_refused(values, message):
+    given = {"ranks": 2, "coherence": 0.5, "num_elements": 10, "num_messages": 3, "seed": 0, **values}
+    with pytest.raises(ValueError, match=f"^{message}"):
+        squared_errors(ltp.Bernoulli(loss_rate=0.1), [{}], **given)

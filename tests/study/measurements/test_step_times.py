@@ -1,5 +1,7 @@
 """Check the times of training steps over different transports against closed forms."""
 
+import re
+
 import pytest
 
 from lossytp.network.transport import Path
@@ -67,3 +69,28 @@ def test_windows_cover_a_loss_and_its_repair_but_not_two():
     assert reliable.timeout_s == pytest.approx(153e-6)
     assert reliable.window_packets in (254, 255)  # rounding apart
     assert transports(1000, path, 1.5)[BEST_EFFORT].deadline_s == pytest.approx(1150e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"itemsize": 0}, "itemsize = 0 is no whole number of at least 1: give one"),
+        ({"ranks": "4"}, "ranks = '4' is no whole number of at least 1: give one"),
+        ({"seed": None}, "seed = None is no whole number of at least 0: give one"),
+        ({"bandwidths_gbits": [10, 0]}, "bandwidths_gbits = 0 is not above 0: give a finite number of Gbit/s"),
+        ({"bandwidths_gbits": []}, "bandwidths_gbits = [] is no list of at least one value: give one"),
+        ({"round_trips_us": []}, "round_trips_us = [] is no list of at least one value: give one"),
+        ({"round_trips_us": [-1]}, "round_trips_us = -1 is negative or infinite: give 0 microseconds or more"),
+        ({"loss_rates": 0.1}, "loss_rates = 0.1 is no list of at least one value: give one"),
+        ({"loss_rates": [1.5]}, "loss_rates = 1.5 is not in [0, 1]: give a fraction"),
+        (
+            {"timeout_round_trips": "1"},
+            "timeout_round_trips = '1' is negative or infinite: give 0 round trips or more",
+        ),
+    ],
+)
+def test_what_cannot_be_timed_is_refused_by_name(values, message):
+    given = {"ranks": 2, "num_layers": 1, "tokens": 8, "width": 8, "itemsize": 2, "samples": 2, "seed": 0}
+    given |= {"bandwidths_gbits": [10], "round_trips_us": [10], "loss_rates": [0.1], "timeout_round_trips": 1.5}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        step_times("direct", **given | values)

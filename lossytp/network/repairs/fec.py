@@ -1,36 +1,40 @@
-"""Forward error correction: parity packets from which a receiver restores what was lost, with nobody asked.
+"""Forward error correction: the receiver restores lost packets from parity packets, without asking the sender.
 
-Rizzo, "Effective erasure codes for reliable computer communication protocols", CCR 1997. Only which packets are
-missing in the end is worked out here: restored packets are restored exactly, so no parity is ever computed.
+Rizzo, "Effective erasure codes for reliable computer communication protocols", CCR 1997. This module works out which
+packets stay missing. Restored packets are exact, so it never computes any parity.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 from scipy.special import bdtrc
 
-from lossytp.network.checks import check_at_least, check_known
-from lossytp.network.repair import Repair, Send
+from lossytp.network.checks import check_at_least, check_at_most, check_known
+from lossytp.network.repairs.repair import Send, Zero
 
 CODES = ("mds", "xor")
 MOST_PACKETS = 2**16
 
 
 @dataclass(frozen=True)
-class Fec(Repair):
-    """`n` packets are sent for each block of `k` of a message; a last, shorter block takes n - k parity packets too.
+class Fec(Zero):
+    """Send `n` packets for each block of `k` of a message; a last, shorter block gets n - k parity packets too.
 
     Args:
         n, k: packets of a block, and how many of them are the message's own.
-        depth: blocks that are interleaved: neighbours on the wire are of different blocks, so that a burst of up to
-            `depth` packets takes one of each. The last of a message are as few blocks as hold what is left.
-        code: "mds", maximum-distance-separable, such as Reed and Solomon's (1960): any n - k losses of a block are
-            restored; "xor": each parity packet is the sum modulo two of every (n - k)-th packet, and restores one of
-            those it covers (RFC 5109). With n = k + 1 they are the same.
+        depth: number of interleaved blocks. Neighbours on the wire belong to different blocks, so that a burst of up
+            to `depth` packets takes one of each. A message's last packets form as few blocks as hold them.
+        code: "mds", maximum-distance-separable, such as Reed and Solomon's (1960), restores any n - k losses of a
+            block. "xor" adds every (n - k)-th packet modulo two into each parity packet, which restores one of those
+            that it covers (RFC 5109). With n = k + 1 they are the same.
 
     Costs (n - k) / k of the message's packets, and up to depth * n packets' time until a block is complete.
     """
+
+    name = "fec"
+    sends_more: ClassVar[bool] = True
 
     n: int
     k: int
@@ -45,8 +49,7 @@ class Fec(Repair):
                 f"n = {self.n} leaves no packet of parity beside k = {self.k}: give n of at least {self.k + 1}"
             )
         check_known("code", self.code, CODES)
-        if self.n * self.depth > MOST_PACKETS:
-            raise ValueError(f"n * depth = {self.n * self.depth} packets are above {MOST_PACKETS}: give fewer")
+        check_at_most("n * depth", self.n * self.depth, MOST_PACKETS, "fewer packets")
         if self.code == "xor" and self.n - self.k > self.k:
             raise ValueError(f"n - k = {self.n - self.k} parity packets cover k = {self.k}: give n of at most 2 k")
 
@@ -63,7 +66,7 @@ class Fec(Repair):
         return missing[missing >= 0]
 
     def missing_rate(self, loss_rate: float) -> float:
-        """p times the probability that too many of the others in its block are lost as well; whole blocks."""
+        """Multiply p by the probability that too many other packets of a whole block are lost as well."""
         parity = self.n - self.k
         if self.code == "mds":
             return float(loss_rate * bdtrc(parity - 1, self.n - 1, loss_rate))
@@ -73,11 +76,11 @@ class Fec(Repair):
 
 @lru_cache(maxsize=1024)
 def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each packet in the order of sending: its number in the message, -1 for parity, and its group.
+    """Return each packet's number in the message (-1 for parity) and its group, in the order of sending.
 
-    A group is what restores its losses together: a block, or with "xor" a parity packet and those it covers. The
-    message's own packets keep their order: of each run of `depth` blocks first all of them, then all parity, dealt out
-    to the blocks in turn.
+    A group restores its losses together: it is a block, or with "xor" a parity packet and those that it covers. The
+    message's own packets keep their order. Each run of `depth` blocks sends first its own packets, then its parity,
+    dealt out to the blocks in turn.
     """
     parity = code.n - code.k
     packets, groups, first_group = [], [], 0

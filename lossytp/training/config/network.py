@@ -1,9 +1,12 @@
-"""The lossy network of a configuration: its loss process, what crosses it, and how that is repaired."""
+"""The settings of a lossy network: its loss process, its traffic, and the repair."""
 
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Lt
 
 from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.checks import check_known, check_probability
+from lossytp.network.checks import check_probability
 from lossytp.network.gilbert_elliott import GilbertElliott
 from lossytp.network.loss_processes import loss_process_named
 from lossytp.network.lossy_network import LossyNetwork
@@ -11,37 +14,37 @@ from lossytp.network.packets import Wire
 from lossytp.network.presets import gilbert_elliott_preset
 from lossytp.network.process import LossProcess
 from lossytp.network.scope import Scope, layers_named, links_named
-from lossytp.parallel.wiring import Wiring
-from lossytp.training.settings import Settings
+from lossytp.network.wiring import Wiring
+from lossytp.training.config.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class NetworkConfig(Settings):
-    """What training and evaluation over a lossy network have in common."""
+class NetworkSettings(Settings):
+    """The tensor-parallel ranks, the network between them, and the seed of its losses."""
 
     tensor_parallel_size: int = 4
-    """Tensor-parallel ranks; under torchrun spread over the processes, else virtual."""
+    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual."""
     loss_type: str = "ber"
     """Loss process: ber (Bernoulli), g-e (Gilbert-Elliott) or another of LOSS_PROCESSES: "correlated(shared=0.5)"."""
     loss_rate: float = 0.0
     """Stationary packet loss rate of every link, in [0, 1]."""
     mean_burst_packets: float | None = None
-    """Mean run of consecutive losses, of loss types that take one: g-e, correlated."""
+    """Mean run of consecutive losses, for loss types that have one: g-e, correlated."""
     ge_config: str | None = None
     """A Gilbert-Elliott preset by its id, in place of loss_rate and mean_burst_packets."""
     algorithm: str = "direct"
     """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"
-    """About losses: zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block) or retransmit(budget)."""
+    """One of zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block) or retransmit(budget)."""
     reliable_gather: bool = True
-    """False loses packets of sums on their way back too: each rank then computes on a residual stream of its own.
-    All-gathers of FSDP's and pipelines' sends lose packets always."""
+    """False also loses packets of sums on their way back: each rank then has a residual stream of its own. FSDP's
+    all-gathers and a pipeline's sends always lose packets."""
     sequence_parallel: bool = False
-    """Reduce-scatter and all-gather around a residual stream in shards; lossytp layers only."""
+    """Reduce-scatter and all-gather around a sharded residual stream; lossytp layers only."""
     wire_dtype: str | None = None
-    """Messages are rounded to this for sending, fp32 or bf16; their own dtype when left out; lossytp layers only."""
-    control: str | None = None
-    """In place of packet loss: elements (independent ones lost) or noise (Gaussian, of equal squared error a link)."""
+    """Round messages to fp32 or bf16 for sending; their own dtype if left out; lossytp layers only."""
+    control: Literal["elements", "noise"] | None = None
+    """In place of packet loss: elements (lose single elements) or noise (Gaussian, of equal squared error a link)."""
     lossy_direction: str | None = None
     """Lose packets in forward or backward only."""
     lossy_module: str | None = None
@@ -51,34 +54,24 @@ class NetworkConfig(Settings):
     lossy_phase: str | None = None
     """Lose packets in the reduce or the gather phase only."""
     lossy_links: str | None = None
-    """Links that lose packets, as in 0>1,2>3, in every group of ranks; all when left out; -1 is the switch."""
+    """Links that lose packets, as in 0>1,2>3, in every group of ranks; all if left out; -1 is the switch."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
-    eval_samples: int | None = None
-    """Test examples to evaluate on; all when left out."""
-    bf16: bool = False
-    """Matrix products, and so what tensor parallelism puts on the wire, in bfloat16; other traffic stays float32."""
-    fp16: bool = False
-    """The same in float16, with the training loss scaled."""
-    seed: int = 1234
+    seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
     """Of initial weights, data order, dropout and packet losses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.seed >= 2**63:
-            raise ValueError(f"seed = {self.seed} is above 2**63 - 1: give a smaller one")
         check_probability("loss_rate", self.loss_rate)
-        self.check_at_least_one("eval_samples")
-        self.check_not_negative("seed")
-        if self.bf16 and self.fp16:
-            raise ValueError("bf16 = fp16 = True: choose one of them")
-        if self.control is not None:
-            check_known("control", self.control, ("elements", "noise"))
         self.wiring()
         self.network()
 
     def process(self) -> LossProcess:
-        """The loss process of every link; ValueError where the settings contradict each other."""
+        """Return the loss process of every link.
+
+        Raises:
+            ValueError: if the settings contradict each other.
+        """
         if self.loss_type == "ber":
             for name in ("mean_burst_packets", "ge_config"):
                 if getattr(self, name) is not None:
@@ -101,8 +94,8 @@ class NetworkConfig(Settings):
         return GilbertElliott.from_loss_and_burst(loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets)
 
     def wiring(self) -> Wiring:
-        """How the tensor-parallel ranks exchange messages."""
-        return Wiring(
+        """Return how the tensor-parallel ranks exchange messages."""
+        return Wiring.named(
             algorithm=self.algorithm,
             repair=self.repair,
             reliable_gather=self.reliable_gather,
@@ -112,7 +105,7 @@ class NetworkConfig(Settings):
         )
 
     def network(self) -> LossyNetwork:
-        """A network of such links, none of whose packets was sent yet."""
+        """Return a network of such links that has sent nothing yet."""
         process = self.process()
         return LossyNetwork(
             process if self.lossy_links is None else dict.fromkeys(links_named(self.lossy_links), process),

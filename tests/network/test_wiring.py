@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lossytp.network.algorithms import ALGORITHMS
-from lossytp.parallel.wiring import Wiring
+from lossytp.network.wiring import Wiring
 
 OWN = {"reliable_gather": False}
 SEQUENCE = {"sequence_parallel": True}
@@ -64,7 +64,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("wiring", "message"), REFUSED, ids=[str(wiring) for wiring, _ in REFUSED])
 def test_what_cannot_be_is_refused(wiring: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        Wiring(**wiring)
+        Wiring.named(**wiring)
 
 
 def test_whatever_else_there_is_can_be_combined() -> None:
@@ -85,7 +85,9 @@ def test_whatever_else_there_is_can_be_combined() -> None:
                 )
                 settings = {"reliable_gather": gather, "sequence_parallel": sequence, "exact_adjoint": adjoint}
                 try:
-                    wiring = Wiring(algorithm=algorithm, repair=repair, control="noise" if noise else None, **settings)
+                    wiring = Wiring.named(
+                        algorithm=algorithm, repair=repair, control="noise" if noise else None, **settings
+                    )
                 except ValueError:
                     refused += 1
                     assert expected, (algorithm, repair, settings, noise)
@@ -100,11 +102,11 @@ def test_whatever_else_there_is_can_be_combined() -> None:
 
 def test_messages_have_their_own_dtype_where_none_is_given() -> None:
     assert [Wiring(wire_dtype=dtype).wire_dtype for dtype in (None, "fp32", "bf16")] == [None, "fp32", "bf16"]
-    assert Wiring() == Wiring(algorithm="direct", repair="zero", reliable_gather=True)
+    assert Wiring() == Wiring.named(algorithm="direct", repair="zero", reliable_gather=True)
 
 
 def test_importing_it_costs_no_torch() -> None:
-    code = "import sys, lossytp.parallel.wiring; sys.exit('torch' in sys.modules)"
+    code = "import sys, lossytp.network.wiring; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -118,4 +120,16 @@ def test_a_switch_is_true_or_false(name, value):
 @pytest.mark.parametrize("repair", [None, 0, ["zero"]])
 def test_a_repair_is_text(repair):
     with pytest.raises(TypeError, match=r"^repair = .* is of type \w+, not str: give a name, or name\(1, option=2\)$"):
-        Wiring(repair=repair)
+        Wiring.named(repair=repair)
+
+
+@pytest.mark.parametrize("value", ["ring", None, 0])
+@pytest.mark.parametrize(("name", "kind"), [("algorithm", "Algorithm"), ("repair", "Repair")])
+def test_a_wiring_holds_objects_not_names(name, kind, value):
+    with pytest.raises(TypeError, match=rf"^{name} = {value!r} is of type \w+, not {kind}: give one, or its name to"):
+        Wiring(**{name: value})
+
+
+def test_an_unknown_setting_is_refused_with_the_closest_one():
+    with pytest.raises(ValueError, match=r"^unknown parameter 'reliable_gathers': did you mean reliable_gather\?$"):
+        Wiring.named(reliable_gathers=False)

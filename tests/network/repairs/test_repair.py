@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.repair import ZERO, Hadamard, Rescale, Retransmit, Zero
-from lossytp.network.repairs import repair_named
+from lossytp.network.repairs import ZERO, Hadamard, Rescale, Retransmit, Zero, repair_named
 from tests.network.loss_statistics import assert_within, batch_means, indicators, is_within, reproducible
 
 

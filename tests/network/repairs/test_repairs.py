@@ -4,9 +4,18 @@ import re
 
 import pytest
 
-from lossytp.network.fec import Fec
-from lossytp.network.repair import Hadamard, Local, Rescale, RescaleCounted, Retransmit, Stale, Zero
-from lossytp.network.repairs import REPAIRS, repair_named
+from lossytp.network.repairs import (
+    REPAIRS,
+    Hadamard,
+    Local,
+    Rescale,
+    RescaleCounted,
+    Retransmit,
+    Stale,
+    Zero,
+    repair_named,
+)
+from lossytp.network.repairs.fec import Fec
 
 
 @pytest.mark.parametrize(

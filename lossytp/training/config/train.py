@@ -1,38 +1,47 @@
-"""What parameters cannot be combined, refused with the reason."""
+"""The configuration of one training run, from the command line, a YAML file or a notebook's parameters.
 
-from typing import TYPE_CHECKING
+Names are those of earlier studies' flags, so their command lines run here. Importing this module costs no torch.
+"""
 
-from lossytp.network.algorithms import algorithm_named
-from lossytp.network.repair import Local, Stale, Zero
-from lossytp.network.repairs import repair_named
+from dataclasses import dataclass
+
+from lossytp.network.repairs import ZERO
 from lossytp.network.scope import layers_named, links_named
-from lossytp.training.models import shape_of
+from lossytp.training.config.groups import ComputeSettings, DataSettings, OptimisationSettings, WatchingSettings
+from lossytp.training.config.parallelism import ParallelismSettings
+from lossytp.training.models import check_model, shape_of
 from lossytp.training.tasks import task_named
 
-if TYPE_CHECKING:
-    from lossytp.training.config import TrainConfig
-    from lossytp.training.evaluate_config import EvaluateConfig
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(WatchingSettings, OptimisationSettings, ParallelismSettings, ComputeSettings, DataSettings):
+    """Everything that a training run's result depends on, and its output folder."""
+
+    model_name: str = "gpt2-nano"
+    """gpt2-nano, gpt2-micro; gpt2, gpt2-medium, -large, -xl, distilgpt2 or owner/name on the hub; a folder. The suffix
+    -scratch gives random weights; gpt2-nano-wide and -deep exist only with it."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        task_named(self.dataset)
+        check_model(self.model_name, self.tensor_parallel_size, self.max_length)
+        if self.control is not None and self.loss_type != "ber":
+            raise ValueError(
+                f"control = {self.control!r} with loss_type = {self.loss_type!r}: what it loses, or adds, is "
+                "independent; give loss_type = 'ber'"
+            )
+        _check_parallelism(self)
+        _check_backend(self)
+        _check_replicas(self)
+        _check_scope(self)
+        _check_training(self)
+        shape = shape_of(self.model_name)
+        if shape is not None:
+            check_blocks(self, shape.layers)
 
 
-def check_combinations(config: "TrainConfig | EvaluateConfig") -> None:
-    """Raise ValueError for parameters each of which is fine, but not with the others."""
-    _check_parallelism(config)
-    _check_backend(config)
-    _check_replicas(config)
-    _check_scope(config)
-    _check_training(config)
-    shape = shape_of(config.model_name)
-    if shape is not None:
-        check_blocks(config, shape.layers)
-    if config.control is not None and config.loss_type != "ber":
-        raise ValueError(
-            f"control = {config.control!r} with loss_type = {config.loss_type!r}: what is lost, or added, is "
-            "independent; give loss_type = 'ber'"
-        )
-
-
-def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
-    """Refuse, with the reason, what cannot be combined."""
+def _check_parallelism(config: "TrainConfig") -> None:
+    """Refuse implementations, pipelines and batches that do not go together."""
     if config.implementation == "megatron" and (config.bf16 or config.fp16):
         raise ValueError(
             "implementation = 'megatron' with bf16 or fp16: its layers do not know autocast, leave them out"
@@ -45,7 +54,7 @@ def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
                 "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
             )
     if config.pipeline_parallel_size > 1:
-        kind = task_named(config.dataset or "docstrings").kind
+        kind = task_named(config.dataset).kind
         if kind != "classification":
             raise ValueError(
                 f"dataset = {config.dataset!r} with a pipeline, which knows classification, not {kind}: choose another"
@@ -78,8 +87,8 @@ def _check_parallelism(config: "TrainConfig | EvaluateConfig") -> None:
         )
 
 
-def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
-    """Refuse what only this project's layers know how to do to others, and what they do alone to other traffic."""
+def _check_backend(config: "TrainConfig") -> None:
+    """Refuse what only this project's layers can do, and repairs that other traffic cannot have."""
     own_layers = config.implementation == "lossytp" and config.tensor_parallel_size > 1
     stages_alone = config.pipeline_parallel_size > 1 and config.tensor_parallel_size == 1
     if not own_layers:
@@ -91,39 +100,39 @@ def _check_backend(config: "TrainConfig | EvaluateConfig") -> None:
                     "from: leave it out, or give implementation = 'lossytp' and tensor_parallel_size above 1"
                 )
     tensor_parallel_alone = config.data_parallel_size == config.pipeline_parallel_size == 1
-    repair = repair_named(config.repair)
-    if config.exact_adjoint and config.pipeline_parallel_size > 1 and not isinstance(repair, Zero):
+    repair = config.wiring().repair
+    if config.exact_adjoint and config.pipeline_parallel_size > 1 and repair != ZERO:
         raise ValueError(
             f"exact_adjoint = True with a pipeline and repair = {config.repair!r}: between stages it is built for "
             "repair = 'zero'"
         )
-    for name, asked in {"repair": isinstance(repair, Stale), "control": config.control == "noise"}.items():
+    for name, asked in {"repair": repair.remembers, "control": config.control == "noise"}.items():
         if asked and not (own_layers and tensor_parallel_alone):
             raise ValueError(
                 f"{name} = {getattr(config, name)!r} needs tensor parallelism alone, by this project's layers: leave "
                 "it out, or implementation, data_parallel_size and pipeline_parallel_size"
             )
-    fully_sharded = _fully_sharded(config)
+    fully_sharded = config.fully_sharded
     if config.tensor_parallel_size > 1 and (fully_sharded or not (own_layers or config.reliable_gather)):
-        kind = task_named(config.dataset or "docstrings").kind
+        kind = task_named(config.dataset).kind
         if kind == "generation":
             raise ValueError(
                 f"dataset = {config.dataset!r}, whose answers are generated, with "
                 f"{'fsdp' if fully_sharded else config.implementation + ' and reliable_gather = False'}: tensor-"
                 "parallel ranks that compute other logits would go on with other tokens; choose another dataset"
             )
-    if isinstance(repair, Local) and (config.pipeline_parallel_size > 1 or fully_sharded):
+    if repair.uses_own_part and (config.pipeline_parallel_size > 1 or fully_sharded):
         raise ValueError(
             "repair = 'local' with a pipeline or fsdp, in whose sends and all-gathers a receiver has no part of its "
             "own: choose another repair"
         )
 
 
-def _check_scope(config: "TrainConfig | EvaluateConfig") -> None:
-    """Refuse a scope in which nothing could be lost, where tensor parallelism is all there is."""
+def _check_scope(config: "TrainConfig") -> None:
+    """Refuse a scope in which nothing can be lost, if tensor parallelism is the only parallelism."""
     if config.exact_adjoint and config.lossy_direction == "backward":
         raise ValueError("exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of")
-    sums_alone = config.pipeline_parallel_size == 1 and not _fully_sharded(config)
+    sums_alone = config.pipeline_parallel_size == 1 and not config.fully_sharded
     if sums_alone and config.lossy_phase == "gather" and config.reliable_gather:
         raise ValueError("lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False")
     if config.implementation != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
@@ -134,11 +143,8 @@ def _check_scope(config: "TrainConfig | EvaluateConfig") -> None:
             "tensor_parallel_size above 1, or loss_rate = 0"
         )
     if config.lossy_links is not None:
-        ranks, algorithm = tuple(range(config.tensor_parallel_size)), algorithm_named(config.algorithm)
-        reduce, gather = algorithm.pair(config.sequence_parallel)
-        lossy = {"reduce": reduce} | ({} if config.reliable_gather else {"gather": gather})
-        phases = [routes for phase, routes in lossy.items() if config.lossy_phase in (None, phase)]
-        used = {(hop.src, hop.dst) for routes in phases for hop in routes(len(ranks) ** 2, ranks)}
+        ranks = tuple(range(config.tensor_parallel_size))
+        used = config.wiring().lossy_links(ranks, config.lossy_phase)
         for src, dst in links_named(config.lossy_links):
             if (src, dst) not in used:
                 links = ",".join(f"{src}>{dst}" for src, dst in sorted(used))
@@ -148,7 +154,8 @@ def _check_scope(config: "TrainConfig | EvaluateConfig") -> None:
                 )
 
 
-def _check_replicas(config: "TrainConfig | EvaluateConfig") -> None:
+def _check_replicas(config: "TrainConfig") -> None:
+    """Refuse settings of streams and copies of their own for ranks that share theirs."""
     if not config.reliable_gather and config.tensor_parallel_size * config.data_parallel_size == 1:
         raise ValueError("reliable_gather = False where nothing is summed: give tensor_parallel_size above 1")
     if config.replicated_gradients != "reliable" and config.tensor_parallel_size == 1:
@@ -161,7 +168,7 @@ def _check_replicas(config: "TrainConfig | EvaluateConfig") -> None:
             f"replicated_gradients = {config.replicated_gradients!r} where all ranks share a residual stream: give "
             "reliable_gather = False, or leave it out"
         )
-    if config.replicated_gradients == "lossy" and isinstance(repair_named(config.repair), Local):
+    if config.replicated_gradients == "lossy" and config.wiring().repair.uses_own_part:
         raise ValueError(
             "replicated_gradients = 'lossy' with repair = 'local', by which a rank's own gradient would stand for the "
             "sum of all: choose another repair"
@@ -173,10 +180,15 @@ def _check_replicas(config: "TrainConfig | EvaluateConfig") -> None:
         )
 
 
-def _check_training(config: "TrainConfig | EvaluateConfig") -> None:
-    """Refuse ways of training, and of keeping the model, that a layout cannot do."""
+def _check_training(config: "TrainConfig") -> None:
+    """Refuse ways of training, and of saving the model, that the layout does not allow."""
+    if config.gradient_accumulation_steps > config.batch_size:
+        raise ValueError(
+            f"gradient_accumulation_steps = {config.gradient_accumulation_steps} is above batch_size = "
+            f"{config.batch_size}: give as many or fewer"
+        )
     pipeline = config.pipeline_parallel_size > 1
-    sharded = _fully_sharded(config)
+    sharded = config.fully_sharded
     tensor_parallel = config.tensor_parallel_size > 1
     foreign = config.implementation != "lossytp" and tensor_parallel
     if pipeline and config.gradient_accumulation_steps > 1:
@@ -201,8 +213,8 @@ def _check_training(config: "TrainConfig | EvaluateConfig") -> None:
         )
 
 
-def check_blocks(config: "TrainConfig | EvaluateConfig", blocks: int) -> None:
-    """Raise ValueError for what a model of so many blocks cannot do; of one on the hub these are known late."""
+def check_blocks(config: "TrainConfig", blocks: int) -> None:
+    """Raise ValueError if the settings need more blocks. Of a model on the hub, `blocks` is known once it is loaded."""
     if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
         raise ValueError(
             f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks: stop at {blocks}"
@@ -224,8 +236,3 @@ def check_blocks(config: "TrainConfig | EvaluateConfig", blocks: int) -> None:
             f"lossy_direction = 'backward' with unfreeze_last_layers = {trained}: in frozen blocks nothing is sent in "
             "backward; unfreeze more, or leave one out"
         )
-
-
-def _fully_sharded(config: "TrainConfig | EvaluateConfig") -> bool:
-    """Whether replicas hold shards of the parameters, which are then gathered over the lossy network."""
-    return config.data_parallel_size > 1 and config.data_parallel_type == "fsdp"

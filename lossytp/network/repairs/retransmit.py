@@ -1,0 +1,45 @@
+"""Send lost packets again."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from lossytp.network.checks import check_at_least, check_at_most
+from lossytp.network.repairs.repair import Send, Zero
+
+MOST_BUDGET = 100
+
+
+@dataclass(frozen=True)
+class Retransmit(Zero):
+    """Send what is lost again, at most `budget` times; leave zero for what is lost then.
+
+    Selective repeat, cut short (Kurose and Ross, "Computer Networking", section 3.4). Over a Bernoulli link p^(b + 1)
+    stays missing, and p + ... + p^b is sent beyond the message. Retransmissions follow at once on the link, so a burst
+    may take them too. Each costs a round trip.
+    """
+
+    name = "retransmit"
+    sends_more: ClassVar[bool] = True
+
+    budget: int
+
+    def __post_init__(self) -> None:
+        check_at_least("budget", self.budget, 1)
+        check_at_most("budget", self.budget, MOST_BUDGET)
+
+    @property
+    def round_trips(self) -> int:
+        return self.budget
+
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        missing = send(num_packets)
+        for _ in range(self.budget):
+            if not len(missing):
+                break
+            missing = missing[send(len(missing), extra=len(missing))]
+        return missing
+
+    def missing_rate(self, loss_rate: float) -> float:
+        return float(loss_rate ** (self.budget + 1))

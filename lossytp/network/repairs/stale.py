@@ -1,0 +1,60 @@
+"""Put in what last arrived."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import hyp2f1
+
+from lossytp.network.repairs.repair import ZERO, Moments, Repair
+
+
+@dataclass(frozen=True)
+class Stale(Repair):
+    """The receiver puts in what last arrived at this place, and passes it on.
+
+    A place is a layer, direction, hop and position in the message. It holds zero at first, and after a change of the
+    message's size. "Distributed training under packet loss" (arXiv 2507.07114) does so with parameters. Stale costs
+    memory: a copy of all that crosses a hop, which training's checkpoints hold and `LossyNetwork.state_dict` does not.
+    """
+
+    name = "stale"
+    remembers: ClassVar[bool] = True
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        """E[a_r] is the probability that the part is not an old one, E[a_r a_s] that two are equally old."""
+        if rate == 1:  # nothing ever arrives that could grow old
+            return ZERO.sum_moments(crosses_HR, receivers, rate)
+        _check_meet_and_stay_together(crosses_HR)
+        crossed_R, common_RR = crosses_HR.sum(0), crosses_HR.T @ crosses_HR
+        return (1.0 - rate) ** crossed_R, same_age(crossed_R[:, None] - common_RR, crossed_R - common_RR, rate)
+
+    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
+        if arrives == 0:
+            return ZERO.result_moments(total, receiver, arrives)
+        return arrives * total[0], total[1]  # all parts are equally old, or none
+
+
+def same_age(hops_RR: np.ndarray, others_RR: np.ndarray, rate: float) -> np.ndarray:
+    """Return P(two parts are of the same message), which crossed m hops and n others before all that they share.
+
+    A hop's output is k messages older than its input with probability q p^k. Two sums of such ages are equal with
+    probability q^(m + n) sum_k binom(m + k - 1, k) binom(n + k - 1, k) p^2k = q^(m + n) F(m, n; 1; p^2) (DLMF 15.2.1),
+    and F(m, n; 1; z) = (1 - z)^(1 - m - n) F(1 - m, 1 - n; 1; z) (DLMF 15.8.1), which has finitely many terms. Its
+    moments enter an error as a weight's do, x_r of another message being uncorrelated: E[a_r a_s] is this, and
+    E[a_r] the probability of age 0.
+    """
+    finite_RR = hyp2f1(1 - hops_RR, 1 - others_RR, 1, rate**2)
+    return (1 - rate) * (1 + rate) ** (1 - hops_RR - others_RR) * finite_RR
+
+
+def _check_meet_and_stay_together(crosses_HR: np.ndarray) -> None:
+    """Raise ValueError unless any two parts share all hops after the first that they share."""
+    for one_H in crosses_HR.T:
+        for other_H in crosses_HR.T:
+            met_H = np.cumsum(one_H * other_H) > 0
+            if (one_H != other_H)[met_H].any():
+                raise ValueError(
+                    "repair = 'stale' where parts that shared a hop go on over separate ones: their ages have no "
+                    "closed form here; choose another repair, or an algorithm whose parts stay together"
+                )

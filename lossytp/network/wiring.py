@@ -1,0 +1,113 @@
+"""How ranks exchange messages: one object, made once from names and passed down whole."""
+
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from lossytp.network.algorithms import ALGORITHMS, algorithm_named
+from lossytp.network.checks import check_bool, check_is, check_known, check_names
+from lossytp.network.links import Link
+from lossytp.network.repairs import ZERO, Repair, repair_named
+from lossytp.network.routes import Algorithm
+
+WIRE_DTYPES = ("fp32", "bf16")
+CONTROLS = ("noise",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """How ranks exchange messages. `Wiring.named` makes one from the names that `parallelize` takes.
+
+    Args:
+        algorithm: the packets' routes.
+        repair: what is done about lost packets.
+        reliable_gather: False loses packets of the results too. Each rank then has a residual stream of its own, or,
+            with `sequence_parallel`, its own holes in what it gathers.
+        sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
+        exact_adjoint: backward knows what forward lost, which no sender does.
+        wire_dtype: "fp32" or "bf16", to which contributions and results are rounded for sending; partial sums on their
+            way are not. None keeps their own dtype.
+        control: "noise" adds Gaussian noise of the losses' expected squared error in place of losses.
+
+    Raises:
+        TypeError: a value is of another type.
+        ValueError: a name is unknown, or two settings cannot be combined.
+    """
+
+    algorithm: Algorithm = ALGORITHMS["direct"]
+    repair: Repair = ZERO
+    reliable_gather: bool = True
+    sequence_parallel: bool = False
+    exact_adjoint: bool = False
+    wire_dtype: str | None = None
+    control: str | None = None
+
+    @classmethod
+    def named(cls, *, algorithm: str = "direct", repair: str = "zero", **settings: Any) -> Self:
+        """Return the wiring of an algorithm and a repair by name, such as "ring" and "fec(10, 8)"."""
+        check_names(settings, [field.name for field in fields(cls)])
+        return cls(algorithm=algorithm_named(algorithm), repair=repair_named(repair), **settings)
+
+    def __post_init__(self) -> None:
+        check_is("algorithm", self.algorithm, Algorithm, 'one, or its name to Wiring.named, such as "ring"')
+        check_is("repair", self.repair, Repair, 'one, or its name to Wiring.named, such as "rescale"')
+        for name in ("reliable_gather", "sequence_parallel", "exact_adjoint"):
+            check_bool(name, getattr(self, name))
+        if self.wire_dtype is not None:
+            check_known("wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        if self.control is not None:
+            check_known("control", self.control, CONTROLS)
+        if self.repair.uses_own_part:
+            self._check_own_part()
+        if self.exact_adjoint and (not self.reliable_gather or self.sequence_parallel):
+            raise ValueError(
+                "exact_adjoint with lossy gathers or sequence_parallel: the adjoint of a gather would be another "
+                "collective, with losses of its own; leave reliable_gather True and sequence_parallel False"
+            )
+        if self.control == "noise":
+            self._check_noise()
+        if self.algorithm.sum_reaches_all and self.own_streams:
+            raise ValueError(
+                f"reliable_gather = False with algorithm = {self.algorithm.name!r}, whose sum reaches every rank: "
+                "choose another algorithm"
+            )
+
+    @property
+    def own_streams(self) -> bool:
+        """Whether each rank carries a residual stream of its own."""
+        return not self.reliable_gather and not self.sequence_parallel
+
+    @property
+    def one_stream(self) -> bool:
+        """Whether all ranks share one residual stream, whole."""
+        return self.reliable_gather and not self.sequence_parallel
+
+    def lossy_links(self, ranks: tuple[int, ...], phase: str | None) -> set[Link]:
+        """Return the links over which messages of these ranks may lose packets, in one phase or, if None, in both."""
+        reduce, gather = self.algorithm.pair(self.sequence_parallel)
+        phases = {"reduce": reduce} | ({} if self.reliable_gather else {"gather": gather})
+        routes = [of for name, of in phases.items() if phase in (None, name)]
+        return {(hop.src, hop.dst) for of in routes for hop in of(len(ranks) ** 2, ranks)}
+
+    def _check_own_part(self) -> None:
+        if not self.algorithm.has_receiving_ranks:
+            raise ValueError(
+                f"repair = '{self.repair}' with algorithm = {self.algorithm.name!r}: a loss there is everyone's, "
+                "so no receiver has a part of its own to put in; choose another algorithm"
+            )
+        if self.sequence_parallel and not self.reliable_gather:
+            raise ValueError(
+                f"repair = '{self.repair}' with sequence_parallel and reliable_gather = False: a rank has no part "
+                "of its own of what it gathers; choose another repair"
+            )
+        if self.exact_adjoint:
+            raise ValueError(f"exact_adjoint with repair = '{self.repair}' is not built: choose another repair")
+
+    def _check_noise(self) -> None:
+        fit = [name for name, other in ALGORITHMS.items() if other.hops_carry_one(self.sequence_parallel)]
+        if not self.algorithm.hops_carry_one(self.sequence_parallel):
+            raise ValueError(
+                f"control = 'noise' with algorithm = {self.algorithm.name!r}: its hops carry several ranks' parts, "
+                f"whose error adds up; choose one of {', '.join(fit)}"
+            )
+        if self.repair != ZERO or self.exact_adjoint:
+            raise ValueError("control = 'noise' loses nothing that a repair or an adjoint could act on: leave them out")

@@ -1,0 +1,57 @@
+"""The configuration of an evaluation without training. Importing this module costs no torch."""
+
+from dataclasses import dataclass
+
+from lossytp.parallel.layout import Layout
+from lossytp.training.config.bounds import Count
+from lossytp.training.config.groups import ComputeSettings
+from lossytp.training.config.network import NetworkSettings
+from lossytp.training.config.train import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(NetworkSettings, ComputeSettings):
+    """What a model answers over a network, and where the answers go."""
+
+    model_name: str = "gpt2-nano"
+    """A folder that training wrote (best or last), or a language model by name."""
+    dataset: str | None = None
+    """The task to score; if left out, the one that the model was fine-tuned on, if any."""
+    data_glob: str | None = None
+    """Text files for a language model's perplexity, or stdlib: the sources of Python's standard library."""
+    prompt: str | None = None
+    """A text for a language model to continue."""
+    max_length: Count | None = None
+    """Tokens to cut an example, or a block of text, to; if left out, as in its fine-tuning, else 64 or all it reads."""
+    new_tokens: Count = 40
+    """Tokens of the continuation."""
+    output_dir: str = "output/evaluate"
+    """Folder for evaluation.json."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.training()
+        if self.lossy_direction == "backward":
+            raise ValueError("lossy_direction = 'backward' where nothing is sent backward: leave it out")
+
+    def training(self) -> TrainConfig:
+        """Return a training run's configuration with this network and precision, and so with its checks.
+
+        Raises:
+            ValueError: if training would refuse a value, or a combination.
+        """
+        return TrainConfig(
+            **self.group(NetworkSettings),
+            **self.group(ComputeSettings),
+            model_name=self.model_name,
+            dataset=self.dataset or TrainConfig.dataset,
+            max_length=self.max_length or 1,
+        )
+
+    def layout(self, rank: int, world_size: int) -> Layout:
+        """Return this process's place among `world_size`.
+
+        Raises:
+            ValueError: if the processes do not fit the tensor-parallel ranks.
+        """
+        return self.training().layout(rank, world_size)

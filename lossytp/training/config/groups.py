@@ -1,0 +1,127 @@
+"""Groups of settings for what a run computes: its data, optimiser, precision, and what is saved of it."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le, Lt
+
+from lossytp.network.checks import check_probability
+from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
+from lossytp.training.config.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeSettings(Settings):
+    """The precision, and the test examples to evaluate on."""
+
+    eval_samples: Count | None = None
+    """Test examples to evaluate on; all if left out."""
+    bf16: bool = False
+    """Compute matrix products in bfloat16; tensor parallelism then sends bfloat16, other traffic stays float32."""
+    fp16: bool = False
+    """The same in float16, with the training loss scaled."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 = fp16 = True: choose one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(Settings):
+    """The task and its training batches."""
+
+    dataset: str = "docstrings"
+    """The task: docstrings (which library is it from?), on every machine; or another of TASKS: sst2, mnli..."""
+    batch_size: Count = 32
+    """Examples a step, over all replicas."""
+    max_length: Count = 64
+    """Tokens to cut an example to, a prompt together with its answer; the record counts the cut ones."""
+    max_samples: CountFromZero | None = None
+    """Training examples to keep; all if left out, or 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_samples == 0:  # as in earlier studies
+            object.__setattr__(self, "max_samples", None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWSettings(Settings):
+    """AdamW and its warm-up, for fine-tuning and pretraining."""
+
+    learning_rate: NotNegative = 1e-3
+    """Peak learning rate of AdamW."""
+    warmup_steps: CountFromZero = 20
+    """Steps of linear warm-up. At most all steps, but for the default."""
+    weight_decay: NotNegative = 0.01
+    """Decoupled weight decay, of matrices only."""
+    gradient_clipping: Positive | None = None
+    """Largest norm of all gradients together; unlimited if left out."""
+
+    def check_warmup(self, steps: str) -> None:
+        """Raise ValueError if a chosen `warmup_steps` is above the field `steps`.
+
+        The default may be above: a short trial keeps it, and ends while its learning rate still rises.
+        """
+        warmup, total = self.changes().get("warmup_steps", 0), getattr(self, steps)
+        if warmup > total:
+            raise ValueError(f"warmup_steps = {warmup} is above {steps} = {total}: give as many or fewer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimisationSettings(AdamWSettings):
+    """The steps of fine-tuning."""
+
+    max_steps: Count = 600
+    """Optimiser steps."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the learning rate falls to zero after the warm-up; constant keeps it."""
+    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Of embeddings, attention and residuals; heads in different processes share their attention masks."""
+    gradient_accumulation_steps: Count = 1
+    """Number of microbatches accumulated per optimiser step; it changes no result but for rounding."""
+    gradient_checkpointing: bool = False
+    """Recompute a block's activations in backward, with the packet losses of the first pass."""
+    unfreeze_last_layers: CountFromZero | None = None
+    """Train only this many last blocks, the last norm and the head; 0 trains the norm and the head alone."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_warmup("max_steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchingSettings(Settings):
+    """When a run is evaluated and stopped, and what is saved of it."""
+
+    eval_steps: Count | None = None
+    """Evaluate every so many steps; only at the end if left out."""
+    patience: Count | None = None
+    """Stop after so many evaluations in a row without a better score over the lossy network."""
+    target_accuracy: float | None = None
+    """Record when the score over the lossy network reaches this and holds it at the next evaluation."""
+    checkpoint_steps: Count | None = 200
+    """Save the state of the unfinished run every so many steps; the same command then resumes from there."""
+    save_model: bool = False
+    """Save the model with the best lossy evaluation, and the last one, as folders best and last."""
+    tensorboard: bool = False
+    """Write curves for TensorBoard into output_dir/tensorboard."""
+    wandb: bool = False
+    """Write curves to Weights and Biases (the extra wandb); WANDB_MODE=offline keeps them in output_dir."""
+    link_gbits: Annotated[float, Ge(1e-6), Le(1e6)] | None = None
+    """Gbit/s of a simulated link, for time to accuracy over it; null for what training/simulated.py cannot time."""
+    round_trip_us: Annotated[float, Ge(0), Le(1e9)] = 100.0
+    """Round trip of that link, in microseconds."""
+    output_dir: str = "output"
+    """Folder for record.json."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target_accuracy is not None:
+            check_probability("target_accuracy", self.target_accuracy)
+        for name in ("patience", "target_accuracy"):
+            if getattr(self, name) is not None and self.eval_steps is None:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)} needs several evaluations: give eval_steps, such as 20, too"
+                )

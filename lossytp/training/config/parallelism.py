@@ -1,0 +1,67 @@
+"""The settings of parallelism beside the tensor-parallel ranks: replicas, pipeline stages and whose layers run."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from lossytp.network.wiring import Wiring
+from lossytp.parallel.layout import Layout
+from lossytp.training.config.bounds import Count
+from lossytp.training.config.network import NetworkSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelismSettings(NetworkSettings):
+    """The layout of a training run over ranks, and how replicated parameters stay equal."""
+
+    implementation: Literal["lossytp", "dtensor", "megatron"] = "lossytp"
+    """Whose layers: this project's, PyTorch's or Megatron-core's; the last two need a process for each rank."""
+    data_parallel_size: Count = 1
+    """Replicas that share each batch; needs torchrun."""
+    data_parallel_type: Literal["ddp", "fsdp"] = "ddp"
+    """Replicate the parameters, or shard them over the replicas."""
+    pipeline_parallel_size: Count = 1
+    """Pipeline stages; needs torchrun."""
+    pipeline_schedule: Literal["gpipe", "1f1b"] = "gpipe"
+    """Order in which a pipeline runs its microbatches."""
+    pipeline_microbatches: Count = 4
+    """Microbatches of a batch in a pipeline."""
+    replicated_gradients: Literal["reliable", "lossy", "none"] = "reliable"
+    """How ranks with streams of their own average the gradients of replicated parameters; none lets copies drift."""
+    resync_every: Count | None = None
+    """Set drifting copies to their mean every so many steps."""
+    exact_adjoint: bool = False
+    """Backward uses what forward lost. In lossytp layers an ablation, since no sender knows; between pipeline stages,
+    where the receiver knows, a repair. It applies to both if there are both."""
+
+    def layout(self, rank: int, world_size: int) -> Layout:
+        """Return this process's place among `world_size`.
+
+        Raises:
+            ValueError: if the sizes need more or fewer processes.
+        """
+        layout = Layout(
+            self.tensor_parallel_size, self.data_parallel_size, self.pipeline_parallel_size, rank, world_size
+        )
+        if self.implementation != "lossytp" and layout.tensor_processes != self.tensor_parallel_size:
+            needed = self.tensor_parallel_size * self.data_parallel_size * self.pipeline_parallel_size
+            raise ValueError(
+                f"implementation = {self.implementation!r} needs a process for each tensor-parallel rank: start with "
+                f"torchrun --standalone --nproc_per_node {needed}"
+            )
+        own_copies = self.replicated_gradients != "reliable" and layout.tensor_processes != self.tensor_parallel_size
+        if own_copies and self.fully_sharded:
+            raise ValueError(
+                f"replicated_gradients = {self.replicated_gradients!r} with fsdp, which would shard the axis on which "
+                f"a process holds its ranks' copies: choose ddp, or start with torchrun --standalone --nproc_per_node "
+                f"{self.tensor_parallel_size * self.data_parallel_size}"
+            )
+        return layout
+
+    @property
+    def fully_sharded(self) -> bool:
+        """Whether replicas shard the parameters, and so gather them over the lossy network."""
+        return self.data_parallel_size > 1 and self.data_parallel_type == "fsdp"
+
+    def wiring(self) -> Wiring:
+        """Return how the tensor-parallel ranks exchange messages."""
+        return replace(super().wiring(), exact_adjoint=self.exact_adjoint)

@@ -1,0 +1,158 @@
+"""What every configuration does: read names and values, refuse unknown and unfit ones, and return them as a dict.
+
+Values come from the command line, a YAML file or a notebook's parameters. Importing this module costs no torch.
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from types import UnionType
+from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+
+from lossytp.network.checks import check_known, check_names
+from lossytp.training.config.bounds import check_bounds
+
+TYPE_NAMES = {bool: "true or false", type(None): "nothing"}  # in errors
+
+
+_kinds_of: dict[type, dict[str, "Kind"]] = {}
+
+
+class Kind(NamedTuple):
+    """What a field takes: values of these types, one of these choices if there are any, within these bounds."""
+
+    types: tuple[type, ...] = ()
+    choices: tuple[Any, ...] = ()
+    bounds: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A frozen, typed configuration.
+
+    Raises:
+        ValueError: if a value is of another type than its field, or out of the field's bounds.
+    """
+
+    def __post_init__(self) -> None:
+        kinds = _kinds(type(self))
+        for name, kind in kinds.items():
+            _check_type(name, getattr(self, name), kind)
+        for name, kind in kinds.items():  # 8 and 8.0 are one configuration, with one hash
+            value = getattr(self, name)
+            if float in kind.types and isinstance(value, int):
+                if abs(value) > sys.float_info.max:
+                    raise ValueError(f"{name} = {value} is beyond a float's 1.8e308: give a smaller number")
+                object.__setattr__(self, name, value := float(value))
+            if name == "output_dir":
+                object.__setattr__(self, name, _folder(value))
+            if kind.bounds and value is not None:
+                check_bounds(name, value, kind.bounds)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return field names and values, which JSON can hold."""
+        return asdict(self)
+
+    def group(self, kind: type["Settings"]) -> dict[str, Any]:
+        """Return names and values of one group of settings."""
+        return {field.name: getattr(self, field.name) for field in fields(kind)}
+
+    def changes(self) -> dict[str, Any]:
+        """Return names and values of the fields that are not at their default."""
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return a configuration of names and values.
+
+        Raises:
+            ValueError: if a name is unknown; the message suggests the closest one.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{values!r} is no configuration: give names with values, such as {{'seed': 1}}")
+        cls.check_names(values)
+        return cls(**values)
+
+    @classmethod
+    def from_dicts(cls, cells: Sequence[Mapping[str, Any]]) -> list[Self]:
+        """Return a configuration of each cell.
+
+        Raises:
+            ValueError: if `cells` is no list, or an empty one.
+        """
+        if not isinstance(cells, list | tuple) or not cells:
+            raise ValueError(f"cells = {cells!r} is no list of configurations: give at least one")
+        return [cls.from_dict(cell) for cell in cells]
+
+    @classmethod
+    def check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise ValueError if a name is no field."""
+        check_names(values, [field.name for field in fields(cls)])
+
+    @classmethod
+    def check_type(cls, name: str, value: Any) -> None:
+        """Raise ValueError if the value is of another type than the field `name`."""
+        _check_type(name, value, _kinds(cls)[name])
+
+
+def _kinds(cls: type[Settings]) -> dict[str, Kind]:
+    """Return what each field takes. Each class is read once: a study makes thousands of configurations."""
+    if cls not in _kinds_of:
+        hints = get_type_hints(cls, include_extras=True)
+        _kinds_of[cls] = {field.name: _kind(hints[field.name]) for field in fields(cls)}
+    return _kinds_of[cls]
+
+
+def _kind(hint: Any) -> Kind:
+    """Return what a field of this type hint takes."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        inner = _kind(arguments[0])
+        return inner._replace(bounds=inner.bounds + arguments[1:])
+    if origin is Literal:
+        return Kind(choices=arguments)
+    if origin in (Union, UnionType):
+        kinds = [_kind(argument) for argument in arguments]
+        return Kind(*(sum(parts, ()) for parts in zip(*kinds, strict=True)))
+    return Kind(types=(hint,))
+
+
+def _check_type(name: str, value: Any, kind: Kind) -> None:
+    """Raise ValueError unless the value fits. Values from YAML or a notebook have no types of their own."""
+    if kind.choices:
+        if value is not None or type(None) not in kind.types:
+            check_known(name, value, kind.choices)
+        return
+    allowed = kind.types
+    matches = isinstance(value, (*allowed, int) if float in allowed else allowed)
+    if not matches or (isinstance(value, bool) and bool not in allowed):
+        expected = " or ".join(TYPE_NAMES.get(each, each.__name__) for each in allowed)
+        raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}{_example(value, allowed)}")
+    if isinstance(value, str) and "\0" in value:
+        raise ValueError(f"{name} = {value!r} holds a NUL character: leave it out")
+
+
+def _example(value: object, allowed: tuple[type, ...]) -> str:
+    """Return how to write the value so that its type fits, if it can be written so; else ""."""
+    if int in allowed and isinstance(value, float) and value.is_integer():
+        return f", such as {int(value)}"
+    if str in allowed and isinstance(value, int | float):
+        return f', in YAML within quotes: "{value}"'
+    return ""
+
+
+def _folder(path: str) -> str:
+    """Return the path of a folder to write, with a leading ~ replaced by the home folder.
+
+    Raises:
+        ValueError: if it is no path, or the user after ~ has no home folder.
+    """
+    if path.splitlines() != [path]:
+        raise ValueError(f"output_dir = {path!r} is empty or has a line break: give the path of a folder")
+    if not path.startswith("~"):
+        return path
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        raise ValueError(f"output_dir = {path!r} names a user who has no home folder: write ./{path}, or another path")
+    return expanded

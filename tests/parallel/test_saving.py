@@ -1,0 +1,141 @@
+"""A tensor-parallel model saves itself as transformers' own, which reads it back."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+)
+
+import lossytp as ltp
+from lossytp.parallel.convert import gather
+from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2
+from tests.parallel.test_convert import assert_same_steps, lossy, two_steps
+
+KINDS = {
+    "language model": (AutoModelForCausalLM, GPT2LMHeadModel),
+    "classifier": (AutoModelForSequenceClassification, GPT2ForSequenceClassification),
+}
+WAYS: list[dict[str, Any]] = [{}, {"reliable_gather": False}, {"reliable_gather": False, "own_copies": True}]
+
+
+def trained(kind: str = "language model", how: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A model after two steps with losses."""
+    model = ltp.parallelize(tiny_gpt2(kind, **changes), bernoulli(0.2), tensor_parallel_size=4, **(how or {}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(**tiny_batch(kind)).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def assert_same_weights(loaded: Any, expected: Any) -> None:
+    state, wanted = loaded.state_dict(), expected.state_dict()
+    assert list(state) == list(wanted)
+    assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", WAYS, ids=["one stream", "own streams", "own copies"])
+def test_what_is_saved_is_read_back_bitwise(kind: str, how: dict[str, Any], tmp_path: Path) -> None:
+    auto, plain = KINDS[kind]
+    model = trained(kind, how)
+    model.save_pretrained(tmp_path)
+    loaded = auto.from_pretrained(tmp_path, dtype=torch.float64)
+    assert type(loaded) is plain
+    assert_same_weights(loaded, gather(model))
+    assert loaded.config.architectures == [plain.__name__]
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_weights_stay_tied_and_others_apart(tied: bool, tmp_path: Path) -> None:
+    model = trained(tie_word_embeddings=tied)
+    model.save_pretrained(tmp_path)
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.float64)
+    assert (loaded.lm_head.weight is loaded.transformer.wte.weight) is tied
+    assert_same_weights(loaded, gather(model))
+
+
+def test_saving_changes_nothing_and_sends_nothing(tmp_path: Path) -> None:
+    model, plain = (lossy(tiny_gpt2(), 0.2) for _ in range(2))
+    model.save_pretrained(tmp_path)
+    assert_same_steps(two_steps(model), two_steps(plain))
+
+
+def test_it_is_saved_as_transformers_trainer_calls_it(tmp_path: Path) -> None:
+    """As its `_save` does; the trainer itself needs accelerate."""
+    model = trained()
+    model.save_pretrained(tmp_path, state_dict=None, is_main_process=True)
+    assert_same_weights(GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.float64), gather(model))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+@pytest.mark.parametrize("how", WAYS[:2], ids=["one stream", "own streams"])
+def test_a_copy_saves_itself_and_has_a_network_of_its_own(copied: Any, how: dict[str, Any], tmp_path: Path) -> None:
+    model = trained(how=how)
+    other = copied(model)
+    assert type(other) is type(model)
+    with torch.no_grad():
+        other.transformer.h[0].attn.c_attn.weight.zero_()
+    other.save_pretrained(tmp_path)
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path)
+    assert loaded.transformer.h[0].attn.c_attn.weight.abs().max() == 0
+    network, own = (each.transformer.h[0].attn.c_attn.collective.network for each in (model, other))
+    sent = network.summary("training")["packets"]
+    other(**tiny_batch())
+    assert own.summary("training")["packets"] > sent
+    assert network.summary("training")["packets"] == sent
+
+
+def test_a_class_of_the_callers_own_is_saved_too(tmp_path: Path) -> None:
+    class Mine(GPT2LMHeadModel):
+        pass
+
+    model = lossy(Mine(tiny_gpt2().config), 0.1)
+    assert isinstance(model, Mine)
+    assert type(model).__name__ == "Mine"
+    assert type(gather(model)) is Mine
+    model.save_pretrained(tmp_path)
+    assert_same_weights(Mine.from_pretrained(tmp_path, dtype=model.dtype), gather(model))
+
+
+def test_shards_are_not_saved(tmp_path: Path) -> None:
+    model = lossy(tiny_gpt2(), 0.1)
+    with pytest.raises(ValueError, match=r"^state_dict of \d+ tensors for a tensor-parallel model.*: leave it out$"):
+        model.save_pretrained(tmp_path / "folder", state_dict=model.state_dict())
+    assert not (tmp_path / "folder").exists()
+
+
+def test_only_the_main_process_writes(tmp_path: Path) -> None:
+    lossy(tiny_gpt2(), 0.1).save_pretrained(tmp_path / "folder", is_main_process=False)
+    assert not (tmp_path / "folder").exists()
+
+
+def save_on_every_process(folder: str) -> list[str]:
+    dist.init_process_group("gloo")
+    try:
+        network = bernoulli(0.2)
+        model = ltp.parallelize(tiny_gpt2(), network, tensor_parallel_size=4, reliable_gather=False)
+        model.save_pretrained(Path(folder) / f"by rank {dist.get_rank()}")
+        dist.barrier()
+        loaded = GPT2LMHeadModel.from_pretrained(Path(folder) / "by rank 0", dtype=torch.float64)
+        assert_same_weights(loaded, tiny_gpt2())
+        assert network.counters.rows() == []
+        return sorted(path.name for path in Path(folder).iterdir())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_every_process_gathers_and_the_first_one_writes(processes: Callable, tmp_path: Path) -> None:
+    assert processes(2, save_on_every_process, str(tmp_path)) == [["by rank 0"]] * 2

@@ -1,0 +1,72 @@
+"""CONTRIBUTING.md's recipes: each is extracted, run and used."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import lossytp as ltp
+from lossytp.network import ALGORITHMS, LOSS_PROCESSES, REPAIRS, Bernoulli, LossyNetwork, Wire
+from lossytp.study.grid import load_experiment
+from lossytp.training.config import TrainConfig
+from lossytp.training.loop import run
+from lossytp.training.tasks import TASKS
+
+TEXT = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def code(heading: str) -> str:
+    """Return the code below a heading of CONTRIBUTING.md."""
+    (block,) = re.findall(rf"^## {heading}$.*?^```(?:python|yaml)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    return block
+
+
+@pytest.fixture
+def follow(monkeypatch):
+    """Return a function that runs a recipe; what it registers goes with the test."""
+    for registry in (LOSS_PROCESSES, ALGORITHMS, REPAIRS, TASKS):
+        for name in ("every_nth", "star", "twice", "answers"):
+            monkeypatch.setitem(registry, name, None)
+            del registry[name]
+    return lambda heading: exec(code(heading), {"__name__": "recipe"})
+
+
+def test_a_loss_process(follow):
+    follow("Add a loss process")
+    assert TrainConfig(loss_type="every_nth(20)").process().loss_rate == pytest.approx(0.05, abs=1e-4)
+
+
+def test_an_algorithm(follow):
+    follow("Add an algorithm")
+    x_RN = torch.ones(3, 40)
+    network = LossyNetwork({(1, 0): Bernoulli(loss_rate=1.0)}, wire=Wire(elements=10))
+    assert ltp.all_reduce(x_RN, network, algorithm="star").tolist() == [[2.0] * 40] * 3
+
+
+def test_a_repair(follow):
+    follow("Add a repair")
+    network = LossyNetwork(Bernoulli(loss_rate=0.5), wire=Wire(elements=1))
+    lacks_N = ltp.all_reduce(torch.ones(2, 20_000), network, repair="twice")[0] < 2
+    assert lacks_N.double().mean() == pytest.approx(0.25, abs=0.02)
+    assert TrainConfig(repair="twice").wiring().repair.name == "twice"
+
+
+def test_a_task(follow, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    follow("Add a task")
+    model = {"model_name": "gpt2-nano-scratch", "max_length": 16}
+    record = run(TrainConfig(dataset="answers", max_steps=2, warmup_steps=0, output_dir=str(tmp_path / "run"), **model))
+    assert record["data"]["metric"] == "accuracy"
+
+
+def test_an_experiment(tmp_path):
+    file = tmp_path / "experiments" / "mine.yaml"
+    file.parent.mkdir()
+    (tmp_path / "20_cells.ipynb").touch()
+    file.write_text(code("Add an experiment"))
+    experiment = load_experiment(file, "smoke", tmp_path / "results")
+    assert [(cell.arm, cell.config.algorithm, cell.config.loss_rate) for cell in experiment.cells] == [
+        ("no loss", "direct", 0.0),
+        ("ring", "ring", 0.1),
+    ]

@@ -1,0 +1,107 @@
+"""A repair and an algorithm from outside: one definition and one registry line each reach every part of the library."""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import lossytp as ltp
+from lossytp.network import ALGORITHMS, REPAIRS, Wiring
+from lossytp.network.repairs import Zero
+from lossytp.network.routes import Algorithm, Hop
+from lossytp.network.schedules import Schedule, in_steps
+from lossytp.network.theory import expected_squared_error, missing_share
+from lossytp.parallel.missing import FILLS, fills, zero_
+from lossytp.training.loop import run
+from lossytp.training.record import read_record
+from lossytp.training.simulated import simulated_step_seconds
+
+LOSS_RATE, RANKS = 0.3, 4
+NANO = SimpleNamespace(hidden_size=128, num_hidden_layers=4)
+
+
+@dataclass(frozen=True)
+class Twice(Zero):
+    """Send every packet twice."""
+
+    name = "twice"
+    sends_more = True
+
+    def deliver(self, num_packets, send):
+        first, second = send(num_packets), send(num_packets, extra=num_packets)
+        return first[[packet in second for packet in first]]
+
+    def missing_rate(self, loss_rate):
+        return loss_rate**2
+
+
+def to_the_first(num_elements, ranks, unit=1):
+    return tuple(Hop(rank, ranks[0], 0, num_elements, (place,)) for place, rank in enumerate(ranks) if place)
+
+
+def from_the_first(num_elements, ranks, unit=1):
+    return tuple(Hop(ranks[0], rank, 0, num_elements, (place,)) for place, rank in enumerate(ranks) if place)
+
+
+STAR = Algorithm(
+    reduce=to_the_first,
+    gather=from_the_first,
+    reduce_scatter=to_the_first,
+    all_gather=from_the_first,
+    schedule=Schedule(lambda ranks: ranks - 1, lambda ranks: 2, lambda ranks: 1, False, in_steps),
+    name="star",
+)
+
+
+@pytest.fixture
+def filled(monkeypatch):
+    """Register both; return a list that grows by each message that the repair fills in."""
+    messages = []
+    monkeypatch.setitem(REPAIRS, "twice", Twice)
+    monkeypatch.setitem(ALGORITHMS, "star", STAR)
+    monkeypatch.setitem(FILLS, Twice, None)  # so that what `fills` puts there goes with the test
+
+    @fills(Twice)
+    def twice_(message, repair):
+        messages.append(message)
+        zero_(message, repair)
+
+    return messages
+
+
+def test_they_train_and_stand_in_the_record(toy, tmp_path, filled):
+    ways = {"algorithm": "star", "repair": "twice"}
+    config = toy(**ways, loss_rate=LOSS_RATE, tensor_parallel_size=RANKS)
+    record = run(config)
+    assert {name: read_record(tmp_path / "run")["config"][name] for name in ways} == ways
+    traffic = record["network"]["training"]
+    assert traffic["extra"] * 2 == traffic["packets"]
+    share = traffic["missing"] / traffic["extra"]
+    assert share == pytest.approx(LOSS_RATE**2, abs=0.03)
+    assert len(filled) > 0
+    assert set(traffic["by_link"]) == {f"{rank}->0" for rank in range(1, RANKS)}
+
+
+def test_timing_asks_them(toy, filled):
+    """The algorithm has a schedule; the repair says that it sends packets of its own, which timing does not know."""
+    config = toy(algorithm="star", loss_rate=LOSS_RATE, tensor_parallel_size=RANKS, link_gbits=10.0)
+    assert simulated_step_seconds(config, NANO, 100, 0.5) > 0.5
+    assert simulated_step_seconds(replace(config, repair="twice"), NANO, 100, 0.5) is None
+
+
+def test_their_sums_err_as_the_theory_says(filled):
+    wiring = Wiring.named(algorithm="star", repair="twice")
+    expected = expected_squared_error(wiring, RANKS, LOSS_RATE)
+    assert expected == pytest.approx((RANKS - 1) / RANKS * LOSS_RATE**2)
+    assert missing_share(wiring, RANKS, LOSS_RATE) == pytest.approx(expected)
+    x_RN = torch.randn(RANKS, 200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=LOSS_RATE), wire=ltp.Wire(elements=1))
+    error_N = ltp.all_reduce(x_RN, network, algorithm="star", repair="twice")[0] - x_RN.sum(0)
+    assert error_N.square().mean() / RANKS == pytest.approx(expected, rel=0.03)
+    assert len(filled) == 1
+
+
+def test_without_its_line_the_repair_is_unknown():
+    with pytest.raises(ValueError, match="repair = 'twice' is unknown: choose one of zero"):
+        Wiring.named(repair="twice")
