@@ -15,6 +15,7 @@ Activation checkpointing repeats collectives, and each repetition draws new loss
 own layers replay theirs (`lossytp.parallel.convert`).
 """
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
+from torch._compile import _disable_dynamo
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from lossytp.network.counters import Site
@@ -272,8 +274,14 @@ def _forward(name: str) -> Callable:
     return method
 
 
-for _name in ("broadcast", "barrier", "gather", "recv", "recv_anysource", "reduce", "scatter"):
+FORWARDED = ("barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter")
+for _name in (*FORWARDED, "_get_sequence_number_for_group", "_set_sequence_number_for_group"):
     setattr(LossyProcessGroup, _name, _forward(_name))
+
+# PyTorch's C++ code calls these methods, in compiled programs too, where the compiler would take them for the user's
+for _name, _method in list(vars(LossyProcessGroup).items()):
+    if inspect.isfunction(_method) and _name != "__init__":
+        setattr(LossyProcessGroup, _name, _disable_dynamo(_method))
 
 # older names of the same operations
 LossyProcessGroup._allgather_base = LossyProcessGroup.all_gather_single  # type: ignore[assignment]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 
 def outside_graphs(method: Callable) -> Callable:
@@ -18,7 +19,7 @@ def outside_graphs(method: Callable) -> Callable:
     Raises:
         ValueError: within `torch.export` or `torch.jit.trace`, whose graphs cannot be broken.
     """
-    called_from_graph = torch.compiler.disable(method)
+    called_from_graph = _disable_dynamo(method)
 
     @functools.wraps(method)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -26,7 +27,7 @@ def outside_graphs(method: Callable) -> Callable:
             if torch.compiler.is_exporting():
                 raise ValueError(_refusal("torch.export"))
             return called_from_graph(*args, **kwargs)
-        if torch.jit.is_tracing():
+        if torch._C._get_tracing_state() is not None:
             raise ValueError(_refusal("torch.jit.trace"))
         return method(*args, **kwargs)
 
@@ -34,6 +35,4 @@ def outside_graphs(method: Callable) -> Callable:
 
 
 def _refusal(compiler: str) -> str:
-    return (
-        f"{compiler} of a tensor-parallel model would repeat one call's losses: use torch.compile, or gather() it first"
-    )
+    return f"{compiler} would repeat one call's packet losses: use torch.compile, or gather(model) first"

@@ -29,11 +29,8 @@ def network(loss_rate: float = LOSS_RATE, seed: int = 3) -> ltp.LossyNetwork:
 def new_group(lossy: ltp.LossyNetwork, **settings: Any) -> ProcessGroup:
     """Make another group of all ranks, with other settings."""
     assert initialize._settings is not None
-    with patch.object(
-        initialize,
-        "_settings",
-        replace(initialize._settings, network=lossy, wiring=initialize.backend_wiring(**settings)),
-    ):
+    wiring = initialize.backend_wiring(**settings)
+    with patch.object(initialize, "_settings", replace(initialize._settings, network=lossy, wiring=wiring)):
         group = dist.new_group()
     assert isinstance(group, ProcessGroup)
     return group

@@ -108,7 +108,7 @@ def on_rank_leave_the_waiting_to_torch() -> list[bool]:
         (pieces[1 - dist.get_rank()], lambda: dist.all_gather(pieces, torch.ones(100), async_op=True)),
         (
             lists[1 - dist.get_rank()][1],
-            lambda: dist.all_gather_coalesced(lists, [torch.ones(100), torch.ones(50)], async_op=True),
+            lambda: group.allgather_coalesced(lists, [torch.ones(100), torch.ones(50)]),
         ),
     ]
     answers = []
@@ -126,7 +126,8 @@ def test_cplusplus_can_wait_for_a_handle_that_python_has_forgotten(processes: Ca
 def on_rank_keep_plain_handles() -> list[bool]:
     """Whether each operation that loses nothing on arrival returns the handle of the group that carries it."""
     ltp.init_process_group(network(1.0), reliable_gather=False)
-    x_N, small, group = torch.ones(100), torch.ones(1), dist.group.WORLD
+    group: Any = dist.group.WORLD
+    x_N, small = torch.ones(100), torch.ones(1)
     sender = new_group(network(1.0), algorithm="sender", reliable_gather=False)
     works = [
         dist.all_reduce(small, async_op=True),
@@ -134,7 +135,7 @@ def on_rank_keep_plain_handles() -> list[bool]:
         dist.all_reduce(torch.ones(100), group=sender, async_op=True),
         dist.all_gather_into_tensor(torch.ones(2), small, async_op=True),
         dist.all_gather([torch.ones(1), torch.ones(1)], small, async_op=True),
-        dist.all_gather_coalesced([[torch.ones(1)], [torch.ones(1)]], [small], async_op=True),
+        group.allgather_coalesced([[torch.ones(1)], [torch.ones(1)]], [small]),
         dist.reduce_scatter_tensor(torch.ones(50), x_N, async_op=True),
         dist.all_to_all_single(torch.ones(100), x_N, async_op=True),
     ]
@@ -152,11 +153,12 @@ def test_what_loses_nothing_on_arrival_has_a_plain_handle(processes: Callable) -
 def on_rank_ask_for_results() -> list:
     """Values of the future and of `result()`, of several operations as one."""
     ltp.init_process_group(network(0.0))
+    group: Any = dist.group.WORLD
     answers = []
     for _ in range(2):
         outputs = [[torch.zeros(30), torch.zeros(20)] for _ in range(2)]
         inputs = [torch.full((30,), 1.0 + dist.get_rank()), torch.full((20,), 3.0 + dist.get_rank())]
-        work = dist.all_gather_coalesced(outputs, inputs, async_op=True)
+        work = group.allgather_coalesced(outputs, inputs)
         values = work.get_future().wait() if not answers else work.result()
         answers.append([value.mean().item() for value in values])
         answers.append([work.is_completed(), work.is_success(), work.exception()])
