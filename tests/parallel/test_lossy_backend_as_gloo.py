@@ -147,3 +147,16 @@ def on_rank_sum_sparse_ones() -> float:
 
 def test_a_sparse_sum_is_reliable(processes: Callable) -> None:
     assert processes(2, on_rank_sum_sparse_ones) == [200.0] * 2
+
+
+def on_rank_join_over_losses() -> tuple[float, int]:
+    lossy = network(0.3)
+    ltp.init_process_group(lossy, reliable_gather=False)
+    return join_uneven_inputs()[0], lossy.summary("training")["lost"]
+
+
+def test_uneven_inputs_end_over_losses_too(processes: Callable) -> None:
+    """DDP keeps only the C++ half of the handles of joined ranks."""
+    for gradients, lost in processes(2, on_rank_join_over_losses):
+        assert gradients == gradients, "no NaN"
+        assert lost > 0
