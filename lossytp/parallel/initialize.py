@@ -18,6 +18,7 @@ from torch.distributed import Backend, DistNetworkError, DistStoreError, Process
 from lossytp.network.checks import check_known
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.wiring import Wiring
+from lossytp.parallel import functional as functional  # registers a kernel
 from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
 
@@ -126,7 +127,7 @@ def _join(rank: int, world: int, timeout_s: float) -> TCPStore:
 
 
 def _make_group(options: Any, _: Any) -> LossyProcessGroup:
-    """A lossy group for torch.distributed, around a plain one of the same ranks."""
+    """Make a lossy group for torch.distributed, around a plain one of the same ranks."""
     assert _settings is not None
     rank, size = options.group_rank, options.group_size
     wrapped = ProcessGroup(options.store, rank, size)

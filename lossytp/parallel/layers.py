@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lossytp.network.counters import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.functions import OwnColumn, OwnRow, SharedColumn, SharedRow, own_gradient
+from lossytp.parallel.outside_graphs import outside_graphs
 
 
 class ColumnParallelLinear(nn.Module):
@@ -57,6 +58,7 @@ class ColumnParallelLinear(nn.Module):
         self.collective = collective
         self.site = Site(layer, module, "backward")
 
+    @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
@@ -105,6 +107,7 @@ class RowParallelLinear(nn.Module):
         self.collective = collective
         self.site = Site(layer, module, "forward")
 
+    @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):

@@ -1,27 +1,31 @@
 """The c10d backend `lossy`: any PyTorch parallelism over a network that loses packets.
 
-A process group that forwards every operation to the group it wraps (gloo or NCCL) and takes from the traffic what the
-network lost. Lossy are sums and averages (all-reduce, reduce-scatter), all-gather, all-to-all and send of
-floating-point messages that fill more than one packet. All else is reliable: MAX, MIN, integers, objects, broadcasts,
-barriers, smaller messages, and everything within `LossyNetwork.reliable()`.
-
-Links are named by global ranks. Collectives whose routes every rank knows advance the same links on every rank of the
-group; of sends and all-to-alls the sender alone knows, so they have streams of their own, which it alone advances.
-
-A collective that activation checkpointing calls again draws new losses, as new traffic does; the project's own layers
-replay theirs (`lossytp.parallel.convert`).
+A `LossyProcessGroup` passes every operation on to the group it wraps (gloo or NCCL), and takes from the messages what
+the network loses. Lossy are all-gather, all-to-all and send, and the sums and averages of all-reduce and
+reduce-scatter, where the message is of dense floating-point numbers and fills more than one packet. All else is
+reliable: MAX, MIN, integers, complex numbers, sparse tensors, objects, broadcasts, barriers, smaller messages, and
+everything within `LossyNetwork.reliable()`.
 
 The wrapped group is a plain `ProcessGroup`, so each method has the same name and arguments on both sides.
+
+Links are named by global ranks. Every rank of a group knows the routes of a collective, and advances the same links.
+Only the sender knows the routes of a send or an all-to-all, so these have streams that the sender alone advances.
+
+Activation checkpointing repeats collectives, and each repetition draws new losses, as new traffic does. The project's
+own layers replay theirs (`lossytp.parallel.convert`).
 """
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
+from torch._compile import _disable_dynamo
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from lossytp.network.counters import Site
@@ -29,22 +33,24 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.missing import Message, settle_
-from lossytp.parallel.work import All, Then
+from lossytp.parallel.work import Then
 
 LOSSY_REDUCTIONS = (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 
 
 class LossyProcessGroup(ProcessGroup):
-    """`wrapped`, over `network`. Made by `init_process_group`, and by PyTorch for sub-groups and meshes of it.
+    """Carry the messages of `wrapped` over `network`.
+
+    `init_process_group` makes one, and PyTorch makes others for sub-groups and meshes.
 
     Args:
         wrapped: the group that carries the messages.
-        name: PyTorch's name of the group; with its first rank, it tells the group's streams from other groups'.
+        name: PyTorch's name of the group; name and first rank tell the group's streams from other groups'.
         ranks: global ranks, by position in the group.
         network: the same seed and processes on every rank.
-        wiring: algorithm, repair and reliable_gather of every operation. A repair that remembers is refused where it is
-            first needed: the group does not know which message follows which. "local" leaves zero in an all-gather,
-            where no rank has a part.
+        wiring: algorithm, repair and reliable_gather of every operation. The first lossy message refuses a repair that
+            remembers, because this group does not know which message follows which. "local" leaves zero in an
+            all-gather, where no rank has a part.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class LossyProcessGroup(ProcessGroup):
     ) -> None:
         super().__init__(wrapped.rank(), wrapped.size())  # type: ignore[call-arg]
         self.wrapped = wrapped
+        self._under_way: set[Work] = set()
         self.network = network
         self.ranks = tuple(ranks)
         self._c10d_name = name
@@ -75,6 +82,14 @@ class LossyProcessGroup(ProcessGroup):
     def group_name(self) -> str:  # type: ignore[override]
         return self._c10d_name
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices of the wrapped backends; PyTorch's state dicts and object collectives ask for them."""
+        return self.wrapped._device_types
+
+    def get_group_store(self) -> Any:
+        return self.wrapped.get_group_store()
+
     # sums: a rank's own part is lost before it is sent
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
@@ -89,16 +104,13 @@ class LossyProcessGroup(ProcessGroup):
         own = [tensor.clone() if keeps else None for tensor in lossy]
         for tensor in lossy:
             self._lose_(tensor, self._routes.reduce(tensor.numel(), self.ranks, 1), "all_reduce")
-        if self._reliable_gather:
-            return carry(tensors, options)
-        ways = [self._routes.gather(tensor.numel(), self.ranks, 1) for tensor in lossy]
-        drawn = [self._draw(hops, tensor, "all_reduce", "gather") for hops, tensor in zip(ways, lossy, strict=True)]
-
-        def arrive() -> None:
-            for tensor, hops, missing, part in zip(lossy, ways, drawn, own, strict=True):
-                self._settle_(tensor, hops, missing, part, in_gather=True)
-
-        return Then(carry(tensors, options), arrive)
+        arrivals: list[Callable[[], None]] = []
+        for tensor, part in zip(lossy, own, strict=True):
+            hops = () if self._reliable_gather else self._routes.gather(tensor.numel(), self.ranks, 1)
+            if hops:
+                missing = self._draw(hops, tensor, "all_reduce", "gather")
+                arrivals.append(partial(self._settle_, tensor, hops, missing, part, in_gather=True))
+        return self._then([carry(tensors, options)], arrivals)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Work:  # type: ignore[override]
         options = opts or dist.ReduceScatterOptions()
@@ -114,28 +126,26 @@ class LossyProcessGroup(ProcessGroup):
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)  # gloo has no coalesced form
-        return All([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
+        return self._then([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
 
     # gathers: what arrives has holes, other ones on every rank
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
-        work = self.wrapped.allgather(outputs, inputs, opts or AllgatherOptions())
-        for pieces in outputs:
-            work = self._lose_on_arrival(work, pieces)
-        return work
+        arrivals = self._lost_on_arrival(outputs)
+        return self._then([self.wrapped.allgather(outputs, inputs, opts or AllgatherOptions())], arrivals)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-        """`outputs[r][i]` is where rank r's i-th input goes."""
-        each = zip(*outputs, strict=True)
-        return All([self.allgather([list(pieces)], [input]) for pieces, input in zip(each, inputs, strict=True)])
+        """Gather several inputs at once; rank r's i-th input goes to `outputs[r][i]`."""
+        each = [list(pieces) for pieces in zip(*outputs, strict=True)]
+        return self._then([self.allgather([pieces], [input]) for pieces, input in zip(each, inputs, strict=True)])
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        work = self.wrapped.all_gather_single(output, input, opts or AllgatherOptions())
-        return self._lose_on_arrival(work, [output])
+        arrivals = self._lost_on_arrival([[output]])
+        return self._then([self.wrapped.all_gather_single(output, input, opts or AllgatherOptions())], arrivals)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
-        return All([self.all_gather_single(output, input, opts) for output, input in pairs])
+        return self._then([self.all_gather_single(output, input, opts) for output, input in pairs])
 
     # from one rank to one other: the sender drops packets from a copy, autograd may need the original
 
@@ -175,26 +185,34 @@ class LossyProcessGroup(ProcessGroup):
         _check_equal("reduce_scatter", pieces)
         return list(self._lose_from_copy(torch.stack(pieces)).unbind())
 
-    def _lose_on_arrival(self, work: Work, pieces: list[Tensor]) -> Work:
-        """Take from a gathered message, which may lie in pieces, what the links to this rank lost, once it is there."""
-        elements = sum(piece.numel() for piece in pieces)
-        if not self._is_lossy(pieces[0], elements):
-            return work
-        _check_equal("all_gather", pieces)
-        hops = self._routes.all_gather(elements, self.ranks, 1)
-        missing = self._draw(hops, pieces[0], "all_gather", "gather")
+    def _lost_on_arrival(self, messages: list[list[Tensor]]) -> list[Callable[[], None]]:
+        """Draw the losses of gathered messages, each in pieces; return what takes them out once all have arrived."""
+        arrivals: list[Callable[[], None]] = []
+        for pieces in messages:
+            elements = sum(piece.numel() for piece in pieces)
+            if self._is_lossy(pieces[0], elements):
+                _check_equal("all_gather", pieces)
+                hops = self._routes.all_gather(elements, self.ranks, 1)
+                missing = self._draw(hops, pieces[0], "all_gather", "gather")
+                arrivals.append(partial(self._settle_pieces_, pieces, hops, missing))
+        return arrivals
 
-        def arrive() -> None:
-            message = pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
-            self._settle_(message, hops, missing, None, in_gather=True)
-            if len(pieces) > 1:
-                for piece, part in zip(pieces, message.chunk(len(pieces)), strict=True):
-                    piece.copy_(part.view_as(piece))
+    def _settle_pieces_(self, pieces: list[Tensor], hops: Hops, missing: Missing) -> None:
+        message = pieces[0] if len(pieces) == 1 else torch.cat([piece.reshape(-1) for piece in pieces])
+        self._settle_(message, hops, missing, None, in_gather=True)
+        if len(pieces) > 1:
+            for piece, part in zip(pieces, message.chunk(len(pieces)), strict=True):
+                piece.copy_(part.view_as(piece))
 
-        return Then(work, arrive)
+    def _then(self, works: list[Work], arrivals: Sequence[Callable[[], None]] = ()) -> Work:
+        """Return a handle of operations under way; `arrivals` run once all are complete.
+
+        A single operation that nothing follows keeps its own handle: PyTorch's C++ code can wait for it.
+        """
+        return Then(works, arrivals, self._under_way) if arrivals or len(works) > 1 else works[0]
 
     def _lose_sent(self, message: Tensor, bounds: list[tuple[int, int]], operation: str) -> Tensor:
-        """A copy of `message` less what is lost of its elements [start, stop) on the way to each position."""
+        """Return a copy of `message` that lacks what is lost of elements [start, stop) on the way to each position."""
         if not self._is_lossy(message):
             return message
         me = self.rank()
@@ -240,8 +258,10 @@ class LossyProcessGroup(ProcessGroup):
         return self.network.send(hops, message.element_size(), repair=self._repair, group=name, site=site)
 
     def _is_lossy(self, message: Tensor, elements: int | None = None) -> bool:
-        """Whether such a message, of `elements` where that is not all of it, may lose packets."""
-        if not message.is_floating_point() or self.size() == 1 or self.network.suspended:
+        """Return whether `message` may lose packets; `elements` counts those of all its pieces."""
+        if not message.is_floating_point() or message.layout != torch.strided:
+            return False
+        if self.size() == 1 or self.network.suspended:
             return False
         elements = message.numel() if elements is None else elements
         return self.network.wire.num_packets(elements, message.element_size()) > 1
@@ -254,8 +274,15 @@ def _forward(name: str) -> Callable:
     return method
 
 
-for _name in ("broadcast", "barrier", "gather", "recv", "recv_anysource", "reduce", "scatter"):
+FORWARDED = ("barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter")
+for _name in (*FORWARDED, "_get_sequence_number_for_group", "_set_sequence_number_for_group"):
     setattr(LossyProcessGroup, _name, _forward(_name))
+
+# PyTorch's C++ code calls these methods, in compiled programs too, where the compiler would take them for the user's
+for _name, _method in list(vars(LossyProcessGroup).items()):
+    if inspect.isfunction(_method) and _name != "__init__":
+        setattr(LossyProcessGroup, _name, _disable_dynamo(_method))
+
 # older names of the same operations
 LossyProcessGroup._allgather_base = LossyProcessGroup.all_gather_single  # type: ignore[assignment]
 LossyProcessGroup._reduce_scatter_base = LossyProcessGroup.reduce_scatter_single  # type: ignore[assignment]

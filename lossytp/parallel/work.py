@@ -1,57 +1,71 @@
-"""Handles of operations under way, in place of torch's."""
+"""The handle of lossy operations under way, in place of torch's."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.distributed import Work
 
 
 class Then(Work):
-    """A handle of an operation after which something is to be done, once, before anybody learns that it is complete."""
+    """Wait for several operations, then act once, before anybody learns that they are complete.
 
-    def __init__(self, work: Work, action: Callable[[], None]) -> None:
+    PyTorch's C++ code may keep only the C++ half of this object, and that half cannot wait without the Python half. So
+    `alive` holds the handle until somebody has waited for it.
+
+    Args:
+        works: the operations.
+        actions: what to do once all of them are complete, in order.
+        alive: the handles that must live on; this one joins them.
+    """
+
+    def __init__(self, works: Sequence[Work], actions: Sequence[Callable[[], None]], alive: set[Work]) -> None:
         super().__init__()
-        self._work = work
-        self._action: Callable[[], None] | None = action
+        self._works = works
+        self._actions = actions
         self._lock = threading.Lock()  # a future may complete on a thread of the backend's
+        self._alive = alive
+        alive.add(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        done = self._work.wait(timeout)
+        waited = [work.wait(timeout) for work in self._works]  # for each, also after one that is not done
+        done = all(waited)
         self._act()
         return done
 
-    def get_future(self) -> Any:
-        def act(future: Any) -> Any:
-            self._act()
-            return future.value()
+    def synchronize(self) -> None:
+        self.wait()
 
-        return self._work.get_future().then(act)
+    def get_future(self) -> Any:
+        def act(future: Any) -> list[Tensor]:
+            results = [part.value() for part in future.value()]
+            self._act()
+            return [tensor for tensors in results for tensor in tensors]
+
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(act)
 
     def is_completed(self) -> bool:
-        done = self._work.is_completed()
+        done = all(work.is_completed() for work in self._works)
         if done:
             self._act()
         return done
 
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def exception(self) -> Any:
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return [tensor for work in self._works for tensor in work.result()]
+
     def _act(self) -> None:
         with self._lock:
-            action, self._action = self._action, None
-            if action is not None:
+            actions, self._actions = self._actions, ()
+            for action in actions:
                 action()
-
-
-class All(Work):
-    """One handle for several operations."""
-
-    def __init__(self, works: list[Work]) -> None:
-        super().__init__()
-        self._works = works
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        done = [work.wait(timeout) for work in self._works]  # each of them, also behind one that is not done
-        return all(done)
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        self._alive.discard(self)

@@ -5,7 +5,9 @@ Each takes this rank's message x and a group, and returns what the rank then hol
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 import lossytp as ltp
+from lossytp.parallel import initialize
 
 WIRE = ltp.Wire(mtu_bytes=76)  # 32 bytes of payload: 8 elements of fp32, 4 of float64, 16 of bfloat16
 LOSS_RATE = 0.2
@@ -21,6 +24,16 @@ LOSS_RATE = 0.2
 
 def network(loss_rate: float = LOSS_RATE, seed: int = 3) -> ltp.LossyNetwork:
     return ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), seed=seed, wire=WIRE)
+
+
+def new_group(lossy: ltp.LossyNetwork, **settings: Any) -> ProcessGroup:
+    """Make another group of all ranks, with other settings."""
+    assert initialize._settings is not None
+    wiring = initialize.backend_wiring(**settings)
+    with patch.object(initialize, "_settings", replace(initialize._settings, network=lossy, wiring=wiring)):
+        group = dist.new_group()
+    assert isinstance(group, ProcessGroup)
+    return group
 
 
 def whole_numbers(rank: int, num_elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -290,6 +303,19 @@ def all_gather_coalesced(x: Tensor, group: ProcessGroup) -> list[Tensor]:
     return [functional.wait_tensor(message) for message in gathered]
 
 
+def all_gather_coalesced_lists(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    gathered = [[torch.empty_like(x), torch.empty_like(x)] for _ in range(group.size())]
+    dist.all_gather_coalesced(gathered, [x, x + 1], group, async_op=True).wait()
+    return [torch.cat(pieces) for pieces in zip(*gathered, strict=True)]
+
+
+def all_gather_functional_out(x: Tensor, group: ProcessGroup) -> list[Tensor]:
+    """Run the variant with a given output, which compiled programs call."""
+    gathered = x.new_empty(len(x) * group.size())
+    torch.ops._c10d_functional.all_gather_into_tensor_out(x, group.size(), group.group_name, out=gathered)
+    return [functional.wait_tensor(gathered)]
+
+
 def all_to_all_single(x: Tensor, group: ProcessGroup) -> list[Tensor]:
     received = torch.empty_like(x)
     dist.all_to_all_single(received, x, group=group)
@@ -377,6 +403,11 @@ LOSSY: dict[str, tuple[Callable[..., list[Tensor]], Callable[[Reference, list[li
         all_gather_coalesced,
         lambda ref, xs: [ref.gather(messages) for messages in _each(xs, _whole, _one_more)],
     ),
+    "all_gather, lists coalesced": (
+        all_gather_coalesced_lists,
+        lambda ref, xs: [ref.gather(messages) for messages in _each(xs, _whole, _one_more)],
+    ),
+    "all_gather, functional into a tensor": (all_gather_functional_out, lambda ref, xs: [ref.gather(xs)]),
     "all_to_all": (all_to_all_single, lambda ref, xs: [ref.even(xs)]),
     "all_to_all, pairs": (all_to_all_pairs, lambda ref, xs: [ref.uneven_pairs(xs)]),
     "all_to_all, list": (all_to_all_list, lambda ref, xs: [ref.even(xs)]),

@@ -1,0 +1,170 @@
+"""Handles of lossy operations under way: they lose once, whoever waits, and live as long as somebody may wait.
+
+Functions named `on_rank_...` run in every process.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _register_work
+from torch.distributed._functional_collectives import wait_tensor
+
+import lossytp as ltp
+from lossytp.parallel.work import Then
+from tests.parallel.operations import Reference, network, new_group, whole_numbers
+
+
+def on_rank_reduce_asynchronously() -> list[bool]:
+    """Their results lose packets too, once each, and the links are drawn in the order of the calls."""
+    lossy = network()
+    ltp.init_process_group(lossy, algorithm="ring", reliable_gather=False)
+    reference = Reference(3, dist.group.WORLD, "ring", "zero", False)
+    messages = [[whole_numbers(rank, size).tolist() for rank in range(2)] for size in (800, 900, 1000)]
+    totals = [torch.tensor(parts[dist.get_rank()]) for parts in messages]
+    works = [dist.all_reduce(total, async_op=True) for total in totals]
+    drawn = lossy.state_dict()
+    works[2].wait()  # in another order than begun
+    works[0].get_future().wait()
+    while not works[1].is_completed():
+        pass
+    once = [total.tolist() for total in totals]
+    for work in works:
+        work.wait()
+        work.get_future().wait()
+    return [
+        once == [reference.sum(parts) for parts in messages],
+        once == [total.tolist() for total in totals],
+        lossy.state_dict() == drawn,
+        all(work.is_completed() for work in works),
+    ]
+
+
+def test_an_asynchronous_sum_is_lossy_both_ways_once_and_in_the_order_of_the_calls(processes: Callable) -> None:
+    assert processes(2, on_rank_reduce_asynchronously) == [[True] * 4] * 2
+
+
+def on_rank_gather_asynchronously() -> list[bool]:
+    lossy = network()
+    ltp.init_process_group(lossy, repair="rescale")
+    reference = Reference(3, dist.group.WORLD, "direct", "rescale")
+    messages = [[whole_numbers(rank, size).tolist() for rank in range(2)] for size in (800, 900, 1000)]
+    outputs = [torch.empty(2 * len(shards[0])) for shards in messages]
+    works = [
+        dist.all_gather_into_tensor(output, torch.tensor(shards[dist.get_rank()]), async_op=True)
+        for output, shards in zip(outputs, messages, strict=True)
+    ]
+    drawn = lossy.state_dict()
+    works[2].wait()  # in another order than begun
+    works[0].get_future().wait()
+    works[1].wait()
+    once = [output.tolist() for output in outputs]
+    for work in works:
+        work.wait()
+        work.get_future().wait()
+    return [
+        once == [reference.gather(shards) for shards in messages],
+        once == [output.tolist() for output in outputs],
+        lossy.state_dict() == drawn,
+        all(work.is_completed() for work in works),
+    ]
+
+
+def test_an_asynchronous_gather_loses_once_and_in_the_order_of_the_calls(processes: Callable) -> None:
+    assert processes(2, on_rank_gather_asynchronously) == [[True] * 4] * 2
+
+
+class _FakeWork:
+    def __init__(self, done: bool) -> None:
+        self.done, self.waited = done, 0
+
+    def wait(self, timeout: Any) -> bool:
+        self.waited += 1
+        return self.done
+
+    def is_completed(self) -> bool:
+        return self.done
+
+
+@pytest.mark.parametrize(("done", "all_done"), [([True, True], True), ([False, True], False), ([True, False], False)])
+def test_one_handle_of_several_waits_for_each(done: list[bool], all_done: bool) -> None:
+    works: Any = [_FakeWork(each) for each in done]
+    assert Then(works, [], set()).wait() == Then(works, [], set()).is_completed() == all_done
+    assert [work.waited for work in works] == [1, 1]
+
+
+def on_rank_leave_the_waiting_to_torch() -> list[bool]:
+    """Hand each handle to C++ and forget it, as DDP's join does."""
+    ltp.init_process_group(network(1.0), reliable_gather=False)
+    group: Any = dist.group.WORLD
+    x_N, gathered_N, pieces = torch.ones(100), torch.ones(200), [torch.ones(100), torch.ones(100)]
+    lists = [[torch.ones(100), torch.ones(50)] for _ in range(2)]
+    operations: list[tuple[torch.Tensor, Callable[[], Any]]] = [
+        (x_N, lambda: dist.all_reduce(x_N, async_op=True)),
+        (gathered_N, lambda: dist.all_gather_into_tensor(gathered_N, torch.ones(100), async_op=True)),
+        (pieces[1 - dist.get_rank()], lambda: dist.all_gather(pieces, torch.ones(100), async_op=True)),
+        (
+            lists[1 - dist.get_rank()][1],
+            lambda: group.allgather_coalesced(lists, [torch.ones(100), torch.ones(50)]),
+        ),
+    ]
+    answers = []
+    for tensor, begin in operations:
+        _register_work(tensor, begin())
+        answers.append(wait_tensor(tensor).eq(0).any().item())
+    return [*answers, not group._under_way]
+
+
+def test_cplusplus_can_wait_for_a_handle_that_python_has_forgotten(processes: Callable) -> None:
+    """A handle whose Python half is gone would wait for ever."""
+    assert processes(2, on_rank_leave_the_waiting_to_torch) == [[True] * 5] * 2
+
+
+def on_rank_keep_plain_handles() -> list[bool]:
+    """Whether each operation that loses nothing on arrival returns the handle of the group that carries it."""
+    ltp.init_process_group(network(1.0), reliable_gather=False)
+    group: Any = dist.group.WORLD
+    x_N, small = torch.ones(100), torch.ones(1)
+    sender = new_group(network(1.0), algorithm="sender", reliable_gather=False)
+    works = [
+        dist.all_reduce(small, async_op=True),
+        dist.all_reduce(torch.ones(100), dist.ReduceOp.MAX, async_op=True),
+        dist.all_reduce(torch.ones(100), group=sender, async_op=True),
+        dist.all_gather_into_tensor(torch.ones(2), small, async_op=True),
+        dist.all_gather([torch.ones(1), torch.ones(1)], small, async_op=True),
+        group.allgather_coalesced([[torch.ones(1)], [torch.ones(1)]], [small]),
+        dist.reduce_scatter_tensor(torch.ones(50), x_N, async_op=True),
+        dist.all_to_all_single(torch.ones(100), x_N, async_op=True),
+    ]
+    with ltp.reliable():
+        works.append(dist.all_reduce(torch.ones(100), async_op=True))
+    for work in works:
+        work.wait(timedelta(seconds=30))
+    return [type(work) is dist.Work for work in works] + [not group._under_way]
+
+
+def test_what_loses_nothing_on_arrival_has_a_plain_handle(processes: Callable) -> None:
+    assert processes(2, on_rank_keep_plain_handles) == [[True] * 10] * 2
+
+
+def on_rank_ask_for_results() -> list:
+    """Values of the future and of `result()`, of several operations as one."""
+    ltp.init_process_group(network(0.0))
+    group: Any = dist.group.WORLD
+    answers = []
+    for _ in range(2):
+        outputs = [[torch.zeros(30), torch.zeros(20)] for _ in range(2)]
+        inputs = [torch.full((30,), 1.0 + dist.get_rank()), torch.full((20,), 3.0 + dist.get_rank())]
+        work = group.allgather_coalesced(outputs, inputs)
+        values = work.get_future().wait() if not answers else work.result()
+        answers.append([value.mean().item() for value in values])
+        answers.append([work.is_completed(), work.is_success(), work.exception()])
+    return answers
+
+
+def test_a_handle_of_several_has_their_results(processes: Callable) -> None:
+    each = [[1.0, 2.0, 3.0, 4.0], [True, True, None]] * 2
+    assert processes(2, on_rank_ask_for_results) == [each] * 2
