@@ -1,4 +1,4 @@
-"""A tiny task in place of the embedded one, so that tests of the loop need not prepare thousands of docstrings."""
+"""Provide a tiny task, so that tests of the loop need not prepare the thousands of docstrings of the embedded one."""
 
 import pytest
 
@@ -14,7 +14,7 @@ TEST = [{"text": f"{WORDS[i % 2]} other {i}", "label": i % 2} for i in range(30)
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A function that makes a configuration of the toy task; data is cached below tmp_path."""
+    """Return a function that makes configurations of the toy task; data is cached below tmp_path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(
         tasks.TASKS,

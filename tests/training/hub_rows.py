@@ -1,4 +1,4 @@
-"""A few rows of each of the hub's data sets, made by hand in its own schema, and a folder of them laid out like it."""
+"""Provide a few hand-made rows of each data set of the hub, in its schema, and a folder laid out like the hub."""
 
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 
 
 def write_hub(folder: Path) -> None:
-    """All of them below `folder`, each split in a parquet file of the hub's name for it."""
+    """Write all rows below `folder`, each split to a parquet file with the hub's name."""
     for name, rows in ROWS.items():
         source = TASKS[name].source
         assert isinstance(source, Source)

@@ -1,6 +1,6 @@
-"""Runs in processes of their own that kill themselves with SIGKILL where a test says, and go on when started again.
+"""Start runs in separate processes that kill themselves with SIGKILL at a chosen point, and can be resumed.
 
-A fork server that has imported everything starts them, so that starting one costs no seconds.
+A fork server that has already imported everything starts them, so that starting one takes no seconds.
 """
 
 import copy
@@ -26,16 +26,16 @@ from tests.ports import held_port
 from tests.training.parallel_runs import settings, task_in
 
 SECONDS_TO_END = 120
-SECONDS_OTHERS_NEED = 1.0  # to write their files, and to go on if they could
+SECONDS_OTHERS_NEED = 1.0  # to write their files, and to continue if they wrongly could
 GILBERT_ELLIOTT = {"loss_type": "g-e", "loss_rate": 0.2, "mean_burst_packets": 4.0}
 STEPS = {"max_steps": 6, "checkpoint_steps": 2, "eval_steps": 2, "eval_samples": 12}
-Kill = tuple[str, int, int]  # where, at which step of those that the process makes, on which rank
+Kill = tuple[str, int, int]  # where, at which of the process's own steps, on which rank
 
 
 def started(folder: Path, processes: int, kill: Kill | None = None, **values: Any) -> list[int]:
-    """Exit codes, by rank, of a run on so many processes; once one of them has ended otherwise than well, none lives.
+    """Run on several processes, and return their exit codes by rank. If one fails, all others are killed.
 
-    It is in the folder's subfolder `run`, or as `output_dir` says.
+    The run writes to the subfolder `run`, or to `output_dir`.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -60,7 +60,7 @@ def started(folder: Path, processes: int, kill: Kill | None = None, **values: An
 
 
 def result(folder: Path, name: str = "run") -> dict[str, Any]:
-    """What a record says, less seconds."""
+    """Return a record without its seconds."""
     record = copy.deepcopy(read_record(folder / name))
     assert record is not None
     del record["timing"]
@@ -81,8 +81,11 @@ def _go(rank: int, folder: Path, values: dict[str, Any], variables: dict[str, An
 
 @contextmanager
 def _killed(where: str, at_step: int) -> Iterator[None]:
-    """This process ends at its `at_step`-th step ("step"), or at the first checkpoint from then on: while it writes
-    its file ("file"), or before the first process moves the marker ("marker"), or has moved it ("moved")."""
+    """Kill this process at its `at_step`-th step ("step"), or at the next checkpoint.
+
+    At a checkpoint it dies while it writes its file ("file"), or on the first process before it replaces the marker
+    ("marker") or after that ("moved").
+    """
     forward_backward, save = Engine.forward_backward, torch.save
     write_atomically = checkpoint.write_atomically
     steps: list[int] = []

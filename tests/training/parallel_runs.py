@@ -1,4 +1,4 @@
-"""Runs of a small task on several processes, and how many packets they must send, worked out from shapes alone.
+"""Run a small task on several processes, and compute from shapes alone how many packets the runs must send.
 
 Shapes: B examples, T tokens, D model width.
 """
@@ -24,11 +24,11 @@ from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
 STEPS, BATCH, SEED = 20, 8, 0
 MODEL = "gpt2-nano-scratch"
 WIDTH, BLOCKS, VOCABULARY, POSITIONS = 128, 4, 4096, 128  # gpt2-nano's
-ELEMENTS = (1500 - 44) // 4  # of float32 in a packet
-ALL_REDUCES = 4 * BLOCKS  # tensor-parallel ones of a step: attention and MLP, forward and backward
+ELEMENTS = (1500 - 44) // 4  # float32 elements in a packet
+ALL_REDUCES = 4 * BLOCKS  # tensor-parallel all-reduces of a step: attention and MLP, forward and backward
 MICROBATCHES = 4
-FIRST_BUCKET = 2**20 // 4  # DDP's, in elements; the next, of 25 MiB, takes all the rest
-PARALLELISMS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what a configuration says
+FIRST_BUCKET = 2**20 // 4  # elements of DDP's first bucket; its second, of 25 MiB, takes all the rest
+PARALLELISMS: dict[str, tuple[int, dict[str, Any]]] = {  # number of processes, and settings
     "lossytp": (2, {"tensor_parallel_size": 2}),
     "lossytp, two ranks a process": (2, {"tensor_parallel_size": 4}),
     "dtensor": (2, {"tensor_parallel_size": 2, "implementation": "dtensor"}),
@@ -44,7 +44,7 @@ PARALLELISMS: dict[str, tuple[int, dict[str, Any]]] = {  # processes, and what a
 
 
 def texts_of_many_lengths() -> tasks.Table:
-    """Batches of them have many shapes. Every word is a token or more."""
+    """Return rows whose batches have many shapes. Every word is at least one token."""
     words = {0: "alpha beta", 1: "delta epsilon"}
     rows = {
         split: [{"text": words[i % 2] + " gamma" * (i % 13) + f" {split} {i}", "label": i % 2} for i in range(number)]
@@ -54,7 +54,7 @@ def texts_of_many_lengths() -> tasks.Table:
 
 
 def settings(folder: Path, **values: Any) -> TrainConfig:
-    """Of a short dense run in a folder below `folder` that its changes name."""
+    """Return the configuration of a short dense run; the folder below `folder` is named after `values`."""
     name = " ".join(f"{key} {value}" for key, value in values.items()) or "dense"
     defaults = {
         "model_name": MODEL,
@@ -69,21 +69,21 @@ def settings(folder: Path, **values: Any) -> TrainConfig:
 
 @contextmanager
 def task_in(folder: Path) -> Iterator[None]:
-    """The task is there, its data cached below `folder`."""
+    """Register the task within the block, with its data cached below `folder`."""
     task = tasks.Classification(source=texts_of_many_lengths(), body="{text}", labels=("first", "second"))
     with patch.dict(tasks.TASKS, lengths=task), patch.dict(os.environ, XDG_CACHE_HOME=str(folder / "cache")):
         yield
 
 
 def train(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run here, on this process or as one of several."""
+    """Run on this process, alone or as one of several, and return the record."""
     with task_in(folder):
         return run(settings(folder, **values))
 
 
 @contextmanager
 def spied(before: Any = None, after: Any = None) -> Iterator[None]:
-    """Every training step's gradients come between `before(engine)` and `after(engine, scaler)`."""
+    """Call `before(engine)` and `after(engine, scaler)` around every training step's gradients."""
     forward_backward = Engine.forward_backward
 
     def stepped(engine: Engine, batch: dict, scaler: torch.amp.GradScaler) -> float:
@@ -99,30 +99,30 @@ def spied(before: Any = None, after: Any = None) -> Iterator[None]:
 
 
 def batches(folder: Path, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
-    """The batches that a run trains on, all replicas' shares together."""
+    """Return the batches that a run trains on, before replicas share them out."""
     with task_in(folder):
         return list(islice(training_batches(the_data().train, batch_size=BATCH, seed=SEED), steps))
 
 
 def the_data() -> Dataset:
-    """What a run reads, within `task_in`."""
+    """Return the data of a run. Call this within `task_in`."""
     return load_dataset("lengths", load_tokenizer(MODEL), max_length=64, train_samples=None, test_samples=None)
 
 
 def direct(elements: int, ranks: int) -> int:
-    """Packets of a message of which everyone sends each rank its chunk (or each rank its chunk to everyone)."""
+    """Count the packets of one phase of `direct`: each rank sends every other rank one chunk."""
     chunk = math.ceil(elements / ranks)
     chunks = [max(0, min(chunk, elements - chunk * rank)) for rank in range(ranks)]
     return (ranks - 1) * sum(math.ceil(length / ELEMENTS) for length in chunks)
 
 
 def backend(elements: int, ranks: int = 2) -> int:
-    """The same over the backend, where a message of one packet is reliable and counts for nothing."""
+    """Count the same over the backend, where a message of one packet is reliable and not counted."""
     return direct(elements, ranks) if elements > ELEMENTS else 0
 
 
 def block_shapes(tensor_parallel_size: int, processes: int) -> list[tuple[int, ...]]:
-    """Of one block's parameters in one process: as transformers has them, or as the project's layers do."""
+    """Return the shapes of a block's parameters in one process: transformers' own, or those of the project's layers."""
     ranks, here = tensor_parallel_size, tensor_parallel_size // processes
     attention, inner = WIDTH // ranks, 4 * WIDTH // ranks
     norm: list[tuple[int, ...]] = [(WIDTH,), (WIDTH,)]
@@ -145,7 +145,7 @@ ROOT_SHAPES = [(VOCABULARY, WIDTH), (POSITIONS, WIDTH), (WIDTH,), (WIDTH,), (2, 
 
 
 def expected_packets(shapes: list[tuple[int, int]], processes: int, config: TrainConfig) -> int:
-    """Of training on batches of these shapes (B, T)."""
+    """Count the packets of training on batches of these shapes (B, T)."""
     ranks, replicas = config.tensor_parallel_size, config.data_parallel_size
     tensor_processes = processes // replicas // config.pipeline_parallel_size
     total = 0
@@ -163,7 +163,7 @@ def expected_packets(shapes: list[tuple[int, int]], processes: int, config: Trai
 
 
 def expected_links(processes: int, config: TrainConfig) -> set[str]:
-    """Which ranks send to which: tensor-parallel ones by their own numbers, other parallelisms' by their processes'."""
+    """Return the links in use: tensor-parallel ones by rank, those of other parallelisms by process."""
     ranks, replicas = config.tensor_parallel_size, config.data_parallel_size
     groups = [range(ranks * replica, ranks * (replica + 1)) for replica in range(replicas)]
     apart = processes // (replicas * config.pipeline_parallel_size)
@@ -172,7 +172,7 @@ def expected_links(processes: int, config: TrainConfig) -> set[str]:
 
 
 def _ddp(block: list[tuple[int, ...]], step: int) -> int:
-    """All gradients in one message at first, and from then on in buckets, the last layers' first."""
+    """Count DDP's packets: at first one message of all gradients, then buckets, the last layers first."""
     sizes = [math.prod(shape) for shape in reversed(ROOT_SHAPES[:2] + block * BLOCKS + ROOT_SHAPES[2:])]
     if step == 0:
         return backend(sum(sizes))
@@ -183,7 +183,7 @@ def _ddp(block: list[tuple[int, ...]], step: int) -> int:
 
 
 def _fsdp(block: list[tuple[int, ...]]) -> int:
-    """Each unit is gathered, a block once more for backward, and reduce-scattered; rows are padded to shards."""
+    """Count FSDP's packets: units are gathered, blocks again in backward, and reduce-scattered; rows are padded."""
 
     def unit(shapes: list[tuple[int, ...]]) -> int:
         return backend(sum(2 * math.ceil(shape[0] / 2) * math.prod(shape[1:]) for shape in shapes))

@@ -9,7 +9,7 @@ from lossytp.training.tasks.cache import cache_folder, cached
 
 @pytest.fixture
 def built(tmp_path, monkeypatch):
-    """A function that asks for a cached folder, and the list of times it was built."""
+    """Return a function that asks for a cached folder, and a list that grows with each build."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     times = []
 
@@ -54,7 +54,7 @@ def test_a_build_that_fails_leaves_nothing(built, tmp_path):
 
 @pytest.fixture
 def no_home(tmp_path, monkeypatch):
-    """The folder in the temporary folder that serves where home cannot be written."""
+    """Return the folder below the temporary folder that is used if home cannot be written."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"lossytp-{os.getuid()}"

@@ -1,4 +1,4 @@
-"""A run killed with SIGKILL and started again equals an unbroken one, to the last digit."""
+"""Test that a run killed with SIGKILL and resumed equals an unbroken one to the last digit."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ from lossytp.training.tasks.data import load_dataset, training_batches
 from tests.training.killed_runs import result, started
 
 KILLED = -9
-EQUAL_LENGTHS = {"max_length": 4, "batch_size": 8}  # messages of one size, so that what is stale is put in again
+EQUAL_LENGTHS = {"max_length": 4, "batch_size": 8}  # messages of equal size, so that stale values are used
 ONE_PROCESS: dict[str, dict[str, Any]] = {
     "virtual ranks with dropout": {"tensor_parallel_size": 4, "dropout": 0.1, "patience": 5},
     "stale": {"tensor_parallel_size": 2, "repair": "stale", **EQUAL_LENGTHS},
@@ -35,7 +35,7 @@ ONE_PROCESS: dict[str, dict[str, Any]] = {
         "resync_every": 4,
     },
     "noise": {"tensor_parallel_size": 2, "control": "noise", "loss_type": "ber", "mean_burst_packets": None},
-    "scaled, in portions": {"tensor_parallel_size": 2, "fp16": True, "gradient_accumulation_steps": 3},
+    "scaled, in microbatches": {"tensor_parallel_size": 2, "fp16": True, "gradient_accumulation_steps": 3},
     "correlated links": {"tensor_parallel_size": 2, "loss_type": "correlated(shared=0.5)"},
 }
 PROCESSES: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def unbroken(folder: Path, processes: int, **values: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("values", ONE_PROCESS.values(), ids=ONE_PROCESS)
 def test_one_process_killed_twice_equals_an_unbroken_run(tmp_path, values):
-    at = random.randint(3, 4)  # behind a checkpoint, which it goes on from
+    at = random.randint(3, 4)  # after a checkpoint, from which it resumes
     assert started(tmp_path, 1, ("step", at, 0), **values) == [KILLED]
     assert read_record(tmp_path / "run") is None
     assert started(tmp_path, 1, ("step", 3, 0), **values) == [KILLED]
@@ -123,7 +123,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def stopped(toy, monkeypatch):
-    """A function that leaves the checkpoint of step 2 of a run in this process."""
+    """Return a function that runs here until the checkpoint of step 2, and leaves it."""
 
     def leave(**values: Any) -> TrainConfig:
         config = toy(**{"checkpoint_steps": 2, "loss_rate": 0.1, **values})
@@ -196,7 +196,7 @@ def test_a_state_that_lacks_something_is_named_with_what_to_delete(stopped, tmp_
 
 
 def test_a_flipped_bit_is_noticed(stopped, tmp_path):
-    """Of any tensor: `torch.load` reads a damaged one as if nothing were."""
+    """In any tensor: `torch.load` reads damaged tensors without an error."""
     config = stopped(eval_steps=3)
     file = tmp_path / "run" / "checkpoint" / "step-2.rank-0.pt"
     whole = file.read_bytes()

@@ -78,7 +78,7 @@ def test_all_flags_of_the_earlier_study():
 
 
 def test_a_null_is_no_default(tmp_path):
-    """Which steps to checkpoint has a default that null turns off; what is null already needs no flag."""
+    """null turns off the default of checkpoint_steps; max_samples is null by default and needs no flag."""
     (tmp_path / "run.yaml").write_text("checkpoint_steps: null\nmax_samples: null\n")
     config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")])
     assert TrainConfig().checkpoint_steps is not None
@@ -204,7 +204,7 @@ def test_mistakes_that_yaml_lets_pass_are_named(tmp_path, text, words):
 
 
 def test_plain_words_of_a_file_mean_what_they_look_like(tmp_path):
-    """YAML 1.1 reads a date, octal 8, a text, and 90 instead of these."""
+    """YAML 1.1 would read a date, 8, a text and 63 instead."""
     file = tmp_path / "run.yaml"
     file.write_text("output_dir: 2024-01-01\nseed: 010\nlearning_rate: 1e-4\nlossy_layers: 1:3\n")
     config = parse(TrainConfig, None, ["--config", str(file)])
@@ -250,7 +250,10 @@ def test_a_files_own_values_win_over_merged_ones(tmp_path):
 
 @pytest.fixture
 def told(monkeypatch, tmp_path, capsys):
-    """`told(error, joined, **variables)` runs a command that raises the error: its exit code and what is printed."""
+    """Return `told(error, joined, **variables)`, which runs a command that raises the error.
+
+    It returns the exit code and the printed text.
+    """
 
     def tell(error, joined=False, **variables):
         for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_ERROR_FILE"):
@@ -273,7 +276,7 @@ def told(monkeypatch, tmp_path, capsys):
 
 
 def test_one_of_several_processes_ends_before_python_shuts_down():
-    """Gloo's threads are still there then, and abort now and then."""
+    """Gloo's threads would still be alive, and now and then abort."""
     script = "import atexit; from lossytp.training.command_line import run_as_command; "
     script += "atexit.register(print, 'down'); run_as_command(lambda: print('done'))"
     for rank, said in (({"RANK": "1"}, "done\n"), ({}, "done\ndown\n")):
@@ -333,7 +336,7 @@ def test_torchrun_gets_the_error_as_json_from_a_silent_rank_too(told, tmp_path, 
 
 
 def test_a_lost_connection_is_dated_after_the_error_that_caused_it(told, tmp_path, monkeypatch):
-    """torchrun takes the earliest for the root cause, and of one second the lowest rank's."""
+    """torchrun calls the earliest error the root cause; within a second, that of the lowest rank."""
     monkeypatch.setattr(time, "time", lambda: 100.9)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     seconds = []
@@ -349,7 +352,7 @@ def test_a_keyboard_interrupt_exits_with_130(told):
 
 
 def test_a_record_is_run_again_only_by_as_many_processes(tmp_path, monkeypatch):
-    """A run of other processes draws other losses: it would give another number without a word."""
+    """Another number of processes draws other losses, and would silently give another result."""
     (tmp_path / "record.json").write_text(json.dumps({"config": TrainConfig().as_dict(), "processes": 2}))
     words = ["--config", str(tmp_path / "record.json")]
     with pytest.raises(ValueError, match=r"of a run on 2 processes, not 1: start it with torchrun --nproc_per_node 2"):

@@ -1,4 +1,4 @@
-"""Documents in their order, and the blocks that they are packed into."""
+"""Test the order of documents, and the blocks that they are packed into."""
 
 from collections import Counter
 from itertools import islice
@@ -32,7 +32,7 @@ def tokenizer():
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """40 documents in two files of several row groups, and one that is a file of its own; portions of 5."""
+    """Return a folder of 40 documents in two parquet files and one in a text file; 5 are read at once."""
     monkeypatch.setattr(corpora, "DOCUMENTS_AT_ONCE", 5)
     write(tmp_path / "a-0.parquet", [document(i) for i in range(23)])
     write(tmp_path / "a-1.parquet", [document(i) if i != 30 else None for i in range(23, 40)])
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def taken(text, start, number):
-    """So many documents from a position on, read in portions."""
+    """Return `number` documents from a position on."""
     found = []
     for _, texts in text.documents(start):
         found += texts
@@ -65,12 +65,12 @@ def test_the_rest_is_the_same_from_any_position(folder):
     text = corpus(str(folder / "*"), split="train")
     passes = list(text.texts()) * 3
     before = 0
-    for position, texts in islice(text.documents(), 25):  # into the third pass
+    for position, texts in islice(text.documents(), 25):  # continues into the third pass
         before += len(texts)
         assert taken(text, position, 30) == (passes * 2)[before : before + 30]
     assert position.epoch == 2
     rows = [document(i) for i in range(23)]
-    for row in range(23):  # also within a portion
+    for row in range(23):  # also from within a list of documents
         assert taken(text, Position(1, 0, row), 23 - row) == rows[row:]
 
 
@@ -141,7 +141,7 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path):
 def test_a_parquet_damaged_after_its_header_is_named(tmp_path):
     write(tmp_path / "a.parquet", [document(number) for number in range(40)], row_group_size=40)
     content = bytearray((tmp_path / "a.parquet").read_bytes())
-    content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # pages; what tells of them is at the end
+    content[4 : len(content) // 2] = b"\xff" * (len(content) // 2 - 4)  # the pages; the metadata at the end stays
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.parquet cannot be read \(.*\): give a whole") as error:
         list(corpus(str(tmp_path / "*"), split="train").texts())
@@ -198,7 +198,7 @@ def test_all_blocks_are_the_text_in_order(folder, tokenizer):
 
 @pytest.mark.parametrize("portion", [3, 10, 1000])
 def test_streamed_blocks_are_all_of_the_text_shuffled_portion_by_portion(folder, tokenizer, monkeypatch, portion):
-    """Of 1000 blocks, over several passes; what does not fill a block goes on in the next one."""
+    """Portions span several passes; tokens left over by a block start the next one."""
     monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", portion)
     text = corpus(str(folder / "*"), split="train")
     passes = -(-portion * 2 * BLOCK // len(stream_of(text, tokenizer, 1)))
@@ -268,7 +268,7 @@ def test_batches_of_any_size_give_the_same_blocks(folder, tokenizer, monkeypatch
 
 @pytest.mark.parametrize("streaming", [True, False])
 def test_the_same_blocks_follow_from_any_saved_state(folder, tokenizer, monkeypatch, streaming):
-    """Also from before the first, across a portion's end, and into the next passes."""
+    """Also from the beginning, across the end of a portion, and into later passes."""
     monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 10)
     text = corpus(str(folder / "*"), split="train")
     blocks = packed(text, tokenizer, streaming=streaming)

@@ -1,4 +1,4 @@
-"""Splits, batches, and examples cut to length."""
+"""Test splits, batches, and examples cut to length."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ PAD = 0
 
 
 def split_of(sequences, options=None, labels=None, **values):
-    """A split of sequences of these tokens; `options` are how many of them an example has."""
+    """Return a split of these sequences of tokens; `options` gives the number of sequences of each example."""
     counts = options or [1] * len(sequences)
     defaults = {"kind": "classification", "answer_lengths": np.zeros(len(sequences), dtype=int), "answers": ()}
     defaults |= {"parts": np.array([""] * len(counts)), "cut": np.zeros(len(counts), dtype=bool)}
@@ -47,7 +47,7 @@ def tokenizer():
 
 @pytest.fixture
 def load(tmp_path, monkeypatch, tokenizer):
-    """A function that loads a task made of rows, cached below tmp_path."""
+    """Return a function that loads a task made of rows, cached below tmp_path."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def loaded(kind: type[Task], rows, *, max_length=64, train_samples=None, **values):
@@ -108,7 +108,7 @@ def test_an_epoch_of_training_batches_holds_every_example_once(split):
 
 def test_skipping_leaves_out_the_first_batches(split):
     whole = training_batches(split, batch_size=8, seed=0)
-    for _ in range(30):  # into the second epoch
+    for _ in range(30):  # continues into the second epoch
         next(whole)
     late = training_batches(split, batch_size=8, seed=0, skip=30)
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_batches_of_similar_length_hold_little_padding(split):
     batches = training_batches(split, batch_size=8, seed=0)
     masks = [next(batches)["attention_mask"] for _ in range(25)]
     real = sum(int(mask.sum()) for mask in masks) / sum(mask.numel() for mask in masks)
-    at_random = split.lengths().mean() / 10  # padded to the longest of all
+    at_random = split.lengths().mean() / 10  # padding if batches mixed all lengths
     assert real > 0.9 > at_random
 
 
@@ -142,7 +142,7 @@ def test_evaluation_covers_every_example_once_by_length(split):
 
 
 def test_the_order_does_not_follow_a_file_sorted_by_class():
-    """Else what stale values put in for lost ones, another batch's activations, would tell the class."""
+    """Otherwise `stale`, which fills in the previous batch's activations, would reveal the class."""
     split = split_of([[1, 2]] * 400, labels=[0] * 200 + [1] * 200)
     batches = [split.labels[indices].mean() for indices in evaluation_batches(split, batch_size=50)]
     assert 0.25 < min(batches) < max(batches) < 0.75

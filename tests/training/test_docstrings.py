@@ -45,7 +45,7 @@ def test_the_embedded_task_has_nine_classes_no_leak_and_no_names():
 
 
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
-    """Nor need the library be installed, where the script knows where it is."""
+    """The library need not be installed if the script's search path has it."""
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "__init__.py").write_text(f'def f():\n    """{LONG}"""\n')
     (tmp_path / "script.py").write_text(
@@ -78,7 +78,7 @@ def test_a_bag_of_words_classifies_a_sample(monkeypatch):
 
 @pytest.mark.parametrize(("max_length", "accuracy"), [(64, 0.8), (2, 0.4)])
 def test_a_bag_of_tokens_reads_what_the_model_does_and_no_more(tmp_path, monkeypatch, max_length, accuracy):
-    """The last word tells the class, but of one in five test texts; cut, all are alike and the larger class is told."""
+    """The last word gives the class of four in five test texts; cut texts are equal, and get the larger class."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     texts = ("return alpha", "return beta")
     train = [{"text": texts[label], "label": label} for label in [0, 0, 1] * 10]

@@ -1,4 +1,4 @@
-"""The engine compares the model that it lays out with the dense one before anything is trained."""
+"""Test that the engine compares its parallel model with the dense one before training."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Tasks of all kinds trained to the end, and what is asked of the models that this leaves behind."""
+"""Test tasks of all kinds, from training to evaluations of the saved models."""
 
 import json
 import math
@@ -23,8 +23,10 @@ THINGS = ("sky", "grass", "rose", "sea")
 
 
 def rows(number, first):
-    """The colour of a text is its class, its answer, and decides its number; the right one of two or three options is
-    yes."""
+    """Yield rows of texts with a colour, which is the class and the answer, and determines the number.
+
+    The right one of two or three options is "yes".
+    """
     for i in range(first, first + number):
         options = ["no", "never"][: 1 + i % 2]
         options.insert(i // 3 % (len(options) + 1), "yes")
@@ -68,7 +70,7 @@ def settings(folder, kind, **values):
 
 
 def at(folder):
-    """The tasks and the small model are there, data cached below `folder`."""
+    """Return patches that register the tasks and the small model, and cache data below `folder`."""
     return (
         patch.dict(tasks.TASKS, TASKS),
         patch.dict(models.PRESETS, {"gpt2-nano": SMALL}),
@@ -77,14 +79,14 @@ def at(folder):
 
 
 def train(folder, kind, **values):
-    """A run's record, here or as one of several processes."""
+    """Train here, alone or as one of several processes, and return the record."""
     one, two, three = at(folder)
     with one, two, three:
         return run(settings(folder, kind, **values))
 
 
 def evaluate(folder, **values):
-    """An evaluation of what it left behind, here or as one of several processes."""
+    """Evaluate the trained model here, alone or as one of several processes."""
     one, two, three = at(folder)
     with one, two, three:
         config = EvaluateConfig(
@@ -156,7 +158,7 @@ def test_two_processes_train_and_evaluate_as_virtual_ranks_do(processes, tmp_pat
 
 
 def test_replicas_of_a_generation_task_count_by_tokens(processes, tmp_path):
-    """Answers of one word and of ten: replicas predict other numbers of tokens, and one process all of them."""
+    """Answers have one word or ten, so replicas predict different numbers of tokens; one process predicts all."""
     values = {"tensor_parallel_size": 1, "loss_rate": 0.0, "save_model": False, "batch_size": 6, "max_steps": 6}
     with patch.dict(TASKS, uneven=_uneven()):
         here = train(tmp_path / "here", "uneven", **values)

@@ -1,4 +1,4 @@
-"""Two runs at once in one folder: the second is refused, until the first has ended, however it ends."""
+"""Test two runs at once in one folder: the second is refused until the first ends, however it ends."""
 
 import errno
 import fcntl
@@ -56,7 +56,7 @@ def test_the_cache_folder_makes_no_difference(tmp_path, network, monkeypatch):
 
 
 def test_a_lock_deleted_just_before_it_is_taken_is_made_again(tmp_path, network, monkeypatch):
-    """Else two runs would hold two files of one name."""
+    """Otherwise two runs would lock two files of one name."""
     lock, flock = tmp_path / LOCK, fcntl.flock
 
     def delete_first(handle, how):

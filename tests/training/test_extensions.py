@@ -1,4 +1,4 @@
-"""A repair and an algorithm from outside: one definition and one registry line each reach every part of the library."""
+"""Test a repair and an algorithm from outside: a definition and a registry line reach every part of the library."""
 
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -56,11 +56,11 @@ STAR = Algorithm(
 
 @pytest.fixture
 def filled(monkeypatch):
-    """Register both; return a list that grows by each message that the repair fills in."""
+    """Register both, and return a list that grows with each message that the repair fills in."""
     messages = []
     monkeypatch.setitem(REPAIRS, "twice", Twice)
     monkeypatch.setitem(ALGORITHMS, "star", STAR)
-    monkeypatch.setitem(FILLS, Twice, None)  # so that what `fills` puts there goes with the test
+    monkeypatch.setitem(FILLS, Twice, None)  # so that the entry that `fills` adds is removed after the test
 
     @fills(Twice)
     def twice_(message, repair):
@@ -84,7 +84,7 @@ def test_both_train_and_are_in_the_record(toy, tmp_path, filled):
 
 
 def test_timing_uses_their_declarations(toy, filled):
-    """The algorithm has a schedule; the repair says that it sends packets of its own, which timing does not know."""
+    """The algorithm has a schedule. The repair declares extra packets, which timing does not cover."""
     config = toy(algorithm="star", loss_rate=LOSS_RATE, tensor_parallel_size=RANKS, link_gbits=10.0)
     assert simulated_step_seconds(config, NANO, 100, 0.5) > 0.5
     assert simulated_step_seconds(replace(config, repair="twice"), NANO, 100, 0.5) is None

@@ -1,4 +1,4 @@
-"""Whole sentences go to the test split, and nothing of them stays in training."""
+"""Test that whole sentences move to the test split, and no phrase of them stays in training."""
 
 import os
 
@@ -23,7 +23,7 @@ def test_whole_sentences_follow_the_official_test_rows():
     assert [row["part"] for row in rows[1:]] == ["held_out"] * 7
     tested = [row["text"] for row in rows[1:]]
     assert len(set(tested)) == 7
-    assert set(tested) <= set(SENTENCES) | {"fin"}  # which is part of a word of others, but no word of theirs
+    assert set(tested) <= set(SENTENCES) | {"fin"}  # part of a word of other rows, but never a whole word
 
 
 def test_training_keeps_rows_that_no_tested_sentence_contains():
@@ -33,7 +33,7 @@ def test_training_keeps_rows_that_no_tested_sentence_contains():
     apart = [row["text"] for row in TRAIN if not any(f" {row['text']} " in f" {sentence} " for sentence in tested)]
     assert left == apart
     assert 0 < len(left) < len(TRAIN)
-    assert "one ." not in left  # every sentence ends so
+    assert "one ." not in left  # every sentence ends with it
 
 
 def test_the_choice_is_fixed_and_another_one_has_another_fingerprint():

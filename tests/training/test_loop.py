@@ -10,7 +10,7 @@ from lossytp.training.progress import Progress
 
 
 def comparable(record):
-    """A record less what differs from run to run: seconds."""
+    """Return a record without its seconds, which differ from run to run."""
     record = copy.deepcopy(record)
     del record["timing"]
     for point in record["curves"]["eval"]:
@@ -35,7 +35,7 @@ def test_a_record_has_its_documented_keys(toy, tmp_path):
 
 def test_a_finished_run_is_not_run_again_and_another_configuration_is_refused(toy, monkeypatch):
     first = run(toy())
-    monkeypatch.setattr(loop, "_Run", None)  # would fail if the run were started
+    monkeypatch.setattr(loop, "_Run", None)  # fails if the run starts
     assert run(toy()) == first
     with pytest.raises(ValueError, match="loss_rate"):
         run(toy(loss_rate=0.5))
@@ -88,7 +88,7 @@ def test_the_toy_task_is_learnt_and_time_to_accuracy_recorded(toy, tmp_path):
 def test_patience_stops_early(toy):
     record = run(toy(max_steps=50, eval_steps=1, patience=2, learning_rate=0.0))
     assert record["status"] == "stopped early"
-    assert record["curves"]["eval"][-1]["step"] == 3  # the first is the best, two more do not beat it
+    assert record["curves"]["eval"][-1]["step"] == 3  # the first is the best, and two more do not beat it
 
 
 def test_a_training_loss_that_is_not_finite_ends_the_run_with_a_record_that_says_so(toy, tmp_path):
@@ -110,7 +110,7 @@ def test_half_precision_halves_the_packets(toy, tmp_path, precision):
 
 
 def test_packet_losses_do_not_touch_global_generators(toy, tmp_path):
-    """Dropout draws the same with and without losses: packet losses do not touch torch's generator."""
+    """Dropout draws the same numbers with and without losses."""
     states = []
     for rate in (0.0, 0.5):
         run(toy(loss_rate=rate, dropout=0.1, output_dir=str(tmp_path / str(rate))))
@@ -145,7 +145,7 @@ def test_a_run_on_one_process_is_recorded_as_such(toy, tmp_path):
 
 
 def test_gradients_are_clipped_to_the_given_norm(toy, tmp_path):
-    """A limit above all norms changes nothing, also where the training loss is scaled; one below them does."""
+    """A limit above all norms changes nothing, even if the training loss is scaled; a limit below them does."""
     curves = {}
     for fp16 in (False, True):
         for limit in (None, 100.0, 2.0):

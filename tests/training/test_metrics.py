@@ -38,7 +38,7 @@ def test_metrics_need_no_writable_home(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     for name in ("HOME", "HF_HOME"):
         monkeypatch.setenv(name, "/proc/nope")
-    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", "/proc/nope/metrics")  # set when it is imported
+    monkeypatch.setattr(evaluate.config, "HF_METRICS_CACHE", "/proc/nope/metrics")  # the library sets it on import
     assert score([[0.0, 1.0]], [1])["accuracy"] == 1
 
 
@@ -116,7 +116,7 @@ def test_time_to_accuracy_is_the_first_evaluation_that_holds():
     reached = {"target": 0.75, "step": 40, "seconds": 4.0}
     assert time_to_accuracy(points, 0.75) == {**reached, "simulated_seconds": None}
     assert time_to_accuracy(points, 0.75, 0.5) == {**reached, "simulated_seconds": 20.0}
-    assert time_to_accuracy(points, 0.85) is None  # reached at the last one, held by none
+    assert time_to_accuracy(points, 0.85) is None  # reached at the last evaluation, and held by none
     assert time_to_accuracy(points, None) is None
-    points[3]["score_lossy"] = None  # of a run that was no longer finite
+    points[3]["score_lossy"] = None  # as in a run that is no longer finite
     assert time_to_accuracy(points, 0.75) is None

@@ -1,4 +1,4 @@
-"""Models by name, and with the heads that tasks need."""
+"""Test models by name, and with the heads that tasks need."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def tokenizer():
 
 @pytest.fixture
 def folder(tmp_path, tokenizer):
-    """A language model with its tokenizer."""
+    """Return a folder with a language model and its tokenizer."""
     torch.manual_seed(3)
     GPT2LMHeadModel(GPT2Config(vocab_size=len(tokenizer), **TINY)).save_pretrained(tmp_path / "lm")
     tokenizer.save_pretrained(tmp_path / "lm")
@@ -141,7 +141,7 @@ def test_pretrained_weights_come_from_the_folder(folder, tokenizer, kind):
 @pytest.mark.parametrize("before", BATCH)
 @pytest.mark.parametrize("kind", BATCH)
 def test_a_model_trained_on_one_kind_of_task_can_be_trained_on_another(folder, tmp_path, tokenizer, before, kind):
-    """Also once transformers has written into the configuration which training loss it took."""
+    """Even if transformers has written the kind of training loss into the configuration."""
     first = build(folder, before, tokenizer=tokenizer)
     first(**BATCH[before])
     first.save_pretrained(tmp_path / before)
@@ -199,7 +199,7 @@ def test_files_that_are_damaged_or_missing_are_one_line(folder, tokenizer):
 
 @pytest.mark.parametrize("kind", BATCH)
 def test_a_folder_that_lacks_weights_is_refused(folder, tmp_path, tokenizer, kind):
-    """Of the body by training and evaluating, of the head, which training draws for its task, by evaluating alone."""
+    """Training and evaluation refuse a body without some weights; only evaluation refuses a missing head."""
     model = build(folder, kind, tokenizer=tokenizer)
     whole = model.state_dict()
     body = {name: weight for name, weight in whole.items() if ".h.1." not in name}
@@ -207,7 +207,7 @@ def test_a_folder_that_lacks_weights_is_refused(folder, tmp_path, tokenizer, kin
     for load in (load_model, lambda name: build(name, kind, tokenizer=tokenizer)):
         with pytest.raises(ValueError, match=r"body lacks 12 of its weights, such as .*h\.1\..*: save them all$"):
             load(str(tmp_path / "body"))
-    if kind != "generation":  # whose head is tied to the body
+    if kind != "generation":  # its head is tied to the body
         headless = {name: weight for name, weight in whole.items() if name != "score.weight"}
         model.save_pretrained(tmp_path / "headless", state_dict=headless)
         assert bodies_equal(build(tmp_path / "headless", kind, tokenizer=tokenizer), model)
@@ -216,7 +216,7 @@ def test_a_folder_that_lacks_weights_is_refused(folder, tmp_path, tokenizer, kin
 
 
 def test_an_invalid_configuration_is_one_line(folder, tokenizer):
-    """Also where random weights are drawn, in a shape that transformers cannot make."""
+    """Also for random weights in a shape that transformers cannot build."""
     config = json.loads((folder / "config.json").read_text())
     for values in ({"activation_function": "nonesuch"}, {"n_inner": "wide"}, {"id2label": [1]}):
         (folder / "config.json").write_text(json.dumps({**config, **values}))
@@ -274,7 +274,7 @@ def test_the_committed_bases_are_what_their_cards_say(name):
     assert f"A GPT-2 of {sum(parameter.numel() for parameter in model.transformer.parameters()):,} parameters" in card
     assert shape_of(name) == (model.config.n_embd, model.config.n_layer, model.config.n_head, 128)
     report = json.loads((folder / "pretrain.json").read_text())
-    assert report["validation_loss"] < 4.6  # a model that reads nothing has log(4096) = 8.3
+    assert report["validation_loss"] < 4.6  # uniform guesses have log(4096) = 8.3
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end(folder):
@@ -297,9 +297,9 @@ def test_gpt2s_own_tokenizer_and_its_shape_from_random_weights():
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch, tmp_path):
-    """Its client would try again and again, for nearly a minute."""
+    """The hub's client would try for nearly a minute."""
     monkeypatch.delenv("LOSSYTP_DATA", raising=False)
-    hub_at("http://127.0.0.1:9", monkeypatch)  # a port at which nothing listens
+    hub_at("http://127.0.0.1:9", monkeypatch)  # nothing listens at this port
     start = time.perf_counter()
     with pytest.raises(
         ValueError, match=r"some/gpt2 is neither on this machine .* nor available from the hub \(.*: give a"
@@ -318,11 +318,11 @@ def test_a_missing_model_is_refused_before_torch_is_imported(monkeypatch, tmp_pa
     for name in ("gpt2-nano", "gpt2-micro", "gpt2-nano-scratch", "gpt2-nano-wide-scratch", "gpt2-micro-scratch"):
         check_there(name)
     with pytest.raises(ValueError, match="or give gpt2-nano-wide-scratch"):
-        check_there("gpt2-nano-wide")  # nothing is committed of it
+        check_there("gpt2-nano-wide")  # no weights of it are committed
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "gpt2-nano").symlink_to(models.MODELS / "gpt2-nano")
     monkeypatch.setattr(models, "MODELS", tmp_path / "models")
-    check_there("gpt2-micro-scratch")  # which needs the vocabulary alone
+    check_there("gpt2-micro-scratch")  # needs only the vocabulary
     with pytest.raises(ValueError, match=r"run \./run_all\.sh pretrain in a checkout, or give gpt2-micro-scratch"):
         check_there("gpt2-micro")
     folder = tmp_path / "openai-community" / "gpt2-large"
@@ -346,13 +346,13 @@ def test_no_hub_and_no_data_end_the_command_with_one_line():
     command = [sys.executable, "-m", "lossytp.train", "--model_name", "gpt2", "--tensor_parallel_size", "2"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     assert result.returncode == 2, result.stderr
-    assert result.stderr.count("\n") == 1, result.stderr  # the client would tell each time that it tries
+    assert result.stderr.count("\n") == 1, result.stderr  # the hub's client would print a line for each try
     message = "error: model_name = 'gpt2': openai-community/gpt2 is neither on this machine (LOSSYTP_DATA is not set)"
     assert result.stderr.startswith(message)
 
 
 def test_the_first_line_of_an_error_has_words():
-    """Some begin with an empty line."""
+    """Some errors begin with an empty line."""
     assert models.first_line(ImportError("\nwhy\nand how")) == "ImportError: why"
     assert models.first_line(KeyError()) == "KeyError: "
     assert (

@@ -1,4 +1,4 @@
-"""Training over several processes: whatever the parallelism, one process's training but for the packets lost.
+"""Test training over several processes: it equals one process's training, except for lost packets.
 
 Functions named `on_rank_...` run in every process. A run that is already in its folder is not done again.
 """
@@ -34,12 +34,12 @@ LOSSY = {"loss_rate": 0.1, "max_steps": 6}
 
 
 def on_rank_import() -> None:
-    """Importing took long enough: from here on no process waits for another's."""
+    """Import this module in every process, so that later calls need not wait for imports."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, processes: Callable) -> Path:
-    """For records and the task's data."""
+    """Return a folder for records and the task's data."""
     processes(4, on_rank_import)
     return tmp_path_factory.mktemp("parallelism")
 
@@ -83,7 +83,9 @@ def test_losses_change_training_and_packets_follow_from_shapes_and_mtu(
         config = settings(folder, **values)
     shapes = [tuple(batch["input_ids"].shape) for batch in batches(folder, 6)]
     assert traffic["packets"] == expected_packets(shapes, number, config)
-    links = [link.split(": ") for link in traffic["by_link"]]  # with their group, where several have such a link
+    links = [
+        link.split(": ") for link in traffic["by_link"]
+    ]  # the group comes first if several groups have such a link
     assert {link[-1] for link in links} == expected_links(number, config)
     assert any(len(link) > 1 for link in links) == (name == "virtual ranks and ddp")
     assert traffic["observed_loss_rate"] == pytest.approx(0.1, abs=0.02)
@@ -110,7 +112,7 @@ def test_evaluating_more_often_does_not_change_training(processes: Callable, fol
 
 
 def test_the_backend_has_the_algorithm_and_the_repair_of_the_configuration(processes: Callable, folder: Path) -> None:
-    """FSDP's parameters show a factor that AdamW would not see in DDP's gradients."""
+    """`rescale` multiplies FSDP's parameters too; AdamW would hide a factor of DDP's gradients."""
     number, values = PARALLELISMS["fsdp"]
     zero, rescale = (
         processes(number, train, folder / "fsdp", values | LOSSY | {"algorithm": "sender", "repair": repair})[0]
@@ -122,7 +124,7 @@ def test_the_backend_has_the_algorithm_and_the_repair_of_the_configuration(proce
 
 
 def test_a_pipeline_has_the_adjoint_of_the_configuration(processes: Callable, folder: Path) -> None:
-    """The first stage learns otherwise, over the same losses."""
+    """The first stage trains differently, with the same losses."""
     values = {"pipeline_parallel_size": 2, "loss_rate": 0.2, "max_steps": 4}
     plain, exact = (
         processes(2, train, folder / f"adjoint {known}", {**values, "exact_adjoint": known})[0]
@@ -134,7 +136,7 @@ def test_a_pipeline_has_the_adjoint_of_the_configuration(processes: Callable, fo
 
 
 def on_rank_see(folder: Path, values: dict) -> list[list[int]]:
-    """The labels and then the tokens of what the model got, step by step."""
+    """Return the labels and tokens that the model received in each step."""
     seen = []
 
     def look(module: Any, arguments: tuple, named: dict) -> None:
@@ -168,7 +170,7 @@ def test_replicas_see_different_shares_of_each_batch_and_tensor_parallel_ranks_t
 
 
 def on_rank_look(folder: Path, values: dict) -> tuple[int, set[str]]:
-    """The seed of dropout, and the schedules of a pipeline."""
+    """Return the seed of dropout, and a pipeline's schedules."""
     looked = []
 
     def after(engine: Engine, scaler: torch.amp.GradScaler) -> None:
@@ -210,7 +212,7 @@ def test_all_ranks_stop_at_the_same_evaluation_though_their_accuracies_differ(
 
 
 def on_rank_overflow(folder: Path, values: dict) -> tuple[list[float], list[float]]:
-    """The scale, and a sum of weights, at each step; in the third rank 1 alone has a gradient that is infinite."""
+    """Return each step's loss scale and sum of weights. In the third step only rank 1 has an infinite gradient."""
     scales: list[float] = []
     weights: list[float] = []
 
@@ -240,7 +242,7 @@ def test_all_ranks_skip_a_step_if_one_overflows(processes: Callable, folder: Pat
 
 @pytest.mark.parametrize("name", ["lossytp", "megatron", "fsdp", "gpipe", "lossytp and fsdp"])
 def test_clipped_gradients_are_those_of_one_process(processes: Callable, folder: Path, dense: dict, name: str) -> None:
-    """The limit is between the norms of the steps: AdamW would not see a factor that all of them share."""
+    """The limit clips some steps only: AdamW would hide a factor that all steps share."""
     number, values = PARALLELISMS[name]
     clipped = {"gradient_clipping": 4.0, "max_steps": 8, "warmup_steps": 0}
     one = train(folder, clipped)
@@ -271,7 +273,7 @@ def test_replica_drift_is_recorded(processes: Callable, folder: Path) -> None:
 
 
 def on_rank_again(folder: Path, values: dict) -> dict | tuple[str, str, str]:
-    """The record, or the error and what was printed; fails where a run is started."""
+    """Return the record, or the error and what was printed. Fail if a run starts."""
     told = io.StringIO()
     with patch.object(loop, "_Run", None), contextlib.redirect_stderr(told):
         try:

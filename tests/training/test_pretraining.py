@@ -1,4 +1,4 @@
-"""Pretraining runs of a tiny model on a few hundred made-up documents."""
+"""Test pretraining of a tiny model on a few hundred made-up documents."""
 
 import copy
 import errno
@@ -36,7 +36,7 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 @pytest.fixture
 def pretrain(tmp_path, monkeypatch):
-    """A function that makes the configuration of a short run; `folder` is the name of its own."""
+    """Return a function that makes the configuration of a short run in the output folder `folder`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(models.PRESETS, "gpt2-nano", TINY)
     monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 30)
@@ -78,7 +78,7 @@ def weights(config):
 
 
 def assert_same(config, statistics, other, other_statistics):
-    """To the last bit, but for seconds and what moves no number."""
+    """Assert that losses and weights are equal to the last bit."""
     assert losses(statistics) == losses(other_statistics)
     assert validation_losses(statistics) == validation_losses(other_statistics)
     assert statistics["validation_loss"] == other_statistics["validation_loss"]
@@ -87,7 +87,7 @@ def assert_same(config, statistics, other, other_statistics):
 
 
 def stopped(config, at_step):
-    """A run that is interrupted before a step."""
+    """Run, and interrupt the run before a step."""
     step = pretraining._Pretraining._step
 
     def stops(self, number, pool):
@@ -120,7 +120,7 @@ def test_it_learns_and_writes_its_statistics(pretrain, capfd):
     assert [point["step"] for point in written["curves"]["eval"]] == [30, 60]
     assert written["trigram_tokens"] == tokens
     assert 1 < written["trigram_perplexity"] < 100
-    assert written["passes"] in (3, 4)  # of which the last is only begun
+    assert written["passes"] in (3, 4)  # the last pass has only begun
 
 
 def test_the_exported_folder_is_read_by_transformers_and_gives_the_cards_loss(pretrain):
@@ -150,7 +150,7 @@ def test_threads_change_no_bit_and_microbatches_only_rounding(pretrain):
     for number in (1, 4):
         other = pretrain(f"threads {number}", num_proc=number)
         assert_same(other, run(other), config, first)
-    for size in (8, 3):  # three does not divide the eight blocks of a batch
+    for size in (8, 3):  # a batch of eight blocks is no multiple of three
         other = run(pretrain(f"microbatch {size}", microbatch_size=size))
         assert losses(other) == pytest.approx(losses(first), rel=1e-5)
         assert other["validation_loss"] == pytest.approx(first["validation_loss"], rel=1e-3)
@@ -168,7 +168,7 @@ def test_the_seed_draws_weights_and_order_and_leaves_torchs_generator_alone(pret
 
 
 def test_the_number_of_torchs_threads_is_restored(pretrain):
-    """Also in Python threads begun later, which take over what any thread set last; a run's own set one."""
+    """Also in Python threads started later: they inherit any thread's last setting, and a run's threads set one."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
@@ -189,7 +189,7 @@ def test_a_run_stopped_before_any_step_and_resumed_equals_an_unbroken_one(pretra
 
 
 def test_a_run_killed_and_resumed_equals_an_unbroken_one(pretrain, tmp_path):
-    """By SIGKILL while a checkpoint is half written, then in the midst of a step."""
+    """SIGKILL comes first while a checkpoint is half written, then in the middle of a step."""
     unbroken, broken = pretrain("unbroken"), pretrain("broken")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
@@ -236,7 +236,7 @@ def _killed(values, where, at_step):
 def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(pretrain, monkeypatch):
     config = pretrain()
     statistics = run(config)
-    monkeypatch.setattr(pretraining, "_Pretraining", None)  # would fail if it were run
+    monkeypatch.setattr(pretraining, "_Pretraining", None)  # fails if it runs
     assert run(config) == statistics
     assert run(pretrain(num_proc=1, eval_steps=5)) == statistics
     with pytest.raises(ValueError, match="holds a model with different learning_rate: give another folder"):
@@ -257,7 +257,7 @@ def test_a_users_files_are_refused_before_the_first_step_and_stay(pretrain, monk
     file.parent.mkdir()
     file.write_text("x")
     (file.parent / "thesis").touch()
-    monkeypatch.setattr(pretraining, "_Pretraining", None)  # would fail if it were run
+    monkeypatch.setattr(pretraining, "_Pretraining", None)  # fails if it runs
     with pytest.raises(ValueError, match=rf"^{file} is (in the way.*: move it|no checkpoint .*: delete it)"):
         run(config)
     assert file.read_text() == "x"

@@ -70,7 +70,7 @@ def test_another_configurations_folder_is_refused_and_left_alone(toy, tmp_path):
 
 
 def test_parameters_that_an_older_record_lacks_have_their_defaults(toy, tmp_path):
-    """And so it is the record of today's configuration, as long as that leaves them alone."""
+    """So it is the record of today's configuration if that keeps those defaults."""
     done = {"config": toy().as_dict(), "final": {}}
     for name in ("output_dir", "gradient_clipping", "data_parallel_size", "implementation"):
         del done["config"][name]

@@ -1,4 +1,4 @@
-"""A run's models, `best` and `last`, in folders in which users may have files of their own."""
+"""Test a run's models, `best` and `last`, in folders that may hold the user's files."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ PLACES = ("best", "last", ".best.part", ".last.part", "checkpoint")
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_users_files_are_refused_before_the_first_step_and_stay(toy, tmp_path, place, monkeypatch):
-    monkeypatch.setattr("lossytp.training.loop._Run", None)  # would fail if the run were started
+    monkeypatch.setattr("lossytp.training.loop._Run", None)  # fails if the run starts
     thesis = tmp_path / "run" / place / "thesis"
     thesis.parent.mkdir(parents=True)
     thesis.write_text("x")
@@ -114,7 +114,7 @@ def _train(folder: Path, place: str | None) -> None:
 
 
 def _die_at(place: str) -> None:
-    """End this process at a point of the first save, or at one where a model is there already."""
+    """Kill this process at a point of the first save, or of one that replaces a model."""
 
     def dying(function, die_before=False):
         def call(*arguments, **named):

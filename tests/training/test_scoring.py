@@ -1,4 +1,4 @@
-"""Scores of made-up answers, against those worked out by hand."""
+"""Compare scores of made-up answers with scores computed by hand."""
 
 import math
 
@@ -21,7 +21,7 @@ def tokenizer():
 @pytest.fixture
 def load(tmp_path, monkeypatch, tokenizer):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(scoring, "EVALUATION_BATCH", 2)  # so that there are several
+    monkeypatch.setattr(scoring, "EVALUATION_BATCH", 2)  # so that there are several batches
 
     def loaded(kind, rows, **values):
         monkeypatch.setitem(tasks.TASKS, "rows", kind(source=tasks.Table(train=rows, test=rows), **values))
@@ -31,7 +31,7 @@ def load(tmp_path, monkeypatch, tokenizer):
 
 
 class Answers:
-    """An engine whose answers are `answer(text)`, by the text of each sequence or prompt."""
+    """An engine that answers each sequence or prompt with `answer(text)`."""
 
     def __init__(self, answer, tokenizer, ranks=1):
         self.network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))
@@ -120,7 +120,7 @@ def test_multiple_choice_with_unequal_numbers_of_options(load, tokenizer):
     others = [len(row["options"]) - 1 for row in CHOICES]
     assert result["cross_entropy"] == pytest.approx(np.mean([math.log(1 + n * math.exp(-3)) for n in others]), rel=1e-5)
     (constant,) = scores(Answers(lambda text: 0.0, tokenizer), data)
-    assert constant["score"] == 2 / 5  # the first option of each
+    assert constant["score"] == 2 / 5  # the first option of each example
     assert constant["cross_entropy"] == pytest.approx(np.mean([math.log(1 + n) for n in others]), rel=1e-5)
     (wrong,) = scores(Answers(lambda text: -4.0 if text.endswith("right") else 1.0, tokenizer), data)
     assert wrong["score"] == 0
@@ -138,7 +138,7 @@ def test_generation(load, tokenizer):
     constant = Answers(lambda text: " two four", tokenizer)
     (result,) = scores(constant, data)
     assert result["exact_match"] == 0
-    assert result["f1"] == pytest.approx((2 / 3 + 2 / 5) / 3)  # of "two", of "three or four", of "5"
+    assert result["f1"] == pytest.approx((2 / 3 + 2 / 5) / 3)  # for "two", "three or four" and "5"
     assert scores(Answers(lambda text: " three, or four!", tokenizer), data)[0]["score"] == pytest.approx(1 / 3)
 
 

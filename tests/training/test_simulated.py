@@ -10,7 +10,7 @@ from lossytp.training.simulated import simulated_step_seconds
 NANO = SimpleNamespace(hidden_size=128, num_hidden_layers=4)
 LINK = {"link_gbits": 10.0, "round_trip_us": 100.0, "tensor_parallel_size": 4}
 PACKET_S, TRIP_S = 1500 * 8 / 10e9, 50e-6
-TOKENS = 364 * 4 * 10 / 128  # so that a rank's chunk is ten packets of 364 float32
+TOKENS = 364 * 4 * 10 / 128  # a rank's chunk is then ten packets of 364 float32
 
 
 def seconds(compute_s=0.5, tokens=None, **values):
@@ -18,7 +18,7 @@ def seconds(compute_s=0.5, tokens=None, **values):
 
 
 def test_without_loss_a_step_is_its_computation_and_sixteen_all_reduces_of_known_length():
-    """Each is two messages, one after the other: of 10 packets to each of 3 ranks."""
+    """Each all-reduce is two messages in turn, of 10 packets to each of 3 ranks."""
     tokens = round(TOKENS)
     packets = 3 * -(-tokens * 128 // 4 // 364)
     expected = 0.5 + 16 * 2 * (packets * PACKET_S + TRIP_S)
@@ -41,13 +41,13 @@ def test_a_missing_last_packet_costs_a_round_trip():
 
 
 def test_sums_that_return_reliably_are_waited_for():
-    """Half of the messages are sent until they are there; best effort waits a round trip for each at the most."""
+    """Half of the messages are retransmitted until delivered; best effort waits at most a round trip for each."""
     most = 16 * 2 * 100e-6
     for rate in (0.05, 0.3):
         best_effort = seconds(0.0, loss_rate=rate, reliable_gather=False)
         assert best_effort < seconds(0.0) + most
         assert best_effort + most / 4 < seconds(0.0, loss_rate=rate)
-    one_way = seconds(0.0, loss_rate=0.3, algorithm="sender")  # whose sum is everywhere at once
+    one_way = seconds(0.0, loss_rate=0.3, algorithm="sender")  # its sum reaches all ranks at once
     assert one_way < seconds(0.0, algorithm="sender") + most / 2
 
 
@@ -67,8 +67,8 @@ def test_sums_that_return_reliably_are_waited_for():
         {"unfreeze_last_layers": 1},
         {"gradient_checkpointing": True},
         {"reliable_gather": False, "replicated_gradients": "lossy"},
-        {"loss_rate": 1.0},  # sums that are to return, and never do
-        {"loss_rate": 0.95},  # or hardly ever
+        {"loss_rate": 1.0},  # sums that never return
+        {"loss_rate": 0.95},  # sums that hardly ever return
     ],
     ids=str,
 )

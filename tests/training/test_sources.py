@@ -17,11 +17,11 @@ ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder that LOSSYTP_DATA names; the cache is below it, and no hub answers."""
+    """Return an empty folder that LOSSYTP_DATA names; the cache is below it, and no hub answers."""
     monkeypatch.setenv("LOSSYTP_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
-    hub_at("http://127.0.0.1:9", monkeypatch)  # a port at which nothing listens
+    hub_at("http://127.0.0.1:9", monkeypatch)  # nothing listens at this port
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
@@ -58,7 +58,7 @@ def test_a_copy_laid_out_like_the_hub_is_read(folder, suffix, place, capfd):
     assert source.rows("test").to_list() == ROWS
     assert (source.subset("train"), source.subset("test")) == (False, True)
     assert Source(path="some/words", name="plain").subset("train") is None
-    assert "Generating" not in capfd.readouterr().err  # no progress bars where no one watches
+    assert "Generating" not in capfd.readouterr().err  # no progress bars into a log
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "json", "jsonl"])
@@ -81,7 +81,7 @@ def test_files_that_cannot_be_read_are_named(folder):
 
 
 def test_a_folder_or_broken_link_in_place_of_a_file_is_refused(folder):
-    """Without a word it would leave out a part of the rows."""
+    """Otherwise some rows would silently be missing."""
     write(folder / "me/mine/train-0.csv")
     wrong = folder / "me/mine/train-1.csv"
     wrong.mkdir()
@@ -103,7 +103,7 @@ def test_a_fingerprint_depends_on_the_rows_and_not_on_their_place(folder, kind, 
 
     first = source("here", ROWS).fingerprint("train")
     if kind != "table":
-        shutil.copytree(folder / "here", folder / "there")  # with its times
+        shutil.copytree(folder / "here", folder / "there")  # keeps file times
         monkeypatch.setenv("LOSSYTP_DATA", str(folder / "there"))
         again = (
             Files(train=folder / "there/me/mine/train.jsonl", test="") if kind == "files" else Source(path="me/mine")
@@ -141,7 +141,7 @@ def test_a_hub_that_is_silent_is_asked_once(folder, monkeypatch):
         def listen():
             while True:
                 try:
-                    asked.append(server.accept()[0])  # kept open, and never answered
+                    asked.append(server.accept()[0])  # stays open, and gets no answer
                 except OSError:
                     return
 
@@ -174,12 +174,12 @@ def test_a_copy_without_the_split_is_an_error(folder):
         Source(path="some/words").rows("test")
 
 
-@pytest.mark.parametrize("kept_as", ["plain", "default-data_dir=plain"])  # the second from the hub's own export
+@pytest.mark.parametrize("kept_as", ["plain", "default-data_dir=plain"])  # the second comes from the hub's own export
 def test_rows_once_loaded_from_the_hub_load_without_it(folder, tmp_path, kept_as):
     write(folder / "once.parquet")
     made = datasets.load_dataset("parquet", data_files=str(folder / "once.parquet"), cache_dir=str(tmp_path / "made"))
     (arrow,) = [Path(file["filename"]) for file in made["train"].cache_files]
-    place = tmp_path / "hub/some___words" / kept_as / "0.0.0/abc"  # where `datasets` keeps what it loaded
+    place = tmp_path / "hub/some___words" / kept_as / "0.0.0/abc"  # the cache of `datasets`
     shutil.copytree(arrow.parent, place)
     (place / arrow.name).rename(place / "words-train.arrow")
     info = place / "dataset_info.json"

@@ -11,7 +11,7 @@ from lossytp.training.tasks.sources import sample_indices
 from tests.training.hub_rows import ROWS, write_hub
 
 NAMES = sorted(ROWS)
-GOLD = {  # columns that tell the answer, and what else could be there
+GOLD = {  # columns that hold the answer, and another possible value
     "label": lambda value: type(value)(1) if value != type(value)(1) else type(value)(0),
     "answer": lambda value: {"1": "2", "2": "1"}.get(value, "SENTINEL") if isinstance(value, str) else (value + 1) % 2,
     "answerKey": lambda value: "A" if value in "BCDE" else "2",
@@ -35,7 +35,7 @@ def score(task, examples, predictions):
 
 
 def logits(examples, chosen):
-    """One for the chosen of each example's options, 0 for its others, -inf for what it does not have."""
+    """Return 1 for the chosen option of each example, 0 for its others, and -inf for missing options."""
     options = max(len(example.endings) for example in examples)
     rows = np.full((len(examples), options), -np.inf)
     for row, example, choice in zip(rows, examples, chosen, strict=True):
@@ -71,7 +71,7 @@ def test_a_perfect_predictor_scores_1_and_a_constant_one_chance(name, hub):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_does_not_depend_on_the_gold_answer(name):
-    """An answer may well stand in a context that it is read from; what must not is that the prompt knows which."""
+    """The context may contain the answer, but nothing in the prompt may depend on which answer is right."""
     task = TASKS[name]
     for row in ROWS[name]:
         example = task.example(row)
@@ -130,7 +130,7 @@ def test_permuted_options_change_nothing(name):
 
 
 def logits_by_text(examples):
-    """From a scorer that knows nothing but the text."""
+    """Return logits that depend only on the text."""
     width = max(len(example.endings) for example in examples)
     return [
         [sum(map(ord, ending)) % 97 / 9.7 for ending in example.endings] + [-np.inf] * (width - len(example.endings))
@@ -139,7 +139,7 @@ def logits_by_text(examples):
 
 
 def backwards(name, row):
-    """The row with its options in the opposite order, the gold index along."""
+    """Return the row with its options in reverse order, and the gold index changed accordingly."""
     lists = {"hellaswag": ("endings", "label"), "quality": ("options", "answer")}
     if name in lists:
         options, gold = lists[name]
@@ -222,7 +222,7 @@ STARS = {"body": "{review}", "label": "stars", "labels": ("1", "2", "3")}
 @pytest.mark.parametrize("gap", [[], [("poor again", "")]], ids=["whole", "with a gap"])
 def test_names_of_classes_that_are_numbers_in_a_csv(tmp_path, monkeypatch, gap):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rows = [("poor", 1), ("fair", 2), ("fine", 3), *gap]  # a gap makes the column one of 1.0, 2.0, 3.0
+    rows = [("poor", 1), ("fair", 2), ("fine", 3), *gap]  # with a gap the column holds 1.0, 2.0, 3.0
     (tmp_path / "stars.csv").write_text("review,stars\n" + "".join(f"{text},{stars}\n" for text, stars in rows))
     task = Classification(source=Files(train=tmp_path / "stars.csv", test=tmp_path / "stars.csv"), **STARS)
     assert [(example.body, example.label) for example in task.examples("train")] == [
@@ -306,7 +306,7 @@ def test_a_fingerprint_depends_on_rows_prompt_and_code():
         fingerprint(body=lambda row: row["text"] + "!"),
     ]
     assert len(set(others)) == len(others)
-    assert fingerprint() == others[0] == fingerprint(targets=(0.5,))  # which changes no example
+    assert fingerprint() == others[0] == fingerprint(targets=(0.5,))  # targets change no example
 
 
 def test_naming_tasks_imports_nothing_slow():
@@ -316,7 +316,7 @@ def test_naming_tasks_imports_nothing_slow():
     assert not {"'datasets'", "'evaluate'", "'transformers'", "'sklearn'"} & set(new.strip("{}\n").split(", "))
 
 
-SUBSETS = {"qnli": ("train",), "mnli": ("train", "test")}  # where LOSSYTP_DATA is the folder beside the project
+SUBSETS = {"qnli": ("train",), "mnli": ("train", "test")}  # in the project's own copy of the data
 
 
 @pytest.mark.parametrize("name", ["sst2", "cola", "mrpc", "rte", "qnli", "mnli", "stsb", "imdb"])

@@ -1,4 +1,4 @@
-"""The entry point under a real torchrun, or several times by hand, and how it ends when something is wrong."""
+"""Test the entry point under a real torchrun or started by hand, and how it ends when something fails."""
 
 import contextlib
 import os
@@ -42,12 +42,17 @@ processes.init_process_group = functools.partial(processes.init_process_group, j
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable]:
-    """`start(command, **variables)` starts a process whose stderr goes to a file; at the end none of them is left."""
+    """Return `start(command, **variables)`, which starts a process with its output in a file.
+
+    All processes are killed after the test.
+    """
     started: list[subprocess.Popen] = []
 
     def run(command: list[str], **variables: Any) -> tuple[subprocess.Popen, Path]:
         told = tmp_path / f"stderr{len(started)}"
-        here = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"}  # not other tests'
+        here = {
+            name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"
+        }  # not that of other tests
         environment = here | {"PYTHONPATH": str(Path(ltp.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
         environment |= {name: str(value) for name, value in variables.items()}
         with told.open("w") as file:
@@ -63,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Callable]:
 
 
 def family(process: subprocess.Popen) -> list[psutil.Process]:
-    """The process, while it runs, and all it started."""
+    """Return the process, if it still runs, and all its descendants."""
     try:
         parent = psutil.Process(process.pid)
         return [parent, *parent.children(recursive=True)]
@@ -76,7 +81,7 @@ def module(tmp_path: Path, *flags: str) -> list[str]:
 
 
 def script(tmp_path: Path, change: str, *flags: str) -> list[str]:
-    """The entry point with a change to the library."""
+    """Return the command of the entry point after a change to the library."""
     file = tmp_path / "changed.py"
     call = "from lossytp import train\nfrom lossytp.training.command_line import run_as_command\n"
     file.write_text(f"{change}\n{call}run_as_command(train.main)\n")
@@ -84,7 +89,7 @@ def script(tmp_path: Path, change: str, *flags: str) -> list[str]:
 
 
 def steps_began(tmp_path: Path, ranks: list[psutil.Process]) -> None:
-    """Wait until the ranks have used processor time after the folder was made: they train, and do so for long."""
+    """Wait until the ranks train: they have used processor time since the folder was made."""
     while not (tmp_path / "run").exists():
         assert all(rank.is_running() for rank in ranks)
         time.sleep(0.05)
@@ -94,11 +99,11 @@ def steps_began(tmp_path: Path, ranks: list[psutil.Process]) -> None:
 
 
 def ranks_of(agent: subprocess.Popen, number: int) -> list[psutil.Process]:
-    """The processes that torchrun started, by rank."""
+    """Return the processes that torchrun started, by rank."""
     while agent.poll() is None:
         ranks = {}
         for process in family(agent)[1:]:
-            with contextlib.suppress(psutil.Error):  # it ends just now
+            with contextlib.suppress(psutil.Error):  # the process is just ending
                 ranks[process.environ().get("RANK")] = process
         if all(str(rank) in ranks for rank in range(number)):
             return [ranks[str(rank)] for rank in range(number)]
@@ -107,7 +112,7 @@ def ranks_of(agent: subprocess.Popen, number: int) -> list[psutil.Process]:
 
 
 def ended(process: subprocess.Popen) -> int:
-    """Its exit code; it and all that it started must end in time."""
+    """Return the exit code. Assert that the process and all its descendants end in time."""
     until, seen = time.monotonic() + SECONDS_TO_END, set(family(process))
     while process.poll() is None and time.monotonic() < until:
         time.sleep(0.05)
@@ -171,7 +176,7 @@ def by_hand(rank: int, port: int, world: int = 2) -> dict[str, Any]:
 
 
 def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Path, start: Callable) -> None:
-    """All of them at once: each takes seconds to import torch."""
+    """All commands run at once, since each takes seconds to import torch."""
     missing = by_hand(0, 1)
     del missing["MASTER_PORT"]
     with socket.socket() as taken, held_port() as free:

@@ -1,4 +1,4 @@
-"""The trigram model against one written down word by word."""
+"""Compare the trigram model with a direct implementation of its definition."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ VOCABULARY = 7
 
 
 def naive_probability(counts, context, word):
-    """Interpolated Kneser-Ney by its definition, from a dictionary of counts for each order."""
+    """Compute interpolated Kneser-Ney by its definition, from a dictionary of counts for each order."""
     if context is None:
         return 1 / VOCABULARY
     order = counts[len(context)]

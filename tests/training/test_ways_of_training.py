@@ -1,4 +1,4 @@
-"""Portions, recomputed activations, frozen layers, and the models that are kept."""
+"""Test microbatches, gradient checkpointing, frozen layers, and saved models."""
 
 from functools import partial
 
@@ -36,15 +36,17 @@ def test_microbatches_hold_all_examples_and_weigh_by_size():
 
 def test_only_predicted_tokens_count():
     labels = torch.tensor([[5, -100, 6], [7, 8, 9]])
-    assert counted(labels) == 3  # nothing predicts a first token
+    assert counted(labels) == 3  # a first token is never predicted
     assert [share for _, share in microbatches({"labels": labels}, 2)] == [1 / 3, 2 / 3]
 
 
 @pytest.mark.parametrize("values", [{}, OWN_STREAMS, {"fp16": True}], ids=str)
 def test_without_losses_microbatches_change_nothing(toy, tmp_path, monkeypatch, values):
-    """Also where an epoch's last batch is small: of 50 examples the last two."""
+    """Also for an epoch's small last batch: the last two of 50 examples."""
     values = {"max_samples": 50, "max_steps": 8, "gradient_clipping": 1.0, **values}
-    scaler = partial(torch.amp.GradScaler, "cpu", init_scale=256.0)  # a larger one skips first steps, not all alike
+    scaler = partial(
+        torch.amp.GradScaler, "cpu", init_scale=256.0
+    )  # a larger scale skips first steps, not the same ones in each run
     monkeypatch.setattr("lossytp.training.loop._scaler", lambda _, enabled: scaler(enabled=enabled))
     curves = [
         losses(run(toy(gradient_accumulation_steps=number, output_dir=str(tmp_path / str(number)), **values)))
@@ -57,8 +59,10 @@ def test_without_losses_microbatches_change_nothing(toy, tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize(("values", "times"), [(DDP, 1), (FSDP, 3), ({**DDP, "tensor_parallel_size": 2}, 1)], ids=str)
 def test_replicas_split_batches_into_microbatches_too(tmp_path, values, times):
-    """And DDP averages their gradients once a batch, so that no packet is lost on the way a second time; FSDP gathers
-    parameters and scatters gradients for each portion. Replicas' messages are those of no layer."""
+    """DDP averages gradients once a batch; FSDP gathers parameters and scatters gradients for each microbatch.
+
+    Replicas' messages have the layer None.
+    """
     packets, curves = [], []
     for number in (1, 3):
         folder = str(tmp_path / str(number))
@@ -87,7 +91,7 @@ def test_replicas_split_batches_into_microbatches_too(tmp_path, values, times):
     ids=str,
 )
 def test_recomputed_activations_change_nothing(tmp_path, processes, values):
-    """Packets lost, and sent, included."""
+    """Nor do the packets sent and lost."""
     records = []
     for name in ("kept", "recomputed"):
         more = {"gradient_checkpointing": name == "recomputed", "max_steps": 4, "output_dir": str(tmp_path / name)}

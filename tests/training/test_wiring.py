@@ -1,6 +1,6 @@
-"""How tensor-parallel ranks exchange messages, as a configuration says it, from the first step to the record.
+"""Test settings of the tensor-parallel ranks' messages, from the first step to the record.
 
-Functions named `on_rank_...` run in every process. A run that is already in its folder is not done again.
+Functions named `on_rank_...` run in every process. A run with a record is not repeated.
 """
 
 import math
@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "own streams": OWN,
     "own streams, lossy gradients": {**OWN, "replicated_gradients": "lossy"},
     "own copies": DRIFTING,
-    "own copies, brought together": {**DRIFTING, "resync_every": 2},
+    "own copies, resynchronised": {**DRIFTING, "resync_every": 2},
     "own streams around a ring": {**OWN, "algorithm": "ring"},
     "own streams by a tree, local": {**OWN, "algorithm": "tree", "repair": "local"},
     "shards": {"sequence_parallel": True},
@@ -43,17 +43,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "retransmit": {"repair": "retransmit(1)"},
     "forward": {"lossy_direction": "forward"},
 }
-APART = ("own streams", "own streams, lossy gradients", "own copies", "own copies, brought together")
+APART = ("own streams", "own streams, lossy gradients", "own copies", "own copies, resynchronised")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For records and the task's data."""
+    """Return a folder for records and the task's data."""
     return tmp_path_factory.mktemp("wiring")
 
 
 def on_rank_import() -> None:
-    """Importing takes long where processes share a core, and nobody then waits for it."""
+    """Import this module in every process, so that later calls need not wait for imports."""
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_without_losses_options_change_nothing(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("stale", "shards")])
 def test_with_losses_every_option_matters(folder: Path, name: str) -> None:
-    """Stale has nothing to put in here, where lengths differ from step to step, and shards lose what sums do."""
+    """Left out are stale, without earlier values since lengths differ, and shards, which lose what sums lose."""
     plain, record = short(folder, **LOSSY), short(folder, **LOSSY, **OPTIONS[name])
     assert curve(record) != pytest.approx(curve(plain), rel=1e-4)
 
@@ -160,7 +160,7 @@ def test_controls_lose_elements_or_nothing(folder: Path) -> None:
     ],
 )
 def test_only_the_chosen_part_loses_packets(folder: Path, values: dict, expected: dict) -> None:
-    """All else is reliable, and not counted."""
+    """All other messages are reliable, and not counted."""
     everywhere = {name: value for name, value in values.items() if not name.startswith("lossy_")}
     whole, part = (traffic(short(folder, **LOSSY, **each)) for each in (everywhere, values))
     share = 1.0
@@ -194,7 +194,7 @@ EVERY_STEP = ("stale", "noise", "elements", "own copies", "own streams", "shards
 
 @pytest.mark.parametrize("name", EVERY_STEP)
 def test_evaluating_never_shifts_training(toy: Callable, tmp_path: Path, name: str) -> None:
-    """Nor what stale remembers, nor the normal numbers of noise, nor dropout."""
+    """Nor does it change the values of stale, the random numbers of noise, or dropout."""
     rare, often = (
         train_toy(toy, tmp_path / str(each), loss_rate=0.2, dropout=0.1, eval_steps=each, **OPTIONS[name])
         for each in (None, 1)
@@ -217,8 +217,8 @@ def test_copies_drift_unless_their_gradients_are_reliable_and_resynchronising_li
     }
     assert drifts["reliable"] == [0] * 4
     assert all(drift > 0 for drift in drifts["none"])
-    assert drifts["lossy"][-1] > 0  # a step's few gradients that are not zero may all arrive
-    assert drifts["resync"][:2] == drifts["none"][:2]  # told before they are brought together
+    assert drifts["lossy"][-1] > 0  # in an early step all of the few nonzero gradients may arrive
+    assert drifts["resync"][:2] == drifts["none"][:2]  # measured before the copies are resynchronised
     assert all(0 < less < more for less, more in zip(drifts["resync"][2:], drifts["none"][2:], strict=True))
 
 
@@ -226,7 +226,7 @@ def test_lossy_gradients_are_separate_messages(folder: Path) -> None:
     plain, lossy = (
         traffic(short(folder, **LOSSY, **OPTIONS[name])) for name in ("own streams", "own streams, lossy gradients")
     )
-    assert lossy["messages"]["called"] == plain["messages"]["called"] + 2 * SHORT["max_steps"]  # up and down
+    assert lossy["messages"]["called"] == plain["messages"]["called"] + 2 * SHORT["max_steps"]  # reduce and gather
     assert plain["messages"]["called"] == 2 * SHORT["max_steps"] * ALL_REDUCES
     assert lossy["by_layer"].keys() - plain["by_layer"].keys() == {"None"}
     assert lossy["by_layer"]["None"]["packets"] == lossy["packets"] - plain["packets"]
@@ -251,7 +251,7 @@ def test_copies_that_are_not_finite_are_recorded_so(folder: Path) -> None:
 
 
 def test_accuracy_is_the_mean_over_ranks_and_its_spread_is_recorded(folder: Path) -> None:
-    """Each rank is scored on logits of its own."""
+    """Each rank is scored on its own logits."""
     seen: list[torch.Tensor] = []
     logits = Engine.logits
 
@@ -299,7 +299,7 @@ IN_PROCESSES = ("own streams", "own copies", "own streams, lossy gradients", "sh
 
 @pytest.mark.parametrize("name", [*IN_PROCESSES, "stale", "counted", "adjoint", "own streams by a tree, local"])
 def test_processes_train_as_virtual_ranks_do(processes: Callable, folder: Path, name: str) -> None:
-    """Two of the four ranks in each process, so that both kinds meet."""
+    """Each process has two of the four ranks, so that virtual and real ranks mix."""
     values = {"tensor_parallel_size": 4, "max_steps": 4, "eval_steps": 2, "loss_rate": 0.05, **OPTIONS[name]}
     here, there = train(folder / "virtual", values), processes(2, train, folder / "apart", values)[0]
     assert curve(there) == pytest.approx(curve(here), rel=1e-5)
@@ -338,7 +338,7 @@ def test_over_the_backend_results_lose_packets_too_and_copies_drift(
 ) -> None:
     number, values = PARALLELISMS[name]
     values = {**values, **LOSSY, **OWN, "max_steps": 3, "algorithm": "ring"}
-    if name != "ddp":  # whose one rank holds no copies of another's
+    if name != "ddp":  # it has one rank, which has no copies
         values["replicated_gradients"] = "none"
     record = processes(number, train, folder / "backend", values)[0]
     assert evaluations(record, "replica_drift")[0] > 1e-4
