@@ -98,7 +98,7 @@ class Checkpoints:
                 raise ValueError(f"it lacks {', '.join(lacking)}")
         except Exception as error:
             reason = " ".join(str(error).split())[:100]
-            raise ValueError(f"{path} cannot be read ({reason}): delete {self.folder} to begin anew") from error
+            raise ValueError(f"{path} cannot be read ({reason}): delete {self.folder} to start over") from error
         return state
 
     def remove(self) -> None:
@@ -124,17 +124,17 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: delete {self.folder} to begin anew") from error
+            raise ValueError(f"{path} is damaged: delete {self.folder} to start over") from error
         changed = [name for name, value in config.items() if written[name] != value]
         if changed:
             raise ValueError(
                 f"{self.folder} is of an unfinished run with different {', '.join(changed)}: give another output_dir, "
-                "or delete it to begin anew"
+                "or delete it to start over"
             )
         if processes != self._processes:
             raise ValueError(
                 f"{self.folder} is of a run on {processes} processes, not {self._processes}: start {processes}, or "
-                "delete it to begin anew"
+                "delete it to start over"
             )
         return step
 

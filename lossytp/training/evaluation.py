@@ -134,7 +134,7 @@ def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokeniz
 
 
 def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None:
-    """Raise ValueError if the model lacks the head for what `config` asks, or `config` asks for nothing."""
+    """Raise ValueError if the model lacks the head that `config` needs, or `config` names nothing to evaluate."""
     generates = type(dense).__name__ == "GPT2LMHeadModel"
     for name in ("data_glob", "prompt"):
         if getattr(config, name) is not None and not generates:

@@ -225,7 +225,7 @@ class _Run:
             return
         plain = json.loads(state["plain"])
         folder = self.checkpoints.folder
-        fix = f"put the old file back, or delete {folder} to begin anew"
+        fix = f"put the old file back, or delete {folder} to start over"
         check_same_data(self.config, plain["data"], self.data.sha256, str(folder), fix)
         if "trace" in plain:  # an older version's checkpoint lacks it
             check_same_trace(self.config, plain["trace"], str(folder), fix)
@@ -233,7 +233,7 @@ class _Run:
         try:
             restore_(state, self.engine.module, self.optimizer, self.scaler, self.network)
         except ValueError as error:
-            raise ValueError(f"{folder}: {error}: delete it to begin anew") from error
+            raise ValueError(f"{folder}: {error}: delete it to start over") from error
         for name in KEPT:
             setattr(self, name, plain[name])
         self.resumed.append(len(self.losses))

@@ -76,7 +76,7 @@ def shape_of(name: str) -> Shape | None:
     if base.count("/") == 1 and not base.startswith((".", "/")):
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
     check_known("model_name", base, (*PRESETS, *HUB, "a folder", "owner/name on the hub"))
-    raise AssertionError("check_known refuses what is not known")
+    raise AssertionError("check_known refuses unknown names")
 
 
 def check_model(name: str, tensor_parallel_size: int, max_length: int) -> None:

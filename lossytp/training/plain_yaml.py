@@ -1,6 +1,6 @@
-"""YAML by the rules of YAML 1.2, under which a plain word means what it looks like.
+"""Read YAML by the rules of YAML 1.2, which take plain words at face value.
 
-PyYAML follows YAML 1.1. There 010 is eight, 1:30 is ninety, 1e-3 is a text, no is false and 2024-01-01 is a date.
+PyYAML follows YAML 1.1, in which 010 is eight, 1:30 is ninety, 1e-3 is text, no is false and 2024-01-01 is a date.
 """
 
 import re
@@ -15,7 +15,7 @@ def read_yaml(text: str) -> Any:
     Plain words are null, true, false, decimal numbers or text (YAML 1.2, section 10.3.2, without hexadecimals).
 
     Raises:
-        ValueError: in one line, where the text is no YAML or a mapping has a key twice.
+        ValueError: if the text is no YAML, or a mapping has a key twice.
     """
     try:
         return yaml.load(text, _PlainLoader)
@@ -24,17 +24,17 @@ def read_yaml(text: str) -> Any:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Read plain words by YAML 1.2, and refuse a key that a mapping has twice.
+    """Read plain words by YAML 1.2, and refuse duplicate keys in a mapping.
 
-    YAML would keep the last of two equal keys, and the value of the first would vanish unseen.
+    PyYAML would keep the last of two equal keys, and silently drop the first one's value.
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # YAML merges what "<<" names
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<" merges another mapping in
         keys = [self.construct_object(key, deep=True) for key in own]
         for key in keys:
             if keys.count(key) > 1:
-                raise ValueError(f"key {key!r} stands twice in one mapping: leave one of them out")
+                raise ValueError(f"key {key!r} is given twice in one mapping: leave one out")
         return super().construct_mapping(node, deep)
 
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
@@ -42,7 +42,7 @@ class _PlainLoader(yaml.SafeLoader):
         try:
             return int(text)
         except ValueError as error:
-            raise ValueError(f"{text[:40]!r} is no decimal number that fits: write one, such as 10") from error
+            raise ValueError(f"{text[:40]!r} is no valid decimal number: write one, such as 10") from error
 
 
 _WORDS = {

@@ -160,7 +160,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(stopped, tmp_pat
 def test_a_damaged_checkpoint_is_named_with_what_to_delete(stopped, tmp_path, name):
     config = stopped(eval_steps=3)
     (tmp_path / "run" / "checkpoint" / name).write_bytes(b"half")
-    with pytest.raises(ValueError, match=rf"{name} .*delete .*checkpoint to begin anew"):
+    with pytest.raises(ValueError, match=rf"{name} .*delete .*checkpoint to start over"):
         run(config)
 
 
@@ -170,11 +170,11 @@ def test_an_unknown_marker_is_named_with_what_to_delete(stopped, tmp_path):
     written = json.loads(marker.read_text())
     for content in ({**written, "config": []}, {**written, "step": None}, []):
         marker.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match=r"step\.json is damaged: delete .*checkpoint to begin anew"):
+        with pytest.raises(ValueError, match=r"step\.json is damaged: delete .*checkpoint to start over"):
             run(config)
     marker.unlink()
     marker.mkdir()
-    with pytest.raises(ValueError, match=r"step\.json is damaged: delete .*checkpoint to begin anew"):
+    with pytest.raises(ValueError, match=r"step\.json is damaged: delete .*checkpoint to start over"):
         run(config)
 
 
@@ -191,7 +191,7 @@ def test_a_state_that_lacks_something_is_named_with_what_to_delete(stopped, tmp_
     ]
     for state, reason in zip(damaged, ("it lacks optimizer", "it lacks evaluations", "", "plain", ""), strict=True):
         torch.save(state, file)
-        with pytest.raises(ValueError, match=rf"rank-0\.pt cannot be read \(.*{reason}.*\): delete .* to begin anew"):
+        with pytest.raises(ValueError, match=rf"rank-0\.pt cannot be read \(.*{reason}.*\): delete .* to start over"):
             run(config)
 
 
@@ -206,7 +206,7 @@ def test_a_flipped_bit_is_noticed(stopped, tmp_path):
         file.write_bytes(damaged)
         torch.load(file, weights_only=True)
         with pytest.raises(
-            ValueError, match=r"rank-0\.pt cannot be read \(it is damaged: .*: delete .* to begin anew$"
+            ValueError, match=r"rank-0\.pt cannot be read \(it is damaged: .*: delete .* to start over$"
         ):
             run(config)
     file.write_bytes(whole)

@@ -412,7 +412,7 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(pretrain, tmp_path):
     (tmp_path / "corrupt.pt").write_bytes(checkpoint.read_bytes()[:1000])
     for values, message in (
         ({"checkpoint_path": str(tmp_path / "none.pt")}, r"none\.pt' does not exist: leave it out"),
-        ({"checkpoint_path": str(tmp_path / "empty")}, r"empty' holds no \*\.pt: leave it out"),
+        ({"checkpoint_path": str(tmp_path / "empty")}, r"empty' has no \*\.pt file: leave it out"),
         ({"checkpoint_path": str(tmp_path / "corrupt.pt")}, r"corrupt\.pt is no checkpoint of this command \("),
         ({"checkpoint_path": str(tmp_path / "other.pt")}, r"other\.pt is no checkpoint of this command \("),
         (

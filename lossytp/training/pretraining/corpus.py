@@ -84,7 +84,7 @@ class Corpus:
     @property
     def of_split(self) -> str:
         """The end of an error message: which split lacks text, and the fix."""
-        return "" if self.split is None else f", for {self.split}: give more, or name files of its own"
+        return "" if self.split is None else f", for {self.split}: give more, or separate files"
 
 
 def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:

@@ -61,7 +61,7 @@ def described(config: PretrainConfig) -> dict[str, Any]:
 
 
 def path_end(pattern: str | None) -> str | None:
-    """Return the last four parts of a path: what comes before them differs from machine to machine."""
+    """Return the last four parts of a path. The earlier parts differ from machine to machine."""
     return pattern and "/".join(Path(pattern).parts[-4:])
 
 
@@ -92,7 +92,7 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
         try:
             loaded: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=config.trust_remote_code)
         except Exception as error:  # a damaged file can raise anything
-            raise ValueError(f"{whose} holds no tokenizer ({first_line(error)}): give a folder that does") from error
+            raise ValueError(f"{whose} holds no tokenizer ({first_line(error)}): give a folder with one") from error
         check_tokenizer(whose, loaded)
         return loaded
     texts = islice(training_text(config).texts(), VOCABULARY_DOCUMENTS)
@@ -103,7 +103,7 @@ def tokenizer_for(config: PretrainConfig, folder: Path) -> PreTrainedTokenizerFa
 
 
 def checkpoint_of(config: PretrainConfig) -> dict | None:
-    """Return the state to resume from, or None to begin anew.
+    """Return the state to resume from, or None to start over.
 
     Raises:
         ValueError: if the checkpoint is damaged, or of another configuration.
@@ -120,7 +120,7 @@ def checkpoint_of(config: PretrainConfig) -> dict | None:
             raise ValueError(f"it lacks {', '.join(lacking)}")
     except Exception as error:
         why = " ".join(str(error).split())[:100]
-        raise ValueError(f"{path} is no checkpoint of this command ({why}): delete it to begin anew") from error
+        raise ValueError(f"{path} is no checkpoint of this command ({why}): delete it to start over") from error
     changed = [name for name, value in described(config).items() if written[name] != value]
     if changed:
         raise ValueError(f"{path} is of a run with different {', '.join(changed)}: give another folder")
@@ -164,11 +164,11 @@ def _checkpoint(config: PretrainConfig) -> Path | None:
         found = sorted(path.rglob("*.pt"), key=lambda file: file.stat().st_mtime)
         if not found:
             raise ValueError(
-                f"checkpoint_path = {config.checkpoint_path!r} has no *.pt file: leave it out to begin anew"
+                f"checkpoint_path = {config.checkpoint_path!r} has no *.pt file: leave it out to start over"
             )
         path = found[-1]
     if path.exists():
         return path
     if config.checkpoint_path is not None:
-        raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} does not exist: leave it out to begin anew")
+        raise ValueError(f"checkpoint_path = {config.checkpoint_path!r} does not exist: leave it out to start over")
     return None

@@ -118,7 +118,7 @@ class _Pretraining:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"the checkpoint in {self.config.checkpoint_path or self.config.output_dir} is not of this run "
-                f"({reason}): delete it to begin anew"
+                f"({reason}): delete it to start over"
             ) from error
         self.losses, self.evaluations, self.seconds = state["losses"], state["evaluations"], state["seconds"]
 

@@ -1,4 +1,4 @@
-"""Cache between runs what takes seconds to prepare and never changes."""
+"""Cache data that takes seconds to prepare and never changes, from run to run."""
 
 import hashlib
 import json

@@ -58,7 +58,7 @@ class Docstrings:
         return
 
     def fingerprint(self, split: Split) -> str:
-        """Return what the text depends on."""
+        """Return the versions that the texts depend on."""
         return version()
 
 
@@ -139,7 +139,7 @@ def load_docstrings() -> dict[str, list[tuple[str, int]]]:
 
 
 def version() -> str:
-    """Return what the texts depend on: versions of the libraries and of Python's parser, and this file."""
+    """Return the versions that the texts depend on: of the libraries, of Python's parser, and of this file."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
     return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code_digest(__name__)])
 

@@ -67,7 +67,7 @@ class Task(ABC):
 
     @abstractmethod
     def metric(self) -> "evaluate.Metric":
-        """Return what computes the metrics from `predictions` and `references`; "score" is the first of them."""
+        """Return an object that computes the metrics, and as "score" the first, from `predictions` and `references`."""
 
     @abstractmethod
     def chance(self, references: Sequence[Any]) -> dict[str, float]:

@@ -147,7 +147,7 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, usable: np.ndarray) -
 
 
 def time_to_accuracy(evaluations: list[dict], target: float | None, step_s: float | None = None) -> dict | None:
-    """Find the first evaluation whose lossy score reaches `target`, as does the next one's.
+    """Find the first of two evaluations in a row with a lossy score of at least `target`.
 
     Args:
         evaluations: dicts with "step", "seconds" and "score_lossy".
