@@ -1,4 +1,4 @@
-"""Packet loss that the links of one switch have in common, for instance when its buffer overflows."""
+"""Packet loss that the links of one switch share, for instance when its buffer overflows."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from lossytp.network.streams import Key
 
 @dataclass(frozen=True, kw_only=True)
 class Correlated:
-    """A packet is lost if the switch loses it or the link does: `common` is drawn once a switch, `private` once a link.
+    """Lose a packet if the switch loses it or the link does: `common` is drawn once a switch, `private` once a link.
 
-    Every link of a group of ranks that has this process, and the same `switch`, sees the same common losses at the
-    same time; and the same time means the same number of packets sent so far on either link. Links that send unequal
-    numbers of packets so drift apart, and groups, whose links run on clocks of their own, have nothing in common.
+    All links of a group that have this process and the same `switch` see the same common losses at the same time. Time
+    is the number of packets that a link has sent. Links that send unequal numbers of packets therefore drift apart.
+    Links of different groups share nothing, because each group has clocks of its own.
     """
 
     common: LossProcess
@@ -34,10 +34,13 @@ class Correlated:
     def from_loss_and_share(
         cls, *, loss_rate: float, shared: float, mean_burst_packets: float | None = None, switch: int | str = 0
     ) -> "Correlated":
-        """Links of this loss rate each, of whose losses the share `shared`, in [0, 1], is the switch's.
+        """Return links of this loss rate, with the share `shared`, in [0, 1], of their losses at the switch.
 
-        Both parts are Bernoulli; or, with a mean burst, simple Gilbert channels of equal bursts, such that the
-        link's own runs of consecutive losses have that mean. ValueError where none are short enough.
+        Both parts are Bernoulli. With a mean burst, both are simple Gilbert channels of equal bursts, and the link's
+        own runs of consecutive losses have that mean.
+
+        Raises:
+            ValueError: if no bursts are short enough.
         """
         check_probability("loss_rate", loss_rate)
         check_probability("shared", shared)
@@ -63,7 +66,7 @@ class Correlated:
 
     @property
     def loss_rate(self) -> float:
-        """Stationary probability that a packet is lost."""
+        """Return the stationary probability that a packet is lost."""
         common, private = self.common.loss_rate, self.private.loss_rate
         return common + private - common * private
 
@@ -88,24 +91,24 @@ class Correlated:
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses of one link; 0 without losses, infinite without anything else."""
+        """Return the mean run of consecutive losses of one link; 0 without losses, infinite if all packets are lost."""
         return mean_burst(self.loss_rate, self.autocorrelation(1))
 
     def losses(self, key: Key) -> "CorrelatedLosses":
-        """The losses of one link; the common ones from a stream that `key`'s src and dst have no part in."""
+        """Return the losses of one link; the common ones do not depend on `key`'s src and dst."""
         return CorrelatedLosses(
             self.common.losses((*key[:-2], "switch", self.switch)), self.private.losses((*key, "private"))
         )
 
 
 class CorrelatedLosses:
-    """Which of a link's packets are lost: those that the switch loses, and those that the link loses."""
+    """Lose the packets that the switch loses and those that the link loses."""
 
     def __init__(self, common: LinkLosses, private: LinkLosses) -> None:
         self._common, self._private = common, private
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         common, private = self._common.take(num_packets), self._private.take(num_packets)
         if not len(common) or not len(private):
             return common if len(common) else private

@@ -23,9 +23,14 @@ LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {
 
 
 def loss_process_named(text: str, **given: float | None) -> LossProcess:
-    """What `text` names, ``name`` or ``name(1, option=2)``.
+    """Return the process that `text` names, as ``name`` or ``name(1, option=2)``.
 
-    `given` (`loss_rate`, `mean_burst_packets`) fills in parameters of these names that the text leaves open; 0 only
-    those that have no default, None nothing. ValueError for what is unknown, left out, or does not go together.
+    Args:
+        text: the name, with values.
+        given: `loss_rate` and `mean_burst_packets`, for parameters of these names that the text leaves open. 0 fills in
+            only parameters without a default, None nothing.
+
+    Raises:
+        ValueError: if a name is unknown, a value is missing, or values do not go together.
     """
     return build("loss_type", text, LOSS_PROCESSES, given)

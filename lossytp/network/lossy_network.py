@@ -1,10 +1,10 @@
 """A network whose directed links lose packets.
 
-What a lost packet takes away: a message is a tensor in row-major order. `direct` and `ring` cut it into chunks, as many
-as ranks, of ceil(n / R) elements, other algorithms send it whole (`lossytp.network.routes`); what of it crosses a link
-goes in packets of whole elements (`lossytp.network.packets`). A lost packet of a contribution is missing from the sum,
-one of a result from those ranks' results that it was on its way to; all contributions are summed before any result is
-sent. What takes its place is the repair's (`lossytp.network.repair`), zero when none is named.
+A message is a tensor in row-major order. `direct` and `ring` cut it into as many chunks as ranks, of ceil(n / R)
+elements; other algorithms send it whole (`lossytp.network.routes`). What crosses a link travels in packets of whole
+elements (`lossytp.network.packets`). A lost packet of a contribution is missing from the sum. A lost packet of a result
+is missing for the ranks that it was on its way to. All contributions are summed before any result is sent. The repair
+decides what replaces missing elements (`lossytp.network.repairs`); without one they are zero.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,21 +38,21 @@ TRAINING: tuple[str, int] = ("training", 0)
 class LossyNetwork:
     """Lose packets on directed links, reproducibly, each link by a loss process of its own.
 
+    A link's state advances once a packet and carries over from message to message. It starts stationary.
+
+    A deep copy, or the copy in a copied model, has its own states and counters. From then on each of the two loses its
+    own packets and reports only its own.
+
     Args:
         process: the process of every link, or `{(src, dst): process}` for named links.
-        default: the process of links that a mapping does not name; lossless when left out.
+        default: the process of links that a mapping does not name; lossless if left out.
         seed: names the random streams; the same seed loses the same packets in any process layout.
         wire: packet geometry.
-        scope: which messages may lose packets; all when left out.
-
-    A link's state advances once a packet and carries over from message to message; it starts stationary.
-
-    A deep copy, also one that is part of a copied model, has states and counters of its own. From then on each of the
-    two loses packets by itself, and neither reports what the other sent.
+        scope: which messages may lose packets; all if left out.
 
     Raises:
-        TypeError: an argument is of another type, or a link is no pair of ranks.
-        ValueError: a process is none, a mapping names no link, or `default` is given without a mapping.
+        TypeError: if an argument is of another type, or a link is no pair of ranks.
+        ValueError: if a process is none, a mapping names no link, or `default` is given without a mapping.
     """
 
     def __init__(
@@ -85,16 +85,25 @@ class LossyNetwork:
 
     @property
     def named_links(self) -> tuple[Link, ...]:
-        """The links that were given a process by name."""
+        """Return the links that have a process by name."""
         return tuple(self._processes.named)
 
     def lost_packets(
         self, src: int, dst: int, num_packets: int, *, group: str = "tp", site: Site | None = None
     ) -> np.ndarray:
-        """Sorted indices lost among the link's next `num_packets` packets, int64 (num_lost,); advances the link.
+        """Return which of the link's next `num_packets` packets are lost, and advance the link.
 
-        Taking n packets at once or in any pieces gives the same losses. Each `group` of ranks has streams of its
-        own on a link, so that its ranks need not know what other groups send. `site` says where to count them.
+        Taking n packets at once or in pieces gives the same losses.
+
+        Args:
+            src: rank at the link's start.
+            dst: rank at its end.
+            num_packets: to send.
+            group: its streams are its own on each link, so its ranks need not know what other groups send.
+            site: where to count the packets.
+
+        Returns:
+            Sorted indices, int64 (num_lost,).
         """
         src, dst, num_packets = index(src), index(dst), index(num_packets)
         if num_packets < 0:
@@ -115,10 +124,10 @@ class LossyNetwork:
     def send(
         self, hops: Hops, itemsize: int, *, repair: Repair = ZERO, group: str = "tp", site: Site | None = None
     ) -> Missing:
-        """Send one message of `itemsize`-byte elements over `hops`; say which of its packets each of them lacks.
+        """Send one message of `itemsize`-byte elements over `hops`; return the packets that each hop lacks.
 
-        Where the network is reliable, as within `reliable()` and outside its scope, no link advances and nothing is
-        counted. While a tape replays, its losses come again.
+        If the network is reliable, within `reliable()` or outside its scope, no link advances and nothing is counted. A
+        tape that replays gives the recorded losses.
         """
         if self._tape is not None and self._tape.replaying:
             missing: Missing = self._tape.next()
@@ -149,14 +158,15 @@ class LossyNetwork:
         own, elements = hop.stop - hop.start, repair.elements_on_wire(hop.stop - hop.start, capacity)
         missing = repair.deliver(-(-elements // capacity), send)
         packets, lost, extra = counts
-        extra += -(-elements // capacity) - -(-own // capacity)  # what fills a repair's blocks up
+        extra += -(-elements // capacity) - -(-own // capacity)  # the padding of a repair's blocks
         self.counters.add((self._purpose[0], site, group, hop.src, hop.dst), packets, lost, extra, len(missing))
         return missing
 
     def normals(self, hops: Hops, *, group: str = "tp", site: Site | None = None) -> list[np.ndarray]:
-        """Standard normal numbers for the elements of each hop, from a stream of each link's own; nothing is counted.
+        """Return standard normal numbers for the elements of each hop, from a stream of each link's own.
 
-        An empty list where the network is reliable. While a tape replays, its numbers come again.
+        Nothing is counted. The list is empty if the network is reliable. A tape that replays gives the recorded
+        numbers.
         """
         if self._tape is not None and self._tape.replaying:
             recorded: list[np.ndarray] = self._tape.next()
@@ -176,24 +186,24 @@ class LossyNetwork:
 
     @property
     def tape(self) -> LossTape | None:
-        """What records, or replays, within `recording()`."""
+        """Return the tape that records or replays within `recording()`."""
         return self._tape
 
     @property
     def block(self) -> tuple[str, int]:
-        """("training", 0), or ("evaluation", n) within the n-th block of `evaluation`, of whatever step."""
+        """Return ("training", 0), or ("evaluation", n) within the n-th block of `evaluation`, for any step."""
         return self._block
 
     @property
     def suspended(self) -> bool:
-        """Whether the network is reliable for now."""
+        """Return whether the network is reliable for now."""
         return self._suspended
 
     @contextmanager
     def reliable(self) -> Iterator[None]:
         """Lose nothing within the block: no link advances and nothing is counted.
 
-        It holds for the whole network, so also for what other threads send over it meanwhile.
+        This holds for the whole network, and so for all threads that send over it meanwhile.
         """
         before, self._suspended = self._suspended, True
         try:
@@ -203,7 +213,7 @@ class LossyNetwork:
 
     @contextmanager
     def evaluation(self, step: int) -> Iterator[None]:
-        """Within the block losses come from streams of their own, named by `step`: training's are not shifted."""
+        """Draw losses within the block from streams named by `step`, so that training's streams do not shift."""
         check_number("step", step, Integral, "the number of the training step")
         before = self._purpose, self._block, self._links, self._normals
         self._evaluations += 1
@@ -216,7 +226,7 @@ class LossyNetwork:
 
     @contextmanager
     def recording(self, tape: LossTape) -> Iterator[None]:
-        """Within the block `tape` records the losses of each collective, or replays them if it has run before."""
+        """Let `tape` record the losses of each collective within the block, or replay them if it has run before."""
         before, self._tape = self._tape, tape
         try:
             yield
@@ -225,7 +235,7 @@ class LossyNetwork:
             tape.rewind()
 
     def report(self) -> "pandas.DataFrame":
-        """Packets, losses and observed rate by purpose, layer, module, direction, operation and link."""
+        """Return packets, losses and observed rate by purpose, layer, module, direction, operation and link."""
         import pandas  # slow to import, and only a report needs it
 
         columns = ["purpose", *Site._fields, "group", "src", "dst", *COUNTED]
@@ -234,16 +244,17 @@ class LossyNetwork:
         return table
 
     def summary(self, purpose: str) -> dict:
-        """Totals of "training" or "evaluation", and grouped."""
+        """Return the totals of "training" or "evaluation", whole and grouped."""
         return self.counters.summary(purpose)
 
     def state_dict(self) -> dict:
         """Return every training link's state, all counters and what names the network, as JSON-ready values.
 
-        Raises ValueError within `evaluation()`.
+        Raises:
+            ValueError: within `evaluation()`.
         """
         if self._purpose != TRAINING:
-            raise ValueError("state_dict() within evaluation(): call it after the block, where training's links are")
+            raise ValueError("state_dict() within evaluation(): call it after the block")
         links = [[list(link), losses.state_dict()] for link, losses in self._links.items()]
         normals = [[list(link), stream.position] for link, stream in self._normals.items()]
         return {
@@ -255,11 +266,14 @@ class LossyNetwork:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Resume from `state_dict()`. Where it is refused, nothing has changed.
+        """Resume from `state_dict()`. If it is refused, nothing changes.
 
-        Raises TypeError where `state` is no dict, and ValueError for the state of a network with another seed, process,
-        wire or scope, for what is no such state, and within `evaluation()`. A state that an older version saved names
-        its seed alone.
+        A state that an older version saved names its seed alone.
+
+        Raises:
+            TypeError: if `state` is no dict.
+            ValueError: if the state is of a network with another seed, process, wire or scope, if it is no state, or
+                within `evaluation()`.
         """
         if self._purpose != TRAINING:
             raise ValueError("load_state_dict() within evaluation(): call it after the block")
@@ -294,7 +308,7 @@ class LossyNetwork:
         return links, normals, counters
 
     def _settings(self) -> dict[str, str]:
-        """Return what must be equal for a state to go on with the losses that it would have had."""
+        """Return what must be equal for a state to go on with the same losses."""
         return self._processes.described() | {"wire": described(self.wire), "scope": described(self.scope)}
 
     def _check_settings(self, theirs: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Things named in one line of text, as a flag or a YAML file gives them: ``fec(10, 8, depth=4)``."""
+"""Objects named in one line of text, as a flag or a YAML file gives them: ``fec(10, 8, depth=4)``."""
 
 import ast
 import functools
@@ -16,7 +16,9 @@ LONGEST = 500
 def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Return the name, the values and the named values of ``name`` or ``name(1, two=2)``.
 
-    Raises TypeError where `text` is no text, and ValueError, naming the `kind`, where it is another.
+    Raises:
+        TypeError: if `text` is no text.
+        ValueError: if `text` has another form; the message names the `kind`.
     """
     check_is(kind, text, str, "a name, or name(1, option=2)")
     problem = ValueError(
@@ -41,13 +43,18 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Mapping[str, Any] | None = None) -> T:
-    """What `text` names: ``known[name]`` called with its values.
+    """Return what `text` names: ``known[name]`` called with its values.
 
-    `given` are settings from elsewhere, by name: they fill in parameters that the text leaves open. One of 0 leaves a
-    parameter the default that it has; None and 0 may go unused.
+    Args:
+        kind: of the objects, for messages.
+        text: the name, with values.
+        known: callables by name.
+        given: settings from elsewhere, by name, for parameters that the text leaves open. A setting of 0 keeps a
+            parameter's default; settings of None and 0 may stay unused.
 
-    Raises ValueError for an unknown name, for values that its signature does not take, for a setting that it does not
-    take or the text gives too, and whatever it raises itself.
+    Raises:
+        ValueError: if the name is unknown, if its signature does not take a value or a setting, if the text and a
+            setting give the same parameter, or if the callable raises one.
     """
     name, values, named = parse(kind, text)
     check_known(kind, name, known)

@@ -1,4 +1,4 @@
-"""A loss process from one function of the packets' numbers: the short way to one of your own."""
+"""A loss process from one function of the packets' numbers: the short way to your own process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ IsLost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class PerPacket:
-    """A packet is lost where `is_lost(packets, uniforms)` says so, bool (num_packets,).
+    """Lose a packet if `is_lost(packets, uniforms)` is True for it; it returns bool (num_packets,).
 
-    `packets` are the packets' numbers on their link, counted from 0, int64 (num_packets,); `uniforms` as many
-    independent numbers in [0, 1), the link's own. What happens to a packet must depend on its own two numbers alone:
+    `packets` are the packets' numbers on their link, from 0, int64 (num_packets,). `uniforms` are as many independent
+    numbers in [0, 1) of the link's own. A packet's loss must depend on its own two numbers alone:
 
     >>> every_tenth = PerPacket(lambda packets, uniforms: packets % 10 == 0)
 
-    Cost is that of the packets, not of the losses. Loss rate, mean burst and autocorrelation are measured, over the
-    first 2**20 packets of a link set apart for it: to about 0.001 at worst where losses are independent.
+    The cost grows with the packets, not with the losses. Loss rate, mean burst and autocorrelation are measured over
+    the first 2**20 packets of a separate link: within about 0.001 for independent losses.
     """
 
     is_lost: IsLost
@@ -44,25 +44,29 @@ class PerPacket:
 
     @property
     def loss_rate(self) -> float:
-        """Share of packets lost, measured."""
+        """Return the measured share of lost packets."""
         return self._measured.loss_rate
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses, measured."""
+        """Return the measured mean run of consecutive losses."""
         return self._measured.mean_burst_packets
 
     def autocorrelation(self, lag: int) -> float:
-        """Correlation of the loss indicators of two packets `lag` apart, measured."""
+        """Return the measured correlation of the loss indicators of two packets `lag` apart."""
         return self._measured.autocorrelation(lag)
 
     def losses(self, key: Key) -> "PerPacketLosses":
-        """The losses of one link, its numbers drawn from the stream below `key`."""
+        """Return the losses of one link, with numbers from the stream below `key`."""
         return PerPacketLosses(self.is_lost, key)
 
 
 def _lost(is_lost: IsLost, packets: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Return what `is_lost` says of these packets, bool (num_packets,); ValueError where it says something else."""
+    """Return `is_lost` of these packets, bool (num_packets,).
+
+    Raises:
+        ValueError: if it returns anything else.
+    """
     lost = np.asarray(is_lost(packets, uniforms))
     if lost.shape != packets.shape or lost.dtype != bool:
         raise ValueError(
@@ -73,7 +77,7 @@ def _lost(is_lost: IsLost, packets: np.ndarray, uniforms: np.ndarray) -> np.ndar
 
 
 class PerPacketLosses:
-    """Which of a link's packets are lost: packet n is told by n and the n-th number of one stream."""
+    """Packet n's loss depends only on n and its uniform draw."""
 
     def __init__(self, is_lost: IsLost, key: Key) -> None:
         self._is_lost = is_lost
@@ -81,7 +85,7 @@ class PerPacketLosses:
         self._packets = 0  # taken so far
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         if num_packets == 0:
             return NO_PACKETS
         packets = np.arange(self._packets, self._packets + num_packets)

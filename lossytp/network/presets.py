@@ -1,7 +1,7 @@
-"""Named loss processes: the Gilbert-Elliott settings of the earlier study, and netem's notation.
+"""Named loss processes: the Gilbert-Elliott settings of an earlier study, and netem's notation.
 
-The ids, spelling mistakes and all, are those that the earlier study's command lines pass to ``--ge_config``;
-several names do not say the loss rate their values give, so look at `loss_rate`, not at the name.
+The ids, with their spelling mistakes, are those that the earlier study's command lines pass to ``--ge_config``. Several
+names state another loss rate than their values have: trust `loss_rate`, not the name.
 """
 
 import re
@@ -41,7 +41,11 @@ PRESETS = {
 
 
 def gilbert_elliott_preset(name: str) -> GilbertElliott:
-    """The preset with this id; ValueError lists the ids when there is none."""
+    """Return the preset with this id.
+
+    Raises:
+        ValueError: if there is none; the message lists the ids.
+    """
     check_known("ge_config", name, PRESETS)
     return PRESETS[name]
 
@@ -50,10 +54,11 @@ def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
     """Return the process that ``tc netem`` runs for `text`.
 
     That is ``loss [random] 1%``, ``loss gemodel p [r [1-h [1-k]]]`` or ``loss state p13 [p31 [p32 [p23 [p14]]]]``.
-    Percent signs may be left out, as for tc; left-out values take netem's own defaults (r = 1 - p, 1-h = 100 %,
-    1-k = 0 %; p31 = 1 - p13, p32 = 0 %, p23 = 100 %, p14 = 0 %).
+    Percent signs are optional, as for tc. Values that are left out have netem's defaults (r = 1 - p, 1-h = 100 %, 1-k =
+    0 %; p31 = 1 - p13, p32 = 0 %, p23 = 100 %, p14 = 0 %).
 
-    Raises ValueError where the text is none of them, asks for netem's correlation, or gives more than 100 %.
+    Raises:
+        ValueError: if the text has another form, asks for netem's correlation, or gives more than 100 %.
     """
     words = str(text).split()
     values = [word for word in words if re.fullmatch(NUMBER, word)]

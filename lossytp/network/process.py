@@ -1,4 +1,4 @@
-"""What a loss process is: any object with these four members. `LOSS_PROCESSES` names the ones that there are."""
+"""The interface of a loss process: any object with these four members. `LOSS_PROCESSES` lists the existing ones."""
 
 import math
 from typing import Protocol, runtime_checkable
@@ -13,14 +13,14 @@ class LinkLosses(Protocol):
     """The losses of one link, in order."""
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,).
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,).
 
-        Taking n packets at once or in any pieces gives the same losses.
+        Taking n packets at once or in pieces gives the same losses.
         """
         ...
 
     def state_dict(self) -> dict:
-        """All that resuming needs besides the process and the key, as JSON-ready values."""
+        """Return what resuming needs besides the process and the key, as JSON-ready values."""
         ...
 
     def load_state_dict(self, state: dict) -> None:
@@ -30,24 +30,24 @@ class LinkLosses(Protocol):
 
 @runtime_checkable
 class LossProcess(Protocol):
-    """A stationary law of losses, of which every link gets its own copy."""
+    """A stationary law of losses. Every link has its own copy."""
 
     @property
     def loss_rate(self) -> float:
-        """Stationary probability that a packet is lost."""
+        """Return the stationary probability that a packet is lost."""
         ...
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses; 0 without losses, infinite where nothing else happens."""
+        """Return the mean run of consecutive losses; 0 without losses, infinite if all packets are lost."""
         ...
 
     def autocorrelation(self, lag: int) -> float:
-        """Correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies."""
+        """Return the correlation of the loss indicators of two packets `lag` apart; 0 if they never vary."""
         ...
 
     def losses(self, key: Key) -> LinkLosses:
-        """The losses of one link, drawn from the streams below `key`, which ends in (..., group, src, dst)."""
+        """Return the losses of one link, drawn from the streams below `key`, which ends in (..., group, src, dst)."""
         ...
 
 
@@ -58,9 +58,11 @@ def check_process(name: str, value: object) -> None:
 
 
 def mean_burst(loss_rate: float, next_correlation: float) -> float:
-    """Mean run of consecutive losses: rate / P(lost, the packet before it not lost).
+    """Return the mean run of consecutive losses: rate / P(a packet is lost and the one before it is not).
 
-    `next_correlation` is the autocorrelation at lag 1.
+    Args:
+        loss_rate: of the process.
+        next_correlation: its autocorrelation at lag 1.
     """
     both_lost = loss_rate**2 + next_correlation * loss_rate * (1 - loss_rate)
     if loss_rate == 0:

@@ -1,11 +1,11 @@
-"""How long a collective takes over links that lose packets, hence a training step, hence training to an accuracy.
+"""The time of a collective over lossy links, and so of a training step.
 
-A collective is a schedule of messages, which of them wait for which (`lossytp.network.schedules`). Each message's time
-is that of `lossytp.network.transport`, from losses of the same processes that training's are drawn from. Adding costs
-no time, and neither do repairs, whose packets are not sent here: time them as longer messages, or more round trips.
-On each link a message starts when the one before it is complete, so that without loss a message of m packets costs
-alpha + beta: half a round trip, and m packets on the wire (Thakur, Rabenseifner and Gropp, "Optimization of
-collective communication operations in MPICH", IJHPCA 2005, section 3). Chunks count as the largest, ceil(n / R).
+A collective is a schedule of messages, some of which wait for others (`lossytp.network.schedules`).
+`lossytp.network.transport` times each message, with losses of the processes that training draws from. Adding takes no
+time. Repairs send no packets here: time them as longer messages or more round trips. On each link a message starts when
+the one before it is complete. Without loss a message of m packets takes alpha + beta: half a round trip, and m packets
+on the wire (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+2005, section 3). All chunks count as the largest, ceil(n / R).
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ LOSSES_AT_ONCE = 2**22  # keeps a portion of the samples, down to a single one, 
 
 
 class CollectiveTimes(NamedTuple):
-    """Of each collective, `(samples,)`: its seconds, and the share of its packets that were missing in the end."""
+    """Each collective's seconds, and the share of its packets that stayed missing, both `(samples,)`."""
 
     seconds: np.ndarray
     missing_share: np.ndarray
@@ -81,7 +81,7 @@ def collective_times(
 
 
 class Tail(NamedTuple):
-    """Mean and quantiles of a time, in seconds; a quantile q needs well over 1 / (1 - q) samples."""
+    """Mean and quantiles of a time, in seconds. A quantile q needs well over 1 / (1 - q) samples."""
 
     mean_s: float
     p50_s: float
@@ -90,7 +90,7 @@ class Tail(NamedTuple):
 
 
 def tail(seconds: np.ndarray) -> Tail:
-    """The mean and the tail of `seconds`, `(samples,)`."""
+    """Return the mean and the quantiles of `seconds`, `(samples,)`."""
     return Tail(float(seconds.mean()), *(float(q) for q in np.quantile(seconds, (0.5, 0.99, 0.999))))
 
 
@@ -109,11 +109,11 @@ def step_seconds(
     samples: int,
     seed: int = 0,
 ) -> np.ndarray:
-    """Seconds of `samples` training steps of a tensor-parallel GPT-2, `(samples,)`: float64.
+    """Return the seconds of `samples` training steps of a tensor-parallel GPT-2, `(samples,)`: float64.
 
     Each layer all-reduces `tokens` x `width` elements four times, after attention and MLP, forward and backward
-    (Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3), none of it overlapped with the `compute_s` seconds
-    that one rank computes in a step.
+    (Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3). Nothing overlaps with the `compute_s` seconds that one
+    rank computes in a step.
     """
     for name, value in {"num_layers": num_layers, "tokens": tokens, "width": width, "samples": samples}.items():
         check_at_least(name, value, 1)

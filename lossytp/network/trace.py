@@ -15,7 +15,7 @@ from lossytp.network.streams import Key, Stream
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """Of `num_packets` recorded packets those at the sorted indices `lost` were lost: int64 (num_lost,).
+    """Replay a recording of `num_packets` packets; those at the sorted indices `lost`, int64 (num_lost,), were lost.
 
     Each link starts at a uniform offset of its own and wraps from the last packet to the first. The closed forms are
     exact for that circle. Traces of equal content are equal.
@@ -51,7 +51,7 @@ class Trace:
 
     @classmethod
     def from_indicators(cls, is_lost: np.ndarray | Sequence[int]) -> "Trace":
-        """From one number a packet, (num_packets,): 1 or True where it was lost, 0 or False elsewhere."""
+        """Return the trace of one number a packet, (num_packets,): 1 or True if it was lost, else 0 or False."""
         indicators = np.asarray(is_lost)
         if indicators.ndim != 1 or not np.isin(indicators, (0, 1)).all():
             raise ValueError(f"is_lost, of shape {indicators.shape}, is no list of zeros and ones: give one a packet")
@@ -59,7 +59,7 @@ class Trace:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Trace":
-        """From 0 or 1 a packet: a .npy array, or text, where white space and commas are passed over."""
+        """Return the trace in a file of 0 or 1 a packet: a .npy array, or text with or without commas and spaces."""
         file = Path(str(path))
         try:
             if file.suffix == ".npy":
@@ -76,34 +76,34 @@ class Trace:
 
     @property
     def loss_rate(self) -> float:
-        """Share of the packets that were lost."""
+        """Return the share of the packets that were lost."""
         return len(self.lost) / self.num_packets
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses on the circle; 0 without losses, infinite without anything else."""
+        """Return the mean run of consecutive losses on the circle; 0 without losses, infinite if all were lost."""
         bursts = len(self.lost) - self._both_lost(1)
         return len(self.lost) / bursts if bursts else math.inf if len(self.lost) else 0.0
 
     def autocorrelation(self, lag: int) -> float:
-        """Correlation of the loss indicators of two packets `lag` apart on the circle; 0 where they never vary."""
+        """Return the correlation of the losses of two packets `lag` apart on the circle; 0 if they never vary."""
         rate = self.loss_rate
         if lag == 0 or rate in (0, 1):
             return float(lag == 0)
         return (self._both_lost(lag) / self.num_packets - rate**2) / (rate * (1 - rate))
 
     def _both_lost(self, lag: int) -> int:
-        """How many lost packets have a lost one `lag` later."""
+        """Return how many lost packets have a lost one `lag` later."""
         later = (np.asarray(self.lost) + lag) % self.num_packets
         return int(np.isin(later, self.lost).sum())
 
     def losses(self, key: Key) -> "TraceLosses":
-        """The losses of one link, from an offset drawn from the stream of `key`."""
+        """Return the losses of one link, from an offset drawn from the stream of `key`."""
         return TraceLosses(self, key)
 
 
 class TraceLosses:
-    """Which of a link's packets are lost: those lost in the recording, laid end to end."""
+    """Lose the packets that were lost in the recording, which repeats without end."""
 
     def __init__(self, trace: Trace, key: Key) -> None:
         self._lost = np.asarray(trace.lost)
@@ -113,16 +113,16 @@ class TraceLosses:
 
     @property
     def wraps(self) -> int:
-        """How many times the recording was left at its end and begun again."""
+        """Return how many times the recording ended and began again."""
         return (self._offset + self._packets) // self._length
 
     def _lost_before(self, packet: int) -> int:
-        """Losses before `packet`, both counted from the recording's first beginning."""
+        """Return the losses before `packet`, both counted from the first beginning of the recording."""
         laps, packet_of_lap = divmod(packet, self._length)
         return laps * len(self._lost) + int(self._lost.searchsorted(packet_of_lap))
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Sorted indices, counted from 0, of the losses among the next `num_packets` packets: int64 (num_lost,)."""
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         first = self._offset + self._packets
         self._packets += num_packets
         numbers = np.arange(self._lost_before(first), self._lost_before(first + num_packets))

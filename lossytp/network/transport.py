@@ -1,13 +1,13 @@
-"""How long a message takes on one link, reliably or with a deadline, given which packets the link loses.
+"""The time of a message on one link, reliably or with a deadline, given the packets that the link loses.
 
-Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take
-the other half and no bandwidth, and are never lost. Every packet counts as a full one, a message's last one too. A
-retransmission is a further packet of its link, as likely to be lost as its place in the link's process makes it.
+Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take the
+other half and no bandwidth, and are never lost. Every packet counts as a full one, also a message's last. A
+retransmission is one more packet of its link, which loses it like any other.
 
-Of this model the times are exact: they equal those of a packet-by-packet event simulation. One thing in it is a
-choice: where the window is smaller than what is under way in a round trip, the sender is paced, one packet every
-round trip / window (RFC 9002, 7.7). One that is not sends each window in a burst; without loss it is done at most a
-round trip sooner, and at 1 to 5 % loss and windows of an eighth to a half of a round trip about 3 to 12 % sooner.
+The times of this model are exact: they equal those of a packet-by-packet event simulation. One thing is a choice. If
+the window is smaller than what one round trip holds, the sender is paced: one packet every round trip / window (RFC
+9002, 7.7). Without pacing it sends each window in a burst. It then finishes at most a round trip sooner without loss,
+and about 3 to 12 % sooner at 1 to 5 % loss with windows of an eighth to a half of a round trip.
 """
 
 import math
@@ -26,19 +26,19 @@ from lossytp.network.retransmissions import go_back_n, selective_repeat
 STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
 TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
 TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
-WORST_RATE = 0.9  # of the losses seen so far, for guessing how many packets are needed; too few are added to
+WORST_RATE = 0.9  # bounds the loss rate seen so far, which predicts the packets needed; too few are extended
 
 
 class Deliveries(NamedTuple):
-    """What became of messages, `(links, messages)`."""
+    """The fate of messages, `(links, messages)`."""
 
-    seconds: np.ndarray  # from a message's start to the receiver's having it, or leaving it
+    seconds: np.ndarray  # from a message's start until the receiver has it, or gives up
     missing_packets: np.ndarray
 
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """A directed link's speed. `round_trip_s` is propagation there and back, without any packet's time on the wire."""
+    """A directed link's speed. `round_trip_s` is propagation there and back, without transmission."""
 
     bandwidth_bits_per_s: float
     round_trip_s: float
@@ -50,12 +50,12 @@ class Path:
 
     @property
     def packet_s(self) -> float:
-        """Seconds that a full packet occupies the link."""
+        """Return the seconds that a full packet occupies the link."""
         return 8 * self.wire.mtu_bytes / self.bandwidth_bits_per_s
 
     @property
     def arrival_s(self) -> float:
-        """Seconds from the start of a packet to its arrival."""
+        """Return the seconds from the start of a packet to its arrival."""
         return self.packet_s + self.round_trip_s / 2
 
 
@@ -66,11 +66,13 @@ def _check_messages(num_packets: int, num_messages: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class BestEffort:
-    """Each packet is sent once. The receiver leaves when the last packet arrives, or `deadline_s` after the message's
-    start when that packet is lost or late; what it then lacks is missing. No window: nothing is acknowledged.
+    """Send each packet once, and give up the missing ones.
 
-    A bounded transport as in OptiReduce (Warraich et al., NSDI 2025). A link keeps packets in order, so that the last
-    one tells that nothing more will come.
+    The receiver finishes when the last packet arrives, or `deadline_s` after the message's start if that packet is lost
+    or late. Packets that it lacks then are missing. There is no window, because nothing is acknowledged.
+
+    This is a bounded transport as in OptiReduce (Warraich et al., NSDI 2025). A link keeps packets in order, so after
+    the last one nothing more comes.
     """
 
     deadline_s: float
@@ -80,9 +82,9 @@ class BestEffort:
 
     @classmethod
     def patient(cls, num_packets: int, path: Path) -> "BestEffort":
-        """Whoever misses the last of `num_packets` packets waits a round trip longer than they take without loss.
+        """Return a transport whose receiver waits a round trip longer than `num_packets` packets take without loss.
 
-        So nothing is late that was not lost.
+        No packet is then late that was not lost.
         """
         return cls(deadline_s=num_packets * path.packet_s + 1.5 * path.round_trip_s)
 
@@ -118,24 +120,24 @@ class _Reliable(ABC):
 
     @classmethod
     def prompt(cls, path: Path, timeout_round_trips: float = TIMEOUT_ROUND_TRIPS) -> Self:
-        """At its best, so that its times are lower bounds: without congestion control, and knowing the round trip.
+        """Return the transport at its best: without congestion control, and with the round trip known.
 
-        What is not acknowledged after so many round trips and a few packets is sent again (a timer of RFC 6298 or of an
-        RDMA adapter waits far longer). The window covers a loss and its repair, (timeout + round trip) x bandwidth: it
-        binds only where a packet is lost twice.
+        Its times are lower bounds. A packet without acknowledgement is sent again after so many round trips and a few
+        packets; a timer of RFC 6298 or of an RDMA adapter waits far longer. The window covers a loss and its repair,
+        (timeout + round trip) x bandwidth, so it binds only if a packet is lost twice.
         """
         timeout_s = timeout_round_trips * path.round_trip_s + TIMEOUT_PACKETS * path.packet_s
         window = math.ceil((timeout_s + path.packet_s + path.round_trip_s) / path.packet_s)
         return cls(window_packets=window, timeout_s=timeout_s)
 
     def gap_s(self, path: Path) -> float:
-        """Seconds from the start of one packet to that of the next: 1 / min(bandwidth, window / round trip)."""
+        """Return the seconds between the starts of two packets: 1 / min(bandwidth, window / round trip)."""
         return max(path.packet_s, (path.packet_s + path.round_trip_s) / self.window_packets)
 
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
         """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links.
 
-        Does not return where a link loses all its packets; `collective_times` refuses such a process.
+        It does not return if a link loses all its packets; `collective_times` refuses such a process.
         """
         _check_messages(num_packets, num_messages)
         acknowledged_s = path.packet_s + path.round_trip_s
@@ -160,23 +162,30 @@ class _Reliable(ABC):
             if sent.max() <= drawn:
                 missing = np.zeros(starts.shape, dtype=np.int64)
                 return Deliveries(starts * gap_s + path.arrival_s, missing)
-            needed = max(int(sent.max()), drawn + drawn // 4)  # all starts again, so let it be seldom
+            needed = max(int(sent.max()), drawn + drawn // 4)  # a restart is costly, so take more than needed
 
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
-        """About how many packets a loss adds."""
+        """Return about how many packets a loss adds."""
         return 1.0
 
     @abstractmethod
     def _starts(
         self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """When each message's last missing packet starts, (links, messages), and packets sent, (links,); in gaps."""
+        """Return when each message's last missing packet starts, and the packets sent.
+
+        Returns:
+            Starts in gaps, (links, messages), and packets, (links,).
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveRepeat(_Reliable):
-    """Each lost packet is sent again `timeout_s` after its start, before new packets; packet n waits until all up to
-    n - `window_packets` are acknowledged. The receiver has the message when its last missing packet arrives."""
+    """Send each lost packet again `timeout_s` after its start, before new packets.
+
+    Packet n waits until all packets up to n - `window_packets` are acknowledged. The receiver has the message when its
+    last missing packet arrives.
+    """
 
     def _starts(
         self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
@@ -188,8 +197,11 @@ class SelectiveRepeat(_Reliable):
 
 @dataclass(frozen=True, kw_only=True)
 class GoBackN(_Reliable):
-    """The receiver takes packets in order only; `timeout_s` after the start of a lost packet, it and all behind it are
-    sent again. Until then the sender goes on, up to `window_packets` from the lost one, in vain."""
+    """Send a lost packet and all packets after it again, `timeout_s` after its start.
+
+    The receiver takes packets in order only. Until the timeout the sender goes on in vain, up to `window_packets` from
+    the lost packet.
+    """
 
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
         return min(math.ceil(timeout), self.window_packets, num_packets)

@@ -1,8 +1,8 @@
-"""Collectives over a lossy network, evaluated from the losses alone.
+"""Collectives over a lossy network, computed from the losses alone.
 
-Every algorithm comes down to which of a rank's elements survive to the sum, an exact sum, and which of the results
-reach a rank (`lossytp.network.routes`). Every process works out all losses of the group by itself, so the only messages
-between processes are those of the sum.
+Every algorithm is defined by the elements of each rank that survive to the sum, an exact sum, and the results that
+reach each rank (`lossytp.network.routes`). Every process computes all losses of the group itself, so processes exchange
+nothing but the sum.
 
 Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
 """
@@ -32,9 +32,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class LossyCollective:
     """Exchange messages between the ranks of `group` over `network`.
 
-    `memories` hold, for the repair `Stale`, what last arrived: by the network's block, then by site.
+    `memories` hold what last arrived, for a repair that remembers: by the network's block, then by site.
 
-    Raises TypeError for an argument of another type.
+    Raises:
+        TypeError: if an argument is of another type.
     """
 
     network: LossyNetwork
@@ -50,13 +51,16 @@ class LossyCollective:
     def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them.
 
-        Returns (...), or where ranks have streams of their own (L, ...): each local rank's result. `parts` is
-        overwritten. With `sequence_parallel` the result is the ranks' shards side by side, of whole `unit`s each.
+        `parts` is overwritten. With `sequence_parallel` the result is the ranks' shards side by side, of whole `unit`s
+        each.
+
+        Returns:
+            The sum (...), or each local rank's result (L, ...) if ranks have streams of their own.
         """
         return self.begin_sum_(parts, site, unit).wait()
 
     def begin_sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> "Sum":
-        """As `sum_`, but returns at once."""
+        """Begin `sum_`, and return at once."""
         wiring = self.wiring
         if wiring.sequence_parallel:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
@@ -71,7 +75,7 @@ class LossyCollective:
 
         def finish() -> Tensor:
             wait()
-            if not wiring.sequence_parallel:  # there it stays where it is
+            if not wiring.sequence_parallel:  # each rank keeps its shard
                 total.copy_(self._rounded(total))
             if not wiring.own_streams:
                 return total
@@ -84,9 +88,9 @@ class LossyCollective:
         return Sum(finish, hops, missing)
 
     def gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
-        """Each local rank's copy (L, ...) of `x` (...), whose chunks lie on one rank each, as the network delivers it.
+        """Return each local rank's copy (L, ...) of `x` (...), whose chunks lie on one rank each.
 
-        Where the gather is reliable they are all the same, repeated without a copy.
+        If the gather is reliable, all copies are the same memory.
         """
         copies = self._rounded(x).expand(len(self.group.local), *x.shape)
         if self.wiring.reliable_gather:
@@ -99,16 +103,16 @@ class LossyCollective:
         return copies
 
     def adjoint_(self, gradients: Tensor, hops: Hops, missing: Missing) -> None:
-        """From the gradient of a sum, repeated (L, ...), to those of its contributions, in place."""
+        """Turn the gradient of a sum, repeated (L, ...), into those of its contributions, in place."""
         adjoint_(self._message(gradients.view(len(gradients), -1), hops, missing), self.wiring.repair)
 
     def memories_state(self) -> list:
-        """What `Stale` remembers of training, as lists and tensors."""
+        """Return what the repair remembers of training, as lists and tensors."""
         memories = self.memories.get(TRAINING, {})
         return [[site and tuple(site), list(memory.items())] for site, memory in memories.items()]
 
     def load_memories_state(self, state: list, device: torch.device) -> None:
-        """Go on from `memories_state()`."""
+        """Resume from `memories_state()`."""
         self.memories[TRAINING] = {
             site and Site(*site): {place: last.to(device) for place, last in memory} for site, memory in state
         }
@@ -135,11 +139,11 @@ class LossyCollective:
         return DTYPES[self.wiring.wire_dtype].itemsize if self.wiring.wire_dtype else message.element_size()
 
     def _rounded(self, message: Tensor) -> Tensor:
-        """To what the wire's dtype can hold, in its own dtype."""
+        """Round to what the wire's dtype can hold, and keep the message's own dtype."""
         return message.to(DTYPES[self.wiring.wire_dtype]).to(message.dtype) if self.wiring.wire_dtype else message
 
     def _memory(self, site: Site | None) -> Memory:
-        """What last arrived of this site's messages; each block of evaluation has a memory of its own."""
+        """Return what last arrived of this site's messages. Each block of evaluation has its own memory."""
         block = self.network.block
         for other in [kept for kept in self.memories if kept[0] == block[0] and kept != block]:
             del self.memories[other]
@@ -148,7 +152,7 @@ class LossyCollective:
 
 
 class Sum(NamedTuple):
-    """A sum under way; what its contributions lost is known already."""
+    """A sum under way. The losses of its contributions are known already."""
 
     wait: Callable[[], Tensor]
     hops: Hops
@@ -162,17 +166,17 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
     """Sum R stacked messages over a lossy network.
 
     Args:
-        x_RN: (ranks, elements), one floating-point message a rank; not changed, and not differentiated through.
-        network: advanced by the packets the messages fill.
-        wiring: `Wiring`'s, such as `algorithm` and `repair`; but `sequence_parallel`, which is no all-reduce, and the
-            repair "stale", which has nothing to put in: a call knows of none before it, as a `LossyCollective` does.
+        x_RN: (ranks, elements), one floating-point message a rank. It is not changed, and not differentiated through.
+        network: advances by the packets of the messages.
+        wiring: as in `Wiring.named`, such as `algorithm` and `repair`; without `sequence_parallel`, which is no
+            all-reduce, and without the repair "stale", which needs earlier messages, as a `LossyCollective` has.
 
     Returns:
         (ranks, elements): the result that each rank holds.
 
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: `x_RN` has another shape or dtype, a name is unknown, or the network can lose nothing of the sum.
+        TypeError: if an argument is of another type.
+        ValueError: if `x_RN` has another shape or dtype, a name is unknown, or the network can lose nothing of the sum.
     """
     check_is("x_RN", x_RN, Tensor, "stacked messages, such as torch.randn(4, 1000)")
     if x_RN.ndim != 2 or not x_RN.is_floating_point():

@@ -1,4 +1,4 @@
-"""Controls for a study of packet loss: other damage of equal expected squared error, to see what its form matters.
+"""Controls for a study of packet loss: other damage of equal expected squared error, to see whether its form matters.
 
 `Wire(elements=1)` loses independent elements. This module adds Gaussian noise.
 """
@@ -12,15 +12,15 @@ from lossytp.parallel.missing import Message
 
 
 def add_noise_(message: Message, group: str, site: Site | None) -> None:
-    """Add white Gaussian noise of variance p times the mean square to what crosses a link of loss rate p.
+    """Add white Gaussian noise, of variance p times the mean square, to what crosses a link of loss rate p.
 
-    Losing its packets, and leaving zeros, makes the same expected squared error: p times the sum of its squares.
+    Zero-filling lost packets gives the same expected squared error: p times the sum of the squares.
     """
     network = message.network
     normals = network.normals(message.hops, group=group, site=site)
-    for hop, numbers in zip(message.hops, normals, strict=False):  # none where the network is reliable
+    for hop, numbers in zip(message.hops, normals, strict=False):  # none if the network is reliable
         for row in message.rows_of(hop.positions):
             span = message.rows_LN[row, hop.start : hop.stop]
-            wide = span.double()  # squares of fp16 would overflow, or vanish
+            wide = span.double()  # squares of fp16 would overflow or vanish
             scale = math.sqrt(network.process(hop.src, hop.dst).loss_rate) * wide.square().mean().sqrt()
             span.copy_(wide + scale * torch.from_numpy(numbers).to(wide))

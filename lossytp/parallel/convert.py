@@ -1,8 +1,8 @@
-"""From a dense GPT-2 of transformers to a tensor-parallel one, and back.
+"""Convert a dense GPT-2 of transformers to a tensor-parallel one, and back.
 
-GPT-2 stays Hugging Face's: in every block the four linear layers are replaced, q/k/v and the MLP's first by
-column-parallel ones, the two output projections by row-parallel ones. A column-parallel layer's outputs are in the
-dense order, so heads fall to ranks as attention expects them and its code runs unchanged, cache and masks included.
+GPT-2 stays Hugging Face's. In every block, column-parallel layers replace q/k/v and the MLP's first linear layer, and
+row-parallel layers replace the two output projections. A column-parallel layer's outputs are in the dense order. Heads
+therefore fall to ranks as attention expects them, and its code runs unchanged, with its cache and masks.
 """
 
 import copy
@@ -31,10 +31,10 @@ SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
 
 
 class TensorParallelBlock(GPT2Block):
-    """A block that gradient checkpointing, whenever it is enabled, recomputes with the losses of its first pass.
+    """A block that gradient checkpointing recomputes with the losses of its first pass.
 
-    transformers sets `_gradient_checkpointing_func` on every block when checkpointing is enabled, and then calls it
-    in place of the block's forward.
+    When checkpointing is enabled, transformers sets `_gradient_checkpointing_func` on every block, and then calls it in
+    place of the block's forward.
     """
 
     @property
@@ -61,19 +61,20 @@ class TensorParallelBlock(GPT2Block):
 
 
 class SavesDense:
-    """What `parallelize` adds to a model's class, whose name stays: libraries look models up by it."""
+    """The method that `parallelize` adds to a model's class, which keeps its name: libraries find models by it."""
 
     base_class: type[PreTrainedModel]
 
     def save_pretrained(
         self, save_directory: Any, is_main_process: bool = True, state_dict: dict | None = None, **how: Any
     ) -> None:
-        """Save the dense model, as `gather` gives it, for `from_pretrained` to read.
+        """Save the dense model, as `gather` returns it, for `from_pretrained` to read.
 
-        Where the ranks are spread over processes, every process must call this. Rank 0 of all processes writes, and the
-        folder is whole once the call returns there. The other arguments are those of transformers.
+        If the ranks are spread over processes, every process must call this. Rank 0 of all processes writes, and the
+        folder is complete once the call returns there. The other arguments are those of transformers.
 
-        Raises ValueError for a `state_dict`, which would be that of shards.
+        Raises:
+            ValueError: for a `state_dict`, which would hold shards.
         """
         if state_dict is not None:
             raise ValueError(
@@ -86,7 +87,7 @@ class SavesDense:
             dense.save_pretrained(save_directory, **how)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Let copies and pickles find the class, which no module holds."""
+        """Let copies and pickles find the class, which is in no module."""
         return _blank, (self.base_class,), self.__dict__
 
 
@@ -117,25 +118,25 @@ def parallelize(
 ) -> PreTrainedModel:
     """Return a tensor-parallel copy of `model`, whose all-reduces lose what `network` loses.
 
-    `copy.deepcopy` of the result copies the network too, so the copy loses packets of its own and counts them itself:
-    read its report from its own network. `save_pretrained` of the result saves the dense model; where the ranks are
-    spread over processes, each of them must call it.
+    `copy.deepcopy` of the result also copies the network. The copy loses its own packets, and its own network reports
+    them. `save_pretrained` of the result saves the dense model; if the ranks are spread over processes, each must call
+    it.
 
     Args:
         model: GPT2LMHeadModel or GPT2ForSequenceClassification; not changed. The same on every process.
         network: shared by all layers; `network.report()` shows what each of them sent and lost.
         tensor_parallel_size: number of ranks; must divide the heads and the MLP's width.
-        group: where the ranks live. Left out, they are spread over all processes of torch.distributed, this copy
-            holding this process's shards alone, or are virtual ranks of this process where it is not initialised.
-        own_copies: whether each rank has copies of its own of the parameters that all ranks hold, which may drift
-            apart; needs `reliable_gather=False`. Left out, the ranks of a process share theirs.
-        wiring: how the ranks exchange messages. Left out, `settings` say so by name.
+        group: where the ranks live. If left out, they are spread over all processes of torch.distributed, and this copy
+            holds this process's shards; without torch.distributed they are virtual ranks of this process.
+        own_copies: whether each rank has its own copies of replicated parameters, which may drift apart; needs
+            `reliable_gather=False`. If not, the ranks of a process share them.
+        wiring: how the ranks exchange messages. If left out, `settings` make it.
         settings: as in `Wiring.named`: algorithm, repair, reliable_gather and others.
 
     Raises:
-        TypeError: another model, or an argument of another type.
-        ValueError: a size that does not divide, an unknown name, or a network whose layers, links or phase lie outside
-            all that the model sends.
+        TypeError: if the model or an argument is of another type.
+        ValueError: if a size does not divide, a name is unknown, or the network names layers, links or a phase that the
+            model does not use.
     """
     check_convertible(model, tensor_parallel_size)
     if group is None:
@@ -168,7 +169,7 @@ def parallelize(
             conv.weight, conv.bias, own_bias=own_copies, collective=collective, layer=layer, module=module
         )
 
-    ranks_here = len(group.local) if own_streams else 1  # that attention sees one after the other
+    ranks_here = len(group.local) if own_streams else 1  # attention sees them one after the other
     parallel = with_layers(model, column, row, width_here=model.config.hidden_size // (group.processes * ranks_here))
     for block in blocks_of(parallel):
         block.__class__ = TensorParallelBlock
@@ -186,15 +187,16 @@ def with_layers(
     *,
     width_here: int,
 ) -> PreTrainedModel:
-    """A copy of `model` with the four linear layers of every block replaced.
+    """Return a copy of `model` with the four linear layers of every block replaced.
 
     Args:
-        column: from a dense layer, its number of projections, the block's number and "attention" or "mlp", a layer
-            whose outputs are those of this process's heads or units, projections side by side.
-        row: from a dense layer, the block's number and module, a layer that takes what the column's leads to.
+        model: a dense GPT-2; not changed.
+        column: makes a layer of a dense layer, its number of projections, the block's number, and "attention" or "mlp".
+            Its outputs are those of this process's heads or units, projections side by side.
+        row: makes a layer of a dense layer, the block's number, and the module. It takes this process's heads or units.
         width_here: outputs of one of q, k, v in this process.
     """
-    replacements: dict[int, Any] = {}  # deepcopy's memo: what stands here is taken in place of a copy
+    replacements: dict[int, Any] = {}  # deepcopy's memo: it takes these in place of copies
     for number, block in enumerate(blocks_of(model)):
         attention, mlp = block.attn, block.mlp
         replacements |= {
@@ -205,12 +207,12 @@ def with_layers(
         }
     changed = copy.deepcopy(model, replacements)
     for block in blocks_of(changed):
-        block.attn.split_size = width_here  # where attention cuts q from k from v; it counts heads by what it gets
+        block.attn.split_size = width_here  # attention splits q, k and v here; it infers the number of heads
     return fuse_gelu_(changed)
 
 
 def fuse_gelu_(model: PreTrainedModel) -> PreTrainedModel:
-    """Let GPT-2's activation, which transformers computes in several kernels, be one, by the same formula."""
+    """Compute GPT-2's activation in one kernel, by the same formula; transformers uses several."""
     if model.config.activation_function == "gelu_new":
         for block in blocks_of(model):
             block.mlp.act = nn.GELU(approximate="tanh").train(block.mlp.training)
@@ -220,10 +222,11 @@ def fuse_gelu_(model: PreTrainedModel) -> PreTrainedModel:
 def gather(model: PreTrainedModel) -> PreTrainedModel:
     """Return the dense copy of a parallelized model, as transformers knows it; `gather(parallelize(m))` is bitwise m.
 
-    Where its ranks are spread over processes, each of them must call this, and each gets the whole model. Where the
-    ranks have drifted apart, the first rank's parameters are taken.
+    If the ranks are spread over processes, every process must call this, and each gets the whole model. If ranks have
+    drifted apart, the result has the first rank's parameters.
 
-    Raises TypeError for a model that `parallelize` did not make.
+    Raises:
+        TypeError: for a model that `parallelize` did not make.
     """
     blocks = blocks_of(model) if isinstance(model, SUPPORTED) else [model]
     if not all(isinstance(block, TensorParallelBlock) for block in blocks):
@@ -269,7 +272,7 @@ def assert_converted(model: PreTrainedModel) -> None:
 
 
 def check_convertible(model: PreTrainedModel, tensor_parallel_size: int) -> None:
-    """Raise TypeError or ValueError, naming the fix, where `parallelize` cannot work."""
+    """Raise TypeError or ValueError, naming the fix, if `parallelize` cannot convert the model."""
     if not isinstance(model, SUPPORTED):
         names = " or ".join(supported.__name__ for supported in SUPPORTED)
         raise TypeError(f"{type(model).__name__} cannot be parallelized: give a {names}")
@@ -282,13 +285,13 @@ def check_convertible(model: PreTrainedModel, tensor_parallel_size: int) -> None
 
 
 def blocks_of(model: Any) -> list[Any]:
-    """The transformer blocks of a GPT-2."""
+    """Return the transformer blocks of a GPT-2."""
     return list(model.transformer.h)
 
 
 def _conv1d(layer: ColumnParallelLinear | RowParallelLinear) -> Conv1D:
     weight, bias = layer.dense()
-    with torch.device("meta"):  # its constructor draws weights: on "meta" it leaves torch's generator alone
+    with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
         conv = Conv1D(weight.shape[1], weight.shape[0])
     conv.weight = nn.Parameter(weight.clone(), layer.weight.requires_grad)
     conv.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)

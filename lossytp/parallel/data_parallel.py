@@ -18,7 +18,7 @@ DataParallelType = Literal["ddp", "fsdp"]
 
 
 def data_parallel(model: PreTrainedModel, mesh: DeviceMesh, kind: DataParallelType) -> nn.Module:
-    """`model` as one of the replicas along the 1-D `mesh`; call what is returned in its place.
+    """Return `model` as one of the replicas along the 1-D `mesh`; call the result in its place.
 
     "ddp" wraps it; "fsdp" shards its parameters in place, block by block.
     """

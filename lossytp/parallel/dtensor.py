@@ -1,7 +1,7 @@
-"""GPT-2 by PyTorch's own tensor parallelism, to compare with: `parallelize_module` over the backend `lossy`.
+"""GPT-2 by PyTorch's own tensor parallelism, for comparison: `parallelize_module` over the backend `lossy`.
 
-Its column-wise and row-wise styles know `nn.Linear`, so GPT-2's Conv1D layers become such, the outputs of q, k and v
-ordered by rank: a rank's contiguous share then is its heads' q, k and v.
+Its column-wise and row-wise styles know `nn.Linear` only. GPT-2's Conv1D layers therefore become linear layers, with
+the outputs of q, k and v ordered by rank: a rank's contiguous share then holds its heads' q, k and v.
 """
 
 import torch
@@ -22,9 +22,9 @@ PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
 
 
 def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
-    """A tensor-parallel copy of `model` over the processes of a 1-D mesh, one rank each.
+    """Return a tensor-parallel copy of `model` over the processes of a 1-D mesh, one rank each.
 
-    Raises as `lossytp.parallelize`.
+    It raises the errors of `lossytp.parallelize`.
     """
     ranks = mesh.size()
     check_convertible(model, ranks)
@@ -44,7 +44,7 @@ def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedM
 
 
 def _linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
-    with torch.device("meta"):  # its constructor draws weights: on "meta" it leaves torch's generator alone
+    with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
         linear = nn.Linear(weight.shape[1], weight.shape[0])
     linear.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
     linear.bias = nn.Parameter(bias.clone())

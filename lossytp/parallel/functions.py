@@ -1,21 +1,21 @@
-"""f and g, each fused with the matrix product beside it, which saves a pass over memory.
+"""f and g, each fused with the adjacent matrix product, which saves a pass over memory.
 
 Shoeybi et al., "Megatron-LM", 2019, section 3: f copies the input in forward and all-reduces its gradient in backward;
-g all-reduces the output in forward and is the identity in backward (a sender is not told what was lost).
+g all-reduces the output in forward and is the identity in backward (a sender does not learn what was lost).
 
-How the residual stream lies on the ranks makes three cases:
-- one stream that all ranks share, where results are the same everywhere: `SharedColumn`, `SharedRow`;
-- a stream on each rank, where results lack other packets on each: `OwnColumn`, `OwnRow`, rank-major along the batch;
-- one stream in shards (sequence-parallel), gathered for each rank by itself: the same two. f is then an all-gather
-  whose backward is a reduce-scatter, and g the reverse (Korthikanti et al., "Reducing activation recomputation in
-  large transformer models", MLSys 2023, section 4.2).
+The layout of the residual stream on the ranks makes three cases:
+- one stream that all ranks share, because all have the same results: `SharedColumn`, `SharedRow`;
+- a stream on each rank, because each result lacks other packets: `OwnColumn`, `OwnRow`, rank-major along the batch;
+- one sharded stream (sequence-parallel), which each rank gathers for itself: also the latter two. f is then an
+  all-gather whose backward is a reduce-scatter, and g the reverse (Korthikanti et al., "Reducing activation
+  recomputation in large transformer models", MLSys 2023, section 4.2).
 
-Where ranks have streams of their own, a process's training loss is the mean over its L ranks, which is right for the
-parameters they share. A rank's own shard wants the gradient of its own training loss, L times that: so between g and f
-of backward gradients are L times as large.
+If ranks have streams of their own, a process's training loss is the mean over its L ranks. That mean suits the
+parameters that they share. A rank's own shard needs the gradient of its own training loss, which is L times as large.
+So between g and f, gradients in backward are L times as large.
 
-Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that
-one layer holds side by side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank, O = P F.
+Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
+layer holds side by side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank, O = P F.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ from lossytp.parallel.collectives import LossyCollective
 
 
 class SharedColumn(Function):
-    """f and the product behind it, as one dense product: no packet is lost before it."""
+    """Compute f and the product after it as one dense product: no packet is lost before it."""
 
     @staticmethod
     def forward(
@@ -52,7 +52,7 @@ class SharedColumn(Function):
         if ctx.needs_input_grad[0]:
             dy_LTO = dy_TO.view(len(dy_TO), projections, ranks_here, -1).permute(2, 0, 1, 3).flatten(2)
             parts_LTD = rank_by_rank(dy_LTO, _by_rank(weight_DPLF).transpose(1, 2))
-            total = ctx.collective.begin_sum_(parts_LTD, ctx.site)  # on its way while the weight's is computed
+            total = ctx.collective.begin_sum_(parts_LTD, ctx.site)  # travels while the weight's gradient is computed
         if ctx.needs_input_grad[1]:
             dweight = (x.reshape(-1, d_width).t() @ dy_TO).view(weight_DPLF.shape)
         if ctx.needs_input_grad[2]:
@@ -63,7 +63,7 @@ class SharedColumn(Function):
 
 
 class SharedRow(Function):
-    """The product and g behind it."""
+    """Compute the product and g after it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
@@ -94,7 +94,7 @@ class SharedRow(Function):
 
 
 class OwnColumn(Function):
-    """f and the product behind it, each rank's on an input of its own."""
+    """Compute f and the product after it, each rank on its own input."""
 
     @staticmethod
     def forward(
@@ -135,7 +135,7 @@ class OwnColumn(Function):
 
 
 class OwnRow(Function):
-    """The product and g behind it, with a result for each rank, or in shards."""
+    """Compute the product and g after it, with a result for each rank, or in shards."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
@@ -167,7 +167,7 @@ class OwnRow(Function):
 
 
 class OwnGradient(torch.autograd.Function):
-    """The identity, of `ranks_here` times the gradient."""
+    """Return the input; multiply the gradient by `ranks_here`."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, ranks_here: int) -> Tensor:
@@ -181,30 +181,30 @@ class OwnGradient(torch.autograd.Function):
 
 
 def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
-    """`parameter`, with a gradient of its rank's own training loss, where the loss is the mean over local ranks."""
+    """Return `parameter` with its own rank's gradient, if the training loss is the mean over local ranks."""
     return OwnGradient.apply(parameter, ranks_here) if ranks_here > 1 else parameter
 
 
 def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
-    """The products (L, T, D) of each local rank's matrices; for one rank a plain product, which is faster."""
+    """Return the products (L, T, D) of each local rank's matrices; one rank takes a plain product, which is faster."""
     return torch.bmm(a_LTK, b_LKD) if len(a_LTK) > 1 else torch.mm(a_LTK[0], b_LKD[0]).unsqueeze(0)
 
 
 def _unit(collective: LossyCollective, d_width: int) -> int:
-    """Elements that chunks are multiples of: whole tokens where they are shards of a stream."""
+    """Return the elements of which chunks are multiples: whole tokens if chunks are shards of a stream."""
     return d_width if collective.wiring.sequence_parallel else 1
 
 
 def _by_rank(weight_DPLF: Tensor) -> Tensor:
-    """(L, D, O)."""
+    """Return the weight as (L, D, O)."""
     return weight_DPLF.permute(2, 0, 1, 3).flatten(2)
 
 
 def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, projections: int) -> Tensor:
-    """What lies between two layers, as attention and activation want it, of leading axes `shape`.
+    """Return what passes between two layers as attention and activation expect it, with leading axes `shape`.
 
-    Rank-major where ranks have streams of their own; else all local ranks' heads or units side by side, in the dense
-    order.
+    It is rank-major if ranks have streams of their own. If not, all local ranks' heads or units lie side by side, in
+    the dense order.
     """
     if collective.wiring.own_streams:
         return y_LTO.view(*shape, -1)
@@ -213,7 +213,7 @@ def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, proj
 
 
 def _take_up(y: Tensor, collective: LossyCollective, ranks_here: int, projections: int) -> Tensor:
-    """The reverse of `_lay_out`: (L, T, O)."""
+    """Reverse `_lay_out`: return (L, T, O)."""
     if collective.wiring.own_streams:
         return y.reshape(ranks_here, -1, y.shape[-1])
     y_TPLF = y.reshape(-1, projections, ranks_here, y.shape[-1] // (projections * ranks_here))

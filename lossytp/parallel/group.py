@@ -1,4 +1,4 @@
-"""Which ranks sum their messages, and which of them live in this process."""
+"""The ranks that sum their messages, and those of them in this process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,12 +17,15 @@ if TYPE_CHECKING:
 class RankGroup:
     """`size` ranks that sum their messages.
 
-    Without a `process_group` all of them are virtual ranks in this process, an axis of its tensors; with one they are
-    spread evenly over its processes, in order. `first_rank` is the global rank of the first, which names the links;
-    left out, it follows from the group's first process. `name` tells groups on the same link apart; left out, it
-    follows from the first rank.
+    Args:
+        size: number of ranks.
+        process_group: spreads the ranks evenly over its processes, in order. Without it all are virtual ranks of this
+            process, on an axis of its tensors.
+        first_rank: global rank of the first, which names the links; if left out, that of the group's first process.
+        name: tells groups on the same link apart; if left out, it follows from the first rank.
 
-    Raises ValueError where `size` is not positive, or not a multiple of the processes.
+    Raises:
+        ValueError: if `size` is not positive, or no multiple of the number of processes.
     """
 
     size: int
@@ -54,7 +57,7 @@ class RankGroup:
 
     @property
     def world_size(self) -> int:
-        """Global ranks in all: this group's, and those of the groups like it that other processes hold."""
+        """Global ranks in all: those of this group, and of the same groups in other processes."""
         from torch.distributed import get_world_size, is_available, is_initialized
 
         processes = get_world_size() if is_available() and is_initialized() else self.processes
@@ -71,21 +74,21 @@ class RankGroup:
 
     @cached_property
     def local(self) -> range:
-        """The positions of the ranks that live in this process."""
+        """Positions of the ranks in this process."""
         here = self.size // self.processes
         first = self.process_group.rank() * here if self.process_group else 0
         return range(first, first + here)
 
     @property
     def plain_group(self) -> Any:
-        """The process group, or the one that it wraps where it is a lossy one."""
+        """The process group, or the one that a lossy process group wraps."""
         return getattr(self.process_group, "wrapped", self.process_group)
 
     def begin_sum_(self, partial: "Tensor") -> Callable[[], object]:
-        """Begin to add up the processes' partial sums, in place; the returned function waits for the end.
+        """Begin to add up the processes' partial sums, in place; return a function that waits for the end.
 
-        Nothing is lost on this way: what is lost was lost before, on every process as `LossyNetwork` says. Where the
-        process group is a lossy one, the group it wraps carries the sum.
+        Nothing is lost here. Every process has already applied the losses that `LossyNetwork` drew. If the process
+        group is lossy, the group that it wraps carries the sum.
         """
         if self.process_group is None or self.processes == 1:
             return _nothing_to_wait_for
@@ -97,7 +100,7 @@ def _nothing_to_wait_for() -> None:
 
 
 def check_divides(tensor_parallel_size: int, *, heads: int, inner: int) -> None:
-    """Raise ValueError unless every rank gets as many of the heads, and of the MLP's `inner` units, as any other."""
+    """Raise ValueError unless every rank gets the same number of heads and of the MLP's `inner` units."""
     check_number("tensor_parallel_size", tensor_parallel_size, Integral, "the number of ranks")
     if tensor_parallel_size < 1 or heads % tensor_parallel_size or inner % tensor_parallel_size:
         fits = [size for size in range(1, heads + 1) if heads % size == 0 and inner % size == 0]

@@ -1,6 +1,6 @@
 """Start torch.distributed over a lossy network, from the variables that torchrun sets.
 
-Errors are told in one line that names the variable, or the port, and the fix.
+Each error is one line that names the variable or the port, and the fix.
 """
 
 import os
@@ -28,7 +28,7 @@ BACKENDS = ("gloo", "nccl")
 
 @dataclass
 class _Settings:
-    """What the backend's sub-groups are made with, as torch.distributed keeps the groups: once a process."""
+    """The settings of the backend's sub-groups. There is one instance a process, as torch.distributed has one world."""
 
     network: LossyNetwork
     wraps: str
@@ -47,19 +47,20 @@ def init_process_group(
     reliable_gather: bool = True,
     join_timeout_s: float = JOIN_TIMEOUT_S,
 ) -> None:
-    """Initialise torch.distributed with the backend `lossy`, which sub-groups and meshes then have too.
+    """Initialise torch.distributed with the backend `lossy`, for sub-groups and meshes too.
 
     Args:
         network: the same seed, processes and wire on every rank.
-        wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries what lies on the CPU).
-        algorithm, repair: of every operation, as `Wiring.named` takes them.
-        reliable_gather: False loses packets of an all-reduce's result too, other ones on every rank; it changes nothing
-            with "sender", whose sum is everywhere at once.
-        join_timeout_s: how long to wait for the other ranks, where no agent of torchrun has brought them together.
+        wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries CPU tensors).
+        algorithm: of every operation, as in `Wiring.named`.
+        repair: of every operation, as in `Wiring.named`.
+        reliable_gather: False also loses packets of an all-reduce's result, different ones on every rank. It changes
+            nothing with "sender", whose sum reaches all ranks.
+        join_timeout_s: seconds to wait for the other ranks, unless torchrun's agent has brought them together.
 
     Raises:
-        ValueError: not started by torchrun or with a variable missing, a port in use, ranks that do not come, an
-            unknown name, torch.distributed initialised already.
+        ValueError: if torchrun did not start this process, a variable is missing, the port is in use, ranks do not
+            come, a name is unknown, or torch.distributed is already initialised.
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
@@ -89,15 +90,16 @@ def backend_wiring(*, algorithm: str = "direct", repair: str = "zero", reliable_
 
 
 def joined() -> bool:
-    """Whether this process has begun to join others over a lossy network."""
+    """Return whether this process has begun to join others over a lossy network."""
     return _settings is not None
 
 
 @contextmanager
 def reliable() -> Iterator[None]:
-    """Within the block the backend `lossy` loses nothing, and no link advances; every rank must enter it.
+    """Lose nothing over the backend `lossy` within the block, and advance no link; every rank must enter it.
 
-    Raises ValueError where `init_process_group` was not called.
+    Raises:
+        ValueError: before `init_process_group`.
     """
     if _settings is None:
         raise ValueError("no lossy process group was started: call init_process_group first, or use network.reliable()")
@@ -106,7 +108,7 @@ def reliable() -> Iterator[None]:
 
 
 def _join(rank: int, world: int, timeout_s: float) -> TCPStore:
-    """The store through which ranks that were started by hand find each other."""
+    """Return the store through which ranks that were started by hand find each other."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
         return TCPStore(host, port, world, is_master=rank == 0, timeout=timedelta(seconds=timeout_s))

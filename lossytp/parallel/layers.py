@@ -1,14 +1,14 @@
 """Column- and row-parallel linear layers whose all-reduces lose packets.
 
-Shoeybi et al., "Megatron-LM", 2019, section 3: a column-parallel layer splits its weight by outputs, a row-parallel
-one by inputs; `lossytp.parallel.functions` has what runs.
+Shoeybi et al., "Megatron-LM", 2019, section 3: a column-parallel layer splits its weight by outputs, a row-parallel one
+by inputs. `lossytp.parallel.functions` computes them.
 
-Each layer holds the shards of the L ranks that live in this process, on an axis of their own, in the order of the
-dense weight. So products that no packet crosses are one dense matrix product; only those that are summed over ranks
-are computed rank by rank.
+Each layer holds the shards of the L ranks in this process, on a separate axis, in the order of the dense weight. A
+product that no packet crosses is therefore one dense matrix product; only products that are summed over ranks are
+computed rank by rank.
 
-Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that
-one layer holds side by side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank.
+Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
+layer holds side by side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank.
 """
 
 import torch
@@ -24,8 +24,8 @@ from lossytp.parallel.outside_graphs import outside_graphs
 class ColumnParallelLinear(nn.Module):
     """y = f(x) W + b, rank r holding W[:, :, r]: (..., D) to (..., P * L * F).
 
-    Forward: no communication. Backward: the ranks' parts of dx are all-reduced with losses, once for all P projections.
-    With `sequence_parallel` forward all-gathers x, and backward reduce-scatters.
+    Forward: no communication. Backward: one lossy all-reduce of the ranks' parts of dx, for all P projections. With
+    `sequence_parallel` forward all-gathers x, and backward reduce-scatters.
 
     Args:
         weight: the dense weight (D, P * R * F).
@@ -33,7 +33,7 @@ class ColumnParallelLinear(nn.Module):
         num_projections: P.
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
-        module: "attention" or "mlp", likewise.
+        module: "attention" or "mlp", for the counters.
     """
 
     sharded_over_ranks = ("weight", "bias")
@@ -66,7 +66,7 @@ class ColumnParallelLinear(nn.Module):
             return function.apply(x, weight, bias, self.collective, self.site)
 
     def dense(self) -> tuple[Tensor, Tensor]:
-        """The dense weight and bias; every process of the group must ask for them."""
+        """Return the dense weight and bias; every process of the group must call this."""
         weight, bias = (_all_gather(p.detach(), self.collective, axis=p.ndim - 2) for p in (self.weight, self.bias))
         return weight.view(len(weight), -1), bias.view(-1)
 
@@ -74,14 +74,16 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = g(sum over r of x_r W_r) + b, rank r holding W[r]: (..., L * K) to (..., D).
 
-    Forward: the ranks' products are all-reduced with losses; the bias, held by every rank, is added once, after the
-    sum. Backward: no communication. With `sequence_parallel` forward reduce-scatters, and backward all-gathers.
+    Forward: one lossy all-reduce of the ranks' products. Every rank holds the bias and adds it once, after the sum.
+    Backward: no communication. With `sequence_parallel` forward reduce-scatters, and backward all-gathers.
 
     Args:
         weight: the dense weight (R * K, D).
         bias: (D,).
-        collective, layer, module: as `ColumnParallelLinear`'s.
-        own_bias: whether each rank has a copy of the bias, (L, D), that may drift from the others'.
+        collective: how the ranks all-reduce.
+        layer: number of the transformer layer, for the counters.
+        module: "attention" or "mlp", for the counters.
+        own_bias: whether each rank has its own copy of the bias, (L, D), which may drift from the others'.
     """
 
     sharded_over_ranks = ("weight",)
@@ -118,18 +120,18 @@ class RowParallelLinear(nn.Module):
             return (y.view(len(bias), -1, y.shape[-1]) + own_gradient(bias, len(bias)).unsqueeze(1)).view(y.shape)
 
     def dense(self) -> tuple[Tensor, Tensor]:
-        """The dense weight and bias; every process of the group must ask for them."""
+        """Return the dense weight and bias; every process of the group must call this."""
         weight_RKD = _all_gather(self.weight.detach(), self.collective, axis=0)
         return weight_RKD.view(-1, weight_RKD.shape[-1]), (self.bias[0] if self.per_rank else self.bias).detach()
 
 
 def _copy(shard: Tensor) -> Tensor:
-    """A copy with memory of its own, so that the dense weight can be freed."""
+    """Return a copy with its own memory, so that the dense weight can be freed."""
     return shard.clone(memory_format=torch.contiguous_format)
 
 
 def _all_gather(shard: Tensor, collective: LossyCollective, *, axis: int) -> Tensor:
-    """The shards of all processes, side by side along `axis`, without losses."""
+    """Return the shards of all processes, side by side along `axis`, without losses."""
     group = collective.group
     if group.process_group is None or group.processes == 1:
         return shard
@@ -140,9 +142,9 @@ def _all_gather(shard: Tensor, collective: LossyCollective, *, axis: int) -> Ten
 
 
 def _cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in the dtype that autocast gives a matrix product; autocast does not reach inside a Function.
+    """Return the tensors in autocast's dtype for matrix products; autocast does not reach inside a Function.
 
-    float64 stays as it is, as under autocast.
+    float64 stays, as under autocast.
     """
     device = tensors[0].device.type
     if torch.is_autocast_enabled(device) and tensors[0].dtype != torch.float64:

@@ -1,4 +1,4 @@
-"""How many processes share the work, and which part is this one's."""
+"""The layout of a run over processes, and the place of this process."""
 
 import os
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun set
 
 @dataclass(frozen=True)
 class Layout:
-    """Pipeline stages, in each of them data-parallel replicas, in each of those tensor-parallel ranks.
+    """Pipeline stages of data-parallel replicas of tensor-parallel ranks, over `world_size` processes.
 
-    `world_size` processes; the `tensor_parallel_size` ranks of a replica are spread evenly over its share of them, one
-    or several a process, neighbours first, as in Megatron-LM (Narayanan et al., SC 2021). One process alone holds all
-    ranks as virtual ones.
+    The `tensor_parallel_size` ranks of a replica are spread evenly over its processes, one or several each, neighbours
+    first, as in Megatron-LM (Narayanan et al., SC 2021). A single process holds all ranks as virtual ones.
 
-    Raises ValueError where the processes cannot be laid out so.
+    Raises:
+        ValueError: if the processes cannot be laid out so.
     """
 
     tensor_parallel_size: int = 1
@@ -55,17 +55,17 @@ class Layout:
 
     @property
     def data_index(self) -> int:
-        """Which replica this process belongs to."""
+        """Index of the replica that this process belongs to."""
         return self.rank // self.tensor_processes % self.data_parallel_size
 
     @property
     def pipeline_index(self) -> int:
-        """Which stage this process belongs to."""
+        """Index of the stage that this process belongs to."""
         return self.rank // (self.tensor_processes * self.data_parallel_size)
 
     @cached_property
     def mesh(self) -> "DeviceMesh | None":
-        """PyTorch's view of it, with the axes of `AXES`; None for one process. Every process must ask for it."""
+        """PyTorch's device mesh, with the axes of `AXES`; None for one process. Every process must ask for it."""
         if self.world_size == 1:
             return None
         import torch
@@ -75,14 +75,14 @@ class Layout:
         return init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", shape, mesh_dim_names=AXES)
 
     def process_group(self, axis: str) -> "ProcessGroup | None":
-        """The processes that differ from this one along `axis` alone; None where it is alone."""
+        """Return the processes that differ from this one along `axis` only; None if there are no others."""
         return None if self.mesh is None or self.mesh[axis].size() == 1 else self.mesh.get_group(axis)
 
     def tensor_group(self) -> RankGroup:
-        """The tensor-parallel ranks of this process's replica, numbered through over all replicas.
+        """Return the tensor-parallel ranks of this process's replica, numbered over all replicas.
 
-        Where a process holds several, these numbers, which name the links, are not those of the processes, which name
-        the links of data-parallel and pipeline traffic.
+        These numbers name the links of tensor parallelism. The numbers of processes name the links of data-parallel and
+        pipeline traffic. The two differ if a process holds several ranks.
         """
         first = (self.pipeline_index * self.data_parallel_size + self.data_index) * self.tensor_parallel_size
         return RankGroup(
@@ -93,7 +93,11 @@ class Layout:
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun, or somebody by hand, set its variables for this process; ValueError where one is missing."""
+    """Return whether torchrun, or a person, set its variables for this process.
+
+    Raises:
+        ValueError: if one of them is missing.
+    """
     given = [name for name in VARIABLES if name in os.environ]
     if given and len(given) < len(VARIABLES):
         missing = ", ".join(name for name in VARIABLES if name not in given)
@@ -109,7 +113,11 @@ def under_torchrun() -> bool:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """As torchrun's variables say, (0, 1) without them; ValueError where they make no sense."""
+    """Return rank and world size from torchrun's variables, (0, 1) without them.
+
+    Raises:
+        ValueError: if the variables contradict each other.
+    """
     if not under_torchrun():
         return 0, 1
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

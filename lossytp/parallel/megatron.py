@@ -1,4 +1,4 @@
-"""GPT-2 by Megatron-core's tensor-parallel layers, to compare with, over the backend `lossy`.
+"""GPT-2 by Megatron-core's tensor-parallel layers, for comparison, over the backend `lossy`.
 
 Megatron-core is an optional extra: `pip install megatron-core`.
 """
@@ -17,26 +17,25 @@ from lossytp.parallel.convert import check_convertible, with_layers
 
 
 def megatron_is_installed() -> bool:
-    """Whether `parallelize_megatron` finds Megatron-core."""
+    """Return whether `parallelize_megatron` finds Megatron-core."""
     return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
 
 
 def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) -> PreTrainedModel:
-    """A tensor-parallel copy of `model` over the processes of a group, one rank each, in Megatron's layers.
+    """Return a tensor-parallel copy of `model` over the processes of a group, one rank each, in Megatron's layers.
 
-    Its layers do not know autocast: on the CPU their backward fails under it.
-
-    Raises as `lossytp.parallelize`, and ModuleNotFoundError without Megatron-core.
+    Its layers do not support autocast: on the CPU their backward fails under it. It raises the errors of
+    `lossytp.parallelize`, and ModuleNotFoundError without Megatron-core.
     """
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # or each of its layers warns that it wants this
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # each of its layers warns without it
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that Transformer Engine and Apex are missing: these layers use neither
+        warnings.simplefilter("ignore")  # Transformer Engine and Apex are missing, but not needed
         from megatron.core.model_parallel_config import ModelParallelConfig
         from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
     ranks, rank = process_group.size(), process_group.rank()
     check_convertible(model, ranks)
-    # on the CPU, and its weights not drawn but copied
+    # on the CPU, with copied weights instead of drawn ones
     settings = ModelParallelConfig(
         tensor_model_parallel_size=ranks,
         use_cpu_initialization=True,

@@ -1,7 +1,7 @@
-"""What stands where packets are missing: the tensor side of `lossytp.network.repairs`.
+"""The tensor side of `lossytp.network.repairs`: what replaces missing packets.
 
-What a sum becomes is linear in the ranks' contributions, also where a ring or a tree repairs partial sums on the way.
-So each row here is one rank's contribution followed through all hops, and a process needs no row but its own ranks'.
+A sum is linear in the ranks' contributions, even if a ring or a tree repairs partial sums on the way. Each row here is
+therefore one rank's contribution, followed through all hops, and a process needs only its own ranks' rows.
 
 Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major; B blocks of S elements.
 """
@@ -23,7 +23,7 @@ from lossytp.network.streams import Stream
 
 Memory = dict[tuple[int, int, int], Tensor]
 """What last arrived, by the message's size, the hop's number and the rank's position."""
-FEW_SPANS = 2000  # up to so many, a loop over numpy slices is the fastest
+FEW_SPANS = 2000  # up to this number, a loop over numpy slices is fastest
 
 
 class Message(NamedTuple):
@@ -50,11 +50,11 @@ class Message(NamedTuple):
     """What last arrived, for repairs that remember; changed, unless the network's tape replays."""
 
     def rows_of(self, positions: Sequence[int]) -> list[int]:
-        """Return the rows of those of the positions that are here."""
+        """Return the rows of those positions that are in this process."""
         return [self.positions.index(position) for position in positions if position in self.positions]
 
     def lacking(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
-        """Yield each hop that lost something for rows here: the hop, its missing packets and the rows."""
+        """Yield each hop that lost something of rows here: the hop, its missing packets and the rows."""
         for hop, packets in zip(self.hops, self.missing.packets, strict=True):
             rows = self.rows_of(hop.positions) if len(packets) else []
             if rows:
@@ -75,7 +75,7 @@ AnyFill = TypeVar("AnyFill", bound=Fill)
 
 
 def fills(kind: type[Repair]) -> Callable[[AnyFill], AnyFill]:
-    """Return a decorator that makes a function the one that fills in for repairs of this `kind`."""
+    """Return a decorator that registers a function to fill in for repairs of this `kind`."""
 
     def register(fill: AnyFill) -> AnyFill:
         FILLS[kind] = fill
@@ -85,10 +85,10 @@ def fills(kind: type[Repair]) -> Callable[[AnyFill], AnyFill]:
 
 
 def settle_(message: Message, repair: Repair) -> None:
-    """Take from the rows what their message lacks, and repair it, in place.
+    """Remove from the rows what their message lacks, and repair it, in place.
 
     Raises:
-        ValueError: nothing in `FILLS` says what such a repair does.
+        ValueError: if no function is registered for the repair.
     """
     if message.missing.reliable:
         return
@@ -99,10 +99,10 @@ def settle_(message: Message, repair: Repair) -> None:
 
 
 def adjoint_(message: Message, repair: Repair) -> None:
-    """Do to the contributions' gradients what `settle_` did to contributions, the last hop first.
+    """Apply the adjoint of `settle_` to the contributions' gradients, the last hop first.
 
-    But for `Local`, a hop is a symmetric map of each row; where Hadamard's blocks are padded, maps do not commute. What
-    a repair remembered came from before and has no gradient.
+    Except for `Local`, a hop is a symmetric map of each row. The maps do not commute if Hadamard's blocks are padded.
+    What a repair remembered comes from earlier messages and has no gradient.
     """
     backwards = message.missing._replace(packets=message.missing.packets[::-1])
     settle_(message._replace(hops=message.hops[::-1], missing=backwards), ZERO if repair.remembers else repair)
@@ -169,7 +169,7 @@ def rescale_counted_(message: Message, repair: RescaleCounted) -> None:
 
 @fills(Stale)
 def stale_(message: Message, repair: Stale) -> None:
-    """Put in what last arrived, and remember what arrived now; a replayed message gets what it got at first."""
+    """Fill in what last arrived, and remember what arrived now; a replay repeats the first result."""
     tape, memory = message.network.tape, message.memory
     assert memory is not None
     hops = list(zip(message.hops, message.missing.packets, strict=True))
@@ -182,7 +182,7 @@ def stale_(message: Message, repair: Stale) -> None:
         return
     size = message.rows_LN.shape[1]
     for other in [place for place in memory if place[0] != size]:
-        del memory[other]  # in a message of another size the same number is another hop's, or another piece's
+        del memory[other]  # a message of another size numbers its hops and pieces differently
     pieces = []
     for number, (hop, packets) in enumerate(hops):
         for row in message.rows_of(hop.positions):
@@ -203,7 +203,7 @@ def stale_(message: Message, repair: Stale) -> None:
 
 @fills(Local)
 def local_(message: Message, repair: Local) -> None:
-    """Put the receiver's own contribution in place of what is missing."""
+    """Fill in the receiver's own contribution."""
     rows_LN, own_LN = message.rows_LN, message.own_LN
     if own_LN is None:
         zero_(message, repair)
@@ -221,7 +221,7 @@ def local_(message: Message, repair: Local) -> None:
 
 @fills(Hadamard)
 def hadamard_(message: Message, repair: Hadamard) -> None:
-    """Set the coefficients in missing packets to zero, and transform back; blocks that lack none stay as they are.
+    """Set the coefficients in missing packets to zero, and transform back; complete blocks stay as they are.
 
     Coefficient i of block j is number i * (number of blocks) + j on the wire.
     """

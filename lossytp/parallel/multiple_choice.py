@@ -1,7 +1,7 @@
-"""GPT-2 for multiple choice: every option is read and scored on its own, the largest score is the answer.
+"""GPT-2 for multiple choice: every option is scored on its own, and the largest score is the answer.
 
-The form is Radford et al., "Improving Language Understanding by Generative Pre-Training" (2018), figure 1.
-Shapes: B examples, O options of the one that has most, T tokens.
+The form is that of Radford et al., "Improving Language Understanding by Generative Pre-Training" (2018), figure 1.
+Shapes: B examples, O options of the example with most options, T tokens.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ from transformers import GPT2ForSequenceClassification
 
 
 class GPT2ForMultipleChoice(GPT2ForSequenceClassification):
-    """A classifier of one logit, softmax over the options of an example.
+    """A classifier of one logit, with a softmax over the options of an example.
 
-    Takes input_ids and attention_mask (B, O, T) and labels (B,); gives logits (B, O). An option whose mask is all 0
-    is none, and its logit minus infinity. Two axes, (B, T), are examples of one option each.
+    It takes input_ids and attention_mask (B, O, T) and labels (B,), and returns logits (B, O). An option whose mask is
+    all 0 is absent, and its logit is minus infinity. Inputs of two axes, (B, T), are examples of one option each.
     """
 
     def forward(
@@ -27,7 +27,7 @@ class GPT2ForMultipleChoice(GPT2ForSequenceClassification):
         if attention_mask is not None:
             absent = ~attention_mask.view(-1, options, tokens).bool().any(-1)
             attention_mask = attention_mask.reshape(-1, tokens).clone()
-            attention_mask[absent.view(-1), 0] = 1  # softmax over nothing is no number
+            attention_mask[absent.view(-1), 0] = 1  # softmax over nothing is NaN
         output = super().forward(input_ids.reshape(-1, tokens), attention_mask=attention_mask, **kwargs)
         output.logits = output.logits.view(-1, options).masked_fill(absent, -torch.inf)
         if labels is not None:

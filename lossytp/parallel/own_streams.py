@@ -1,11 +1,11 @@
-"""Diverging replicas: every rank computes on a residual stream of its own, from the embeddings to the logits.
+"""Diverging replicas: every rank computes on its own residual stream, from the embeddings to the logits.
 
-Where results lose packets too, ranks that should hold the same activations do not. The streams of the L ranks of this
-process lie along the batch, rank-major, (L * B, T, D): the inputs are repeated on the way in and the logits taken apart
-on the way out, so GPT-2's own code runs between. The training loss is the mean over the ranks.
+If results lose packets too, ranks that should hold the same activations do not. The streams of the L ranks in this
+process lie along the batch, rank-major, (L * B, T, D). The inputs are repeated at the start and the logits are split at
+the end, so GPT-2's own code runs in between. The training loss is the mean over the ranks.
 
-Parameters that every rank holds (embeddings, norms, biases after a sum, the head) are one for all ranks of a process,
-which keeps the ranks' copies equal, or where copies may drift one for each, stacked on a leading axis.
+Replicated parameters (embeddings, norms, biases after a sum, the head) are shared by all ranks of a process, which
+keeps their copies equal. If copies may drift, each rank has one, stacked on a leading axis.
 """
 
 import copy
@@ -40,7 +40,9 @@ def _on_own_streams(forward: Callable) -> Callable:
         return_dict = inputs.pop("return_dict", None)
         ids = inputs.get("input_ids")
         tokens = inputs["inputs_embeds"] if ids is None else ids
-        rows, length = (tokens if ids is None else ids.flatten(0, -2)).shape[:2]  # of options, where there are several
+        rows, length = (tokens if ids is None else ids.flatten(0, -2)).shape[
+            :2
+        ]  # rows of options, if there are several
         past, positions = inputs.get("past_key_values"), inputs.get("position_ids")
         _check_cache(past, ranks_here * len(tokens))
         if positions is None and isinstance(self.transformer.wpe, PerRank):
@@ -62,9 +64,9 @@ def _on_own_streams(forward: Callable) -> Callable:
 
 
 class OwnStreamsLMHeadModel(GPT2LMHeadModel):
-    """Logits are the first rank's; `rank_logits` (L, B, T, V) those of each rank of this process.
+    """Return the first rank's logits, and each local rank's as `rank_logits` (L, B, T, V).
 
-    A training loss of one's own is the mean over `rank_logits`: the others' shards need theirs.
+    Average a training loss of your own over `rank_logits`: every rank's shard needs its rank's loss.
     """
 
     rank_group: RankGroup
@@ -72,14 +74,14 @@ class OwnStreamsLMHeadModel(GPT2LMHeadModel):
 
 
 class OwnStreamsForSequenceClassification(GPT2ForSequenceClassification):
-    """Logits are the first rank's; `rank_logits` (L, B, classes) those of each rank of this process."""
+    """Return the first rank's logits, and each local rank's as `rank_logits` (L, B, classes)."""
 
     rank_group: RankGroup
     forward = _on_own_streams(GPT2ForSequenceClassification.forward)
 
 
 class OwnStreamsForMultipleChoice(GPT2ForMultipleChoice):
-    """Logits are the first rank's; `rank_logits` (L, B, options) those of each rank of this process."""
+    """Return the first rank's logits, and each local rank's as `rank_logits` (L, B, options)."""
 
     rank_group: RankGroup
     forward = _on_own_streams(GPT2ForMultipleChoice.forward)
@@ -93,7 +95,7 @@ OWN_STREAMS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {
 
 
 class SharedDropout(nn.Dropout):
-    """Dropout with one mask for all ranks of this process, as ranks that share a seed have."""
+    """Dropout with one mask for all ranks of this process, as for ranks that share a seed."""
 
     def __init__(self, p: float, ranks_here: int) -> None:
         super().__init__(p)
@@ -107,12 +109,12 @@ class SharedDropout(nn.Dropout):
 
 
 class PerRank(nn.Module):
-    """A replicated module with parameters for each local rank, (L, ...): slice i works on piece i of the input."""
+    """A replicated module with parameters for each local rank, (L, ...): slice i computes piece i of the input."""
 
     def __init__(self, module: nn.Module, ranks_here: int) -> None:
         super().__init__()
         self.ranks_here = ranks_here
-        self.template = [module]  # in a list, so that its parameters are not this module's
+        self.template = [module]  # a list hides its parameters from this module
         self.per_rank = tuple(name for name, _ in module.named_parameters())
         for name, parameter in module.named_parameters():
             copies = parameter.detach().expand(ranks_here, *parameter.shape).clone()
@@ -129,7 +131,7 @@ class PerRank(nn.Module):
         )
 
     def first(self) -> nn.Module:
-        """A module with the first rank's parameters as they are now, dtype and frozen or not."""
+        """Return a module with the first rank's current parameters, with their dtype and `requires_grad`."""
         module = copy.deepcopy(self.template[0])
         for name in self.per_rank:
             copies = getattr(self, name)
@@ -138,8 +140,10 @@ class PerRank(nn.Module):
 
 
 def give_own_streams_(model: PreTrainedModel, group: RankGroup, *, own_copies: bool) -> None:
-    """Let `model`, whose blocks are tensor-parallel, compute on a stream for each rank; its replicated parameters too,
-    where the ranks have copies of their own."""
+    """Let `model`, whose blocks are tensor-parallel, compute on a stream for each rank.
+
+    With `own_copies` each rank also has its own copies of replicated parameters.
+    """
     if type(model) not in OWN_STREAMS:
         names = ", ".join(known.__name__ for known in OWN_STREAMS)
         raise TypeError(f"{type(model).__name__} cannot compute on a stream for each rank: give one of {names}")
@@ -160,7 +164,7 @@ def give_own_streams_(model: PreTrainedModel, group: RankGroup, *, own_copies: b
 
 
 def shared_again(model: nn.Module) -> dict[int, Any]:
-    """For `deepcopy`: what to take, for one stream, in place of what `give_own_streams_` put there."""
+    """Return, for `deepcopy`, the modules of one stream that replace those of `give_own_streams_`."""
     group = getattr(model, "rank_group", None)
     replacements: dict[int, Any] = {id(group): group}  # process groups cannot be copied
     for module in model.modules():
@@ -173,12 +177,14 @@ def shared_again(model: nn.Module) -> dict[int, Any]:
 
 @contextmanager
 def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
-    """Within the block, how far apart the ranks' streams are behind each transformer layer, over all forward passes.
+    """Measure within the block how far apart the ranks' streams are after each transformer layer.
 
-    Gives a function for afterwards: for each layer the root mean square, over ranks, of the distance of a rank's stream
-    from the mean stream, relative to the norm of that.
+    Yields:
+        A function to call after the block. It returns, for each layer and over all forward passes, the root mean square
+        over ranks of the distance between a rank's stream and the mean stream, relative to the norm of the mean stream.
 
-    Raises ValueError where all ranks share one stream.
+    Raises:
+        ValueError: if all ranks share one stream.
     """
     own: Any = model
     if not hasattr(own, "rank_group"):
@@ -210,13 +216,13 @@ def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
 
 
 def _check_cache(past: Any, rows: int) -> None:
-    """Beam search reorders the rows of a cache as if they were the batch's."""
+    """Refuse beam search, which would reorder the rows of a cache as if they were the batch's."""
     if past is not None and past.get_seq_length() and len(past.layers[0].keys) != rows:
         raise ValueError("no beam search where ranks have streams of their own: sample, or search greedily")
 
 
 def _first_ranks(logits: Tensor, group: RankGroup) -> Tensor:
-    """The group's first rank's logits, on every process: what is decided from them is decided alike."""
+    """Return the logits of the group's first rank on every process, so that all decide alike."""
     if torch.is_grad_enabled() or group.processes == 1:
         return logits
     logits = logits.contiguous().clone()

@@ -1,8 +1,8 @@
 """GPT-2 as a pipeline of stages, by `torch.distributed.pipelining`: GPipe and 1F1B.
 
-Huang et al., "GPipe", NeurIPS 2019: a batch is cut into microbatches, all forwards before all backwards. Narayanan et
-al., "PipeDream", SOSP 2019, with a flush after each batch as in Megatron-LM (SC 2021): one forward, one backward.
-Activations and their gradients cross from stage to stage, and over the backend `lossy` lose packets on the way.
+Huang et al., "GPipe", NeurIPS 2019: a batch is split into microbatches, and all forwards come before all backwards.
+Narayanan et al., "PipeDream", SOSP 2019, with a flush after each batch as in Megatron-LM (SC 2021): forwards and
+backwards alternate. Activations and their gradients travel between stages, and lose packets over the backend `lossy`.
 
 Shapes: B examples, T tokens, D model width, C classes.
 """
@@ -24,19 +24,20 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Pipeline:
-    """One process's stage of a classifier, and the schedule it works by.
+    """One process's stage of a classifier, and its schedule.
 
     Args:
-        model: the whole classifier; this stage takes its blocks over, so that nothing holds two copies of them.
+        model: the whole classifier; this stage takes over its blocks, so that memory holds them once.
         process_group: the stages, in order.
         schedule: "gpipe" or "1f1b".
-        num_microbatches: into how many a training batch is cut; for 1F1B at least the stages.
+        num_microbatches: of a training batch; for 1F1B at least as many as stages.
         device: where the model and the batches are.
-        exact_adjoint: a stage sends no gradient back for what did not reach it, which it knows, as a layer whose sums
-            others receive does not. Normalised from zero, a lost token has a gradient that dwarfs all others'.
+        exact_adjoint: a stage returns no gradient for elements that did not reach it. It knows them; a layer whose sums
+            others receive does not. A lost token, normalised from zero, has a gradient that dwarfs all others'.
 
     Raises:
-        TypeError: for a model with another head. ValueError: for fewer blocks than stages, or too few microbatches.
+        TypeError: for a model with another head.
+        ValueError: for fewer blocks than stages, or too few microbatches.
     """
 
     def __init__(
@@ -71,9 +72,12 @@ class Pipeline:
         return self.index == self.num_stages - 1
 
     def forward_backward(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Gradients of the mean training loss over `batch`; the loss on the last stage, None on the others.
+        """Compute the gradients of the mean training loss over `batch`.
 
-        A batch that the microbatches do not divide, an epoch's last, is worked off whole.
+        A batch that the microbatches do not divide, as at the end of an epoch, runs whole.
+
+        Returns:
+            The training loss on the last stage, None on the others.
         """
         examples, tokens = batch["input_ids"].shape
         if (examples, tokens) not in self._training:
@@ -89,7 +93,7 @@ class Pipeline:
 
     @torch.no_grad()
     def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Logits (B, C) on the last stage, None on the others."""
+        """Return logits (B, C) on the last stage, None on the others."""
         examples, tokens = batch["input_ids"].shape
         if (examples, tokens) not in self._evaluation:
             self._evaluation.clear()
@@ -105,7 +109,7 @@ class Pipeline:
         return {"attention_mask": batch["attention_mask"], **ids}
 
     def _stage_for(self, examples: int, tokens: int) -> PipelineStage:
-        """The stage for microbatches of this shape; shapes are told it beforehand, so that none has to be sent."""
+        """Return the stage for microbatches of this shape, which it gets in advance so that no shape is sent."""
         ids = torch.zeros(examples, tokens, dtype=torch.int64, device=self.device)
         hidden = torch.zeros(*ids.shape, self.stage.width, device=self.device, dtype=self.stage.dtype)
         logits = torch.zeros(examples, self.stage.num_classes, device=self.device, dtype=self.stage.dtype)
@@ -121,7 +125,7 @@ class Pipeline:
 
 
 class _Stage(nn.Module):
-    """transformers' own model with the blocks of one stage, whose embedding is what the stage before sends."""
+    """The model of transformers with the blocks of one stage; the hidden states it receives are its embedding."""
 
     def __init__(self, model: PreTrainedModel, index: int, num_stages: int, exact_adjoint: bool = False) -> None:
         super().__init__()
@@ -147,7 +151,7 @@ class _Stage(nn.Module):
         self.num_classes = int(model.config.num_labels or 0)
 
     def forward(self, x: Tensor, attention_mask: Tensor, input_ids: Tensor | None = None) -> Tensor:
-        """Token ids (B, T) on the first stage, hidden states (B, T, D) on others; logits (B, C) on the last."""
+        """Map token ids (B, T), or hidden states (B, T, D) after the first stage, to the same or logits (B, C)."""
         if input_ids is None:
             input_ids = x
         else:
@@ -158,7 +162,7 @@ class _Stage(nn.Module):
 
 
 class _Received(nn.Module):
-    """In place of the token embedding: what the stage before has sent."""
+    """Stand in for the token embedding: return what the stage before has sent."""
 
     hidden: Tensor
 
@@ -169,11 +173,11 @@ class _Received(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         if not self.exact_adjoint:
             return self.hidden
-        return self.hidden * (self.hidden != 0)  # what is lost is exactly zero, and what is not hardly ever
+        return self.hidden * (self.hidden != 0)  # lost elements are exactly zero, others hardly ever
 
 
 class _Nothing(nn.Module):
-    """In place of the position embedding, which the first stage has added."""
+    """Stand in for the position embedding, which the first stage has added."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
         return torch.zeros((), device=position_ids.device)

@@ -1,4 +1,4 @@
-"""What of a group's traffic a network can lose, so that no setting is ignored without a word."""
+"""Check that a network can lose something of the traffic of a group, so that no setting is silently ignored."""
 
 from lossytp.network.links import Link, check_links_within
 from lossytp.network.lossy_network import LossyNetwork
@@ -9,10 +9,10 @@ MOST_SHOWN = 8  # links in a message
 
 
 def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> None:
-    """Raise ValueError where the network's scope or named links lie outside all that the group may lose.
+    """Raise ValueError if the network's scope or named links cover nothing that the group may lose.
 
-    Other axes of parallelism send other messages, so a group that is not the whole world is checked for links of ranks
-    that do not exist, and for nothing else.
+    Other axes of parallelism send other messages. A group that is not the whole world is therefore checked only for
+    links of ranks that do not exist.
     """
     phase, named = network.scope.phase, set(network.named_links)
     if phase is None and not named:
@@ -34,7 +34,7 @@ def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> No
 
 
 def check_layers(network: LossyNetwork, blocks: int) -> None:
-    """Raise ValueError where the network's scope names layers above those of a model of so many blocks."""
+    """Raise ValueError if the network's scope names layers above the model's `blocks`."""
     layers = network.scope.layers
     if layers is not None and layers[1] > blocks:
         raise ValueError(f"layers = {layers} ends above the model's {blocks} blocks: stop at {blocks}")

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, network: LossyNetwork) -> float:
-    """Scale all gradients so that their norm over all processes is at most `max_norm`; returns the norm before.
+    """Scale all gradients so that their norm over all processes is at most `max_norm`; return the norm before.
 
-    Shards are counted once each, and what is replicated once, not once a replica: the norm is that of the dense model
-    (Pascanu et al., "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1).
+    Each shard counts once, and so does each replicated parameter: the norm is that of the dense model (Pascanu et al.,
+    "On the difficulty of training recurrent neural networks", ICML 2013, algorithm 1).
     """
     # squared norms by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
     squares = torch.zeros(2, 2, dtype=torch.float64)
@@ -42,10 +42,11 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
 
 
 def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> float:
-    """How far apart the copies of replicated parameters are, over tensor-parallel ranks and data-parallel processes.
+    """Measure the spread between copies of replicated parameters over tensor-parallel ranks and replicas.
 
-    The norm of their spread, largest less smallest value, over that of the middle between these, of all parameters
-    that have copies together; 0 where all copies are equal.
+    Returns:
+        The norm of the spread, largest minus smallest value, relative to the norm of the midpoint, over all parameters
+        with copies; 0 if all copies are equal.
     """
     # squares of both by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
     squares = torch.zeros(2, 2, 2, dtype=torch.float64)
@@ -69,7 +70,7 @@ def replica_drift(model: nn.Module, layout: Layout, network: LossyNetwork) -> fl
 
 
 def gathered(value: Any, network: LossyNetwork) -> list[Any]:
-    """Every process's `value`, by rank, without losses."""
+    """Return every process's `value`, by rank, without losses."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -79,9 +80,9 @@ def gathered(value: Any, network: LossyNetwork) -> list[Any]:
 
 
 def on_rank_zero(decide: Callable[[], T], network: LossyNetwork) -> T:
-    """What `decide` returns on rank 0, on every process; it is called there alone.
+    """Call `decide` on rank 0 only, and return its result on every process.
 
-    Where it raises, rank 0 raises its error and the others end quietly: one message is enough.
+    If it raises, rank 0 raises the error and the others end quietly: one message is enough.
     """
     if not dist.is_initialized():
         return decide()
@@ -104,7 +105,8 @@ def on_rank_zero(decide: Callable[[], T], network: LossyNetwork) -> T:
 def merge_counters(network: LossyNetwork) -> None:
     """Let every process's network know what all of them sent and lost.
 
-    Raises ValueError where two processes disagree on a link that both know: they lost different packets.
+    Raises:
+        ValueError: if two processes disagree on a link that both know: they lost different packets.
     """
     for state in gathered(network.counters.state_dict(), network):
         other = Counters()
@@ -113,7 +115,7 @@ def merge_counters(network: LossyNetwork) -> None:
 
 
 def mean_over_processes(value: float | None, network: LossyNetwork) -> float:
-    """The mean over the processes that have one, in float64, without losses; the same on each of them."""
+    """Return the mean over the processes that have a value, in float64, without losses."""
     if not dist.is_initialized():
         assert value is not None
         return value
@@ -125,9 +127,9 @@ def mean_over_processes(value: float | None, network: LossyNetwork) -> float:
 
 
 def placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str], int]]:
-    """Each parameter, the axes of the layout over whose processes it is sharded, and how many ranks' copies it holds.
+    """Yield each parameter, the axes of the layout that shard it over processes, and its number of rank copies.
 
-    Copies, where they are several, lie on the parameter's first axis.
+    Several copies lie on the parameter's first axis.
     """
     seen: set[int] = set()
     for module in model.modules():
@@ -140,13 +142,13 @@ def placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str], int]]:
                 names = parameter.device_mesh.mesh_dim_names or ()
                 placements = zip(names, parameter.placements, strict=True)
                 axes = {axis for axis, placement in placements if not placement.is_replicate()}
-            if name in getattr(module, "sharded_over_ranks", ()):  # a tensor-parallel layer's own word
+            if name in getattr(module, "sharded_over_ranks", ()):  # a tensor-parallel layer declares it
                 axes.add("tp")
             yield parameter, axes, len(parameter) if name in getattr(module, "per_rank", ()) else 1
 
 
 def local(tensor: Any) -> Tensor:
-    """What this process holds of a tensor, in the same memory: a DTensor's shard, else all of it."""
+    """Return this process's part of a tensor, in the same memory: a DTensor's shard, else the whole tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
@@ -160,4 +162,4 @@ def _sum_over(layout: Layout, axis: str, values: Tensor) -> Tensor:
 
 
 def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"  # NCCL knows no other
+    return "cuda" if torch.cuda.is_available() else "cpu"  # NCCL supports no other

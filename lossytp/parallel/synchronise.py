@@ -1,7 +1,7 @@
-"""Keeping the copies of replicated parameters together: embeddings, norms, biases after a sum, the head.
+"""Keep the copies of replicated parameters together: embeddings, norms, biases after a sum, the head.
 
-Tensor-parallel ranks hold copies of them, whose gradients differ where the ranks' streams do, or where each averages
-with other data-parallel replicas over links of its own.
+Tensor-parallel ranks hold copies of them. Their gradients differ if the ranks' streams do, or if each copy is averaged
+with other data-parallel replicas over its own links.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,12 @@ GRADIENTS = Site(None, None, "backward")
 
 
 def synchronise_gradients_(model: nn.Module, layout: Layout, network: LossyNetwork, *, lossy: bool = False) -> None:
-    """Make every replicated parameter's gradient the mean over tensor-parallel ranks.
+    """Set every replicated parameter's gradient to the mean over tensor-parallel ranks.
 
-    Where `lossy`, their sum is one message over the network, of which each rank may lack other packets; ValueError
-    where ranks of this process share their copies, and so could not.
+    With `lossy`, their sum is one message over the network, of which each rank may lack other packets.
+
+    Raises:
+        ValueError: if `lossy`, and ranks of this process share their copies.
     """
     gradients = [local(p.grad) for p, axes, _ in placed(model) if p.grad is not None and "tp" not in axes]
     copies = max((copies for p, axes, copies in placed(model) if "tp" not in axes), default=1)
@@ -44,7 +46,7 @@ def synchronise_gradients_(model: nn.Module, layout: Layout, network: LossyNetwo
 def resynchronise_(model: nn.Module, layout: Layout, network: LossyNetwork) -> None:
     """Set every copy of a replicated parameter to the mean over tensor-parallel ranks, without losses.
 
-    As local SGD does with whole models (Stich, "Local SGD converges fast and communicates little", ICLR 2019); the
+    Local SGD does this with whole models (Stich, "Local SGD converges fast and communicates little", ICLR 2019). The
     optimiser's moments stay each rank's own.
     """
     with network.reliable(), torch.no_grad():
@@ -55,7 +57,7 @@ def resynchronise_(model: nn.Module, layout: Layout, network: LossyNetwork) -> N
 
 
 def _in_one_message_(tensors: list[Tensor], copies: int, mean: Callable[[Tensor], Tensor]) -> None:
-    """Replace the tensors, whose first axis are copies where there are several, by their `mean`."""
+    """Replace the tensors, whose first axis holds several copies if there are any, by their `mean`."""
     if not tensors:
         return
     sizes = [tensor.numel() // copies for tensor in tensors]

@@ -193,7 +193,7 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path):
         ("output_dir: 2024", 'output_dir = 2024 is of the wrong type: give str, in YAML within quotes: "2024"'),
         ("seed: 1:30", "seed = '1:30' is of the wrong type: give int"),
         ("repair: null", "repair = None is of the wrong type: give str"),
-        ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml cannot be read as YAML: key 'loss_rate' stands twice"),
+        ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml cannot be read as YAML: key 'loss_rate' is given twice"),
     ],
 )
 def test_mistakes_that_yaml_lets_pass_are_named(tmp_path, text, words):

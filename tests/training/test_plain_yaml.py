@@ -53,10 +53,10 @@ def test_dumped_values_are_read_back(write):
     ("text", "words"),
     [
         ("{", "cannot be read as YAML: while parsing"),
-        ("a: 1\nb: {c: 1, c: 2}", "key 'c' stands twice in one mapping: leave one of them out"),
-        ("1: 1\n01: 2", "key 1 stands twice"),
+        ("a: 1\nb: {c: 1, c: 2}", "key 'c' is given twice in one mapping: leave one out"),
+        ("1: 1\n01: 2", "key 1 is given twice"),
         ("[" * 3000, "cannot be read as YAML: maximum recursion depth"),
-        ("9" * 5000, "is no decimal number that fits: write one, such as 10"),
+        ("9" * 5000, "is no valid decimal number: write one, such as 10"),
     ],
 )
 def test_text_that_is_no_yaml_is_one_line(text, words):

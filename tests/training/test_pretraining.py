@@ -243,6 +243,36 @@ def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(pre
         run(pretrain(learning_rate=1e-3))
 
 
+def change_text(config):
+    """Change one document of the training text."""
+    file = Path(config.data_glob.replace("*", "1"))
+    texts = pa.parquet.read_table(file)["text"].to_pylist()
+    pa.parquet.write_table(pa.table({"text": [*texts[:-1], "nine"]}), file)
+
+
+def test_a_finished_model_of_text_that_has_changed_is_refused(pretrain):
+    config = pretrain()
+    statistics = run(config)
+    change_text(config)
+    with pytest.raises(
+        ValueError, match=r"pretrain\.json is of a run on other text, and the files have changed since: put"
+    ):
+        run(config)
+    Path(config.data_glob.replace("*", "1")).unlink()
+    Path(config.data_glob.replace("*", "0")).unlink()
+    assert run(config) == statistics, "a finished model is read without its text"
+
+
+def test_a_checkpoint_of_text_that_has_changed_is_refused(pretrain):
+    config = pretrain()
+    stopped(config, 5)
+    change_text(config)
+    with pytest.raises(
+        ValueError, match=r"checkpoint\.pt is of a run on other text, and the files have changed since: put"
+    ):
+        run(config)
+
+
 def test_a_second_run_in_the_folder_is_refused_and_writes_nothing(pretrain):
     config = pretrain()
     with exclusive_run(config.output_dir), pytest.raises(ValueError, match="is in use by another run"):
@@ -526,7 +556,7 @@ def test_the_earlier_studys_command_line():
         ({"block_size": 129}, "block_size = 129 is not from 2 to gpt2-nano's 128 positions"),
         ({"model_name": "gpt2"}, "model_name = 'gpt2'"),
         ({"batch_size": 0}, "batch_size = 0 is below 1"),
-        ({"learning_rate": -1.0}, "learning_rate = -1.0 is negative"),
+        ({"learning_rate": -1.0}, "learning_rate = -1.0 is below 0"),
         ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps = 9 is above total_steps = 8: give as many or fewer"),
     ],
 )

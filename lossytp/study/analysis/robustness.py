@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pandas as pd
 
 from lossytp.network.checks import check_filled, check_probability
 from lossytp.study.comparisons import compare_arms
-from lossytp.training.config import EvaluateConfig, NetworkSettings, TrainConfig
+from lossytp.training.config import ComputeSettings, EvaluateConfig, NetworkSettings, TrainConfig
 from lossytp.training.record import read_record
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
@@ -123,9 +122,9 @@ def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
             "train again"
         )
     else:
-        network = {field.name: getattr(config, field.name) for field in fields(NetworkSettings)}
+        shared = config.group(NetworkSettings) | config.group(ComputeSettings)
         task = {"dataset": config.dataset, "max_length": config.max_length, "model_name": str(model)}
-        result = run(EvaluateConfig(**network | task | {"loss_rate": rate, "output_dir": str(folder)}))
+        result = run(EvaluateConfig(**shared | task | {"loss_rate": rate, "output_dir": str(folder)}))
         print(f"evaluation at {rate:g}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)
     outcome = {name: result["lossy"][name] for name in ("accuracy", "cross_entropy")}
     return outcome | {name: result["network"][name] for name in ("packets", "lost")}

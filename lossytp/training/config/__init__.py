@@ -5,8 +5,9 @@ are base classes of `TrainConfig`. Code that needs one group asks for that group
 """
 
 from lossytp.training.config.evaluate import EvaluateConfig
+from lossytp.training.config.groups import ComputeSettings
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.pretrain import PretrainConfig
 from lossytp.training.config.train import TrainConfig
 
-__all__ = ["EvaluateConfig", "NetworkSettings", "PretrainConfig", "TrainConfig"]
+__all__ = ["ComputeSettings", "EvaluateConfig", "NetworkSettings", "PretrainConfig", "TrainConfig"]

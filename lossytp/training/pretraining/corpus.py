@@ -68,6 +68,21 @@ class Corpus:
                 raise ValueError(f"{self.files[0]} and {len(self.files) - 1} others hold no text{self.of_split}")
             epoch, first_shard = epoch + 1, 0
 
+    def sha256(self) -> str:
+        """Return the hash of the files' contents, in order.
+
+        Raises:
+            ValueError: if a file cannot be read.
+        """
+        digest = hashlib.sha256()
+        for name in self.files:
+            try:
+                with open(name, "rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise ValueError(f"{name} cannot be read ({error.strerror}): give a readable file") from error
+        return digest.hexdigest()
+
     def texts(self) -> Iterator[str]:
         """Yield all documents once."""
         for position, texts in self.documents():

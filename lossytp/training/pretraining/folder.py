@@ -1,5 +1,6 @@
 """Find and save what a pretraining run keeps in its folder: a finished model, a checkpoint, a vocabulary."""
 
+import hashlib
 import json
 import os
 from itertools import islice
@@ -50,7 +51,31 @@ def finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
     if changed:
         changes = ", ".join(changed)
         raise ValueError(f"output_dir = {str(folder)!r} holds a model with different {changes}: give another folder")
+    try:
+        now = data_sha256(config)
+    except ValueError:  # a committed model is read on machines without its data
+        return statistics
+    _check_same_data(file, statistics.get("data_sha256", now), now)
     return statistics
+
+
+def data_sha256(config: PretrainConfig) -> str:
+    """Return the hash of the text that the run trains and validates on.
+
+    Raises:
+        ValueError: if there are no files, or one cannot be read.
+    """
+    hashes = training_text(config).sha256(), validation_text(config).sha256()
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+
+
+def _check_same_data(file: Path, then: str, now: str) -> None:
+    """Raise ValueError if the text's hash `now` differs from `then`, its value when `file` was written."""
+    if now != then:
+        raise ValueError(
+            f"{file} is of a run on other text, and the files have changed since: put the old files back, or give "
+            "another output_dir"
+        )
 
 
 def described(config: PretrainConfig) -> dict[str, Any]:
@@ -124,6 +149,8 @@ def checkpoint_of(config: PretrainConfig) -> dict | None:
     changed = [name for name, value in described(config).items() if written[name] != value]
     if changed:
         raise ValueError(f"{path} is of a run with different {', '.join(changed)}: give another folder")
+    now = data_sha256(config)
+    _check_same_data(path, state.get("data_sha256", now), now)
     return state
 
 

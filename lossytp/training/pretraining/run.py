@@ -33,6 +33,7 @@ from lossytp.training.pretraining.folder import (
     STATISTICS,
     checkpoint_of,
     claim_files_of,
+    data_sha256,
     described,
     finished,
     path_end,
@@ -93,6 +94,7 @@ class _Pretraining:
         self.optimizer = build_optimizer(
             self.model, learning_rate=config.learning_rate, weight_decay=config.weight_decay, betas=BETAS
         )
+        self.data_sha256 = data_sha256(config)
         text = training_text(config)
         self.blocks = PackedBlocks(
             text, tokenizer, block_size=config.block_size, seed=config.seed, streaming=config.streaming
@@ -238,6 +240,7 @@ class _Pretraining:
     def _save_checkpoint(self, folder: Path) -> None:
         state = {
             "config": self.config.as_dict(),
+            "data_sha256": self.data_sha256,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "blocks": self.blocks.state_dict(),
@@ -257,6 +260,7 @@ class _Pretraining:
         statistics = {
             "config": described(config),
             "data": path_end(config.data_glob),
+            "data_sha256": self.data_sha256,
             "parameters": sum(parameter.numel() for parameter in self.parameters),
             "vocabulary": len(self.tokenizer),
             "tokens": config.total_steps * config.batch_size * config.block_size,
