@@ -1,4 +1,4 @@
-"""The model laid out over the processes as a configuration says, and what a step needs of it."""
+"""The model, laid out over the processes as configured, with the passes that a training step needs."""
 
 import copy
 import sys
@@ -28,8 +28,10 @@ INSTALL_MEGATRON = "pip install megatron-core"
 class Engine:
     """Forward and backward passes of `dense`, spread over the processes of `layout`.
 
-    `module` holds this process's parameters; `implementation` says whose tensor-parallel layers run, or "dense".
-    ValueError where `config` asks for blocks that `dense` does not have.
+    `module` holds this process's parameters. `implementation` names whose tensor-parallel layers run, or is "dense".
+
+    Raises:
+        ValueError: if `config` asks for blocks that `dense` does not have.
     """
 
     def __init__(
@@ -52,7 +54,7 @@ class Engine:
             freeze_(model, config.unfreeze_last_layers)
         if config.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
-            model.disable_input_require_grads()  # or gradients, and messages, would go on through frozen blocks
+            model.disable_input_require_grads()  # gradients and messages stop at frozen blocks
         self.shape = dense.config
         self.pipeline = None
         self.module: nn.Module = model
@@ -78,7 +80,7 @@ class Engine:
 
     def _tensor_parallel(self, dense: PreTrainedModel) -> PreTrainedModel:
         config, layout = self.config, self.layout
-        if self.implementation == "dense":  # a rank alone has nobody to all-reduce with
+        if self.implementation == "dense":  # a single rank needs no all-reduce
             return fuse_gelu_(copy.deepcopy(dense))
         if self.implementation == "dtensor":
             from lossytp.parallel.dtensor import parallelize_dtensor
@@ -101,40 +103,41 @@ class Engine:
         )
 
     def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
-        """Gradients of the mean training loss over `batch`, of which this process takes its replica's share.
+        """Compute the gradients of the mean training loss over this process's share of `batch`.
 
-        Returns the training loss, the mean over replicas.
+        Returns:
+            The training loss, averaged over replicas.
         """
         self.module.train()
         if self.pipeline is not None:
             with self._autocast():
                 loss = self.pipeline.forward_backward(self._to_device(batch))
             return mean_over_processes(None if loss is None else loss.item(), self.network)
-        pieces = list(microbatches(batch, self.config.gradient_accumulation_steps))
+        parts = list(microbatches(batch, self.config.gradient_accumulation_steps))
         total = 0.0
-        for number, (portion, share) in enumerate(pieces, 1):
-            with self._averaging_gradients(number == len(pieces)):
-                total += self._backward(portion, share, scaler)
+        for number, (microbatch, share) in enumerate(parts, 1):
+            with self._averaging_gradients(number == len(parts)):
+                total += self._backward(microbatch, share, scaler)
         return mean_over_processes(total, self.network)
 
-    def _backward(self, portion: dict[str, Tensor], share: float, scaler: torch.amp.GradScaler) -> float:
-        """Add the gradients of a portion that counts `share` of its batch; returns what it adds to the loss."""
-        rows, weight = self._share(portion["labels"])
+    def _backward(self, microbatch: dict[str, Tensor], share: float, scaler: torch.amp.GradScaler) -> float:
+        """Add the gradients of a microbatch that is `share` of its batch; return its part of the training loss."""
+        rows, weight = self._share(microbatch["labels"])
         with self._autocast():
-            loss = share * weight * self.module(**self._to_device(portion, rows)).loss
+            loss = share * weight * self.module(**self._to_device(microbatch, rows)).loss
         scaler.scale(loss).backward()
         return float(loss.item())
 
     def _averaging_gradients(self, last: bool) -> AbstractContextManager:
-        """DDP averages a batch's gradients with its last portion, in one message; FSDP each portion's by itself."""
+        """Average a batch's gradients in one message, with its last microbatch, under DDP; FSDP does so each time."""
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
         return nullcontext()
 
     def warm_up(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> None:
-        """Before a resumed run's first step: let DDP put its gradients into the messages of an unbroken run's steps.
+        """Let DDP form, before a resumed run's first step, the messages that an unbroken run has at that step.
 
-        It sends those of its very first step in another way. Nothing is lost or counted here, and nothing learnt.
+        DDP groups the gradients of its very first step differently. This step loses, counts and learns nothing.
         """
         if isinstance(self.module, DistributedDataParallel):
             with self.network.reliable():
@@ -142,31 +145,31 @@ class Engine:
             self.module.zero_grad(set_to_none=True)
 
     def synchronise(self) -> None:
-        """Before an optimiser step: let replicated parameters' gradients be what the configuration says."""
+        """Synchronise, before an optimiser step, the gradients of replicated parameters as configured."""
         config = self.config
-        each_its_own = self.wiring.own_streams  # of losses, or of what replicas and stages hand on, rank by rank
+        each_its_own = self.wiring.own_streams  # each rank has its own losses, or its own data from replicas and stages
         each_its_own |= config.data_parallel_size > 1 or config.pipeline_parallel_size > 1
         if config.replicated_gradients != "none" and each_its_own:
             lossy = config.replicated_gradients == "lossy"
             synchronise_gradients_(self.module, self.layout, self.network, lossy=lossy)
 
     def resynchronise(self, step: int) -> None:
-        """After optimiser step `step`: bring drifting copies together where it is time."""
+        """Set drifting copies to their mean after optimiser step `step`, if it is time."""
         if self.config.resync_every and step % self.config.resync_every == 0:
             resynchronise_(self.module, self.layout, self.network)
 
     def stream_distance(self) -> AbstractContextManager[Callable[[], list[float] | None]]:
-        """Within it, how far apart the ranks' residual streams are, layer by layer; None where they share one."""
+        """Measure within the block how far apart the ranks' residual streams are, by layer; None if they share one."""
         model = next((module for module in self.module.modules() if hasattr(module, "rank_group")), None)
         if model is None:
             return nullcontext(lambda: None)
         return stream_distance(model)
 
     def _share(self, labels: Tensor) -> tuple[slice, float]:
-        """Which of a batch's examples are this replica's, and what its mean counts in the mean over replicas.
+        """Return this replica's examples of a batch, and the weight of its mean in the mean over replicas.
 
-        The counts are 1 where replicas have as many examples each, of generation as many tokens to predict. A replica
-        without examples works on one that counts nothing: its gradients are waited for.
+        The weights are 1 if all replicas have equally many examples, or tokens to predict in generation. A replica
+        without examples computes one with weight 0, because the others wait for its gradients.
         """
         replicas, index, examples = self.layout.data_parallel_size, self.layout.data_index, len(labels)
         first, stop = examples * index // replicas, examples * (index + 1) // replicas
@@ -178,9 +181,9 @@ class Engine:
         return {name: tensor[rows].to(self.device) for name, tensor in batch.items()}
 
     def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
-        """Logits (ranks, examples, classes) on the CPU; None on processes that a pipeline's results do not reach.
+        """Return the logits (ranks, examples, classes) on the CPU; None if a pipeline's results are elsewhere.
 
-        Of each rank of this process where ranks have streams of their own, else of one.
+        There is one row for each rank of this process if ranks have streams of their own, else a single row.
         """
         batch = self._to_device(batch)
         self.module.eval()
@@ -192,21 +195,21 @@ class Engine:
                 output = self.module(**batch)
                 logits = getattr(output, "rank_logits", output.logits.unsqueeze(0))
         if isinstance(self.module, FSDPModule):
-            self.module.reshard()  # or the next pass, training's perhaps, would use what this one gathered
+            self.module.reshard()  # the next pass must not use what this one gathered
         return None if logits is None else logits.float().cpu()
 
     def loss(self, batch: dict[str, Tensor]) -> float:
-        """The mean training loss over `batch`, without gradients."""
+        """Return the mean training loss over `batch`, without gradients."""
         self.module.eval()
         with self._autocast(), torch.no_grad():
             loss: float = self.module(**self._to_device(batch)).loss.item()
         return loss
 
     def generate(self, prompts: dict[str, Tensor], *, new_tokens: int, tokenizer: Any, **sampling: Any) -> Tensor:
-        """Token ids (B, T + new ones) of the prompts, padded on the left, and what greedy search makes of them.
+        """Return token ids (B, T + new ones) of the prompts, padded on the left, and their greedy continuations.
 
-        `sampling` is handed on to transformers. Where ranks of this project's layers have streams of their own, the
-        tokens are the first's.
+        `sampling` goes to transformers. If ranks of this project's layers have streams of their own, the tokens are the
+        first rank's.
         """
         self.module.eval()
         model: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
@@ -247,8 +250,11 @@ def check_same_function(
 
 
 def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
-    """Leave only the last blocks, the last norm and the head to be trained; a head tied to the embeddings takes them
-    along. ValueError for more blocks than there are."""
+    """Train only the last blocks, the last norm and the head. A head that is tied to the embeddings trains them too.
+
+    Raises:
+        ValueError: if the model has fewer blocks.
+    """
     blocks: Any = blocks_of(model)
     if blocks_trained > len(blocks):
         raise ValueError(

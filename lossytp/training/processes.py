@@ -1,4 +1,4 @@
-"""The processes of one run: alone, or under torchrun over the lossy backend."""
+"""The processes of one run: a single one, or several under torchrun over the lossy backend."""
 
 import os
 import socket
@@ -16,10 +16,10 @@ from lossytp.training.config import NetworkSettings
 
 @contextmanager
 def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[LossyNetwork]:
-    """Connect the processes of `layout`, if they are several, within the block, and give the configured network.
+    """Initialise the process group if there are several processes; yield the configured network.
 
     Raises:
-        ValueError: where MASTER_ADDR names no machine, or the processes do not come together.
+        ValueError: if MASTER_ADDR names no machine, or the processes do not meet.
     """
     network = config.network()
     if layout.world_size == 1:
@@ -42,7 +42,7 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
 
 
 def _check_address(host: str) -> None:
-    """Raise ValueError for a name that no name server knows, which torch would ask for in vain and tell at length."""
+    """Raise ValueError for a name without an address; torch would try for long, and fail in many lines."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
@@ -52,7 +52,7 @@ def _check_address(host: str) -> None:
 
 
 def this_device(layout: Layout) -> torch.device:
-    """This process's GPU, shared where there are fewer than processes, or the CPU."""
+    """Return this process's GPU, shared if there are fewer GPUs than processes, or the CPU."""
     devices = torch.cuda.device_count()
     local_rank = int(os.environ.get("LOCAL_RANK", layout.rank))
     return torch.device("cuda", local_rank % devices) if devices else torch.device("cpu")
