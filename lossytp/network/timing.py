@@ -8,13 +8,16 @@ on the wire (Thakur, Rabenseifner and Gropp, "Optimization of collective communi
 2005, section 3). All chunks count as the largest, ceil(n / R).
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.checks import check_at_least, check_not_negative
+from lossytp.network.packets import Wire
 from lossytp.network.process import LossProcess
+from lossytp.network.schedules import Schedule
 from lossytp.network.transport import BestEffort, Path, Transport
 
 LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
@@ -28,50 +31,90 @@ class CollectiveTimes(NamedTuple):
     missing_share: np.ndarray
 
 
-def collective_times(
-    algorithm: str,
-    *,
-    num_elements: int,
-    itemsize: int,
-    ranks: int,
-    path: Path,
-    transport: Transport,
-    process: LossProcess,
-    samples: int,
-    seed: int = 0,
-) -> CollectiveTimes:
-    """Time `samples` all-reduces of `num_elements` elements of `itemsize` bytes among `ranks` ranks.
+@dataclass(frozen=True, kw_only=True)
+class AllReduce:
+    """One kind of all-reduce to time.
 
-    Every link has a copy of `process`, which carries over from message to message and from collective to collective
-    (between portions that fit into memory, some unused packets are skipped). Samples are spread over independent runs
-    of such a network, so that many links are worked through together: two that follow each other come mostly, but not
-    always, from one run. The same arguments give the same times. ValueError where the algorithm is unknown, or the
-    transport can never deliver.
+    Args:
+        algorithm: by name.
+        num_elements: of the message.
+        itemsize: bytes of an element.
+        ranks: that sum.
+
+    Raises:
+        ValueError: if the algorithm is unknown or has no schedule, or a number is below 1.
     """
-    schedule = algorithm_named(algorithm).schedule
-    if schedule is None:
-        raise ValueError(f"algorithm = {algorithm!r} has no schedule: give its ALGORITHM one, or choose another")
-    for name, value in {"num_elements": num_elements, "itemsize": itemsize, "ranks": ranks, "samples": samples}.items():
-        check_at_least(name, value, 1)
-    if process.loss_rate == 1 and not isinstance(transport, BestEffort):
-        raise ValueError("loss_rate = 1 lets no retransmission through: give a rate below 1, or BestEffort")
+
+    algorithm: str
+    num_elements: int
+    itemsize: int = 4
+    ranks: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_elements", "itemsize", "ranks"):
+            check_at_least(name, getattr(self, name), 1)
+        if algorithm_named(self.algorithm).schedule is None:
+            raise ValueError(
+                f"algorithm = {self.algorithm!r} has no schedule: give its ALGORITHM one, or choose another"
+            )
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which message waits for which."""
+        schedule = algorithm_named(self.algorithm).schedule
+        assert schedule is not None
+        return schedule
+
+    def num_packets(self, wire: Wire) -> int:
+        """Return the packets of each message."""
+        return self.schedule.num_packets(self.num_elements, self.itemsize, self.ranks, wire)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channel:
+    """What every link is: its speed, its transport and its losses.
+
+    Raises:
+        ValueError: if the transport can never deliver.
+    """
+
+    path: Path
+    transport: Transport
+    process: LossProcess
+
+    def __post_init__(self) -> None:
+        if self.process.loss_rate == 1 and not isinstance(self.transport, BestEffort):
+            raise ValueError("loss_rate = 1 lets no retransmission through: give a rate below 1, or BestEffort")
+
+
+def collective_times(all_reduce: AllReduce, channel: Channel, *, samples: int, seed: int = 0) -> CollectiveTimes:
+    """Time `samples` all-reduces.
+
+    Every link has a copy of the channel's process, which carries over from message to message and from collective to
+    collective; between groups of samples that fit into memory, some unused packets are skipped. Samples come from
+    independent runs of such a network, so that many links are computed together: two neighbours come mostly, but not
+    always, from one run. The same arguments give the same times.
+    """
+    check_at_least("samples", samples, 1)
+    schedule, ranks = all_reduce.schedule, all_reduce.ranks
+    transport, process = channel.transport, channel.process
     if ranks == 1:
         return CollectiveTimes(np.zeros(samples), np.zeros(samples))
     links, messages = schedule.links(ranks), schedule.messages(ranks)
-    num_packets = schedule.num_packets(num_elements, itemsize, ranks, path.wire)
+    num_packets = all_reduce.num_packets(channel.path.wire)
     rate = process.loss_rate
     losses_a_packet = rate if isinstance(transport, BestEffort) else rate / (1 - rate)  # and what is sent again
     losses_of_one = links * messages * (1 + num_packets * losses_a_packet)
     runs = min(samples, max(1, min(LINKS_AT_ONCE // links, int(LOSSES_AT_ONCE / losses_of_one))))
     # a key ends in source and destination, which links that share losses leave out
-    keys = [(seed, "timing", algorithm, run, link, link) for run in range(runs) for link in range(links)]
+    keys = [(seed, "timing", all_reduce.algorithm, run, link, link) for run in range(runs) for link in range(links)]
     losses = [process.losses(key) for key in keys]
     collectives = -(-samples // runs)  # in each run
     portion = max(1, int(LOSSES_AT_ONCE / (runs * losses_of_one)))
     seconds, missing = [], []
     for done in range(0, collectives, portion):
         count = min(portion, collectives - done)
-        delivered = transport.deliver(losses, num_packets, count * messages, path)
+        delivered = transport.deliver(losses, num_packets, count * messages, channel.path)
         shape = (runs, links, count, messages)
         by_message = delivered.seconds.reshape(shape).transpose(3, 0, 2, 1).reshape(messages, -1, links)
         seconds.append(schedule.complete(by_message))
@@ -95,38 +138,16 @@ def tail(seconds: np.ndarray) -> Tail:
 
 
 def step_seconds(
-    algorithm: str,
-    *,
-    num_layers: int,
-    tokens: int,
-    width: int,
-    compute_s: float,
-    itemsize: int,
-    ranks: int,
-    path: Path,
-    transport: Transport,
-    process: LossProcess,
-    samples: int,
-    seed: int = 0,
+    all_reduce: AllReduce, channel: Channel, *, num_layers: int, compute_s: float, samples: int, seed: int = 0
 ) -> np.ndarray:
     """Return the seconds of `samples` training steps of a tensor-parallel GPT-2, `(samples,)`: float64.
 
-    Each layer all-reduces `tokens` x `width` elements four times, after attention and MLP, forward and backward
-    (Shoeybi et al., "Megatron-LM", arXiv:1909.08053, section 3). Nothing overlaps with the `compute_s` seconds that one
-    rank computes in a step.
+    Each layer has four all-reduces of tokens x width elements, after attention and MLP, forward and backward (Shoeybi
+    et al., "Megatron-LM", arXiv:1909.08053, section 3). Nothing overlaps with the `compute_s` seconds that one rank
+    computes in a step.
     """
-    for name, value in {"num_layers": num_layers, "tokens": tokens, "width": width, "samples": samples}.items():
+    for name, value in {"num_layers": num_layers, "samples": samples}.items():
         check_at_least(name, value, 1)
     check_not_negative("compute_s", compute_s, "s")
-    times = collective_times(
-        algorithm,
-        num_elements=tokens * width,
-        itemsize=itemsize,
-        ranks=ranks,
-        path=path,
-        transport=transport,
-        process=process,
-        samples=samples * 4 * num_layers,
-        seed=seed,
-    )
+    times = collective_times(all_reduce, channel, samples=samples * 4 * num_layers, seed=seed)
     return compute_s + times.seconds.reshape(samples, -1).sum(axis=1)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from lossytp.network.packets import Wire
-from lossytp.network.timing import step_seconds
+from lossytp.network.timing import AllReduce, Channel, step_seconds
 from lossytp.network.transport import BestEffort, Path, SelectiveRepeat, Transport
 from lossytp.training.config import TrainConfig
 
@@ -75,16 +75,10 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
         transports.append(SelectiveRepeat.prompt(path))
     seconds = [
         step_seconds(
-            config.algorithm,
+            AllReduce(algorithm=config.algorithm, num_elements=elements, itemsize=itemsize, ranks=ranks),
+            Channel(path=path, transport=transport, process=process),
             num_layers=layers,
-            tokens=elements // shape.hidden_size,
-            width=shape.hidden_size,
             compute_s=compute_s,
-            itemsize=itemsize,
-            ranks=ranks,
-            path=path,
-            transport=transport,
-            process=process,
             samples=SAMPLES,
             seed=config.seed,
         )

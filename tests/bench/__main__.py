@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadMo
 
 import lossytp as ltp
 from lossytp.network import transport
-from lossytp.network.timing import collective_times
+from lossytp.network.timing import AllReduce, Channel, collective_times
 from lossytp.training.models import PRESETS
 from lossytp.training.record import write_atomically
 
@@ -176,13 +176,8 @@ def timing_seconds() -> dict:
     arms: dict[str, Callable[[], object]] = {
         f"{name}_{kind}_s": partial(
             collective_times,
-            "ring",
-            num_elements=4 * 42 * path.wire.elements_per_packet(4),
-            itemsize=4,
-            ranks=4,
-            path=path,
-            transport=sender,
-            process=process,
+            AllReduce(algorithm="ring", num_elements=4 * 42 * path.wire.elements_per_packet(4), ranks=4),
+            Channel(path=path, transport=sender, process=process),
             samples=10**6,
         )
         for name, sender in senders.items()

@@ -11,7 +11,7 @@ from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.correlated import Correlated
 from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.timing import collective_times, step_seconds, tail
+from lossytp.network.timing import AllReduce, Channel, collective_times, step_seconds, tail
 from lossytp.network.transport import BestEffort, Deliveries, GoBackN, Path, SelectiveRepeat
 
 SCHEDULES = {name: algorithm.schedule for name, algorithm in ALGORITHMS.items()}
@@ -31,7 +31,10 @@ def times(algorithm="ring", **changes):
         "process": Bernoulli(loss_rate=0.01),
         "samples": 500,
     }
-    return collective_times(algorithm, **(arguments | changes))
+    given = {"algorithm": algorithm, **arguments, **changes}
+    all_reduce = AllReduce(**{name: given.pop(name) for name in ("algorithm", "num_elements", "itemsize", "ranks")})
+    channel = Channel(**{name: given.pop(name) for name in ("path", "transport", "process")})
+    return collective_times(all_reduce, channel, **given)
 
 
 # 4 chunks of 10 packets, or 40 packets as a whole; 5 ranks' chunks are of 8 packets. Ranks 3 and 4 of a tree
@@ -240,22 +243,19 @@ def test_one_rank_talks_to_nobody():
     assert times(ranks=1).seconds.tolist() == [0] * 500
 
 
-STEP = {
-    "num_layers": 3,
-    "tokens": 91,
-    "width": 64,  # 16 packets
-    "compute_s": 0.5,
-    "itemsize": 4,
-    "ranks": 4,
-    "path": PATH,
-    "transport": RELIABLE,
-}
+STEP = {"num_layers": 3, "compute_s": 0.5, "samples": 1}
+
+
+def step(loss_rate, **changes):
+    all_reduce = AllReduce(algorithm="ring", num_elements=91 * 64, itemsize=4, ranks=4)  # 16 packets
+    channel = Channel(path=PATH, transport=RELIABLE, process=Bernoulli(loss_rate=loss_rate))
+    return step_seconds(all_reduce, channel, **(STEP | changes))
 
 
 def test_a_step_is_its_computation_and_four_all_reduces_a_layer():
-    lossless = step_seconds("ring", **STEP, process=Bernoulli(loss_rate=0), samples=2)
+    lossless = step(0, samples=2)
     assert lossless == pytest.approx(np.full(2, 0.5 + 12 * 6 * (ALPHA_S + 4 * BETA_S)), rel=1e-9)
-    lossy = step_seconds("ring", **STEP, process=Bernoulli(loss_rate=0.01), samples=5)
+    lossy = step(0.01, samples=5)
     collectives = times("ring", num_elements=91 * 64, samples=60).seconds
     assert lossy == pytest.approx(0.5 + collectives.reshape(5, 12).sum(axis=1))
 
@@ -292,13 +292,12 @@ def test_what_cannot_be_is_refused(changes, message):
     ("changes", "message"),
     [
         ({"num_layers": 0}, "num_layers = 0 is no whole number"),
-        ({"tokens": 0}, "tokens = 0 is no whole number"),
         ({"compute_s": -1}, "compute_s = -1 is negative or infinite"),
     ],
 )
 def test_a_step_that_cannot_be_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        step_seconds("ring", **(STEP | changes), process=Bernoulli(loss_rate=0), samples=1)
+        step(0, **changes)
 
 
 def test_runs_are_independent_also_where_a_switchs_links_share_their_losses():

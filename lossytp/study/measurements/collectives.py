@@ -4,6 +4,7 @@ Shapes: R ranks, N elements of one message, H a shard's inputs, D outputs.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from lossytp.network.algorithms import algorithm_named
 from lossytp.network.checks import check_at_least, check_probability
 from lossytp.network.routes import Hops, Missing
 from lossytp.network.theory import expected_squared_error
-from lossytp.network.timing import collective_times, tail
+from lossytp.network.timing import AllReduce, Channel, collective_times, tail
 from lossytp.network.transport import Path, Transport
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
@@ -148,39 +149,28 @@ def squared_errors(
 
 
 def completion_times(
-    algorithms: list[str],
+    all_reduces: list[AllReduce],
     transports: dict[str, Transport],
     processes: dict[str, LossProcess],
     *,
     path: Path,
-    ranks: int,
-    num_elements: int,
     samples: int,
     seed: int,
 ) -> pd.DataFrame:
-    """Measure the time until a float32 all-reduce is complete on all ranks.
+    """Measure the time until an all-reduce is complete on all ranks.
 
     Returns:
-        One row for each algorithm, transport and process, with the columns algorithm, transport, process, mean_s,
+        One row for each all-reduce, transport and process, with the columns algorithm, transport, process, mean_s,
         p50_s, p99_s, p999_s and missing_share.
     """
     rows = []
-    arms = [(a, t, p) for a in algorithms for t in transports for p in processes]
-    for algorithm, transport, process in tqdm(arms, desc="completion times", mininterval=5):
-        times = collective_times(
-            algorithm,
-            num_elements=num_elements,
-            itemsize=4,
-            ranks=ranks,
-            path=path,
-            transport=transports[transport],
-            process=processes[process],
-            samples=samples,
-            seed=seed,
-        )
+    arms = list(product(all_reduces, transports, processes))
+    for all_reduce, transport, process in tqdm(arms, desc="completion times", mininterval=5):
+        channel = Channel(path=path, transport=transports[transport], process=processes[process])
+        times = collective_times(all_reduce, channel, samples=samples, seed=seed)
         rows.append(
             {
-                "algorithm": algorithm,
+                "algorithm": all_reduce.algorithm,
                 "transport": transport,
                 "process": process,
                 **tail(times.seconds)._asdict(),

@@ -1,5 +1,6 @@
 """Measure how long a training step waits for its network, over best effort and over reliable transports."""
 
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -7,10 +8,9 @@ import pandas as pd
 from scipy import stats
 from tqdm import tqdm
 
-from lossytp.network.algorithms import algorithm_named
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import check_at_least, check_filled, check_not_negative, check_positive, check_probability
-from lossytp.network.timing import step_seconds
+from lossytp.network.timing import AllReduce, Channel, step_seconds
 from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat, Transport
 
 BEST_EFFORT, GO_BACK_N = "best effort", "go-back-N"
@@ -31,20 +31,31 @@ def transports(num_packets: int, path: Path, timeout_round_trips: float) -> dict
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The links to compare: every combination of these values.
+
+    Raises:
+        ValueError: if a list is empty, or a value out of range.
+    """
+
+    bandwidths_gbits: list[float]
+    round_trips_us: list[float]
+    loss_rates: list[float]
+
+    def __post_init__(self) -> None:
+        for name in ("bandwidths_gbits", "round_trips_us", "loss_rates"):
+            check_filled(name, getattr(self, name))
+        for gbits in self.bandwidths_gbits:
+            check_positive("bandwidths_gbits", gbits, "Gbit/s")
+        for round_trip_us in self.round_trips_us:
+            check_not_negative("round_trips_us", round_trip_us, "microseconds")
+        for rate in self.loss_rates:
+            check_probability("loss_rates", rate)
+
+
 def step_times(
-    algorithm: str,
-    *,
-    ranks: int,
-    num_layers: int,
-    tokens: int,
-    width: int,
-    itemsize: int,
-    bandwidths_gbits: list[float],
-    round_trips_us: list[float],
-    loss_rates: list[float],
-    timeout_round_trips: float,
-    samples: int,
-    seed: int,
+    all_reduce: AllReduce, sweep: Sweep, *, num_layers: int, timeout_round_trips: float, samples: int, seed: int
 ) -> pd.DataFrame:
     """Measure a tensor-parallel training step's communication time under Bernoulli loss.
 
@@ -56,32 +67,19 @@ def step_times(
         where it would lose each packet more than `MAX_LOSSES_A_PACKET` times, packets sent in vain included.
 
     Raises:
-        ValueError: if the algorithm is unknown or has no schedule, if a list is empty, or a number out of range.
+        ValueError: if a number is out of range.
     """
-    schedule = algorithm_named(algorithm).schedule
-    if schedule is None:
-        raise ValueError(f"algorithm = {algorithm!r} has no schedule: give its ALGORITHM one, or choose another")
-    counts = {"num_layers": num_layers, "tokens": tokens, "width": width, "itemsize": itemsize, "samples": samples}
-    for name, count in {"ranks": ranks, **counts}.items():
+    for name, count in {"num_layers": num_layers, "samples": samples}.items():
         check_at_least(name, count, 1)
     check_at_least("seed", seed, 0)
     check_not_negative("timeout_round_trips", timeout_round_trips, "round trips")
-    lists = {"bandwidths_gbits": bandwidths_gbits, "round_trips_us": round_trips_us, "loss_rates": loss_rates}
-    for name, values in lists.items():
-        check_filled(name, values)
-    for gbits in bandwidths_gbits:
-        check_positive("bandwidths_gbits", gbits, "Gbit/s")
-    for round_trip_us in round_trips_us:
-        check_not_negative("round_trips_us", round_trip_us, "microseconds")
-    for rate in loss_rates:
-        check_probability("loss_rates", rate)
     rows = []
     timed: dict[tuple[str, float, float], np.ndarray] = {}
-    settings = list(product(bandwidths_gbits, round_trips_us, loss_rates))
+    settings = list(product(sweep.bandwidths_gbits, sweep.round_trips_us, sweep.loss_rates))
     for gbits, round_trip_us, rate in tqdm(settings, desc="step times", mininterval=5):
         # at 1 Gbit/s, with as many packets a round trip
         path = Path(bandwidth_bits_per_s=1e9, round_trip_s=gbits * round_trip_us * 1e-6)
-        num_packets = schedule.num_packets(tokens * width, itemsize, ranks, path.wire)
+        num_packets = all_reduce.num_packets(path.wire)
         for name, transport in transports(num_packets, path, timeout_round_trips).items():
             count = samples
             if isinstance(transport, GoBackN):
@@ -91,20 +89,9 @@ def step_times(
                 count = int(np.clip(SAMPLES_TIMES_RATE / max(rate, 1e-9), min(samples, MIN_SAMPLES), samples))
             key = (name, path.round_trip_s, rate)
             if key not in timed:
-                timed[key] = num_layers * step_seconds(
-                    algorithm,
-                    num_layers=1,
-                    tokens=tokens,
-                    width=width,
-                    compute_s=0,
-                    itemsize=itemsize,
-                    ranks=ranks,
-                    path=path,
-                    transport=transport,
-                    process=Bernoulli(loss_rate=rate),
-                    samples=count,
-                    seed=seed,
-                )
+                channel = Channel(path=path, transport=transport, process=Bernoulli(loss_rate=rate))
+                one_layer = step_seconds(all_reduce, channel, num_layers=1, compute_s=0, samples=count, seed=seed)
+                timed[key] = num_layers * one_layer
             rows.append(
                 {
                     "transport": name,

@@ -7,6 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import lossytp as ltp
 from lossytp.network import transport
+from lossytp.network.timing import AllReduce
 from lossytp.study.measurements.collectives import (
     coherence,
     completion_times,
@@ -51,12 +52,10 @@ def test_measured_errors_are_those_expected_and_nothing_without_losses() -> None
 
 def test_completion_times_of_each_algorithm() -> None:
     times = completion_times(
-        ["ring", "switch"],
+        [AllReduce(algorithm=name, num_elements=10_000, ranks=4) for name in ("ring", "switch")],
         {"best effort": transport.BestEffort(deadline_s=1.0)},
         {"Bernoulli": SOME},
         path=transport.Path(bandwidth_bits_per_s=10e9, round_trip_s=1e-5),
-        ranks=4,
-        num_elements=10_000,
         samples=400,
         seed=0,
     )

@@ -4,10 +4,11 @@ import re
 
 import pytest
 
+from lossytp.network.timing import AllReduce
 from lossytp.network.transport import Path
-from lossytp.study.measurements.step_times import BEST_EFFORT, GO_BACK_N, step_times, transports
+from lossytp.study.measurements.step_times import BEST_EFFORT, GO_BACK_N, Sweep, step_times, transports
 
-SHAPE = {"ranks": 4, "num_layers": 3, "tokens": 64, "width": 1456, "itemsize": 2}
+ALL_REDUCE = {"algorithm": "direct", "ranks": 4, "num_elements": 64 * 1456, "itemsize": 2}
 NUM_PACKETS = 3 * 32  # two packets carry a token
 RATES = [0.0, 0.01, 0.1]
 
@@ -15,16 +16,8 @@ RATES = [0.0, 0.01, 0.1]
 @pytest.fixture(scope="module")
 def table():
     """Return step times, indexed by transport, round trip and loss rate."""
-    times = step_times(
-        "direct",
-        **SHAPE,
-        bandwidths_gbits=[10],
-        round_trips_us=[10, 1000],
-        loss_rates=RATES,
-        timeout_round_trips=1.5,
-        samples=40,
-        seed=0,
-    )
+    sweep = Sweep(bandwidths_gbits=[10], round_trips_us=[10, 1000], loss_rates=RATES)
+    times = step_times(AllReduce(**ALL_REDUCE), sweep, num_layers=3, timeout_round_trips=1.5, samples=40, seed=0)
     return times.set_index(["transport", "round_trip_us", "loss_rate"])
 
 
@@ -57,8 +50,8 @@ def test_reliability_costs_more_the_more_is_lost_and_the_longer_the_round_trip(t
 
 def test_go_back_n_is_left_out_where_its_simulation_would_not_end():
     rates = [0.0, 0.01, 0.5]
-    settings = SHAPE | {"bandwidths_gbits": [10], "round_trips_us": [1000], "loss_rates": rates, "samples": 1}
-    times = step_times("direct", **settings, timeout_round_trips=1.5, seed=0)
+    sweep = Sweep(bandwidths_gbits=[10], round_trips_us=[1000], loss_rates=rates)
+    times = step_times(AllReduce(**ALL_REDUCE), sweep, num_layers=3, timeout_round_trips=1.5, samples=1, seed=0)
     rows = times.groupby("transport")["loss_rate"].apply(list)
     assert rows.to_dict() == {BEST_EFFORT: rates, "selective repeat": rates, GO_BACK_N: rates[:2]}
 
@@ -90,7 +83,13 @@ def test_windows_cover_a_loss_and_its_repair_but_not_two():
     ],
 )
 def test_what_cannot_be_timed_is_refused_by_name(values, message):
-    given = {"ranks": 2, "num_layers": 1, "tokens": 8, "width": 8, "itemsize": 2, "samples": 2, "seed": 0}
+    given = {**ALL_REDUCE, "num_layers": 1, "samples": 2, "seed": 0}
     given |= {"bandwidths_gbits": [10], "round_trips_us": [10], "loss_rates": [0.1], "timeout_round_trips": 1.5}
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        step_times("direct", **given | values)
+        measured(given | values)
+
+
+def measured(given):
+    all_reduce = AllReduce(**{name: given.pop(name) for name in ALL_REDUCE})
+    sweep = Sweep(**{name: given.pop(name) for name in ("bandwidths_gbits", "round_trips_us", "loss_rates")})
+    return step_times(all_reduce, sweep, **given)
