@@ -4,7 +4,7 @@
 >>> network = ltp.LossyNetwork(ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.01, mean_burst_packets=8), seed=0)
 >>> model = ltp.parallelize(gpt2, network, tensor_parallel_size=4)   # four virtual ranks, or this process's
 >>> loss = model(**batch).loss; loss.backward()
->>> report = network.report()                                               # per layer, direction, link: packets, lost, rate
+>>> report = network.report()                                         # per layer, direction, link: packets, lost, rate
 
 `lossytp.network` loses packets, `lossytp.parallel` shards GPT-2 over it, `lossytp.training` trains it on a task,
 `lossytp.study` turns many runs into figures.
