@@ -212,7 +212,7 @@ class LossyProcessGroup(ProcessGroup):
         return Then(works, arrivals, self._under_way) if arrivals or len(works) > 1 else works[0]
 
     def _lose_sent(self, message: Tensor, bounds: list[tuple[int, int]], operation: str) -> Tensor:
-        """Return a copy of `message` that lacks what is lost of elements [start, stop) on the way to each position."""
+        """Return a copy of `message` without the lost ones of elements [start, stop) for each position."""
         if not self._is_lossy(message):
             return message
         me = self.rank()

@@ -27,14 +27,15 @@ class Then(Work):
         self._works = works
         self._actions = actions
         self._lock = threading.Lock()  # a future may complete on a thread of the backend's
+        self._complete = False
         self._alive = alive
         alive.add(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         waited = [work.wait(timeout) for work in self._works]  # for each, also after one that is not done
-        done = all(waited)
+        self._complete = all(waited)
         self._act()
-        return done
+        return self._complete
 
     def synchronize(self) -> None:
         self.wait()
@@ -42,16 +43,17 @@ class Then(Work):
     def get_future(self) -> Any:
         def act(future: Any) -> list[Tensor]:
             results = [part.value() for part in future.value()]
+            self._complete = True  # the operations themselves may say so a little later
             self._act()
             return [tensor for tensors in results for tensor in tensors]
 
         return torch.futures.collect_all([work.get_future() for work in self._works]).then(act)
 
     def is_completed(self) -> bool:
-        done = all(work.is_completed() for work in self._works)
-        if done:
+        if not self._complete and all(work.is_completed() for work in self._works):
+            self._complete = True
             self._act()
-        return done
+        return self._complete
 
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)

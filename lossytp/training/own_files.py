@@ -29,10 +29,14 @@ def mark(folder: Path, patterns: Iterable[str]) -> None:
 
 def others(folder: Path) -> list[Path]:
     """Return the paths in the folder that this program did not write; the path itself if it is no folder."""
-    if not folder.is_dir():
-        return [folder] if folder.exists() or folder.is_symlink() else []
+    try:
+        paths = list(folder.iterdir())  # before the mark is read: another process may be writing both
+    except FileNotFoundError:
+        return [folder] if folder.is_symlink() else []
+    except NotADirectoryError:
+        return [folder]
     patterns = _patterns(folder)
-    return sorted(path for path in folder.iterdir() if path.is_dir() or not _matches(path.name, patterns))
+    return sorted(path for path in paths if path.is_dir() or not _matches(path.name, patterns))
 
 
 def refuse(paths: list[Path]) -> None:
@@ -76,9 +80,10 @@ def remove(folder: Path) -> None:
     if not folder.is_dir():
         return
     kept = others(folder)
-    for path in list(folder.iterdir()):
-        if path not in kept and path.name != MARK:
-            path.unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # another process has removed the folder
+        for path in list(folder.iterdir()):
+            if path not in kept and path.name != MARK:
+                path.unlink(missing_ok=True)
     (folder / MARK).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the user's files are in it, or it is a link
         folder.rmdir()

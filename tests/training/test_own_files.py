@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,17 @@ def test_a_damaged_mark_is_one_line_and_deletes_nothing(tmp_path, text):
         with pytest.raises(ValueError, match=r"^.*\.lossytp\.json is damaged: delete .*, or give another output_dir$"):
             act(tmp_path)
     assert names(tmp_path) == [MARK, "step-1"]
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_not_in_the_way(tmp_path, monkeypatch):
+    new, is_dir = tmp_path / "new", Path.is_dir
+
+    def made_right_after(path):
+        found = is_dir(path)
+        if path == new:
+            os.makedirs(new, exist_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_dir", made_right_after)
+    claim(new, ["*.pt"])
+    assert names(new) == [MARK]
