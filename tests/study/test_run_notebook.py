@@ -78,7 +78,8 @@ def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):
         execute(notebook(tmp_path, "1"), tmp_path, {})
 
 
-def test_a_notebook_that_is_run_gets_no_advice_to_install_widgets(tmp_path, capfd):
+def test_a_notebook_that_is_run_gets_no_advice_to_install_widgets(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("PYTHONWARNINGS", "default")  # whatever the tests themselves run under
     for name in ("IPROGRESS", "other"):
         code = f"import warnings; warnings.warn('{name}')".replace("IPROGRESS", "IProgress not found. Please update")
         execute(notebook(tmp_path, code), tmp_path / "out.ipynb", {})
