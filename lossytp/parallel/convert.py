@@ -1,8 +1,9 @@
-"""Convert a dense GPT-2 of transformers to a tensor-parallel one, and back.
+"""Convert a dense decoder of transformers to a tensor-parallel one, and back.
 
-GPT-2 stays Hugging Face's. In every block, column-parallel layers replace q/k/v and the MLP's first linear layer, and
-row-parallel layers replace the two output projections. A column-parallel layer's outputs are in the dense order. Heads
-therefore fall to ranks as attention expects them, and its code runs unchanged, with its cache and masks.
+The model's code stays Hugging Face's. By the model's plan, column-parallel layers replace the linear layers that begin
+attention and the MLP of every block, and row-parallel layers replace those that end them. A column-parallel layer's
+outputs are in the dense order. Heads therefore fall to ranks as attention expects them, and its code runs unchanged,
+with its cache and masks.
 """
 
 import copy
@@ -11,26 +12,41 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedModel
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, GPT2PreTrainedModel, PreTrainedModel
 from transformers.activations import ACT2FN
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block
-from transformers.pytorch_utils import Conv1D
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from lossytp.network.checks import check_bool, check_is
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.tape import LossTape
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
-from lossytp.parallel.group import RankGroup, check_divides
-from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
-from lossytp.parallel.own_streams import OWN_STREAMS, give_own_streams_, shared_again, take_first_ranks_
+from lossytp.parallel.gathers import sum_gradient
+from lossytp.parallel.group import RankGroup
+from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
+from lossytp.parallel.mixed_classes import mixed
+from lossytp.parallel.own_streams import OwnStreams, give_own_streams_, shared_again, take_first_ranks_
+from lossytp.parallel.plans import (
+    Plan,
+    Split,
+    blocks_of,
+    check_size,
+    named_by,
+    plan_of,
+    splits_of,
+    summed_modules,
+    weight_and_bias,
+)
 from lossytp.parallel.reach import check_layers, check_reaches
 
-SUPPORTED = (GPT2LMHeadModel, GPT2ForSequenceClassification)
+SHARDED = (ColumnParallelLinear, RowParallelLinear)
+GPT2_HEADS = (GPT2LMHeadModel, GPT2ForSequenceClassification)
+HEADS = ("ForCausalLM", "ForSequenceClassification")  # how the names of other families' classes end
 
 
-class TensorParallelBlock(GPT2Block):
+class TensorParallelBlock:
     """A block that gradient checkpointing recomputes with the losses of its first pass.
 
     When checkpointing is enabled, transformers sets `_gradient_checkpointing_func` on every block, and then calls it in
@@ -42,10 +58,13 @@ class TensorParallelBlock(GPT2Block):
         if "_gradient_checkpointing_func" not in self.__dict__:
             raise AttributeError("gradient checkpointing was never enabled")
         checkpoint: Callable = self.__dict__["_gradient_checkpointing_func"]
-        collective: LossyCollective = self.attn.c_attn.collective  # type: ignore[assignment]
+        block: Any = self
+        network: LossyNetwork = next(
+            layer for layer in block.modules() if isinstance(layer, SHARDED)
+        ).collective.network
 
         def checkpoint_with_tape(function: Callable, *args: Any, **kwargs: Any) -> Any:
-            network, tape = collective.network, LossTape()
+            tape = LossTape()
 
             def run(*inputs: Any, **named: Any) -> Any:
                 with network.recording(tape):
@@ -62,8 +81,6 @@ class TensorParallelBlock(GPT2Block):
 
 class SavesDense:
     """The method that `parallelize` adds to a model's class, which keeps its name: libraries find models by it."""
-
-    base_class: type[PreTrainedModel]
 
     def save_pretrained(
         self, save_directory: Any, is_main_process: bool = True, state_dict: dict | None = None, **how: Any
@@ -86,24 +103,17 @@ class SavesDense:
         if is_main_process and not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
             dense.save_pretrained(save_directory, **how)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Let copies and pickles find the class, which is in no module."""
-        return _blank, (self.base_class,), self.__dict__
 
+class SummedGradients(nn.Module):
+    """A replicated module between sharded layers: its processes sum the gradients of its parameters, reliably."""
 
-_SAVING: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}  # by the class that a model had
+    def __init__(self, module: nn.Module, group: RankGroup) -> None:
+        super().__init__()
+        self.module, self.group = module, group
 
-
-def _saves_dense(base_class: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    if base_class not in _SAVING:
-        contents = {"base_class": base_class, "__module__": base_class.__module__, "__doc__": base_class.__doc__}
-        _SAVING[base_class] = type(base_class.__name__, (SavesDense, base_class), contents)
-    return _SAVING[base_class]
-
-
-def _blank(base_class: type[PreTrainedModel]) -> PreTrainedModel:
-    kind = _saves_dense(base_class)
-    return kind.__new__(kind)
+    def forward(self, *inputs: Any) -> Any:
+        parameters = {name: sum_gradient(each, self.group) for name, each in self.module.named_parameters()}
+        return functional_call(self.module, parameters, inputs)
 
 
 def parallelize(
@@ -114,6 +124,7 @@ def parallelize(
     group: RankGroup | None = None,
     own_copies: bool = False,
     wiring: Wiring | None = None,
+    plan: Plan | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
     """Return a tensor-parallel copy of `model`, whose all-reduces lose what `network` loses.
@@ -123,14 +134,17 @@ def parallelize(
     it.
 
     Args:
-        model: GPT2LMHeadModel or GPT2ForSequenceClassification; not changed. The same on every process.
+        model: a decoder of transformers with a head for language modelling or classification: GPT-2, or one whose
+            configuration carries a tensor-parallel plan, such as a Llama, Mistral, Qwen or Gemma. It is not changed. It
+            must be the same on every process.
         network: shared by all layers; `network.report()` shows what each of them sent and lost.
-        tensor_parallel_size: number of ranks; must divide the heads and the MLP's width.
+        tensor_parallel_size: number of ranks; must divide the heads, the key-value heads and the MLP's width.
         group: where the ranks live. If left out, they are spread over all processes of torch.distributed, and this copy
             holds this process's shards; without torch.distributed they are virtual ranks of this process.
         own_copies: whether each rank has its own copies of replicated parameters, which may drift apart; needs
             `reliable_gather=False`. If not, the ranks of a process share them.
         wiring: how the ranks exchange messages. If left out, `settings` make it.
+        plan: which layers are sharded, and how, as in `lossytp.parallel.plans`; if left out, the model's own plan.
         settings: as in `Wiring.named`: algorithm, repair, reliable_gather and others.
 
     Raises:
@@ -138,7 +152,7 @@ def parallelize(
         ValueError: if a size does not divide, a name is unknown, or the network names layers, links or a phase that the
             model does not use.
     """
-    check_convertible(model, tensor_parallel_size)
+    splits = dense_splits(model, tensor_parallel_size, plan)
     if group is None:
         world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
         group = RankGroup(tensor_parallel_size, process_group=world)
@@ -158,62 +172,91 @@ def parallelize(
         raise ValueError(
             "own_copies = True where all ranks share a stream: give reliable_gather = False, or leave it out"
         )
-
-    def column(conv: Conv1D, num_projections: int, layer: int, module: str) -> nn.Module:
-        return ColumnParallelLinear(
-            conv.weight, conv.bias, num_projections=num_projections, collective=collective, layer=layer, module=module
+    summed = summed_modules(model, plan_of(model) if plan is None else plan)
+    if summed and own_copies:
+        raise ValueError(
+            f"own_copies = True for {type(model).__name__}, whose ranks sum the gradients of replicated norms: leave "
+            "it out"
+        )
+    if not collective.wiring.one_stream and any(split.whole for split in splits):
+        raise ValueError(
+            f"{type(model).__name__} needs all outputs of some sharded layers on every rank, and these are gathered "
+            "reliably: give reliable_gather = True and no sequence_parallel"
         )
 
-    def row(conv: Conv1D, layer: int, module: str) -> nn.Module:
+    def column(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return ColumnParallelLinear(
+            weight,
+            bias,
+            widths=split.widths,
+            collective=collective,
+            layer=split.layer,
+            module=split.module,
+            gather_output=split.whole,
+        )
+
+    def row(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return RowParallelLinear(
-            conv.weight, conv.bias, own_bias=own_copies, collective=collective, layer=layer, module=module
+            weight,
+            bias,
+            own_bias=own_copies,
+            collective=collective,
+            layer=split.layer,
+            module=split.module,
+            split_input=split.whole,
         )
 
     ranks_here = len(group.local) if own_streams else 1  # attention sees them one after the other
-    parallel = with_layers(model, column, row, width_here=model.config.hidden_size // (group.processes * ranks_here))
+    kept = {id(module): SummedGradients(module, group) for module in summed} if group.processes > 1 else {}
+    parallel: Any = with_layers(model, splits, column, row, shards=group.processes * ranks_here, replacements=kept)
     for block in blocks_of(parallel):
-        block.__class__ = TensorParallelBlock
-    assert_converted(parallel)
+        block.__class__ = mixed(type(block), TensorParallelBlock)
+    assert_converted(parallel, plan)
     if own_streams:
         give_own_streams_(parallel, group, own_copies=own_copies)
-    parallel.__class__ = _saves_dense(type(parallel))
+    parallel.__class__ = mixed(type(parallel), SavesDense, *([OwnStreams] if own_streams else []))
     return parallel
 
 
 def with_layers(
     model: PreTrainedModel,
-    column: Callable[[Conv1D, int, int, str], nn.Module],
-    row: Callable[[Conv1D, int, str], nn.Module],
+    splits: list[Split],
+    column: Callable[[Split, Tensor, Tensor | None], nn.Module],
+    row: Callable[[Split, Tensor, Tensor | None], nn.Module],
     *,
-    width_here: int,
+    shards: int,
+    replacements: dict[int, Any] | None = None,
 ) -> PreTrainedModel:
-    """Return a copy of `model` with the four linear layers of every block replaced.
+    """Return a copy of `model` with the layers of `splits` replaced.
 
     Args:
-        model: a dense GPT-2; not changed.
-        column: makes a layer of a dense layer, its number of projections, the block's number, and "attention" or "mlp".
-            Its outputs are those of this process's heads or units, projections side by side.
-        row: makes a layer of a dense layer, the block's number, and the module. It takes this process's heads or units.
-        width_here: outputs of one of q, k, v in this process.
+        model: a dense decoder; not changed.
+        splits: the layers, as `dense_splits` returns them.
+        column: makes a column-parallel layer of the weight (inputs, outputs) and bias of a split, those of all its
+            linear layers side by side. Its outputs are those of this process, projections side by side.
+        row: makes a row-parallel layer, which takes this process's inputs.
+        shards: number of parts into which attention's heads fall, of which attention sees one.
+        replacements: modules that replace others, by the other's id.
     """
-    replacements: dict[int, Any] = {}  # deepcopy's memo: it takes these in place of copies
-    for number, block in enumerate(blocks_of(model)):
-        attention, mlp = block.attn, block.mlp
-        replacements |= {
-            id(attention.c_attn): column(attention.c_attn, 3, number, "attention").train(attention.training),
-            id(attention.c_proj): row(attention.c_proj, number, "attention").train(attention.training),
-            id(mlp.c_fc): column(mlp.c_fc, 1, number, "mlp").train(mlp.training),
-            id(mlp.c_proj): row(mlp.c_proj, number, "mlp").train(mlp.training),
-        }
-    changed = copy.deepcopy(model, replacements)
-    for block in blocks_of(changed):
-        block.attn.split_size = width_here  # attention splits q, k and v here; it infers the number of heads
+    memo: dict[int, Any] = dict(replacements or {})  # deepcopy takes these in place of copies
+    for split in splits:
+        layer: Any = (row if split.row else column)(split, *split.weight_and_bias()).train(split.linears[0].training)
+        layer.made_of = [(type(linear), weight_and_bias(linear)[0].shape[1]) for linear in split.linears]
+        if len(split.linears) == 1:
+            memo[id(split.linears[0])] = layer
+            continue
+        for index, linear in enumerate(split.linears):
+            memo[id(linear)] = Projection(layer, index).train(linear.training)
+    changed = copy.deepcopy(model, memo)
+    for module in changed.modules():
+        if isinstance(module, GPT2Attention):
+            module.split_size //= shards  # attention splits q, k and v here; it infers the number of heads
     return fuse_gelu_(changed)
 
 
 def fuse_gelu_(model: PreTrainedModel) -> PreTrainedModel:
     """Compute GPT-2's activation in one kernel, by the same formula; transformers uses several."""
-    if model.config.activation_function == "gelu_new":
+    if isinstance(model, GPT2PreTrainedModel) and model.config.activation_function == "gelu_new":
         for block in blocks_of(model):
             block.mlp.act = nn.GELU(approximate="tanh").train(block.mlp.training)
     return model
@@ -228,71 +271,84 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         TypeError: for a model that `parallelize` did not make.
     """
-    blocks = blocks_of(model) if isinstance(model, SUPPORTED) else [model]
+    blocks = blocks_of(model) if isinstance(model, SavesDense) else [model]
     if not all(isinstance(block, TensorParallelBlock) for block in blocks):
         raise TypeError(f"this {type(model).__name__} is not tensor-parallel: give what parallelize() returned")
-    replacements: dict[int, Any] = {
-        id(layer): _conv1d(layer)
-        for layer in model.modules()
-        if isinstance(layer, ColumnParallelLinear | RowParallelLinear)
-    }
+    dense_layers = {id(layer): _dense_layers(layer) for layer in model.modules() if isinstance(layer, SHARDED)}
+    replacements: dict[int, Any] = {layer: dense[0] for layer, dense in dense_layers.items()}
+    for module in model.modules():
+        if isinstance(module, Projection):
+            replacements[id(module)] = dense_layers[id(module.layer)][module.index]
+        elif isinstance(module, SummedGradients):
+            replacements[id(module)] = copy.deepcopy(module.module)
     replacements |= shared_again(model)
     dense: Any = copy.deepcopy(model, replacements)
-    dense.__class__ = getattr(dense, "base_class", type(dense))
-    for plain, own in OWN_STREAMS.items():
-        if type(dense) is own:
-            dense.__class__ = plain
-            group: Any = dense.rank_group
-            take_first_ranks_(dense.parameters(), group)
-            del dense.rank_group
-            dense.tie_weights()
+    own_streams = isinstance(dense, OwnStreams)
+    dense.__class__ = dense.base_class
+    if own_streams:
+        group: Any = dense.rank_group
+        take_first_ranks_(dense.parameters(), group)
+        del dense.rank_group
+        dense.tie_weights()
     for block in blocks_of(dense):
-        block.__class__ = GPT2Block
-        block.attn.split_size = model.config.hidden_size
-        block.mlp.act = ACT2FN[model.config.activation_function].train(block.mlp.training)
+        block.__class__ = block.base_class
+    if isinstance(dense, GPT2PreTrainedModel):
+        for block in blocks_of(dense):
+            block.attn.split_size = model.config.hidden_size
+            block.mlp.act = ACT2FN[model.config.activation_function].train(block.mlp.training)
     return dense
 
 
-def assert_converted(model: PreTrainedModel) -> None:
-    """Raise AssertionError unless every linear layer of every block is sharded.
+def assert_converted(model: PreTrainedModel, plan: Plan | None = None) -> None:
+    """Raise AssertionError unless every layer that the plan names is sharded as it says.
 
     An earlier study replaced `nn.Linear` alone, which GPT-2's blocks do not have, and so sharded nothing.
     """
-    for number, block in enumerate(blocks_of(model)):
-        kinds = [type(layer) for layer in block.modules() if isinstance(layer, Conv1D | nn.Linear)]
-        expected: dict[str, type[nn.Module]] = {
-            "attn.c_attn": ColumnParallelLinear,
-            "attn.c_proj": RowParallelLinear,
-            "mlp.c_fc": ColumnParallelLinear,
-            "mlp.c_proj": RowParallelLinear,
-        }
-        unsharded = [name for name, kind in expected.items() if type(block.get_submodule(name)) is not kind]
-        if kinds or unsharded:
-            raise AssertionError(f"block {number} was not converted: {kinds or unsharded} left as they were")
+    unsharded: dict[int, list[str]] = {}
+    for name, layer, style, module in named_by(plan_of(model) if plan is None else plan, model):
+        kind: Any = RowParallelLinear if style.startswith("rowwise") else (ColumnParallelLinear, Projection)
+        if style.startswith(("rowwise", "colwise")) and not isinstance(module, kind):
+            unsharded.setdefault(layer, []).append(name.split(f".{layer}.", 1)[1])
+    for layer, names in unsharded.items():
+        raise AssertionError(f"block {layer} was not converted: {names} left as they were")
 
 
-def check_convertible(model: PreTrainedModel, tensor_parallel_size: int) -> None:
-    """Raise TypeError or ValueError, naming the fix, if `parallelize` cannot convert the model."""
-    if not isinstance(model, SUPPORTED):
-        names = " or ".join(supported.__name__ for supported in SUPPORTED)
-        raise TypeError(f"{type(model).__name__} cannot be parallelized: give a {names}")
-    if not all(isinstance(block, GPT2Block) and isinstance(block.attn.c_attn, Conv1D) for block in blocks_of(model)):
-        raise TypeError("the model's blocks are not those of a dense GPT-2: give the dense model, or gather() it first")
-    if model.config.add_cross_attention:
+def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan | None = None) -> list[Split]:
+    """Return the layers to shard of a dense model, by `plan` or its own plan.
+
+    Raises:
+        TypeError: if `parallelize` cannot convert a model of this type, or the model has no plan.
+        ValueError: if the plan does not fit the model, or a size does not divide.
+    """
+    heads = tuple(known.__name__ for known in GPT2_HEADS) if isinstance(model, GPT2PreTrainedModel) else HEADS
+    names = [kind.__name__ for kind in type(model).__mro__]
+    if not isinstance(model, PreTrainedModel) or not any(name.endswith(heads) for name in names):
+        raise TypeError(f"{type(model).__name__} cannot be parallelized: give a {' or '.join(heads)}")
+    if any(isinstance(module, (*SHARDED, TensorParallelBlock)) for module in model.modules()):
+        raise TypeError("the model is tensor-parallel already: give the dense model, or gather() it first")
+    if getattr(model.config, "add_cross_attention", False):
         raise ValueError("add_cross_attention = True is not supported: give a decoder without cross-attention")
-    inner = model.config.n_inner or 4 * model.config.hidden_size
-    check_divides(tensor_parallel_size, heads=model.config.num_attention_heads, inner=inner)
+    splits = splits_of(model, plan_of(model) if plan is None else plan)
+    check_size(model, splits, tensor_parallel_size)
+    return splits
 
 
-def blocks_of(model: Any) -> list[Any]:
-    """Return the transformer blocks of a GPT-2."""
-    return list(model.transformer.h)
-
-
-def _conv1d(layer: ColumnParallelLinear | RowParallelLinear) -> Conv1D:
+def _dense_layers(layer: Any) -> list[nn.Module]:
+    """Return the dense layers that a tensor-parallel one was made of; every process of the group must call this."""
     weight, bias = layer.dense()
+    kinds, outputs = zip(*layer.made_of, strict=True)
+    biases = [None] * len(kinds) if bias is None else bias.split(outputs)
+    pieces = zip(kinds, weight.split(outputs, 1), biases, strict=True)
+    return [_dense_layer(layer, *piece) for piece in pieces]
+
+
+def _dense_layer(layer: Any, kind: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
     with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
-        conv = Conv1D(weight.shape[1], weight.shape[0])
-    conv.weight = nn.Parameter(weight.clone(), layer.weight.requires_grad)
-    conv.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)
-    return conv.train(layer.training)
+        if kind is nn.Linear:
+            dense, weight = nn.Linear(weight.shape[0], weight.shape[1], bias=bias is not None), weight.t()
+        else:
+            dense = kind(weight.shape[1], weight.shape[0])
+    dense.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format), layer.weight.requires_grad)
+    if bias is not None:
+        dense.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)
+    return dense.train(layer.training)

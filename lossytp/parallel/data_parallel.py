@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
-from lossytp.parallel.convert import blocks_of
+from lossytp.parallel.plans import blocks_of
 
 DataParallelType = Literal["ddp", "fsdp"]
 

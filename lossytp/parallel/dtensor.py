@@ -5,13 +5,13 @@ the outputs of q, k and v ordered by rank: a rank's contiguous share then holds 
 """
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
-from lossytp.parallel.convert import blocks_of, check_convertible, with_layers
+from lossytp.parallel.convert import dense_splits, with_layers
+from lossytp.parallel.plans import GPT2_PLAN, Split, blocks_of
 
 PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
     "attn.c_attn": ColwiseParallel,
@@ -27,23 +27,24 @@ def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedM
     It raises the errors of `lossytp.parallelize`.
     """
     ranks = mesh.size()
-    check_convertible(model, ranks)
 
-    def column(conv: Conv1D, num_projections: int, layer: int, module: str) -> nn.Linear:
-        weight_DPRF = conv.weight.detach().view(len(conv.weight), num_projections, ranks, -1)
-        bias_PRF = conv.bias.detach().view(num_projections, ranks, -1)
+    def column(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+        assert bias is not None
+        weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
+        bias_PRF = bias.detach().view(split.projections, ranks, -1)
         return _linear(weight_DPRF.permute(2, 1, 3, 0).flatten(0, 2), bias_PRF.transpose(0, 1).flatten())
 
-    def row(conv: Conv1D, layer: int, module: str) -> nn.Linear:
-        return _linear(conv.weight.detach().t(), conv.bias.detach())
+    def row(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+        assert bias is not None
+        return _linear(weight.detach().t(), bias.detach())
 
-    parallel = with_layers(model, column, row, width_here=model.config.hidden_size // ranks)
+    parallel = with_layers(model, dense_splits(model, ranks, GPT2_PLAN), column, row, shards=ranks)
     for block in blocks_of(parallel):
         parallelize_module(block, mesh, {name: style() for name, style in PLAN.items()})
     return parallel
 
 
-def _linear(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
     with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
         linear = nn.Linear(weight.shape[1], weight.shape[0])
     linear.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))

@@ -15,7 +15,9 @@ parameters that they share. A rank's own shard needs the gradient of its own tra
 So between g and f, gradients in backward are L times as large.
 
 Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
-layer holds side by side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank, O = P F.
+layer holds side by side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank, O the outputs of
+all projections. Where ranks share a stream, O lists them in the dense order: by projection, then by rank. `widths` are
+the F of each projection.
 """
 
 from typing import Any
@@ -34,32 +36,37 @@ class SharedColumn(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_DPLF: Tensor, bias_PLF: Tensor, collective: LossyCollective, site: Site
+        ctx: Any,
+        x: Tensor,
+        weight_DO: Tensor,
+        bias_O: Tensor | None,
+        widths: tuple[int, ...],
+        collective: LossyCollective,
+        site: Site,
     ) -> Tensor:
-        ctx.save_for_backward(x, weight_DPLF)
-        ctx.collective, ctx.site = collective, site
+        ctx.save_for_backward(x, weight_DO)
+        ctx.widths, ctx.collective, ctx.site = widths, collective, site
         x_TD = x.reshape(-1, x.shape[-1])
-        y_TO = torch.addmm(bias_PLF.view(-1), x_TD, weight_DPLF.view(len(weight_DPLF), -1))
+        y_TO = x_TD @ weight_DO if bias_O is None else torch.addmm(bias_O, x_TD, weight_DO)
         return y_TO.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight_DPLF = ctx.saved_tensors
-        d_width, projections, ranks_here, _ = weight_DPLF.shape
-        dy_TO = gradients[0].reshape(-1, weight_DPLF[0].numel())
+        x, weight_DO = ctx.saved_tensors
+        dy_TO = gradients[0].reshape(-1, weight_DO.shape[1])
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            dy_LTO = dy_TO.view(len(dy_TO), projections, ranks_here, -1).permute(2, 0, 1, 3).flatten(2)
-            parts_LTD = rank_by_rank(dy_LTO, _by_rank(weight_DPLF).transpose(1, 2))
+            dy_LTO, weight_LDO = (_to_ranks(each, ctx.widths) for each in (dy_TO, weight_DO))
+            parts_LTD = rank_by_rank(dy_LTO, weight_LDO.transpose(1, 2))
             total = ctx.collective.begin_sum_(parts_LTD, ctx.site)  # travels while the weight's gradient is computed
         if ctx.needs_input_grad[1]:
-            dweight = (x.reshape(-1, d_width).t() @ dy_TO).view(weight_DPLF.shape)
+            dweight = x.reshape(-1, len(weight_DO)).t() @ dy_TO
         if ctx.needs_input_grad[2]:
-            dbias = dy_TO.sum(0).view(weight_DPLF.shape[1:])
+            dbias = dy_TO.sum(0)
         if ctx.needs_input_grad[0]:
             dx = total.wait().view(x.shape)
-        return dx, dweight, dbias, None, None
+        return dx, dweight, dbias, None, None, None
 
 
 class SharedRow(Function):
@@ -98,40 +105,45 @@ class OwnColumn(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight_DPLF: Tensor, bias_PLF: Tensor, collective: LossyCollective, site: Site
+        ctx: Any,
+        x: Tensor,
+        weight_DO: Tensor,
+        bias_O: Tensor | None,
+        widths: tuple[int, ...],
+        collective: LossyCollective,
+        site: Site,
     ) -> Tensor:
-        ranks_here, d_width = weight_DPLF.shape[2], x.shape[-1]
+        ranks_here, d_width = len(collective.group.local), x.shape[-1]
         if collective.wiring.sequence_parallel:
             forth = site._replace(direction="forward")
             x_LTD = collective.gather(x.contiguous(), forth, unit=d_width).reshape(ranks_here, -1, d_width)
         else:
             x_LTD = x.reshape(ranks_here, -1, d_width)
-        ctx.save_for_backward(x_LTD, weight_DPLF)
-        ctx.collective, ctx.site, ctx.shape = collective, site, x.shape
-        y_LTO = rank_by_rank(x_LTD, _by_rank(weight_DPLF))
-        y_LTO += bias_PLF.transpose(0, 1).reshape(ranks_here, 1, -1)
-        return _lay_out(y_LTO, collective, x.shape[:-1], bias_PLF.shape[0])
+        ctx.save_for_backward(x_LTD, weight_DO)
+        ctx.widths, ctx.collective, ctx.site, ctx.shape = widths, collective, site, x.shape
+        y_LTO = rank_by_rank(x_LTD, _to_ranks(weight_DO, widths))
+        if bias_O is not None:
+            y_LTO += _to_ranks(bias_O.unsqueeze(0), widths)
+        return _lay_out(y_LTO, collective, x.shape[:-1], widths)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x_LTD, weight_DPLF = ctx.saved_tensors
-        d_width, projections, ranks_here, outputs = weight_DPLF.shape
-        dy_LTO = _take_up(gradients[0], ctx.collective, ranks_here, projections)
+        x_LTD, weight_DO = ctx.saved_tensors
+        dy_LTO = _take_up(gradients[0], ctx.collective, ctx.widths)
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
-            parts_LTD = rank_by_rank(dy_LTO, _by_rank(weight_DPLF).transpose(1, 2))
-            total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=_unit(ctx.collective, d_width))
+            parts_LTD = rank_by_rank(dy_LTO, _to_ranks(weight_DO, ctx.widths).transpose(1, 2))
+            total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=_unit(ctx.collective, len(weight_DO)))
         if ctx.needs_input_grad[1]:
-            dweight_LDO = rank_by_rank(x_LTD.transpose(1, 2), dy_LTO)
-            dweight = dweight_LDO.view(ranks_here, d_width, projections, outputs).permute(1, 2, 0, 3)
+            dweight = _from_ranks(rank_by_rank(x_LTD.transpose(1, 2), dy_LTO), ctx.widths)
         if ctx.needs_input_grad[2]:
-            dbias = dy_LTO.sum(1).view(ranks_here, projections, outputs).transpose(0, 1)
+            dbias = _from_ranks(dy_LTO.sum(1, keepdim=True), ctx.widths).view(-1)
         if ctx.needs_input_grad[0]:
             dx = total.wait().view(ctx.shape)
             if ctx.collective.wiring.own_streams:
-                dx /= ranks_here
-        return dx, dweight, dbias, None, None
+                dx /= len(dy_LTO)
+        return dx, dweight, dbias, None, None, None
 
 
 class OwnRow(Function):
@@ -141,7 +153,7 @@ class OwnRow(Function):
     def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
         ctx.save_for_backward(x, weight_LKD)
         ctx.collective, ctx.site = collective, site
-        parts_LTD = rank_by_rank(_take_up(x, collective, len(weight_LKD), 1), weight_LKD)
+        parts_LTD = rank_by_rank(_take_up(x, collective, (weight_LKD.shape[1],)), weight_LKD)
         unit = _unit(collective, weight_LKD.shape[-1])
         return collective.sum_(parts_LTD, site, unit).view(*x.shape[:-1], -1)
 
@@ -149,7 +161,7 @@ class OwnRow(Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_LKD = ctx.saved_tensors
-        ranks_here, _, d_width = weight_LKD.shape
+        ranks_here, inputs, d_width = weight_LKD.shape
         dy = gradients[0]
         if ctx.collective.wiring.sequence_parallel:
             back = ctx.site._replace(direction="backward")
@@ -159,9 +171,9 @@ class OwnRow(Function):
         dx = dweight = None
         if ctx.needs_input_grad[0]:
             dx_LTK = rank_by_rank(dy_LTD, weight_LKD.transpose(1, 2))
-            dx = _lay_out(dx_LTK, ctx.collective, x.shape[:-1], 1)
+            dx = _lay_out(dx_LTK, ctx.collective, x.shape[:-1], (inputs,))
         if ctx.needs_input_grad[1]:
-            x_LTK = _take_up(x, ctx.collective, ranks_here, 1)
+            x_LTK = _take_up(x, ctx.collective, (inputs,))
             dweight = rank_by_rank(x_LTK.transpose(1, 2), dy_LTD)
         return dx, dweight, None, None
 
@@ -195,12 +207,25 @@ def _unit(collective: LossyCollective, d_width: int) -> int:
     return d_width if collective.wiring.sequence_parallel else 1
 
 
-def _by_rank(weight_DPLF: Tensor) -> Tensor:
-    """Return the weight as (L, D, O)."""
-    return weight_DPLF.permute(2, 0, 1, 3).flatten(2)
+def _to_ranks(y_TO: Tensor, widths: tuple[int, ...]) -> Tensor:
+    """Turn columns in the dense order into (L, T, O): each rank's columns of all projections, side by side."""
+    if len(set(widths)) == 1:  # one copy, no concatenation
+        y_TPLF = y_TO.view(len(y_TO), len(widths), -1, widths[0])
+        return y_TPLF.permute(2, 0, 1, 3).flatten(2)
+    ranks_here = y_TO.shape[1] // sum(widths)
+    pieces = y_TO.split([ranks_here * width for width in widths], 1)
+    return torch.cat([piece.unflatten(1, (ranks_here, -1)).transpose(0, 1) for piece in pieces], 2)
 
 
-def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, projections: int) -> Tensor:
+def _from_ranks(y_LTO: Tensor, widths: tuple[int, ...]) -> Tensor:
+    """Reverse `_to_ranks`: return (T, O)."""
+    if len(set(widths)) == 1:
+        y_LTPF = y_LTO.unflatten(2, (len(widths), -1))
+        return y_LTPF.permute(1, 2, 0, 3).reshape(y_LTO.shape[1], -1)
+    return torch.cat([piece.transpose(0, 1).flatten(1) for piece in y_LTO.split(widths, 2)], 1)
+
+
+def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widths: tuple[int, ...]) -> Tensor:
     """Return what passes between two layers as attention and activation expect it, with leading axes `shape`.
 
     It is rank-major if ranks have streams of their own. If not, all local ranks' heads or units lie side by side, in
@@ -208,13 +233,11 @@ def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, proj
     """
     if collective.wiring.own_streams:
         return y_LTO.view(*shape, -1)
-    ranks_here, tokens, _ = y_LTO.shape
-    return y_LTO.view(ranks_here, tokens, projections, -1).permute(1, 2, 0, 3).reshape(*shape, -1)
+    return _from_ranks(y_LTO, widths).view(*shape, -1)
 
 
-def _take_up(y: Tensor, collective: LossyCollective, ranks_here: int, projections: int) -> Tensor:
+def _take_up(y: Tensor, collective: LossyCollective, widths: tuple[int, ...]) -> Tensor:
     """Reverse `_lay_out`: return (L, T, O)."""
     if collective.wiring.own_streams:
-        return y.reshape(ranks_here, -1, y.shape[-1])
-    y_TPLF = y.reshape(-1, projections, ranks_here, y.shape[-1] // (projections * ranks_here))
-    return y_TPLF.permute(2, 0, 1, 3).flatten(2)
+        return y.reshape(len(collective.group.local), -1, y.shape[-1])
+    return _to_ranks(y.reshape(-1, y.shape[-1]), widths)

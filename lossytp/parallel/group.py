@@ -99,12 +99,18 @@ def _nothing_to_wait_for() -> None:
     pass
 
 
-def check_divides(tensor_parallel_size: int, *, heads: int, inner: int) -> None:
-    """Raise ValueError unless every rank gets the same number of heads and of the MLP's `inner` units."""
+def check_divides(tensor_parallel_size: int, *, heads: int, inner: int, key_value_heads: int = 0) -> None:
+    """Raise ValueError unless every rank gets the same number of heads and of the MLP's `inner` units.
+
+    Give `key_value_heads` if queries share them.
+    """
     check_number("tensor_parallel_size", tensor_parallel_size, Integral, "the number of ranks")
-    if tensor_parallel_size < 1 or heads % tensor_parallel_size or inner % tensor_parallel_size:
-        fits = [size for size in range(1, heads + 1) if heads % size == 0 and inner % size == 0]
+    grouped = key_value_heads not in (0, heads)
+    counts = [heads, inner, *([key_value_heads] if grouped else [])]
+    if tensor_parallel_size < 1 or any(count % tensor_parallel_size for count in counts):
+        fits = [size for size in range(1, heads + 1) if not any(count % size for count in counts)]
+        shared = f", its {key_value_heads} key-value heads" if grouped else ""
         raise ValueError(
-            f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {heads} heads and its MLP of "
-            f"{inner}: choose one of {', '.join(map(str, fits))}"
+            f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {heads} heads{shared} and its "
+            f"MLP of {inner}: choose one of {', '.join(map(str, fits))}"
         )

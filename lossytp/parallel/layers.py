@@ -8,32 +8,36 @@ product that no packet crosses is therefore one dense matrix product; only produ
 computed rank by rank.
 
 Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
-layer holds side by side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank.
+layer holds side by side (3 for q, k, v), K inputs of one rank, O outputs of all projections in this process.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from lossytp.network.counters import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.functions import OwnColumn, OwnRow, SharedColumn, SharedRow, own_gradient
+from lossytp.parallel.gathers import all_columns, gather_columns, split_columns
 from lossytp.parallel.outside_graphs import outside_graphs
 
 
 class ColumnParallelLinear(nn.Module):
-    """y = f(x) W + b, rank r holding W[:, :, r]: (..., D) to (..., P * L * F).
+    """y = f(x) W + b, each rank holding its columns of every projection: (..., D) to (..., O).
 
     Forward: no communication. Backward: one lossy all-reduce of the ranks' parts of dx, for all P projections. With
     `sequence_parallel` forward all-gathers x, and backward reduce-scatters.
 
     Args:
-        weight: the dense weight (D, P * R * F).
-        bias: (P * R * F,).
-        num_projections: P.
+        weight: the dense weight (D, sum of `widths`).
+        bias: (sum of `widths`,), or None.
+        widths: the dense number of outputs of each projection, each a multiple of R.
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
+        gather_output: whether every process needs the outputs of all; the gather is reliable.
     """
 
     sharded_over_ranks = ("weight", "bias")
@@ -41,34 +45,89 @@ class ColumnParallelLinear(nn.Module):
     def __init__(
         self,
         weight: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         *,
-        num_projections: int,
+        widths: Sequence[int],
         collective: LossyCollective,
         layer: int,
         module: str,
+        gather_output: bool = False,
     ) -> None:
         super().__init__()
-        shape = (num_projections, collective.group.size, -1)
-        here = collective.group.local
-        shard_DPLF = weight.detach().view(len(weight), *shape)[:, :, here.start : here.stop]
-        shard_PLF = bias.detach().view(shape)[:, here.start : here.stop]
-        self.weight = nn.Parameter(_copy(shard_DPLF), weight.requires_grad)
-        self.bias = nn.Parameter(_copy(shard_PLF), bias.requires_grad)
+        group = collective.group
+        self.widths = tuple(width // group.size for width in widths)
+
+        def shard(dense: Tensor) -> nn.Parameter:
+            here = slice(group.local.start, group.local.stop)
+            pieces = [piece.unflatten(-1, (group.size, -1)) for piece in dense.detach().split(list(widths), -1)]
+            return nn.Parameter(torch.cat([piece[..., here, :].flatten(-2) for piece in pieces], -1))
+
+        self.weight = shard(weight).requires_grad_(weight.requires_grad)
+        self.bias = None if bias is None else shard(bias).requires_grad_(bias.requires_grad)
         self.collective = collective
+        self.gather_output = gather_output and group.processes > 1
         self.site = Site(layer, module, "backward")
+
+    @property
+    def widths_out(self) -> list[int]:
+        """Outputs of each projection, as `forward` returns them side by side."""
+        group, wiring = self.collective.group, self.collective.wiring
+        ranks = group.size if self.gather_output else 1 if wiring.own_streams else len(group.local)
+        return [ranks * width for width in self.widths]
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
             function = SharedColumn if self.collective.wiring.one_stream else OwnColumn
-            return function.apply(x, weight, bias, self.collective, self.site)
+            y = function.apply(x, weight, bias, self.widths, self.collective, self.site)
+            return gather_columns(y, self.widths, self.collective) if self.gather_output else y
 
-    def dense(self) -> tuple[Tensor, Tensor]:
+    def dense(self) -> tuple[Tensor, Tensor | None]:
         """Return the dense weight and bias; every process of the group must call this."""
-        weight, bias = (_all_gather(p.detach(), self.collective, axis=p.ndim - 2) for p in (self.weight, self.bias))
-        return weight.view(len(weight), -1), bias.view(-1)
+        group = self.collective.group
+        with self.collective.network.reliable():
+            weight = all_columns(self.weight.detach(), self.widths, group)
+            return weight, None if self.bias is None else all_columns(self.bias.detach(), self.widths, group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out of copies what `Projection` has computed ahead."""
+        return {name: value for name, value in self.__dict__.items() if name != "computed"}
+
+
+class Projection(nn.Module):
+    """One of several linear layers that read the same input, such as q, k and v, and are computed as one layer.
+
+    The first that is called computes all of them. The others return their part, if their input is the same tensor.
+
+    Args:
+        fused: computes all. The projection with index 0 owns it.
+        index: number of this projection.
+    """
+
+    def __init__(self, fused: ColumnParallelLinear, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self._layer = [fused]  # a list hides its parameters from this module
+        if index == 0:
+            self.fused = fused
+
+    @property
+    def layer(self) -> ColumnParallelLinear:
+        """The layer that computes all."""
+        return self._layer[0]
+
+    @outside_graphs
+    def forward(self, x: Tensor) -> Tensor:
+        fused = self.layer
+        computed = fused.__dict__.get("computed")
+        if computed is None or computed[0] is not x or self.index not in computed[1]:
+            parts = fused(x).split(fused.widths_out, -1)
+            computed = fused.__dict__["computed"] = (x, dict(enumerate(parts)))
+        part: Tensor = computed[1].pop(self.index)
+        if not computed[1]:
+            del fused.__dict__["computed"]  # frees the input and the outputs
+        return part
 
 
 class RowParallelLinear(nn.Module):
@@ -79,11 +138,12 @@ class RowParallelLinear(nn.Module):
 
     Args:
         weight: the dense weight (R * K, D).
-        bias: (D,).
+        bias: (D,), or None.
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
         own_bias: whether each rank has its own copy of the bias, (L, D), which may drift from the others'.
+        split_input: whether every process holds the inputs of all, (..., R * K); backward gathers reliably.
     """
 
     sharded_over_ranks = ("weight",)
@@ -91,38 +151,49 @@ class RowParallelLinear(nn.Module):
     def __init__(
         self,
         weight: Tensor,
-        bias: Tensor,
+        bias: Tensor | None,
         *,
         collective: LossyCollective,
         layer: int,
         module: str,
         own_bias: bool = False,
+        split_input: bool = False,
     ) -> None:
         super().__init__()
         group = collective.group
-        self.per_rank = ("bias",) if own_bias else ()
-        if own_bias:
-            bias = bias.expand(len(group.local), -1)
+        self.per_rank = ("bias",) if own_bias and bias is not None else ()
         shard_LKD = weight.detach().view(group.size, -1, weight.shape[1])[group.local.start : group.local.stop]
         self.weight = nn.Parameter(_copy(shard_LKD), weight.requires_grad)
-        self.bias = nn.Parameter(bias.detach().clone(), bias.requires_grad)
+        self.bias = None
+        if bias is not None:
+            copies = bias.expand(len(group.local), -1) if own_bias else bias
+            self.bias = nn.Parameter(copies.detach().clone(), bias.requires_grad)
         self.collective = collective
+        self.split_input = split_input and group.processes > 1
         self.site = Site(layer, module, "forward")
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
+            if self.split_input:
+                x = split_columns(x, (weight.shape[1],), self.collective)
             function = SharedRow if self.collective.wiring.one_stream else OwnRow
             y = function.apply(x, weight, self.collective, self.site)
+            if bias is None:
+                return y
             if not self.per_rank:
                 return y + bias
             return (y.view(len(bias), -1, y.shape[-1]) + own_gradient(bias, len(bias)).unsqueeze(1)).view(y.shape)
 
-    def dense(self) -> tuple[Tensor, Tensor]:
+    def dense(self) -> tuple[Tensor, Tensor | None]:
         """Return the dense weight and bias; every process of the group must call this."""
-        weight_RKD = _all_gather(self.weight.detach(), self.collective, axis=0)
-        return weight_RKD.view(-1, weight_RKD.shape[-1]), (self.bias[0] if self.per_rank else self.bias).detach()
+        weight_LKD = self.weight.detach()
+        with self.collective.network.reliable():
+            weight = all_columns(weight_LKD.flatten(0, 1).t(), (weight_LKD.shape[1],), self.collective.group).t()
+        if self.bias is None:
+            return weight, None
+        return weight, (self.bias[0] if self.per_rank else self.bias).detach()
 
 
 def _copy(shard: Tensor) -> Tensor:
@@ -130,24 +201,13 @@ def _copy(shard: Tensor) -> Tensor:
     return shard.clone(memory_format=torch.contiguous_format)
 
 
-def _all_gather(shard: Tensor, collective: LossyCollective, *, axis: int) -> Tensor:
-    """Return the shards of all processes, side by side along `axis`, without losses."""
-    group = collective.group
-    if group.process_group is None or group.processes == 1:
-        return shard
-    shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
-    with collective.network.reliable():
-        dist.all_gather(shards, shard.contiguous(), group=group.process_group)
-    return torch.cat(shards, axis)
-
-
-def _cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
     """Return the tensors in autocast's dtype for matrix products; autocast does not reach inside a Function.
 
-    float64 stays, as under autocast.
+    float64 stays, as under autocast, and so does None.
     """
     device = tensors[0].device.type
     if torch.is_autocast_enabled(device) and tensors[0].dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
-        return tuple(tensor.to(dtype) for tensor in tensors)
+        return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
     return tensors

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
-from lossytp.parallel.convert import check_convertible, with_layers
+from lossytp.parallel.convert import dense_splits, with_layers
+from lossytp.parallel.plans import GPT2_PLAN, Split
 
 
 def megatron_is_installed() -> bool:
@@ -34,7 +34,7 @@ def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) ->
         from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
     ranks, rank = process_group.size(), process_group.rank()
-    check_convertible(model, ranks)
+    splits = dense_splits(model, ranks, GPT2_PLAN)
     # on the CPU, with copied weights instead of drawn ones
     settings = ModelParallelConfig(
         tensor_model_parallel_size=ranks,
@@ -56,17 +56,19 @@ def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) ->
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[0]
 
-    def column(conv: Conv1D, num_projections: int, layer: int, module: str) -> nn.Module:
-        weight_DPRF = conv.weight.detach().view(len(conv.weight), num_projections, ranks, -1)
-        bias_PRF = conv.bias.detach().view(num_projections, ranks, -1)
-        linear = Column(*conv.weight.shape, gather_output=False, **common)
+    def column(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        assert bias is not None
+        weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
+        bias_PRF = bias.detach().view(split.projections, ranks, -1)
+        linear = Column(*weight.shape, gather_output=False, **common)
         return _filled(linear, weight_DPRF[:, :, rank].flatten(1).t(), bias_PRF[:, rank].flatten())
 
-    def row(conv: Conv1D, layer: int, module: str) -> nn.Module:
-        linear = Row(*conv.weight.shape, input_is_parallel=True, **common)
-        return _filled(linear, conv.weight.detach().chunk(ranks)[rank].t(), conv.bias.detach())
+    def row(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        assert bias is not None
+        linear = Row(*weight.shape, input_is_parallel=True, **common)
+        return _filled(linear, weight.detach().chunk(ranks)[rank].t(), bias.detach())
 
-    return with_layers(model, column, row, width_here=model.config.hidden_size // ranks)
+    return with_layers(model, splits, column, row, shards=ranks)
 
 
 def _filled(linear: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:

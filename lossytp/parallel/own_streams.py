@@ -2,7 +2,7 @@
 
 If results lose packets too, ranks that should hold the same activations do not. The streams of the L ranks in this
 process lie along the batch, rank-major, (L * B, T, D). The inputs are repeated at the start and the logits are split at
-the end, so GPT-2's own code runs in between. The training loss is the mean over the ranks.
+the end, so the model's own code runs in between. The training loss is the mean over the ranks.
 
 Replicated parameters (embeddings, norms, biases after a sum, the head) are shared by all ranks of a process, which
 keeps their copies equal. If copies may drift, each rank has one, stacked on a leading axis.
@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedModel
+from transformers import PreTrainedModel
 
 from lossytp.parallel.functions import own_gradient
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+from lossytp.parallel.plans import blocks_of
 
 BATCHED = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels")
 
@@ -40,12 +40,11 @@ def _on_own_streams(forward: Callable) -> Callable:
         return_dict = inputs.pop("return_dict", None)
         ids = inputs.get("input_ids")
         tokens = inputs["inputs_embeds"] if ids is None else ids
-        rows, length = (tokens if ids is None else ids.flatten(0, -2)).shape[
-            :2
-        ]  # rows of options, if there are several
+        flat = tokens if ids is None else ids.flatten(0, -2)  # rows of options, if there are several
+        rows, length = flat.shape[:2]
         past, positions = inputs.get("past_key_values"), inputs.get("position_ids")
         _check_cache(past, ranks_here * len(tokens))
-        if positions is None and isinstance(self.transformer.wpe, PerRank):
+        if positions is None and isinstance(getattr(self.base_model, "wpe", None), PerRank):
             first = past.get_seq_length() if past is not None else 0
             positions = torch.arange(first, first + length, device=tokens.device).unsqueeze(0)
         if positions is not None:
@@ -63,35 +62,18 @@ def _on_own_streams(forward: Callable) -> Callable:
     return folded
 
 
-class OwnStreamsLMHeadModel(GPT2LMHeadModel):
-    """Return the first rank's logits, and each local rank's as `rank_logits` (L, B, T, V).
+class OwnStreams:
+    """Return the first rank's logits, and each local rank's as `rank_logits` (L, B, ...), from a model's forward.
 
     Average a training loss of your own over `rank_logits`: every rank's shard needs its rank's loss.
     """
 
     rank_group: RankGroup
-    forward = _on_own_streams(GPT2LMHeadModel.forward)
 
-
-class OwnStreamsForSequenceClassification(GPT2ForSequenceClassification):
-    """Return the first rank's logits, and each local rank's as `rank_logits` (L, B, classes)."""
-
-    rank_group: RankGroup
-    forward = _on_own_streams(GPT2ForSequenceClassification.forward)
-
-
-class OwnStreamsForMultipleChoice(GPT2ForMultipleChoice):
-    """Return the first rank's logits, and each local rank's as `rank_logits` (L, B, options)."""
-
-    rank_group: RankGroup
-    forward = _on_own_streams(GPT2ForMultipleChoice.forward)
-
-
-OWN_STREAMS: dict[type[PreTrainedModel], type[PreTrainedModel]] = {
-    GPT2ForMultipleChoice: OwnStreamsForMultipleChoice,
-    GPT2LMHeadModel: OwnStreamsLMHeadModel,
-    GPT2ForSequenceClassification: OwnStreamsForSequenceClassification,
-}
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        model: Any = super()
+        cls.forward = _on_own_streams(model.forward)  # type: ignore[attr-defined]
 
 
 class SharedDropout(nn.Dropout):
@@ -140,27 +122,29 @@ class PerRank(nn.Module):
 
 
 def give_own_streams_(model: PreTrainedModel, group: RankGroup, *, own_copies: bool) -> None:
-    """Let `model`, whose blocks are tensor-parallel, compute on a stream for each rank.
+    """Let `model`, whose blocks are tensor-parallel, compute on a stream for each rank; its class is not changed.
 
     With `own_copies` each rank also has its own copies of replicated parameters.
     """
-    if type(model) not in OWN_STREAMS:
-        names = ", ".join(known.__name__ for known in OWN_STREAMS)
-        raise TypeError(f"{type(model).__name__} cannot compute on a stream for each rank: give one of {names}")
     ranks_here = len(group.local)
     own: Any = model
-    own.__class__ = OWN_STREAMS[type(model)]
     own.rank_group = group
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Dropout and name != "attn_dropout":
                 setattr(module, name, SharedDropout(child.p, ranks_here).train(child.training))
-            elif own_copies and isinstance(child, nn.LayerNorm | nn.Embedding | nn.Linear):
+            elif own_copies and _is_replicated(child):
                 setattr(module, name, PerRank(child, ranks_here).train(child.training))
-    transformer: Any = model.transformer
-    head: Any = getattr(model, "lm_head", None)
+    head: Any = model.get_output_embeddings()
     if own_copies and head is not None and model.config.tie_word_embeddings:
-        head.weight = transformer.wte.weight
+        embeddings: Any = model.get_input_embeddings()
+        head.weight = embeddings.weight
+
+
+def _is_replicated(module: nn.Module) -> bool:
+    """Return whether the module, and not one within it, has parameters that every rank holds whole."""
+    sharded = getattr(module, "sharded_over_ranks", ())
+    return not sharded and any(True for _ in module.parameters(recurse=False))
 
 
 def shared_again(model: nn.Module) -> dict[int, Any]:
@@ -191,7 +175,7 @@ def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
         raise ValueError(
             "all ranks share one stream: give reliable_gather = False to parallelize, or leave stream_distance out"
         )
-    group, blocks = own.rank_group, own.transformer.h
+    group, blocks = own.rank_group, blocks_of(own)
     squares = torch.zeros(len(blocks), 2, dtype=torch.float64)  # of distances, summed over ranks; of the mean
 
     def measure(layer: int, output: Any) -> None:

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from transformers import GPT2ForSequenceClassification, PreTrainedModel
 
-from lossytp.parallel.convert import blocks_of
+from lossytp.parallel.plans import blocks_of
 
 PipelineSchedule = Literal["gpipe", "1f1b"]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.convert import blocks_of, fuse_gelu_, parallelize
+from lossytp.parallel.convert import fuse_gelu_, parallelize
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
+from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.replicas import mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from lossytp.training.config import TrainConfig
@@ -263,7 +264,9 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
     whole: Any = model
     head = whole.score if hasattr(whole, "score") else whole.lm_head
     model.requires_grad_(False)
-    for module in (*blocks[len(blocks) - blocks_trained :], whole.transformer.ln_f, head):
+    base: Any = model.base_model
+    norms = [child for child in base.children() if not isinstance(child, nn.ModuleList | nn.Embedding)]
+    for module in (*blocks[len(blocks) - blocks_trained :], *norms, head):
         module.requires_grad_(True)
 
 

@@ -130,9 +130,10 @@ class RankByRank:
 
     def gradients(self, *, own_copies: bool) -> dict[str, Tensor]:
         """In the library's shapes: replicated parameters' the mean over ranks, or with `own_copies` each rank's own."""
-        found = {
-            name: torch.stack([shard[name].grad for shard in self.shards], axis) for name, axis in self.axis.items()
-        }
+        found = {}
+        for name, axis in self.axis.items():
+            stacked = torch.stack([shard[name].grad for shard in self.shards], axis)
+            found[name] = stacked.flatten(max(axis - 1, 0)) if axis else stacked  # a column's projections and ranks
         for name in self.copies[0]:
             each = torch.stack([copy[name].grad for copy in self.copies])
             found[name] = each if own_copies else each.mean(0)

@@ -338,9 +338,9 @@ def test_every_block_is_sharded(tensor_parallel_size: int) -> None:
     assert kinds.count(ColumnParallelLinear) == kinds.count(RowParallelLinear) == 2 * NUM_LAYERS
     assert Conv1D not in kinds
     for block in parallel.transformer.h:
-        assert block.attn.c_attn.weight.shape == (WIDTH, 3, tensor_parallel_size, WIDTH // tensor_parallel_size)
+        assert block.attn.c_attn.weight.shape == (WIDTH, 3 * WIDTH)
         assert block.attn.c_proj.weight.shape == (tensor_parallel_size, WIDTH // tensor_parallel_size, WIDTH)
-        assert block.mlp.c_fc.weight.shape == (WIDTH, 1, tensor_parallel_size, 4 * WIDTH // tensor_parallel_size)
+        assert block.mlp.c_fc.weight.shape == (WIDTH, 4 * WIDTH)
         assert block.mlp.c_proj.weight.shape == (tensor_parallel_size, 4 * WIDTH // tensor_parallel_size, WIDTH)
     assert parallel.num_parameters() == dense.num_parameters(), "nothing is kept twice"
 
@@ -352,12 +352,12 @@ def test_a_rank_holds_whole_heads() -> None:
     for rank, heads in enumerate([range(4), range(4, 8)]):
         for projection, name in enumerate("qkv"):
             columns = [projection * WIDTH + h * head + i for h in heads for i in range(head)]
-            assert torch.equal(shards[:, projection, rank], weight.weight[:, columns]), name
+            assert torch.equal(shards.view(WIDTH, 3, 2, -1)[:, projection, rank], weight.weight[:, columns]), name
 
 
 def test_parallelize_checks_its_own_result(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[PreTrainedModel] = []
-    monkeypatch.setattr("lossytp.parallel.convert.assert_converted", checked.append)
+    monkeypatch.setattr("lossytp.parallel.convert.assert_converted", lambda model, plan: checked.append(model))
     parallel = lossy(tiny_gpt2(), 0.0)
     assert len(checked) == 1
     assert checked[0] is parallel
@@ -752,8 +752,8 @@ def bert(**_: Any) -> PreTrainedModel:
             bert,
             {},
             TypeError,
-            "BertForSequenceClassification cannot be parallelized: give a GPT2LMHeadModel or "
-            "GPT2ForSequenceClassification",
+            "BertForSequenceClassification has no tensor-parallel plan: give plan, such as "
+            '{"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}, or another model',
         ),
         (
             lambda: GPT2Model(tiny_gpt2().config),
@@ -771,7 +771,7 @@ def bert(**_: Any) -> PreTrainedModel:
             lambda: lossy(tiny_gpt2(), 0.0),
             {},
             TypeError,
-            "the model's blocks are not those of a dense GPT-2: give the dense model, or gather() it first",
+            "the model is tensor-parallel already: give the dense model, or gather() it first",
         ),
         (
             lambda: tiny_gpt2(add_cross_attention=True),

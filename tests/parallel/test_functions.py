@@ -103,7 +103,8 @@ def collective(loss_rate: float = 0.0, size: int = 4, **wiring: Any) -> LossyCol
 def column(all_reduce: LossyCollective, projections: int = 1) -> Any:
     width = projections * all_reduce.group.size * F
     weight, bias = nn.Parameter(randn(D, width, seed=11)), nn.Parameter(randn(width, seed=12))
-    return ColumnParallelLinear(weight, bias, num_projections=projections, collective=all_reduce, layer=0, module="mlp")
+    widths = [width // projections] * projections
+    return ColumnParallelLinear(weight, bias, widths=widths, collective=all_reduce, layer=0, module="mlp")
 
 
 def row(all_reduce: LossyCollective, *, own_bias: bool = False) -> Any:

@@ -38,7 +38,12 @@ def collective(network: ltp.LossyNetwork, num_ranks: int, *names: str) -> LossyC
 def column_layer(weight: Tensor, bias: Tensor, num_projections: int, all_reduce: LossyCollective) -> Any:
     weight, bias = nn.Parameter(weight), nn.Parameter(bias)
     return ColumnParallelLinear(
-        weight, bias, num_projections=num_projections, collective=all_reduce, layer=0, module="attention"
+        weight,
+        bias,
+        widths=[len(bias) // num_projections] * num_projections,
+        collective=all_reduce,
+        layer=0,
+        module="attention",
     )
 
 
@@ -141,8 +146,8 @@ def test_a_column_shard_has_the_columns_of_its_rank_in_every_projection() -> Non
     for projection in range(3):
         for rank in range(4):
             first = projection * 4 * F + rank * F
-            assert torch.equal(layer.weight[:, projection, rank], weight[:, first : first + F])
-            assert torch.equal(layer.bias[projection, rank], bias[first : first + F])
+            assert torch.equal(layer.weight.view(D, 3, 4, F)[:, projection, rank], weight[:, first : first + F])
+            assert torch.equal(layer.bias.view(3, 4, F)[projection, rank], bias[first : first + F])
 
 
 def test_a_row_shard_has_the_rows_of_its_rank() -> None:
@@ -199,9 +204,7 @@ def test_a_row_parallel_layer_sends_one_message_forward_and_none_backward() -> N
 
 def test_layers_name_their_site() -> None:
     all_reduce = collective(bernoulli(0.0), 2)
-    column = ColumnParallelLinear(
-        randn(D, 8), randn(8), num_projections=1, collective=all_reduce, layer=5, module="mlp"
-    )
+    column = ColumnParallelLinear(randn(D, 8), randn(8), widths=[8], collective=all_reduce, layer=5, module="mlp")
     row = RowParallelLinear(randn(8, D), randn(D), collective=all_reduce, layer=6, module="attention")
     assert (column.site, row.site) == (Site(5, "mlp", "backward"), Site(6, "attention", "forward"))
 

@@ -14,8 +14,7 @@ from transformers import GPT2LMHeadModel, PreTrainedModel
 
 import lossytp as ltp
 from lossytp.parallel.own_streams import (
-    OwnStreamsForSequenceClassification,
-    OwnStreamsLMHeadModel,
+    OwnStreams,
     PerRank,
     SharedDropout,
     stream_distance,
@@ -605,23 +604,28 @@ def test_distance_needs_streams_of_the_ranks_own() -> None:
 
 
 def test_the_models_are_transformers_own_with_streams() -> None:
-    for kind, plain in (("language model", OwnStreamsLMHeadModel), ("classifier", OwnStreamsForSequenceClassification)):
+    for kind in ("language model", "classifier"):
         dense = tiny_gpt2(kind)
         model = parallel(dense, 0.0, "own streams")
-        assert isinstance(model, plain)
-        assert type(model).base_class is plain
+        assert isinstance(model, OwnStreams)
         assert isinstance(model, type(dense))
-        assert type(dense) is not plain
+        assert type(model).__name__ == type(dense).__name__
+        assert not isinstance(dense, OwnStreams)
+        assert not isinstance(parallel(dense, 0.0, "shared"), OwnStreams)
         assert model.config.to_dict() == dense.config.to_dict()
 
 
-def test_a_class_of_the_callers_own_has_no_streams() -> None:
-    class Mine(GPT2LMHeadModel):
-        pass
+class Mine(GPT2LMHeadModel):
+    """A class of the caller's own."""
 
-    mine = Mine(tiny_gpt2("language model").config)
-    with pytest.raises(TypeError, match="Mine cannot compute on a stream for each rank: give one of GPT2"):
-        parallel(mine, 0.0, "own streams")
+
+def test_a_class_of_the_callers_own_has_streams_too() -> None:
+    mine = Mine(tiny_gpt2().config).double()
+    mine.load_state_dict(tiny_gpt2().state_dict())
+    model = parallel(mine, 0.1, "own streams")
+    assert type(ltp.gather(model)) is Mine
+    expected = parallel(tiny_gpt2(), 0.1, "own streams")(**tiny_batch())
+    assert torch.equal(model(**tiny_batch()).rank_logits, expected.rank_logits)
 
 
 def test_a_per_rank_module_is_each_ranks_own() -> None:

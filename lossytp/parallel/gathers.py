@@ -1,0 +1,92 @@
+"""Reliable gathers of what a model's processes hold in shards: weights, and activations that each process needs whole.
+
+Some models need all outputs of a sharded layer on every rank, such as those that normalise all queries together. Each
+rank then computes the same on whole activations. A gather loses no packets.
+
+Shapes: ... any leading axes, O the columns of this process: by projection, then by rank; `widths` one rank's outputs of
+each projection.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.group import RankGroup
+
+
+def all_columns(shard: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
+    """Return the columns of all processes, in the dense order, from those (..., O) of this one."""
+    if group.process_group is None or group.processes == 1:
+        return shard
+    shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
+    dist.all_gather(shards, shard.contiguous(), group=group.process_group)
+    here = [len(group.local) * width for width in widths]
+    projections = zip(*(each.split(here, -1) for each in shards), strict=True)
+    return torch.cat([piece for pieces in projections for piece in pieces], -1)
+
+
+def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
+    """Reverse `all_columns`."""
+    here = slice(group.local.start, group.local.stop)
+    pieces = whole.split([group.size * width for width in widths], -1)
+    return torch.cat([piece.unflatten(-1, (group.size, -1))[..., here, :].flatten(-2) for piece in pieces], -1)
+
+
+class _Gather(Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+        ctx.widths, ctx.collective = widths, collective
+        with collective.network.reliable():
+            return all_columns(y, widths, collective.group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return own_columns(gradients[0], ctx.widths, ctx.collective.group), None, None
+
+
+class _Split(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+        ctx.widths, ctx.collective = widths, collective
+        return own_columns(x, widths, collective.group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with ctx.collective.network.reliable():
+            return all_columns(gradients[0], ctx.widths, ctx.collective.group), None, None
+
+
+class _SumGradient(Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, group: RankGroup) -> Tensor:
+        ctx.group = group
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.group.begin_sum_(total)()
+        return total, None
+
+
+def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return the columns of all processes; backward takes this process's, since all hold the same gradient."""
+    return _Gather.apply(y, widths, collective)
+
+
+def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return this process's columns; backward gathers the gradients of all."""
+    return _Split.apply(x, widths, collective)
+
+
+def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
+    """Return `parameter`; backward sums its gradient over processes, each of which sees its own heads only."""
+    return _SumGradient.apply(parameter, group)

@@ -1,0 +1,186 @@
+"""Tensor-parallel plans: which linear layers of a decoder are split by outputs, and which by inputs.
+
+transformers' configurations carry such plans (`base_model_tp_plan`). A plan maps patterns of module names, relative to
+the base model, to styles; `*` stands for the number of the block. The styles are those of transformers:
+
+- "colwise": split by outputs (Shoeybi et al., "Megatron-LM", 2019, section 3);
+- "rowwise": split by inputs, and summed;
+- "colwise_gather_output": "colwise", and every rank gathers all outputs;
+- "rowwise_split_input": "rowwise", where every rank holds all inputs;
+- "replicated_with_grad_allreduce": replicated between the two; ranks sum the gradients of its parameters.
+
+"colwise:3" is this project's own: one layer holds three projections side by side, as GPT-2's does.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2PreTrainedModel, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from lossytp.parallel.group import check_divides
+
+Plan = Mapping[str, str]
+GPT2_PLAN: Plan = {
+    "h.*.attn.c_attn": "colwise:3",
+    "h.*.attn.c_proj": "rowwise",
+    "h.*.mlp.c_fc": "colwise",
+    "h.*.mlp.c_proj": "rowwise",
+}
+COLUMN = {"colwise": False, "colwise_gather_output": True}  # whether every rank needs all outputs
+ROW = {"rowwise": False, "rowwise_split_input": True}  # whether every rank holds all inputs
+SUMMED = "replicated_with_grad_allreduce"
+LINEAR = (nn.Linear, Conv1D)
+EXAMPLE = '{"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}'
+
+
+@dataclass(frozen=True)
+class Split:
+    """Dense linear layers that become one tensor-parallel layer.
+
+    Attributes:
+        linears: the layers; several if they read the same input, such as q, k and v.
+        row: whether they are split by inputs, and not by outputs.
+        whole: whether every rank needs all outputs of a column-parallel layer, or holds all inputs of a row-parallel.
+        projections: number of projections that each layer holds side by side.
+        layer: number of the block.
+        module: "attention" or "mlp".
+    """
+
+    linears: tuple[nn.Module, ...]
+    row: bool
+    whole: bool
+    projections: int
+    layer: int
+    module: str
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Outputs of each projection."""
+        outputs = (weight_and_bias(linear)[0].shape[1] for linear in self.linears)
+        return tuple(width // self.projections for width in outputs for _ in range(self.projections))
+
+    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+        """Return weight (inputs, outputs) and bias of all linear layers, side by side."""
+        if len(self.linears) == 1:
+            return weight_and_bias(self.linears[0])
+        weights, biases = zip(*map(weight_and_bias, self.linears), strict=True)
+        return _side_by_side(weights), None if biases[0] is None else _side_by_side(biases)
+
+
+def weight_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Return the weight, (inputs, outputs), and the bias of a Conv1D or nn.Linear."""
+    weight: Any = linear.weight
+    bias: Any = linear.bias
+    return weight if isinstance(linear, Conv1D) else weight.t(), bias
+
+
+def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([each.detach() for each in tensors], -1).requires_grad_(tensors[0].requires_grad)
+
+
+def plan_of(model: PreTrainedModel) -> Plan:
+    """Return the model's own plan.
+
+    Raises:
+        TypeError: if it carries none.
+    """
+    if isinstance(model, GPT2PreTrainedModel):
+        return GPT2_PLAN
+    plan = getattr(model.config, "base_model_tp_plan", None)
+    if not plan:
+        raise TypeError(
+            f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
+        )
+    return dict(plan)
+
+
+def splits_of(model: PreTrainedModel, plan: Plan) -> list[Split]:
+    """Return the layers of a dense model that `plan` shards.
+
+    Raises:
+        TypeError: if a layer is not an nn.Linear or a Conv1D.
+        ValueError: if a style is unknown, no pattern names a module, or a part of a block has no layer of one kind.
+    """
+    columns: dict[tuple, list[nn.Module]] = {}
+    rows = []
+    for name, layer, style, module in named_by(plan, model):
+        kind, _, projections = style.partition(":")
+        if kind == SUMMED:
+            continue
+        if kind not in COLUMN | ROW:
+            raise ValueError(
+                f"the plan's style {style!r} of {name} is not supported: give plan with the styles "
+                f"{', '.join([*COLUMN, *ROW, SUMMED])}, or a model without mixture-of-experts layers"
+            )
+        if type(module) not in LINEAR:
+            raise TypeError(
+                f"{name} is of type {type(module).__name__}, not a dense linear layer: give the dense model, or "
+                "gather() it first"
+            )
+        parent = name.rpartition(".")[0]
+        block = "attention" if "att" in parent else "mlp"
+        if kind in ROW:
+            rows.append(Split((module,), True, ROW[kind], 1, layer, block))
+            continue
+        weight, bias = weight_and_bias(module)
+        alike = (len(weight), weight.dtype, weight.requires_grad, bias is not None and bias.requires_grad, bias is None)
+        split = (COLUMN[kind], int(projections or 1), layer, block)
+        columns.setdefault((parent, split, alike), []).append(module)
+    splits = [Split(tuple(linears), False, *split) for (_, split, _), linears in columns.items()] + rows
+    sites = [{(split.layer, split.module) for split in splits if split.row is row} for row in (False, True)]
+    if sites[0] != sites[1]:
+        layer, block = min(sites[0] ^ sites[1])
+        raise ValueError(
+            f"the plan shards block {layer}'s {block} by outputs or by inputs alone: name its first layers as "
+            '"colwise" and its last as "rowwise"'
+        )
+    return splits
+
+
+def summed_modules(model: PreTrainedModel, plan: Plan) -> list[nn.Module]:
+    """Return the replicated modules between sharded layers, whose gradients the ranks sum."""
+    return [module for _, _, style, module in named_by(plan, model) if style == SUMMED]
+
+
+def check_size(model: PreTrainedModel, splits: list[Split], size: int) -> None:
+    """Raise ValueError unless every rank gets the same number of heads and of every sharded layer's units."""
+    config: Any = model.config
+    inner = next((len(weight_and_bias(each.linears[0])[0]) for each in splits if each.row and each.module == "mlp"), 0)
+    key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    check_divides(size, heads=config.num_attention_heads, key_value_heads=key_value_heads, inner=inner)
+    for split in splits:
+        for width in (len(weight_and_bias(split.linears[0])[0]),) if split.row else split.widths:
+            if width % size:
+                raise ValueError(
+                    f"tensor_parallel_size = {size} does not divide the {width} units of a layer of block "
+                    f"{split.layer}'s {split.module}: choose a divisor"
+                )
+
+
+def blocks_of(model: Any) -> list[Any]:
+    """Return the transformer blocks of a decoder: the longest list of modules in its base model."""
+    lists = [list(module) for module in model.base_model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len)
+
+
+def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, Any]]:
+    """Return name, number of the block, style and module of every module that the plan names, in the model's order."""
+    patterns = {
+        re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+")): style
+        for pattern, style in plan.items()
+        if "*" in pattern  # what lies outside the blocks stays replicated
+    }
+    found: Any = [
+        (name, int(match[1]), style, module)
+        for name, module in model.base_model.named_modules(remove_duplicate=False)
+        for pattern, style in patterns.items()
+        if (match := pattern.fullmatch(name))
+    ]
+    if not found:
+        raise ValueError(f"the plan names no module of {type(model).__name__}: give patterns such as {EXAMPLE}")
+    return list(found)
