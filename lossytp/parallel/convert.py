@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
-from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel, GPT2PreTrainedModel, PreTrainedModel
+from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
@@ -42,8 +42,9 @@ from lossytp.parallel.plans import (
 from lossytp.parallel.reach import check_layers, check_reaches
 
 SHARDED = (ColumnParallelLinear, RowParallelLinear)
-GPT2_HEADS = (GPT2LMHeadModel, GPT2ForSequenceClassification)
-HEADS = ("ForCausalLM", "ForSequenceClassification")  # how the names of other families' classes end
+GPT2_HEADS = ("GPT2LMHeadModel", "GPT2ForSequenceClassification")
+OTHER_HEADS = ("ForCausalLM", "ForSequenceClassification")  # how the names of other families' classes end
+EXAMPLES = ("GPT2LMHeadModel", "LlamaForCausalLM", "another decoder of transformers with a head")
 
 
 class TensorParallelBlock:
@@ -320,10 +321,11 @@ def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan |
         TypeError: if `parallelize` cannot convert a model of this type, or the model has no plan.
         ValueError: if the plan does not fit the model, or a size does not divide.
     """
-    heads = tuple(known.__name__ for known in GPT2_HEADS) if isinstance(model, GPT2PreTrainedModel) else HEADS
+    heads = GPT2_HEADS if isinstance(model, GPT2PreTrainedModel) else OTHER_HEADS
     names = [kind.__name__ for kind in type(model).__mro__]
     if not isinstance(model, PreTrainedModel) or not any(name.endswith(heads) for name in names):
-        raise TypeError(f"{type(model).__name__} cannot be parallelized: give a {' or '.join(heads)}")
+        examples = " or ".join(GPT2_HEADS if heads is GPT2_HEADS else EXAMPLES)
+        raise TypeError(f"{type(model).__name__} cannot be parallelized: give a {examples}")
     if any(isinstance(module, (*SHARDED, TensorParallelBlock)) for module in model.modules()):
         raise TypeError("the model is tensor-parallel already: give the dense model, or gather() it first")
     if getattr(model.config, "add_cross_attention", False):

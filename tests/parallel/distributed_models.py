@@ -88,7 +88,10 @@ def _dense_form(tensor: Tensor, layout: Layout, implementation: str, column: boo
         shards = [torch.empty_like(tensor).contiguous() for _ in range(group.size())]
         dist.all_gather(shards, tensor.contiguous(), group=group)
     if implementation == "lossytp":
-        return torch.cat(shards, tensor.ndim - 2 if column else 0).flatten()
+        if not column:
+            return torch.cat(shards).flatten()
+        by_projection = [shard.unflatten(-1, (projections, -1)) for shard in shards]
+        return torch.cat(by_projection, -1).flatten()
     if not column:
         return torch.cat(shards, 1).t().flatten()
     by_rank = torch.cat(shards).unflatten(0, (ranks, projections, -1))  # (R, P, F), and for a weight D

@@ -174,5 +174,5 @@ def test_megatron_is_here_to_be_tested() -> None:
 def test_what_cannot_be_parallelized_is_refused(parallelize: Callable) -> None:
     with pytest.raises(ValueError, match=r"^tensor_parallel_size = 3 does not divide the model's 8 heads"):
         parallelize(tiny_gpt2(), FakeProcessGroup(3, 0))
-    with pytest.raises(TypeError, match=r"^Linear cannot be parallelized: give a GPT2LMHeadModel or GPT2ForSeq"):
+    with pytest.raises(TypeError, match=r"^Linear cannot be parallelized: give a GPT2LMHeadModel or Llama"):
         parallelize(nn.Linear(2, 2), FakeProcessGroup(2, 0))

@@ -192,7 +192,7 @@ def test_drift_of_copies_is_that_of_all_parameters_together() -> None:
         model.transformer.ln_f.weight[:, :2] = torch.tensor([3.0, -4.0])
         model.transformer.ln_f.weight[2, 0] -= 0.5
         model.transformer.ln_f.bias[1, 5] = -0.5
-        model.transformer.h[0].attn.c_attn.weight[:, :, 1] += 1  # a shard
+        model.transformer.h[0].attn.c_attn.weight[:, 1:5] += 1  # shards
     middle = (2.75**2 + 4**2 + 0.25**2) ** 0.5
     assert replica_drift(model, LAYOUT, network_of(model)) == pytest.approx(0.5**0.5 / middle)
 

@@ -133,9 +133,9 @@ def block_shapes(tensor_parallel_size: int, processes: int) -> list[tuple[int, .
         ]
     else:
         layers = [
-            [(WIDTH, 3, here, attention), (3, here, attention)],
+            [(WIDTH, 3 * here * attention), (3 * here * attention,)],
             [(here, attention, WIDTH), (WIDTH,)],
-            [(WIDTH, 1, here, inner), (1, here, inner)],
+            [(WIDTH, here * inner), (here * inner,)],
             [(here, inner, WIDTH), (WIDTH,)],
         ]
     return norm + layers[0] + layers[1] + norm + layers[2] + layers[3]
