@@ -13,7 +13,8 @@ from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.engine import Engine
-from lossytp.training.models import HEADS, first_line, load_model, load_tokenizer
+from lossytp.training.heads import GENERATION, answers
+from lossytp.training.models import check_positions, first_line, load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
 from lossytp.training.processes import connected_processes, this_device
 from lossytp.training.record import check_writable, describe, write_atomically
@@ -48,11 +49,10 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
     dataset = config.dataset or getattr(dense.config, "finetuning_task", None)
     _check_head(config, dense, dataset)
-    positions = dense.config.n_positions
+    positions = dense.config.max_position_embeddings
     max_length = config.max_length or getattr(dense.config, "finetuning_max_length", min(DEFAULT_LENGTH, positions))
     check_at_least(f"{config.model_name}'s finetuning_max_length", max_length, 1)
-    if max_length > positions:
-        raise ValueError(f"max_length = {max_length} is above {config.model_name}'s {positions} positions: give fewer")
+    check_positions(config.model_name, positions, max_length)
     if config.data_glob is not None and max_length < 2:
         raise ValueError(f"max_length = {max_length} leaves no token to predict from earlier ones: give 2 or more")
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
@@ -110,7 +110,7 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
         ValueError: if the prompt has no tokens, or too many for the model together with the new ones.
     """
     encoded = tokenizer([config.prompt], return_tensors="pt")
-    length, positions = encoded["input_ids"].shape[1], dense.config.n_positions
+    length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
     if length == 0:
         raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
     if length + config.new_tokens > positions:
@@ -135,7 +135,7 @@ def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokeniz
 
 def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None:
     """Raise ValueError if the model lacks the head that `config` needs, or `config` names nothing to evaluate."""
-    generates = type(dense).__name__ == "GPT2LMHeadModel"
+    generates = answers(dense, GENERATION)
     for name in ("data_glob", "prompt"):
         if getattr(config, name) is not None and not generates:
             raise ValueError(
@@ -146,7 +146,7 @@ def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None
             raise ValueError(f"nothing to evaluate {config.model_name} on: give dataset, data_glob or prompt")
         return
     task = task_named(dataset)
-    if type(dense).__name__ != HEADS[task.kind] or task.num_logits not in (None, dense.config.num_labels):
+    if not answers(dense, task.kind) or task.num_logits not in (None, dense.config.num_labels):
         raise ValueError(
             f"dataset = {dataset!r} needs a model fine-tuned on it, which {config.model_name} is not: run "
             f"lossytp.train --dataset {dataset} --save_model, and give the folder it wrote"

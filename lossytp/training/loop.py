@@ -20,7 +20,7 @@ from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, load_data, trace_sha256
 from lossytp.training.logs import Logs, check_installed
-from lossytp.training.models import build_model
+from lossytp.training.models import build_model, check_configuration
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.processes import connected_processes, this_device
 from lossytp.training.progress import Progress
@@ -82,15 +82,15 @@ class _Run:
         self.data: Dataset = load_data(config)
         self.device = this_device(layout)
         task = self.data.task
+        name, tokenizer = config.model_name, self.data.tokenizer
+        check_configuration(name, tokenizer, config.tensor_parallel_size, config.max_length)
         dense = build_model(
-            config.model_name,
+            name,
             task.kind,
             labels=getattr(task, "labels", ()),
-            tokenizer=self.data.tokenizer,
+            tokenizer=tokenizer,
             dropout=config.dropout,
             seed=config.seed,
-            tensor_parallel_size=config.tensor_parallel_size,
-            max_length=config.max_length,
         )
         dense.config.finetuning_task, dense.config.finetuning_max_length = config.dataset, config.max_length
         self.engine = Engine(config, dense, network, layout, self.device)

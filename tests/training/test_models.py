@@ -14,7 +14,16 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lossytp.training import models
-from lossytp.training.models import build_model, check_model, check_there, load_model, load_tokenizer, shape_of
+from lossytp.training.models import (
+    Shape,
+    build_model,
+    check_configuration,
+    check_model,
+    check_there,
+    load_model,
+    load_tokenizer,
+    shape_of,
+)
 from lossytp.training.pretraining.vocabulary import train_tokenizer
 from tests.training.test_sources import hub_at
 
@@ -54,13 +63,13 @@ def bodies_equal(model, other):
 
 
 def test_shapes_by_name(folder):
-    assert shape_of("gpt2-nano") == shape_of("gpt2-nano-scratch") == (128, 4, 8, 128)
-    assert shape_of("gpt2-nano-wide-scratch") == (256, 4, 8, 128)
-    assert shape_of("gpt2-nano-deep-scratch") == (128, 8, 8, 128)
-    assert shape_of("gpt2-micro") == (256, 8, 8, 128)
-    assert shape_of("gpt2-xl") == shape_of("openai-community/gpt2-xl") == (1600, 48, 25, 1024)
-    assert shape_of("distilgpt2-scratch") == shape_of("distilbert/distilgpt2") == (768, 6, 12, 1024)
-    assert shape_of(str(folder)) == shape_of(f"{folder}-scratch") == (16, 2, 2, 32)
+    assert shape_of("gpt2-nano") == shape_of("gpt2-nano-scratch") == Shape(128, 4, 8, 128)
+    assert shape_of("gpt2-nano-wide-scratch") == Shape(256, 4, 8, 128)
+    assert shape_of("gpt2-nano-deep-scratch") == Shape(128, 8, 8, 128)
+    assert shape_of("gpt2-micro") == Shape(256, 8, 8, 128)
+    assert shape_of("gpt2-xl") == shape_of("openai-community/gpt2-xl") == Shape(1600, 48, 25, 1024)
+    assert shape_of("distilgpt2-scratch") == shape_of("distilbert/distilgpt2") == Shape(768, 6, 12, 1024)
+    assert shape_of(str(folder)) == shape_of(f"{folder}-scratch") == Shape(16, 2, 2, 32)
     assert shape_of("somebody/some-gpt2") is None
 
 
@@ -95,12 +104,12 @@ def test_a_shape_is_checked_without_torch():
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "False\n"
 
 
-def test_a_folder_that_holds_no_gpt2_is_named(tmp_path):
+def test_a_folder_that_holds_no_decoder_is_named(tmp_path):
     sizes = {"model_type": "gpt2", **TINY}
     wrong = [{}, [], None, {"model_type": "bert"}, {**sizes, "n_embd": "16"}, {**sizes, "n_head": 0}]
     for content in ("no json", *map(json.dumps, [*wrong, {**sizes, "n_head": 2.0}, {**sizes, "n_layer": True}])):
         (tmp_path / "config.json").write_text(content)
-        with pytest.raises(ValueError, match="holds no GPT-2") as error:
+        with pytest.raises(ValueError, match="holds no decoder") as error:
             check_model(str(tmp_path), 2, 64)
         assert "\n" not in str(error.value)
         assert "config.json" in str(error.value)
@@ -109,9 +118,9 @@ def test_a_folder_that_holds_no_gpt2_is_named(tmp_path):
 def test_the_sizes_of_an_unknown_one_are_checked_before_its_weights_are_there(folder, monkeypatch, tokenizer):
     monkeypatch.setattr(models, "_location", lambda name, weights: pytest.fail("loaded") if weights else str(folder))
     with pytest.raises(ValueError, match="tensor_parallel_size = 4"):
-        build_model("some/one", "generation", tokenizer=tokenizer, dropout=0.0, seed=0, tensor_parallel_size=4)
+        check_configuration("some/one", tokenizer, tensor_parallel_size=4, max_length=8)
     with pytest.raises(ValueError, match="max_length = 33 is above some/one's 32 positions: give fewer"):
-        build_model("some/one", "generation", tokenizer=tokenizer, dropout=0.0, seed=0, max_length=33)
+        check_configuration("some/one", tokenizer, tensor_parallel_size=2, max_length=33)
 
 
 def test_random_weights_depend_on_the_seed_and_leave_torchs_generator_alone(folder, tokenizer):
@@ -170,7 +179,9 @@ def test_a_model_without_weights_or_head_cannot_be_evaluated(folder, tmp_path):
         load_model("gpt2-nano-scratch")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["GPT2Model"]}))
-    with pytest.raises(ValueError, match=r"has architectures = \['GPT2Model'\]: give one of GPT2LMHeadModel"):
+    with pytest.raises(
+        ValueError, match=r"has architectures = \['GPT2Model'\]: give one whose name ends with LMHeadModel"
+    ):
         load_model(str(folder))
 
 
@@ -178,7 +189,9 @@ def test_a_model_without_weights_or_head_cannot_be_evaluated(folder, tmp_path):
 def test_an_unknown_architecture_is_one_line(folder, named):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "architectures": named}))
-    with pytest.raises(ValueError, match=re.escape(f"has architectures = {named}: give one of GPT2LMHeadModel")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"has architectures = {named}: give one whose name ends with LMHeadModel")
+    ):
         load_model(str(folder))
 
 
@@ -272,7 +285,7 @@ def test_the_committed_bases_are_what_their_cards_say(name):
     card = (folder / "README.md").read_text()
     model = build(name, tokenizer=load_tokenizer(name))
     assert f"A GPT-2 of {sum(parameter.numel() for parameter in model.transformer.parameters()):,} parameters" in card
-    assert shape_of(name) == (model.config.n_embd, model.config.n_layer, model.config.n_head, 128)
+    assert shape_of(name) == Shape(model.config.n_embd, model.config.n_layer, model.config.n_head, 128)
     report = json.loads((folder / "pretrain.json").read_text())
     assert report["validation_loss"] < 4.6  # uniform guesses have log(4096) = 8.3
 

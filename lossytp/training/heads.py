@@ -1,0 +1,51 @@
+"""The heads of decoders: which class of transformers answers a kind of task, and which kind a class answers."""
+
+from typing import Any
+
+GENERATION = "generation"
+KINDS = ("classification", "regression", "multiple choice", GENERATION)
+LANGUAGE_MODEL, CLASSIFIER, CHOICE = ("LMHeadModel", "ForCausalLM"), ("ForSequenceClassification",), "ForMultipleChoice"
+ENDINGS = (*LANGUAGE_MODEL, *CLASSIFIER, CHOICE)  # how the classes' names end
+
+
+def head_class(config: Any, kind: str) -> Any:
+    """Return the class of a model with this configuration that answers a kind of task.
+
+    Raises:
+        ValueError: if transformers has none.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config
+
+    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+
+    if kind == "multiple choice":
+        found = GPT2ForMultipleChoice if isinstance(config, GPT2Config) else None
+    else:
+        auto: Any = AutoModelForCausalLM if kind == GENERATION else AutoModelForSequenceClassification
+        found = auto._model_mapping.get(type(config), None)
+    if found is None:
+        raise ValueError(f"a {config.model_type} has no head for {kind}: give a task of another kind, or a GPT-2")
+    return found
+
+
+def saved_class(config: Any) -> Any:
+    """Return the class that a saved model's configuration names; None if it names none with a known head."""
+    import transformers
+
+    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+
+    named = config.architectures if isinstance(config.architectures, list) else []
+    for name in named:
+        if name == GPT2ForMultipleChoice.__name__:
+            return GPT2ForMultipleChoice
+        if isinstance(name, str) and name.endswith(ENDINGS):
+            return getattr(transformers, name, None)
+    return None
+
+
+def answers(model: Any, kind: str) -> bool:
+    """Return whether the model's head answers a kind of task."""
+    name = type(model).__name__
+    if kind == "multiple choice":
+        return name.endswith(CHOICE)
+    return name.endswith(LANGUAGE_MODEL if kind == GENERATION else CLASSIFIER)
