@@ -1,0 +1,1 @@
+"""How much loss one model bears, without training: `python -m lossytp.tolerance`."""

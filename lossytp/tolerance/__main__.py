@@ -1,0 +1,67 @@
+"""Measure how much packet loss a language model bears, without training.
+
+python -m lossytp.tolerance --model_name smollm2-135m
+python -m lossytp.tolerance --model_name path/to/model --text "notes/*.txt" --loss_rates 0.01,0.05 --phases both
+"""
+
+import sys
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lossytp.parallel.layout import rank_and_world_size
+from lossytp.tolerance.config import Cell, ToleranceConfig
+from lossytp.training.command_line import parse, run_as_command
+from lossytp.training.models import check_there
+
+HEADER = f"{'algorithm':9} {'phase':6} {'repair':14} {'loss rate':>9} {'rise (nats)':>20} {'collapsed':>9} {'draws':>5}"
+
+
+def main() -> None:
+    """Measure, print a table that fills meanwhile, and end with advice."""
+    config: ToleranceConfig = parse(ToleranceConfig, __doc__)
+    if rank_and_world_size()[1] > 1:
+        raise ValueError("lossytp.tolerance runs in one process, with virtual ranks: start it without torchrun")
+    check_there(config.model_name)
+    config.files()
+
+    from lossytp.tolerance.advice import advice  # torch takes seconds to import: check the arguments first
+    from lossytp.tolerance.figure import FIGURE, draw
+    from lossytp.tolerance.measure import Measurement
+    from lossytp.tolerance.record import RECORD, load_rows, write_rows
+    from lossytp.training.record import check_writable
+
+    check_writable(config.output_dir)
+    done = load_rows(config)
+    measurement = Measurement(config)
+    lossless = float(measurement.lossless_N.mean())
+    tokens = measurement.blocks_NT.numel()
+    print(
+        f"{config.model_name} on {tokens} tokens of {config.with_text().text}, {measurement.ranks} tensor-parallel "
+        f"ranks: {lossless:.3f} nats a token without losses\n\n{HEADER}",
+        flush=True,
+    )
+    bar = tqdm(unit="draw", leave=False, disable=not sys.stderr.isatty())
+
+    def drawn(cell: Cell, number: int) -> None:
+        bar.set_description(f"{cell.repair} at {cell.loss_rate:g}", refresh=False)
+        bar.update()
+
+    rows = []
+    for row in measurement.rows(done, drawn):
+        rows.append(row)
+        algorithm, phase, repair, rate = row.cell
+        rise = f"{row.rise.value:.4f} ± {row.rise.high - row.rise.value:.4f}"
+        line = f"{algorithm:9} {phase:6} {repair:14} {rate:9.3g} {rise:>20} {row.collapsed:9.0%} {len(row.rises):5}"
+        bar.write(line, file=sys.stdout)
+        sys.stdout.flush()
+        write_rows(config, lossless, measurement.ranks, rows, [])
+    bar.close()
+    lines = advice(rows)
+    write_rows(config, lossless, measurement.ranks, rows, lines)
+    draw(rows, config.model_name, Path(config.output_dir))
+    print("", *lines, "", f"see {config.output_dir}/{RECORD} and {FIGURE}.png there", sep="\n")
+
+
+if __name__ == "__main__":
+    run_as_command(main)

@@ -1,0 +1,52 @@
+"""Say in words what a tolerance measurement means: the rates that a model bears, and the cheapest repair that holds."""
+
+from collections.abc import Sequence
+
+from lossytp.tolerance.config import NO_REPAIR
+from lossytp.tolerance.measure import Row
+
+SMALL, LARGE = 0.01, 0.1  # nats a token
+
+
+def advice(rows: Sequence[Row]) -> list[str]:
+    """Return sentences about the rows. A rate is borne if the whole interval of the rise is below the bound."""
+    lines = []
+    for network in dict.fromkeys(row.cell[:2] for row in rows):
+        mine = [row for row in rows if row.cell[:2] == network]
+        where = f"{network[0]}, losses in {'the reduce phase' if network[1] == 'reduce' else 'both phases'}"
+        lines += [f"{where}: {_borne(mine, bound)}" for bound in (SMALL, LARGE)]
+        for rate in dict.fromkeys(row.cell.loss_rate for row in mine):
+            lines.append(f"{where}, {rate:.3g}: {_cheapest([row for row in mine if row.cell.loss_rate == rate])}")
+    return lines
+
+
+def _borne(rows: Sequence[Row], bound: float) -> str:
+    """Return the largest rate up to which no rate costs `bound` nats without a repair."""
+    borne = None
+    for row in sorted((row for row in rows if row.cell.repair == NO_REPAIR), key=lambda row: row.cell.loss_rate):
+        if row.rise.high >= bound:
+            break
+        borne = row.cell.loss_rate
+    if borne is None:
+        return f"no measured loss rate costs under {bound} nats without a repair"
+    return f"up to a loss rate of {borne:.3g}, losses cost under {bound} nats without a repair"
+
+
+def _cheapest(rows: Sequence[Row]) -> str:
+    """Return the repair with the fewest packets among those that keep the rise under `LARGE`."""
+    holds = [row for row in rows if row.rise.high < LARGE]
+    if not holds:
+        best = min(rows, key=lambda row: row.rise.value)
+        return (
+            f"no measured repair holds the rise under {LARGE} nats; {_name(best)} comes closest ({best.rise.value:.3g})"
+        )
+    cheapest = min(holds, key=lambda row: (row.packets, row.rise.value))
+    bare = next((row for row in rows if row.cell.repair == NO_REPAIR), None)
+    if cheapest is bare:
+        return f"no repair is needed ({cheapest.rise.value:.3g} nats)"
+    more = f", with {cheapest.packets / bare.packets - 1:.1%} more packets" if bare is not None else ""
+    return f"{_name(cheapest)} holds ({cheapest.rise.value:.3g} nats{more})"
+
+
+def _name(row: Row) -> str:
+    return "leaving lost packets out" if row.cell.repair == NO_REPAIR else row.cell.repair

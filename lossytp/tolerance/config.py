@@ -1,0 +1,192 @@
+"""The configuration of a tolerance measurement. Importing this module costs no torch."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from annotated_types import Ge, Lt
+
+from lossytp.network.checks import check_known, check_probability
+from lossytp.training.config.bounds import Count, Positive
+from lossytp.training.config.network import NetworkSettings
+from lossytp.training.config.settings import Settings
+from lossytp.training.models import check_model, shape_of
+
+STDLIB, WIKITEXT = "stdlib", "wikitext-2"
+
+PHASES = ("reduce", "both")
+SIZES = (4, 3, 2)  # tensor-parallel sizes to try if none is given
+NO_REPAIR = "zero"
+
+
+class Cell(NamedTuple):
+    """What is measured in one row of the table."""
+
+    algorithm: str
+    phase: str
+    repair: str
+    loss_rate: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToleranceConfig(Settings):
+    """A model, a text, the networks to try, and how narrow the intervals are to be."""
+
+    model_name: str = "gpt2-nano"
+    """A language model: a name such as smollm2-135m, a folder, or a .gguf file."""
+    text: str | None = None
+    """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
+    LOSSYTP_DATA). If left out, wikitext-2 where it is there, else stdlib."""
+    tensor_parallel_size: Count | None = None
+    """Tensor-parallel ranks. If left out, the first of 4, 3 and 2 that divides the model."""
+    loss_rates: str = "0.001,0.01,0.03,0.1"
+    """Packet loss rates of every link, separated by commas."""
+    algorithms: str = "direct"
+    """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
+    phases: str = "reduce"
+    """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
+    repairs: str = "zero,rescale,hadamard(64),retransmit(1)"
+    """Repairs, separated by commas. zero, which leaves lost packets out, is always measured."""
+    loss_type: str = "ber"
+    """Loss process, as in training: ber, g-e, or another such as "trace(losses.csv)"."""
+    mean_burst_packets: float | None = None
+    """Mean run of consecutive losses, for loss types that have one."""
+    mtu_bytes: int = 1500
+    """Packet size, headers included."""
+    block_size: Annotated[int, Ge(2)] | None = None
+    """Tokens a block of text. If left out, 512, or the model's positions if these are fewer."""
+    blocks: Count | None = None
+    """Blocks of text, the first of the text. If left out, as many as have 2,048 tokens together."""
+    min_draws: Annotated[int, Ge(2)] = 3
+    """Draws of losses for each row, at least; the seeds follow from `seed`."""
+    max_draws: Annotated[int, Ge(2)] = 10
+    """Draws of losses for each row, at most."""
+    precision: Positive = 0.01
+    """Half-width of the 95 % interval, in nats, at which a row is done. A fifth of the rise is enough too."""
+    bf16: bool = False
+    """Compute matrix products in bfloat16, and send bfloat16."""
+    seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
+    """Of packet losses."""
+    output_dir: str = "output/tolerance"
+    """Folder for tolerance.json and the figure."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_draws < self.min_draws:
+            raise ValueError(
+                f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give as many, or more"
+            )
+        for cell in self.cells():
+            self.network(cell)
+        check_model(self.model_name, self.ranks() or 1, 1)
+
+    def ranks(self) -> int | None:
+        """Return the tensor-parallel size; None if it follows from a model that is not loaded yet.
+
+        Raises:
+            ValueError: if none was given, and none of `SIZES` divides the model.
+        """
+        if self.tensor_parallel_size is not None:
+            return self.tensor_parallel_size
+        shape = shape_of(self.model_name)
+        if shape is None:
+            return None
+        counts = (shape.heads, shape.key_value_heads or shape.heads, shape.inner or 4 * shape.width)
+        return first_size(self.model_name, counts)
+
+    def rates(self) -> list[float]:
+        """Return the loss rates in ascending order."""
+        rates = []
+        for word in parts(self.loss_rates):
+            try:
+                rates.append(float(word))
+            except ValueError:
+                raise ValueError(f"loss_rates = {self.loss_rates!r}: {word!r} is not a number: give 0.01,0.1") from None
+            check_probability("loss_rates", rates[-1])
+        if not rates:
+            raise ValueError(f"loss_rates = {self.loss_rates!r} is empty: give 0.01,0.1")
+        return sorted(set(rates))
+
+    def cells(self) -> list[Cell]:
+        """Return the rows to measure: by algorithm and phase, then by rate, without a repair first."""
+        for phase in parts(self.phases):
+            check_known("phases", phase, PHASES)
+        repairs = list(dict.fromkeys([NO_REPAIR, *parts(self.repairs)]))
+        return [
+            Cell(algorithm, phase, repair, rate)
+            for algorithm in dict.fromkeys(parts(self.algorithms))
+            for phase in dict.fromkeys(parts(self.phases))
+            for rate in self.rates()
+            for repair in repairs
+        ]
+
+    def network(self, cell: Cell) -> NetworkSettings:
+        """Return the network of a row.
+
+        Raises:
+            ValueError: if a value is unknown, or values contradict each other.
+        """
+        return NetworkSettings(
+            tensor_parallel_size=self.tensor_parallel_size or SIZES[0],
+            loss_type=self.loss_type,
+            mean_burst_packets=self.mean_burst_packets,
+            loss_rate=cell.loss_rate,
+            algorithm=cell.algorithm,
+            repair=cell.repair,
+            reliable_gather=cell.phase == "reduce",
+            mtu_bytes=self.mtu_bytes,
+            seed=self.seed,
+        )
+
+    def with_text(self) -> "ToleranceConfig":
+        """Return the configuration with the text that stands for none."""
+        return self if self.text is not None else replace(self, text=WIKITEXT if wikitext() else STDLIB)
+
+    def files(self) -> str:
+        """Return the pattern of the text's files.
+
+        Raises:
+            ValueError: if wikitext-2 is not under LOSSYTP_DATA.
+        """
+        text = self.with_text().text
+        assert text is not None
+        if text != WIKITEXT:
+            return text
+        file = wikitext()
+        if file is None:
+            raise ValueError(f"text = {WIKITEXT!r} is not under LOSSYTP_DATA: give stdlib, or your own files")
+        return str(file)
+
+
+def first_size(model_name: str, counts: tuple[int, ...]) -> int:
+    """Return the first of `SIZES` that divides all counts.
+
+    Raises:
+        ValueError: if none does.
+    """
+    for size in SIZES:
+        if not any(count % size for count in counts):
+            return size
+    raise ValueError(
+        f"model_name = {model_name!r}: none of {', '.join(map(str, SIZES))} divides its heads and its MLP: give "
+        "tensor_parallel_size"
+    )
+
+
+def wikitext() -> Path | None:
+    """Return WikiText-2's test text under LOSSYTP_DATA, if it is there."""
+    folder = Path(os.environ.get("LOSSYTP_DATA", "")).expanduser() / "Salesforce/wikitext/wikitext-2-v1"
+    return next((file for file in (folder / "test.txt",) if "LOSSYTP_DATA" in os.environ and file.is_file()), None)
+
+
+def parts(text: str) -> list[str]:
+    """Split a list at its commas, but not at those within parentheses."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part.strip() for part in found if part.strip()]

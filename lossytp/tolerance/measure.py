@@ -1,0 +1,120 @@
+"""Measure the rise of a language model's cross-entropy over lossy networks, without training.
+
+The same blocks of text are scored without losses and with each draw of them. A row's estimate is the mean over draws,
+with Student's interval. Shapes: N blocks, T tokens a block, S draws.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lossytp.parallel.convert import parallelize
+from lossytp.study.statistics import Estimate, t_interval
+from lossytp.tolerance.config import NO_REPAIR, Cell, ToleranceConfig, first_size
+from lossytp.training.heads import GENERATION, answers
+from lossytp.training.models import check_positions, load_model, load_tokenizer
+from lossytp.training.pretraining.corpus import all_blocks, corpus
+from lossytp.training.tokenizer import check_tokenizer
+
+ENOUGH = 0.2  # of the rise: a half-width at which a row is done
+BLOCK_SIZE, TOKENS = 512, 2048  # of the text, if not given
+HARMLESS = 0.01  # nats: below this a repair has nothing to mend
+
+
+class Row(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        cell: the network and the repair.
+        rise: of the cross-entropy, in nats a token.
+        collapsed: the share of blocks whose cross-entropy rose by more than one nat.
+        packets: packets sent in a draw, acknowledgements and repeats included.
+        rises: every draw's rise on every block (S, N).
+    """
+
+    cell: Cell
+    rise: Estimate
+    collapsed: float
+    packets: float
+    rises: list[list[float]]
+
+
+class Measurement:
+    """A model and a text, and their cross-entropy without losses.
+
+    Raises:
+        ValueError: if the model is no language model, or does not fit the tensor-parallel size or the block size.
+    """
+
+    def __init__(self, config: ToleranceConfig) -> None:
+        self.config = config
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        tokenizer = load_tokenizer(config.model_name)
+        self.dense: Any = load_model(config.model_name).eval()
+        shape = self.dense.config
+        if not answers(self.dense, GENERATION):
+            raise ValueError(f"model_name = {config.model_name!r} is not a language model: give one")
+        check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, shape.vocab_size)
+        positions = shape.max_position_embeddings
+        block_size = config.block_size or min(BLOCK_SIZE, positions)
+        check_positions(config.model_name, positions, block_size)
+        grouped = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+        inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
+        counts = (shape.num_attention_heads, grouped, inner)
+        self.ranks = config.tensor_parallel_size or first_size(config.model_name, counts)
+        text = corpus(config.files(), split="validation")
+        self.blocks_NT = all_blocks(text, tokenizer, block_size=block_size)[: config.blocks or TOKENS // block_size]
+        self.lossless_N = self._score(self.dense.to(self.device))
+
+    def rows(self, done: dict[Cell, Row], drawn: Callable[[Cell, int], None]) -> Iterator[Row]:
+        """Yield the rows. A repair is measured only where losses without one cost something.
+
+        Args:
+            done: rows that were measured before.
+            drawn: called after every draw, with its number.
+        """
+        harmless = set()
+        for cell in self.config.cells():
+            if cell._replace(repair=NO_REPAIR) in harmless:
+                continue
+            row = done.get(cell) or self._row(cell, drawn)
+            if cell.repair == NO_REPAIR and row.rise.high < HARMLESS:
+                harmless.add(cell)
+            yield row
+
+    def _row(self, cell: Cell, drawn: Callable[[Cell, int], None]) -> Row:
+        config = self.config
+        settings = config.network(cell)
+        network = settings.network()
+        model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, wiring=settings.wiring())
+        rises_SN: list[np.ndarray] = []
+        while len(rises_SN) < config.max_draws:
+            with network.evaluation(len(rises_SN)):
+                rises_SN.append(self._score(model) - self.lossless_N)
+            drawn(cell, len(rises_SN))
+            rise = t_interval(np.mean(rises_SN, axis=1))
+            half = rise.high - rise.value
+            if len(rises_SN) >= config.min_draws and half <= max(config.precision, ENOUGH * abs(rise.value)):
+                break
+        sent = float(network.summary("evaluation")["packets"]) / len(rises_SN)
+        collapsed = float((np.array(rises_SN) > 1).mean())
+        return Row(cell, rise, collapsed, sent, [each.tolist() for each in rises_SN])
+
+    def _score(self, model: Any) -> np.ndarray:
+        """Return the mean cross-entropy of a token given the earlier ones, by block (N,)."""
+        on = self.device.type
+        autocast = torch.autocast(on, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
+        with torch.inference_mode(), autocast:
+            return np.array([_cross_entropy(model, block.unsqueeze(0).to(self.device)) for block in self.blocks_NT])
+
+
+def _cross_entropy(model: Any, ids_1T: Tensor) -> float:
+    output = model(input_ids=ids_1T, use_cache=False)
+    logits_L1TV = getattr(output, "rank_logits", output.logits.unsqueeze(0))
+    losses = [cross_entropy(logits[0, :-1].float(), ids_1T[0, 1:]).item() for logits in logits_L1TV]
+    return float(np.mean(losses))

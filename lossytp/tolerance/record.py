@@ -1,0 +1,68 @@
+"""Keep a tolerance measurement in tolerance.json: rows as they are finished, so that a stopped one goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lossytp.study.statistics import Estimate
+from lossytp.tolerance.config import Cell, ToleranceConfig
+from lossytp.tolerance.measure import Row
+from lossytp.training.record import commit, environment, write_atomically
+
+RECORD = "tolerance.json"
+
+
+def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
+    """Return the rows of an earlier measurement with the same settings.
+
+    Raises:
+        ValueError: if the file is not a tolerance record, or has other settings.
+    """
+    file = Path(config.output_dir) / RECORD
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        settings, rows = record["config"], [_row(row) for row in record["rows"]]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is not a tolerance record ({error}): move it, or give another output_dir") from error
+    differ = [name for name, value in _settings(config).items() if settings.get(name) != value]
+    if differ:
+        raise ValueError(
+            f"{file} was measured with another {' and '.join(differ)}: give another output_dir, or delete the file"
+        )
+    return {row.cell: row for row in rows}
+
+
+def write_rows(config: ToleranceConfig, lossless: float, ranks: int, rows: list[Row], advice: list[str]) -> None:
+    """Write what is measured so far."""
+    record = {
+        "config": _settings(config),
+        "tensor_parallel_size": ranks,
+        "lossless_cross_entropy": lossless,
+        "rows": [_as_json(row) for row in rows],
+        "advice": advice,
+        "commit": commit(),
+        "environment": environment(),
+    }
+    write_atomically(Path(config.output_dir) / RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def _settings(config: ToleranceConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.with_text().as_dict().items() if name != "output_dir"}
+
+
+def _as_json(row: Row) -> dict[str, Any]:
+    return {
+        **row.cell._asdict(),
+        "rise": row.rise.as_json(),
+        "collapsed_blocks": row.collapsed,
+        "packets_a_draw": row.packets,
+        "rises": row.rises,
+    }
+
+
+def _row(values: dict[str, Any]) -> Row:
+    cell = Cell(*(values[name] for name in Cell._fields))
+    rise = Estimate(**values["rise"])
+    return Row(cell, rise, values["collapsed_blocks"], values["packets_a_draw"], values["rises"])
