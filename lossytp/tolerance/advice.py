@@ -40,12 +40,12 @@ def _cheapest(rows: Sequence[Row]) -> str:
         return (
             f"no measured repair holds the rise under {LARGE} nats; {_name(best)} comes closest ({best.rise.value:.3g})"
         )
+    bare = next(row for row in rows if row.cell.repair == NO_REPAIR)
+    if bare in holds:
+        return f"no repair is needed ({bare.rise.value:.3g} nats)"
     cheapest = min(holds, key=lambda row: (row.packets, row.rise.value))
-    bare = next((row for row in rows if row.cell.repair == NO_REPAIR), None)
-    if cheapest is bare:
-        return f"no repair is needed ({cheapest.rise.value:.3g} nats)"
-    more = f", with {cheapest.packets / bare.packets - 1:.1%} more packets" if bare is not None else ""
-    return f"{_name(cheapest)} holds ({cheapest.rise.value:.3g} nats{more})"
+    more = cheapest.packets / bare.packets - 1
+    return f"{_name(cheapest)} holds ({cheapest.rise.value:.3g} nats, with {more:.1%} more packets)"
 
 
 def _name(row: Row) -> str:

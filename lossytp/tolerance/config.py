@@ -62,7 +62,7 @@ class ToleranceConfig(Settings):
     """Draws of losses for each row, at least; the seeds follow from `seed`."""
     max_draws: Annotated[int, Ge(2)] = 10
     """Draws of losses for each row, at most."""
-    precision: Positive = 0.01
+    precision: Positive = 0.005
     """Half-width of the 95 % interval, in nats, at which a row is done. A fifth of the rise is enough too."""
     bf16: bool = False
     """Compute matrix products in bfloat16, and send bfloat16."""
@@ -75,7 +75,7 @@ class ToleranceConfig(Settings):
         super().__post_init__()
         if self.max_draws < self.min_draws:
             raise ValueError(
-                f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give as many, or more"
+                f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
             )
         for cell in self.cells():
             self.network(cell)

@@ -43,7 +43,7 @@ class Engine:
         layout: Layout,
         device: torch.device,
     ) -> None:
-        check_blocks(config, dense.config.n_layer)
+        check_blocks(config, dense.config.num_hidden_layers)
         self.config, self.network, self.layout, self.device = config, network, layout, device
         self.wiring = config.wiring()
         self.implementation = _implementation(config, layout)

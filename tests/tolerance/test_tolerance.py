@@ -1,0 +1,193 @@
+"""Test what `python -m lossytp.tolerance` measures, keeps and says."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from lossytp.parallel.convert import parallelize
+from lossytp.study.statistics import Estimate
+from lossytp.tolerance.advice import advice
+from lossytp.tolerance.config import Cell, ToleranceConfig, parts
+from lossytp.tolerance.measure import Measurement, Row
+from lossytp.tolerance.record import load_rows, write_rows
+
+TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of folly. "
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text(TEXT * 40)
+    return file
+
+
+def settings(text, **values):
+    small = {"text": str(text), "block_size": 32, "blocks": 3, "loss_rates": "0.1", "repairs": "zero", "precision": 9}
+    return ToleranceConfig(**{**small, **values})
+
+
+def rows(measurement, done=None):
+    return list(measurement.rows(done or {}, lambda cell, number: None))
+
+
+def test_a_rise_is_the_mean_over_draws_of_the_cross_entropy_over_the_lossless_one(text):
+    config = settings(text, min_draws=2)
+    measurement = Measurement(config)
+    (row,) = rows(measurement)
+    blocks = measurement.blocks_NT
+    assert blocks.shape == (3, 32)
+    network = config.network(row.cell).network()
+    model = parallelize(measurement.dense, network, tensor_parallel_size=4)
+    for draw, rises in enumerate(row.rises):
+        with network.evaluation(draw), torch.no_grad():
+            lossy = [model(input_ids=block[None], labels=block[None]).loss.item() for block in blocks]
+        with torch.no_grad():
+            clean = [measurement.dense(input_ids=block[None], labels=block[None]).loss.item() for block in blocks]
+        assert rises == pytest.approx(np.subtract(lossy, clean), abs=1e-5)
+    assert row.rise.value == pytest.approx(np.mean(row.rises))
+    assert row.rise.value > 0.01
+    assert row.packets == network.summary("evaluation")["packets"] / 2
+
+
+@pytest.mark.parametrize("phases", ["reduce", "both"])
+def test_without_losses_nothing_rises(text, phases):
+    for row in rows(Measurement(settings(text, loss_rates="0", phases=phases))):
+        assert row.rise.value == pytest.approx(0, abs=1e-5)
+
+
+def test_losses_on_the_way_back_cost_more(text):
+    config = settings(text, phases="reduce,both", loss_rates="0.05", min_draws=6)
+    reduce, both = rows(Measurement(config))
+    assert both.rise.value > reduce.rise.value
+
+
+def test_draws_end_when_the_interval_is_narrow_enough(text):
+    wide = rows(Measurement(settings(text, precision=1e-9, max_draws=5, loss_rates="0.01")))
+    narrow = rows(Measurement(settings(text, precision=9.0, max_draws=5, loss_rates="0.01")))
+    assert [len(row.rises) for row in wide + narrow] == [5, 3]
+
+
+def test_repairs_are_left_out_where_losses_cost_nothing(text):
+    config = settings(text, loss_rates="0,0.2", repairs="rescale,hadamard(8)")
+    assert [row.cell[2:] for row in rows(Measurement(config))] == [
+        ("zero", 0.0),
+        ("zero", 0.2),
+        ("rescale", 0.2),
+        ("hadamard(8)", 0.2),
+    ]
+
+
+def test_a_stopped_measurement_goes_on_and_another_is_not_overwritten(text, tmp_path):
+    config = settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path))
+    measurement = Measurement(config)
+    finished = rows(measurement)
+    write_rows(config, 3.0, 4, finished[:1], [])
+    done = load_rows(config)
+    assert done == {finished[0].cell: finished[0]}
+    drawn = []
+    again = list(measurement.rows(done, lambda cell, number: drawn.append(cell)))
+    assert again == finished
+    assert set(drawn) == {finished[1].cell}
+    with pytest.raises(ValueError, match=r"was measured with another mtu_bytes and seed: give another output_dir"):
+        load_rows(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path), mtu_bytes=600, seed=1))
+    (tmp_path / "tolerance.json").write_text("[]")
+    with pytest.raises(ValueError, match="is not a tolerance record"):
+        load_rows(config)
+
+
+def row(rate, value, half=0.001, repair="zero", packets=100.0):
+    rise = Estimate(value, value - half, value + half)
+    return Row(Cell("direct", "reduce", repair, rate), rise, 0.0, packets, [[value]])
+
+
+def test_advice_names_the_largest_rates_and_the_cheapest_repairs():
+    measured = [
+        row(0.001, 0.002),
+        row(0.01, 0.05),
+        row(0.01, 0.001, repair="retransmit(1)", packets=101.0),
+        row(0.03, 0.3),
+        row(0.03, 0.05, repair="retransmit(1)", packets=103.0),
+        row(0.03, 0.09, repair="hadamard(64)"),
+        row(0.1, 3.0),
+        row(0.1, 2.0, repair="hadamard(64)"),
+    ]
+    where = "direct, losses in the reduce phase"
+    assert advice(measured) == [
+        f"{where}: up to a loss rate of 0.001, losses cost under 0.01 nats without a repair",
+        f"{where}: up to a loss rate of 0.01, losses cost under 0.1 nats without a repair",
+        f"{where}, 0.001: no repair is needed (0.002 nats)",
+        f"{where}, 0.01: no repair is needed (0.05 nats)",
+        f"{where}, 0.03: hadamard(64) holds (0.09 nats, with 0.0% more packets)",
+        f"{where}, 0.1: no measured repair holds the rise under 0.1 nats; hadamard(64) comes closest (2)",
+    ]
+    assert advice([row(0.01, 0.02)])[0] == f"{where}: no measured loss rate costs under 0.01 nats without a repair"
+    assert "no measured loss rate" in advice([row(0.01, 0.009, half=0.002)])[0], "the whole interval counts"
+
+
+def test_lists_are_split_at_commas_outside_parentheses():
+    assert parts("zero, fec(10, 8),hadamard(64),") == ["zero", "fec(10, 8)", "hadamard(64)"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss_rates": "0.1,x"}, "loss_rates = '0.1,x': 'x' is not a number: give 0.01,0.1"),
+        ({"loss_rates": "2"}, "loss_rates = 2.0 is not in"),
+        ({"loss_rates": ","}, "loss_rates = ',' is empty"),
+        ({"phases": "gather"}, "phases = 'gather' is unknown: choose one of reduce, both"),
+        ({"repairs": "magic"}, "repair = 'magic' is unknown"),
+        ({"algorithms": "rings"}, "algorithm = 'rings' is unknown"),
+        ({"max_draws": 2}, "max_draws = 2 is below min_draws = 3: give at least as many"),
+        ({"block_size": 1}, "block_size = 1 is below 2"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size = 3 does not divide"),
+    ],
+)
+def test_bad_values_are_one_line(text, values, message):
+    with pytest.raises(ValueError, match=message) as error:
+        settings(text, **values)
+    assert "\n" not in str(error.value)
+
+
+def test_the_size_follows_from_the_model(text):
+    assert ToleranceConfig(model_name="smollm2-135m", text=str(text)).ranks() == 3
+    assert settings(text).ranks() == 4
+    with pytest.raises(ValueError, match="max_length = 129 is above gpt2-nano's 128 positions"):
+        Measurement(settings(text, block_size=129))
+
+
+def test_the_command_prints_a_table_and_advice_and_writes_a_record_and_a_figure(text, tmp_path):
+    command = [sys.executable, "-m", "lossytp.tolerance", "--text", str(text), "--block_size", "32", "--blocks", "2"]
+    command += [
+        "--loss_rates",
+        "0.02",
+        "--repairs",
+        "rescale",
+        "--precision",
+        "9",
+        "--output_dir",
+        str(tmp_path / "out"),
+    ]
+    outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert outputs[0] == outputs[1]
+    lines = outputs[0].splitlines()
+    assert lines[0].startswith("gpt2-nano on 64 tokens of")
+    assert [line.split()[2] for line in lines[2:5]] == ["repair", "zero", "rescale"]
+    record = json.loads((tmp_path / "out" / "tolerance.json").read_text())
+    assert all(line in outputs[0] for line in record["advice"])
+    assert len(record["rows"]) == 2
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "tolerance.json",
+        "tolerance.png",
+        "tolerance.svg",
+    }
+
+
+def test_the_command_refuses_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "lossytp.tolerance", "--text", "none/*.txt", "--output_dir", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == "error: no file matches 'none/*.txt': give another pattern, or 'stdlib'"

