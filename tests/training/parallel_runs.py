@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from transformers import GPT2ForSequenceClassification
 
 from lossytp.training import tasks
 from lossytp.training.config import TrainConfig
@@ -102,6 +103,11 @@ def batches(folder: Path, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
     """Return the batches that a run trains on, before replicas share them out."""
     with task_in(folder):
         return list(islice(training_batches(the_data().train, batch_size=BATCH, seed=SEED), steps))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the parameters of a saved classifier."""
+    return GPT2ForSequenceClassification.from_pretrained(folder).state_dict()
 
 
 def the_data() -> Dataset:

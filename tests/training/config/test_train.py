@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lossytp.training.config import TrainConfig
+from tests.training.killed_runs import FSDP
 
 
 @pytest.mark.parametrize(
@@ -108,3 +109,40 @@ def test_no_training_examples_are_all_of_them_as_in_earlier_studies():
 def test_the_warm_up_fills_a_run_at_most_but_its_default_stays_in_short_trials():
     assert TrainConfig(warmup_steps=30, max_steps=30).warmup_steps == 30
     assert TrainConfig(max_steps=2).warmup_steps == 20
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"unfreeze_last_layers": 5}, "above gpt2-nano's 4 blocks"),
+        ({"unfreeze_last_layers": -1}, "below 0"),
+        ({"unfreeze_last_layers": 1, "pipeline_parallel_size": 2}, "nothing to train"),
+        ({"unfreeze_last_layers": 1, "lossy_direction": "backward", "lossy_layers": "0:3"}, "nothing is sent"),
+        ({"gradient_accumulation_steps": 33}, "above batch_size = 32"),
+        ({"gradient_accumulation_steps": 0}, "below 1"),
+        ({"gradient_accumulation_steps": 2, "pipeline_parallel_size": 2}, "pipeline_microbatches"),
+        ({"gradient_checkpointing": True, "implementation": "dtensor"}, "with dtensor"),
+        ({"gradient_checkpointing": True, **FSDP}, "with fsdp"),
+        ({"save_model": True, "implementation": "megatron"}, "cannot be gathered"),
+        ({"save_model": True, "pipeline_parallel_size": 2}, "cannot be gathered"),
+        ({"save_model": True, **FSDP}, "cannot be gathered"),
+        ({"checkpoint_steps": 0}, "below 1"),
+        ({"schedule": "step"}, "linear, cosine, constant"),
+        ({"link_gbits": 0.0}, "link_gbits = 0.0 is below 1e-06: give 1e-06 or more"),
+        ({"link_gbits": 1e300}, "link_gbits = 1e\\+300 is above 1e\\+06"),
+        ({"gradient_clipping": float("inf")}, "gradient_clipping = inf is not finite"),
+        ({"patience": 2}, "patience = 2 needs several evaluations: give eval_steps"),
+        ({"target_accuracy": 0.5}, "target_accuracy = 0.5 needs several evaluations"),
+        ({"round_trip_us": -1.0}, "round_trip_us = -1.0 is below 0"),
+        ({"round_trip_us": 1e300}, "round_trip_us = 1e\\+300 is above 1e\\+09"),
+    ],
+    ids=str,
+)
+def test_impossible_settings_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**values)
+
+
+def test_losses_in_backward_only_are_allowed_if_a_trained_block_is_named():
+    TrainConfig(unfreeze_last_layers=1, lossy_direction="backward", lossy_layers="3:4")
+    TrainConfig(unfreeze_last_layers=1, lossy_direction="backward")
