@@ -14,7 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import lossytp as ltp
 from lossytp.network.counters import Counters
-from tests.parallel.operations import LOSSY, RELIABLE, WIRE, Reference, network, whole_numbers
+from tests.parallel.backend_reference import WIRE, Reference, network
+from tests.parallel.operations import LOSSY, RELIABLE, whole_numbers
 
 
 def on_rank_need_stale(reliable_gather: bool) -> list[str]:

@@ -17,7 +17,8 @@ from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
-from tests.parallel.operations import LOSSY, RELIABLE, REPAIRS, Reference, network, new_group, whole_numbers
+from tests.parallel.backend_reference import Reference, network
+from tests.parallel.operations import LOSSY, RELIABLE, REPAIRS, new_group, whole_numbers
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 SIZES = [9, 61]  # elements for each rank of a message, which fill no whole number of packets
