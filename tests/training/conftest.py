@@ -1,4 +1,9 @@
-"""Provide a tiny task, so that tests of the loop need not prepare the thousands of docstrings of the embedded one."""
+"""Provide a tiny task, so that tests of the loop need not prepare the thousands of docstrings of the embedded one.
+
+Also a folder that the tests of a module share.
+"""
+
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +41,9 @@ def toy(tmp_path, monkeypatch):
         return TrainConfig(**{**defaults, **values})
 
     return config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the tests of a module share, for records and the task's data."""
+    return tmp_path_factory.mktemp("records")
