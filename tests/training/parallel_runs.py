@@ -82,6 +82,10 @@ def train(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
         return run(settings(folder, **values))
 
 
+def curve(record: dict) -> list[float]:
+    return [point["loss"] for point in record["curves"]["train_loss"]]
+
+
 @contextmanager
 def spied(before: Any = None, after: Any = None) -> Iterator[None]:
     """Call `before(engine)` and `after(engine, scaler)` around every training step's gradients."""

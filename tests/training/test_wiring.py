@@ -17,8 +17,7 @@ from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.optimizer import build_optimizer
 from lossytp.training.tasks.data import evaluation_batches
-from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, spied, task_in, the_data
-from tests.training.test_parallelism import curve
+from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, curve, spied, task_in, the_data
 from tests.training.wiring_options import LOSSY, OPTIONS, OWN, SHORT, evaluations, short, traffic
 
 

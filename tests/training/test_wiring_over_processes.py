@@ -10,8 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from lossytp.training.engine import Engine
-from tests.training.parallel_runs import PARALLELISMS, train
-from tests.training.test_parallelism import curve
+from tests.training.parallel_runs import PARALLELISMS, curve, train
 from tests.training.wiring_options import LOSSY, OPTIONS, OWN, SHORT, evaluations, traffic
 
 APART = ("own streams", "own streams, lossy gradients", "own copies", "own copies, resynchronised")
