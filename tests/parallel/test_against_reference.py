@@ -58,7 +58,7 @@ def messages(num_ranks: int, size: int, number: int) -> Tensor:
     return torch.randn(num_ranks, size, dtype=torch.float64, generator=generator)
 
 
-def counted(network: ltp.LossyNetwork) -> dict[tuple, list[int]]:
+def counts_by_link(network: ltp.LossyNetwork) -> dict[tuple, list[int]]:
     return {
         (f"{row['operation']} {row['phase']}", row["src"], row["dst"]): [
             row[name] for name in ("packets", "lost", "extra", "missing")
@@ -96,7 +96,7 @@ def test_equals_the_reference(algorithm: str, repair: str, phase: str) -> None:
                 expected = run_reference(ranks, parts_RN, phase, unit)
                 expected_RN = torch.tensor(expected, dtype=torch.float64).view(result.shape)
                 assert torch.allclose(result, expected_RN, rtol=1e-11, atol=1e-11), (num_ranks, process, size)
-                assert counted(network) == dict(ranks.counts), (num_ranks, process, size)
+                assert counts_by_link(network) == dict(ranks.counts), (num_ranks, process, size)
             for counts in ranks.counts.values():
                 something = [total + count for total, count in zip(something, counts, strict=True)]
     assert something[1] > 200
@@ -147,7 +147,7 @@ def every_result(group: RankGroup) -> dict[tuple, tuple]:
         for number, size in enumerate([37, 37]):
             result = run(collective, messages(group.size, size, number)[here], unit=1)
             rows.append(result[-len(here) :])
-        results[combination] = torch.cat(rows, 1), counted(network)
+        results[combination] = torch.cat(rows, 1), counts_by_link(network)
     return results
 
 
