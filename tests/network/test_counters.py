@@ -31,7 +31,7 @@ additions = st.lists(st.tuples(keys, counts, counts, counts, counts), max_size=1
 messages = st.lists(st.tuples(keys.map(lambda key: key[:3]), st.booleans()), max_size=12)
 
 
-def counted(calls, called=()):
+def counters_of(calls, called=()):
     counters = Counters()
     for row, packets, lost, *repaired in calls:
         counters.add(row, packets, lost, *(repaired or (0, lost)))
@@ -48,7 +48,7 @@ def test_rows_total_what_was_added(calls):
         for name, count in zip(("packets", "lost", "extra", "missing"), more, strict=True):
             expected[row][name] += count
     rows = {}
-    for row in counted(calls).rows():
+    for row in counters_of(calls).rows():
         site = None if row["layer"] is None else Site(*(row[name] for name in Site._fields))
         rows[row["purpose"], site, row["group"], row["src"], row["dst"]] = {name: row[name] for name in COUNTED}
     assert rows == expected
@@ -57,7 +57,7 @@ def test_rows_total_what_was_added(calls):
 @reproducible
 @given(calls=additions)
 def test_every_grouping_of_a_summary_adds_up(calls):
-    counters = counted(calls)
+    counters = counters_of(calls)
     for purpose in ("training", "evaluation"):
         summary = counters.summary(purpose)
         for place, name in enumerate(("packets", "lost", "extra", "missing"), start=1):
@@ -106,7 +106,7 @@ def test_nothing_sent_has_no_observed_rate(purpose):
 
 
 def test_rows_of_one_purpose():
-    counters = counted([(("training", None, "tp", 0, 1), 5, 1), (("evaluation", None, "tp", 0, 1), 6, 2)])
+    counters = counters_of([(("training", None, "tp", 0, 1), 5, 1), (("evaluation", None, "tp", 0, 1), 6, 2)])
     assert [row["packets"] for row in counters.rows("evaluation")] == [6]
     assert [row["packets"] for row in counters.rows()] == [5, 6]
 
@@ -114,7 +114,7 @@ def test_rows_of_one_purpose():
 @reproducible
 @given(called=messages)
 def test_messages_are_totalled_by_direction_for_a_purpose(called):
-    counters = counted([], called)
+    counters = counters_of([], called)
     for purpose in ("training", "evaluation"):
         total, lossy = Counter(), Counter()
         for (of, site, _), lost_something in called:
@@ -152,7 +152,7 @@ def test_messages_by_hand():
 
 
 def test_operations_are_apart_in_rows_and_summary():
-    counters = counted(
+    counters = counters_of(
         [
             (("training", Site(None, None, "forward", "all_gather"), "0", 0, 1), 5, 1),
             (("training", Site(None, None, "forward", "send"), "0", 0, 1), 6, 2),
@@ -175,9 +175,9 @@ def everything(counters):
 @reproducible
 @given(calls=additions, called=messages)
 def test_what_two_processes_saw_is_counted_once(calls, called):
-    merged = counted(calls, called)
-    merged.merge(counted(calls, called))
-    assert merged.state_dict() == counted(calls, called).state_dict()
+    merged = counters_of(calls, called)
+    merged.merge(counters_of(calls, called))
+    assert merged.state_dict() == counters_of(calls, called).state_dict()
 
 
 @reproducible
@@ -186,13 +186,13 @@ def test_what_only_one_process_saw_is_taken_in(calls, called):
     """Each group has rows of its own."""
 
     def part(group):
-        return counted([c for c in calls if c[0][2] == group], [c for c in called if c[0][2] == group])
+        return counters_of([c for c in calls if c[0][2] == group], [c for c in called if c[0][2] == group])
 
     for first, second in (("tp", "dp"), ("dp", "tp")):
         merged, other = part(first), part(second)
         before = other.state_dict()
         merged.merge(other)
-        assert everything(merged) == everything(counted(calls, called))
+        assert everything(merged) == everything(counters_of(calls, called))
         merged.add(("training", None, second, 0, 1), 1, 1, 1, 1)
         merged.add_message(("training", None, second), True)
         assert other.state_dict() == before, "the other process's counters are now the same object"
@@ -209,7 +209,7 @@ def test_what_only_one_process_saw_is_taken_in(calls, called):
 )
 def test_processes_that_disagree_on_a_link_ran_apart(first, second):
     key = ("training", Site(None, None, "forward"), "tp", 0, 1)
-    mine, theirs = (counted([(key, *counts) for counts in each]) for each in (first, second))
+    mine, theirs = (counters_of([(key, *counts) for counts in each]) for each in (first, second))
     with pytest.raises(
         ValueError, match=r"^processes disagree on the traffic of \('training', Site\(.*\), 'tp', 0, 1\): "
     ):
@@ -220,7 +220,7 @@ def test_processes_that_disagree_on_a_link_ran_apart(first, second):
 def test_processes_that_disagree_on_messages_ran_apart(theirs):
     """One that saw none of them does not disagree."""
     key = ("training", None, "tp")
-    mine, other = counted([], [(key, False)]), counted([], [(key, lossy) for lossy in theirs])
+    mine, other = counters_of([], [(key, False)]), counters_of([], [(key, lossy) for lossy in theirs])
     if theirs:
         with pytest.raises(ValueError, match=r"^processes disagree on the traffic of .*: \[1, 0\] and \["):
             mine.merge(other)
@@ -233,14 +233,14 @@ def test_processes_that_disagree_on_messages_ran_apart(theirs):
 @given(calls=additions, more=additions, called=messages, more_called=messages)
 def test_a_saved_state_counts_on(calls, more, called, more_called):
     """Through JSON, into counters that have counted something else."""
-    resumed = counted(more, more_called)
-    resumed.load_state_dict(json.loads(json.dumps(counted(calls, called).state_dict())))
+    resumed = counters_of(more, more_called)
+    resumed.load_state_dict(json.loads(json.dumps(counters_of(calls, called).state_dict())))
     for row, *further in more:
         resumed.add(row, *further)
     for key, lossy in more_called:
         resumed.add_message(key, lossy)
-    assert resumed.rows() == counted(calls + more).rows()
-    assert resumed.state_dict() == counted(calls + more, called + more_called).state_dict()
+    assert resumed.rows() == counters_of(calls + more).rows()
+    assert resumed.state_dict() == counters_of(calls + more, called + more_called).state_dict()
 
 
 @pytest.mark.parametrize("purpose", ["eval", "Training", None, 3])

@@ -1,4 +1,4 @@
-"""Links of a lossy network: independent, reproducible, counted; evaluation and reliable blocks; messages over hops."""
+"""Links of a lossy network: independent, reproducible; noise and states."""
 
 import itertools
 import json
@@ -12,10 +12,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network import ALGORITHMS, SWITCH, Bernoulli, GilbertElliott, LossyNetwork, Scope, Site, Wire
-from lossytp.network.algorithms import direct, ring, sender
-from lossytp.network.repairs import repair_named
-from lossytp.network.routes import Hop, Missing
+from lossytp.network import SWITCH, Bernoulli, GilbertElliott, LossyNetwork, Scope, Site
+from lossytp.network.algorithms import ring, sender
+from lossytp.network.routes import Hop
 from lossytp.network.streams import Normals
 from tests.network.loss_statistics import (
     assert_within,
@@ -27,34 +26,18 @@ from tests.network.loss_statistics import (
     longer_than,
     reproducible,
 )
-
-BERNOULLI = Bernoulli(loss_rate=0.1)
-BURSTS = GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=8)
-NOTHING, EVERYTHING = Bernoulli(loss_rate=0), Bernoulli(loss_rate=1)
-TWO_FLOATS = Wire(mtu_bytes=52, header_bytes=44)  # a packet carries two fp32 elements
-RANKS = (0, 1, 2, 3)
-both_processes = pytest.mark.parametrize("process", [BERNOULLI, BURSTS], ids=["bernoulli", "bursts"])
-
-
-def packets_of(missing):
-    """As lists, which can be compared."""
-    return [packets.tolist() for packets in missing.packets]
-
-
-def elements_missing(hops, missing, elements_per_packet):
-    """(position, element) of all that a lost packet carried, as often as one was lost."""
-    lost = []
-    for hop, packets in zip(hops, packets_of(missing), strict=True):
-        for packet in packets:
-            start = hop.start + packet * elements_per_packet
-            stop = min(start + elements_per_packet, hop.stop)
-            lost += [(position, element) for position in hop.positions for element in range(start, stop)]
-    return lost
-
-
-def drawn(network, src=0, dst=1, num_packets=1000, **where):
-    return network.lost_packets(src, dst, num_packets, **where).tolist()
-
+from tests.network.lossy_traffic import (
+    BERNOULLI,
+    BURSTS,
+    EVERYTHING,
+    NOTHING,
+    RANKS,
+    TWO_FLOATS,
+    both_processes,
+    drawn,
+    elements_missing,
+    sent,
+)
 
 # Links
 
@@ -195,244 +178,6 @@ def test_no_packets_lose_nothing_and_advance_nothing():
     assert drawn(network) == drawn(LossyNetwork(BERNOULLI))
 
 
-# Evaluation and reliable blocks
-
-
-@both_processes
-def test_evaluation_does_not_shift_trainings_losses(process):
-    """Wherever it falls; control: the same traffic outside the block does shift them."""
-    with_evaluation, without, shifted = (LossyNetwork(process) for _ in range(3))
-    expected = drawn(without) + drawn(without)
-    first = drawn(with_evaluation)
-    with with_evaluation.evaluation(step=20):
-        drawn(with_evaluation, num_packets=333)
-        drawn(with_evaluation, 1, 0)
-    assert first + drawn(with_evaluation) == expected
-    first = drawn(shifted)
-    drawn(shifted, num_packets=333)
-    assert first + drawn(shifted) != expected
-
-
-@both_processes
-def test_an_evaluation_loses_the_same_packets_at_the_same_step(process):
-    """However far training is, and however often; other packets at other steps, and than training."""
-
-    def evaluate(network, step):
-        with network.evaluation(step):
-            return drawn(network) + drawn(network, 1, 0)
-
-    fresh, trained = LossyNetwork(process), LossyNetwork(process)
-    training = drawn(trained) + drawn(trained, 1, 0)
-    assert evaluate(trained, 20) == evaluate(trained, 20) == evaluate(fresh, 20)
-    losses = [tuple(evaluate(fresh, step)) for step in (0, 20, 40)]
-    assert len({*losses, tuple(training)}) == 4
-
-
-def test_an_evaluation_is_independent_of_training():
-    network = LossyNetwork(BERNOULLI)
-    training = indicators(network.lost_packets(0, 1, 400_000), 400_000)
-    with network.evaluation(step=0):
-        evaluation = indicators(network.lost_packets(0, 1, 400_000), 400_000)
-    assert_within(correlation(training, evaluation, 0.1), 0, "correlation")
-
-
-def test_evaluations_nest():
-    network, plain = LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI)
-    with plain.evaluation(1):
-        expected = [drawn(plain), drawn(plain), drawn(plain, 1, 0)]
-    with network.evaluation(1):
-        first = drawn(network)
-        with network.evaluation(2):
-            assert drawn(network) != first
-        assert [first, drawn(network), drawn(network, 1, 0)] == expected
-    assert drawn(network) == drawn(plain)
-
-
-def sent(network):
-    missing = network.send(direct.reduce(4000, RANKS), 4)
-    return packets_of(missing), missing.reliable
-
-
-def loses(network):
-    return any(sent(network)[0])
-
-
-def test_reliable_loses_nothing_advances_nothing_counts_nothing():
-    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    assert loses(network)
-    state = network.state_dict()
-    assert not network.suspended
-    with network.reliable():
-        assert network.suspended
-        assert sent(network) == ([], True)
-        assert network.normals(direct.reduce(4000, RANKS)) == []
-    assert not network.suspended
-    assert network.state_dict() == state
-    lost, reliable = sent(network)
-    assert any(lost)
-    assert not reliable
-
-
-def test_reliable_does_not_shift_what_follows():
-    network, plain = LossyNetwork(BURSTS, wire=TWO_FLOATS), LossyNetwork(BURSTS, wire=TWO_FLOATS)
-    first = sent(network)
-    with network.reliable():
-        sent(network)
-    assert [first, sent(network)] == [sent(plain), sent(plain)]
-
-
-def test_a_message_without_losses_is_not_taken_for_a_reliable_one():
-    """A repair scales what crossed a lossy link, whether or not anything was lost on the way."""
-    assert sent(LossyNetwork(NOTHING)) == ([[]] * 12, False)
-    assert not LossyNetwork(NOTHING).send(direct.reduce(4000, RANKS), 4).any
-    assert LossyNetwork({(2, 0): EVERYTHING}).send(direct.reduce(4000, RANKS), 4).any
-
-
-def test_reliable_blocks_nest():
-    network = LossyNetwork(EVERYTHING)
-    with network.reliable():
-        with network.reliable():
-            assert network.suspended
-        assert network.suspended
-        assert not loses(network)
-    assert loses(network)
-
-
-def test_an_evaluation_can_be_made_reliable():
-    network = LossyNetwork(EVERYTHING)
-    with network.evaluation(3), network.reliable():
-        assert not loses(network)
-    assert network.counters.rows() == []
-
-
-@pytest.mark.parametrize("block", ["reliable", "evaluation"])
-def test_an_exception_ends_a_block(block):
-    network, plain = LossyNetwork(BERNOULLI, wire=TWO_FLOATS), LossyNetwork(BERNOULLI, wire=TWO_FLOATS)
-
-    def fail_within():
-        with network.reliable() if block == "reliable" else network.evaluation(7):
-            sent(network)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail_within()
-    assert not network.suspended
-    assert sent(network) == sent(plain)
-    assert {row["purpose"] for row in network.counters.rows("training")} == {"training"}
-
-
-# Messages over hops
-
-
-def test_what_one_dead_link_takes_by_hand():
-    """Ten elements over four ranks, two to a packet: chunks [0, 3), [3, 6), [6, 9), [9, 10).
-
-    Rank 12, at position 2, sends rank 10's chunk [0, 3) as packets [0, 2) and [2, 3); both are lost.
-    """
-    network = LossyNetwork({(12, 10): EVERYTHING}, wire=TWO_FLOATS)
-    hops = direct.reduce(10, (10, 11, 12, 13))
-    missing = network.send(hops, 4)
-    assert packets_of(missing) == [[0, 1] if (hop.src, hop.dst) == (12, 10) else [] for hop in hops]
-    assert missing.reliable is False
-    assert elements_missing(hops, missing, 2) == [(2, 0), (2, 1), (2, 2)]
-
-
-def test_a_dead_uplink_takes_a_rank_s_whole_contribution():
-    network = LossyNetwork({(7, SWITCH): EVERYTHING}, wire=TWO_FLOATS)
-    assert packets_of(network.send(sender.reduce(5, (6, 7)), 4)) == [[], [0, 1, 2]]
-
-
-def test_a_packet_s_elements_follow_their_size():
-    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    for itemsize, packets in ((2, [0, 1]), (4, [0, 1, 2]), (8, [0, 1, 2, 3, 4])):
-        assert packets_of(network.send(sender.reduce(5, (0,)), itemsize)) == [packets]
-
-
-def test_a_lost_packet_takes_all_it_carries():
-    """As in a ring, where the partial sum of several ranks rides on one hop."""
-    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    hops = (Hop(0, 1, 4, 7, positions=(3, 0)),)
-    lost = elements_missing(hops, network.send(hops, 4), 2)
-    assert sorted(lost) == [(0, 4), (0, 5), (0, 6), (3, 4), (3, 5), (3, 6)]
-
-
-def test_an_owners_own_part_is_never_lost():
-    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    hops = direct.reduce(40, RANKS)
-    lost = elements_missing(hops, network.send(hops, 4), 2)
-    assert set(lost) == {(row, element) for row in RANKS for element in range(40) if element // 10 != row}
-
-
-@reproducible
-@given(
-    num_elements=st.integers(0, 300),
-    ranks=st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(tuple),
-    algorithm=st.sampled_from(sorted(ALGORITHMS)),
-    phase=st.sampled_from(["reduce", "gather", "reduce_scatter", "all_gather"]),
-    itemsize=st.sampled_from([2, 4, 8]),
-    num_messages=st.integers(1, 3),
-)
-def test_missing_packets_are_those_that_the_links_lost(num_elements, ranks, algorithm, phase, itemsize, num_messages):
-    """Hop by hop, in the order in which they are given; element e of a hop is on packet (e - start) // elements."""
-    process = GilbertElliott.from_loss_and_burst(loss_rate=0.3, mean_burst_packets=2)
-    network, twin = (LossyNetwork(process, wire=TWO_FLOATS) for _ in range(2))
-    hops = getattr(ALGORITHMS[algorithm], phase)(num_elements, ranks)
-    carried = TWO_FLOATS.elements_per_packet(itemsize)
-    for _ in range(num_messages):
-        missing = network.send(hops, itemsize)
-        assert all(packets.dtype == np.int64 for packets in missing.packets)
-        expected = []
-        for hop in hops:
-            lost = drawn(twin, hop.src, hop.dst, -(-(hop.stop - hop.start) // carried))
-            for element in range(hop.start, hop.stop):
-                if (element - hop.start) // carried in lost:
-                    expected += [(position, element) for position in hop.positions]
-        assert sorted(elements_missing(hops, missing, carried)) == sorted(expected)
-
-
-def test_a_repair_s_packets_are_on_the_wire_and_counted():
-    """Two packets of the message and one of parity; sent again twice; half a block of padding."""
-    hops = (Hop(0, 1, 0, 4, positions=(0,)),)
-    for repair, packets, lost, extra, lacks in (
-        ("zero", 2, 2, 0, [0, 1]),
-        ("fec(3, 2)", 3, 3, 1, [0, 1]),
-        ("retransmit(2)", 6, 6, 4, [0, 1]),
-    ):
-        network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-        assert packets_of(network.send(hops, 4, repair=repair_named(repair))) == [lacks]
-        row = network.counters.rows()[0]
-        assert [row[name] for name in ("packets", "lost", "extra", "missing")] == [packets, lost, extra, 2]
-    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    network.send((Hop(0, 1, 0, 9, positions=(0,)),), 4, repair=repair_named("hadamard(4)"))
-    total = network.counters.summary("training")
-    assert (total["packets"], total["extra"]) == (6, 1), "twelve coefficients of nine elements"
-
-
-@pytest.mark.parametrize("repair", ["zero", "retransmit(3)", "fec(4, 2)"])
-def test_a_repair_s_packets_advance_their_link_and_no_other(repair):
-    network, twin = LossyNetwork(BURSTS, wire=TWO_FLOATS), LossyNetwork(BURSTS)
-    network.send((Hop(0, 1, 0, 400, positions=(0,)),), 4, repair=repair_named(repair))
-    sent_packets = network.counters.rows()[0]["packets"]
-    assert (sent_packets > 200) == (repair != "zero")
-    drawn(twin, num_packets=sent_packets)
-    assert drawn(network) == drawn(twin)
-    assert drawn(network, 1, 0) == drawn(twin, 1, 0)
-
-
-def test_what_lies_outside_the_scope_is_reliable_and_advances_nothing():
-    network, everywhere = LossyNetwork(BURSTS, scope=Scope(direction="forward")), LossyNetwork(BURSTS)
-    hops = direct.reduce(40_000, RANKS)
-    backward, forward = Site(0, "mlp", "backward"), Site(0, "mlp", "forward")
-    before = network.state_dict()
-    assert network.send(hops, 4, site=backward) == Missing([], reliable=True)
-    assert network.send(hops, 4) == Missing([], reliable=True), "of no direction"
-    assert network.normals(hops, site=backward) == []
-    assert network.state_dict() == before
-    inside = network.send(hops, 4, site=forward)
-    assert not inside.reliable
-    assert packets_of(inside) == packets_of(everywhere.send(hops, 4, site=forward))
-
-
 # Noise
 
 
@@ -461,52 +206,6 @@ def test_evaluation_does_not_shift_training_s_noise_and_a_saved_state_holds_it()
         assert noise(network) != noise(LossyNetwork(BERNOULLI))
     resumed.load_state_dict(json.loads(json.dumps(network.state_dict())))
     assert noise(network) == noise(resumed) == noise(plain)
-
-
-# Counting
-
-
-def test_counters_and_report_say_what_was_drawn():
-    network = LossyNetwork(BERNOULLI)
-    attention, mlp = Site(0, "attention", "forward"), Site(3, "mlp", "backward")
-    lost = {"training": 0, "evaluation": 0}
-    for size in (0, 10, 700):
-        lost["training"] += len(drawn(network, 0, 1, size, site=attention))
-        lost["training"] += len(drawn(network, 1, 0, size, site=mlp))
-        lost["training"] += len(drawn(network, 1, 0, size, group="dp"))
-        with network.evaluation(size):
-            lost["evaluation"] += len(drawn(network, 0, 1, size, site=attention))
-    report = network.report()
-    for purpose, packets in (("training", 3 * 710), ("evaluation", 710)):
-        rows = report[report["purpose"] == purpose]
-        assert rows["packets"].sum() == network.counters.summary(purpose)["packets"] == packets
-        assert rows["lost"].sum() == network.counters.summary(purpose)["lost"] == lost[purpose] > 0
-    assert list(zip(report["layer"].fillna(-1), report["direction"].fillna("none"), strict=True)) == [
-        (0, "forward"),
-        (3, "backward"),
-        (-1, "none"),
-        (0, "forward"),
-    ]
-    assert (report["observed_loss_rate"] == report["lost"] / report["packets"]).all()
-    assert 0.05 < report["lost"].sum() / report["packets"].sum() < 0.15
-
-
-def test_a_collectives_packets_are_counted_on_every_link_it_uses():
-    """4,000 floats over four ranks: chunks of 1,000, three packets of 364 each, on 12 links."""
-    network = LossyNetwork(EVERYTHING)
-    network.send(direct.reduce(4000, RANKS), 4, site=Site(1, "mlp", "forward"))
-    summary = network.counters.summary("training")
-    assert (summary["packets"], summary["lost"], summary["observed_loss_rate"]) == (36, 36, 1)
-    assert set(summary["by_link"]) == {f"{src}->{dst}" for src, dst in itertools.permutations(RANKS, 2)}
-    assert {link["packets"] for link in summary["by_link"].values()} == {3}
-    assert set(summary["by_layer"]) == {"1"}
-
-
-def test_a_report_of_nothing_is_an_empty_table():
-    report = LossyNetwork(BERNOULLI).report()
-    assert len(report) == 0
-    places = {"purpose", "layer", "module", "direction", "operation", "phase", "group", "src", "dst"}
-    assert places | {"packets", "lost", "extra", "missing", "observed_loss_rate"} == set(report)
 
 
 # States
@@ -580,10 +279,3 @@ def test_packets_taken_by_hand_are_lost_within_the_scope_alone():
     assert len(network.lost_packets(0, 1, 100, site=Site(0, "mlp", "backward"))) == 0
     assert network.counters.rows() == []
     assert len(network.lost_packets(0, 1, 100, site=Site(0, "mlp", "forward"))) > 20
-
-
-def test_a_summary_counts_what_repairs_sent():
-    network = LossyNetwork(Bernoulli(loss_rate=0.1), wire=Wire(mtu_bytes=900))
-    network.send(sender.reduce(800 * 214, (0,)), 4, repair=repair_named("fec(10, 8)"))
-    summary = network.summary("training")
-    assert (summary["packets"], summary["extra"]) == (1000, 200)

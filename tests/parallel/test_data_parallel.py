@@ -83,7 +83,7 @@ def packets(num_elements: int) -> int:
     return -(-(num_elements // 2 + num_elements % 2) // ROOM)
 
 
-def counted(answer: dict) -> dict[tuple, int]:
+def packets_by_link(answer: dict) -> dict[tuple, int]:
     return {(row["operation"], row["direction"], row["src"], row["dst"]): row["packets"] for row in answer["table"]}
 
 
@@ -91,7 +91,7 @@ def test_ddp_sends_all_gradients_once(processes: Callable) -> None:
     elements = sum(parameter.numel() for parameter in tiny_gpt2("classifier").parameters())
     for answer in processes(2, on_rank_train, "ddp", 0.0, 1, "dense"):
         each = packets(elements)
-        assert counted(answer) == {("all_reduce", "backward", *link): each for link in ((0, 1), (1, 0))}
+        assert packets_by_link(answer) == {("all_reduce", "backward", *link): each for link in ((0, 1), (1, 0))}
 
 
 def padded(parameters: Any) -> int:
@@ -109,7 +109,7 @@ def test_fsdp_gathers_each_block_twice_the_rest_once_and_scatters_all_gradients_
         ("reduce_scatter", "backward"): NUM_LAYERS * block + rest,
     }
     for answer in processes(2, on_rank_train, "fsdp", 0.0, 1, "dense"):
-        assert counted(answer) == {(*key, *link): n for key, n in expected.items() for link in ((0, 1), (1, 0))}
+        assert packets_by_link(answer) == {(*key, *link): n for key, n in expected.items() for link in ((0, 1), (1, 0))}
 
 
 def test_two_by_two_loses_packets_along_both_axes(processes: Callable) -> None:

@@ -50,7 +50,7 @@ class SummingProcessGroup(FakeProcessGroup):
             tensor += 10
 
 
-def spread(size: int, processes: int, rank: int, **settings: Any) -> RankGroup:
+def group_over_processes(size: int, processes: int, rank: int, **settings: Any) -> RankGroup:
     """Numbered from 0: a group that torch.distributed does not know cannot say where it begins."""
     group = SummingProcessGroup(processes, rank)
     return RankGroup(size, process_group=group, **{"first_rank": 0, **settings})  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_without_a_process_group_all_ranks_are_here(size: int) -> None:
     ],
 )
 def test_ranks_are_spread_evenly_over_the_processes_in_order(size: int, processes: int, here: list[range]) -> None:
-    groups = [spread(size, processes, rank, first_rank=10) for rank in range(processes)]
+    groups = [group_over_processes(size, processes, rank, first_rank=10) for rank in range(processes)]
     assert [group.local for group in groups] == here
     assert {group.ranks for group in groups} == {tuple(range(10, 10 + size))}, "every process knows all of them"
     assert {group.processes for group in groups} == {processes}
@@ -90,26 +90,26 @@ def test_ranks_that_cannot_be_spread_evenly_are_refused(size: int, processes: in
         f"multiple of {processes}, or start fewer processes"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        spread(size, processes, 0)
+        group_over_processes(size, processes, 0)
 
 
 def test_a_sum_is_complete_when_it_was_waited_for() -> None:
     partial = torch.ones(3)
-    wait = spread(4, 2, 0).begin_sum_(partial)
+    wait = group_over_processes(4, 2, 0).begin_sum_(partial)
     assert partial.tolist() == [1.0] * 3
     wait()
     assert partial.tolist() == [11.0] * 3
 
 
 def test_a_sum_goes_over_the_group_that_a_lossy_one_wraps() -> None:
-    group, partial = spread(4, 2, 0), torch.ones(3)
+    group, partial = group_over_processes(4, 2, 0), torch.ones(3)
     group.process_group.wrapped = SummingProcessGroup(2, 0)  # type: ignore[union-attr]
     group.begin_sum_(partial)()
     assert partial.tolist() == [11.0] * 3
     assert not hasattr(group.process_group, "tensors")
 
 
-@pytest.mark.parametrize("group", [RankGroup(4), spread(4, 1, 0)])
+@pytest.mark.parametrize("group", [RankGroup(4), group_over_processes(4, 1, 0)])
 def test_one_process_alone_sends_no_sum(group: RankGroup) -> None:
     partial = torch.ones(3)
     group.begin_sum_(partial)()

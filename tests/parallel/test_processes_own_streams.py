@@ -100,7 +100,7 @@ def test_processes_train_as_virtual_ranks_do(processes: Callable, size: int, run
                 assert relative_error(results["rank_logits"], mine) < 1e-9
                 assert relative_error(results["logits"], expected["logits"]) < 1e-9
                 assert min(expected["distance"]) > 1e-4, "control"
-            lost = sum(row["lost"] for row in counted(results))
+            lost = sum(row["lost"] for row in training_counts(results))
             assert lost > 10 or "control" in how, case
         drifts = mode == "own copies" and how.get("synchronising") in (None, "lossy")
         assert (expected["drift"] > 1e-6) == drifts, case
@@ -116,7 +116,7 @@ def test_processes_train_as_virtual_ranks_do(processes: Callable, size: int, run
             assert curve != pytest.approx(curves[other], rel=1e-7), f"control: {runs[number]}, {runs[other]}"
 
 
-def counted(results: dict) -> list[dict]:
+def training_counts(results: dict) -> list[dict]:
     counters = Counters()
     counters.load_state_dict(results["network"]["counters"])
     return counters.rows("training")

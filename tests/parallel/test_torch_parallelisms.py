@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import lossytp as ltp
-from tests.parallel.operations import network
+from tests.parallel.backend_reference import network
 
 Gradients = dict[str, Tensor]
 

@@ -15,7 +15,8 @@ from torch.distributed._functional_collectives import wait_tensor
 
 import lossytp as ltp
 from lossytp.parallel.work import Then
-from tests.parallel.operations import Reference, network, new_group, whole_numbers
+from tests.parallel.backend_reference import Reference, network
+from tests.parallel.operations import new_group, whole_numbers
 
 
 def on_rank_reduce_asynchronously() -> list[bool]:

@@ -1,9 +1,16 @@
-"""Provide a tiny task, so that tests of the loop need not prepare the thousands of docstrings of the embedded one."""
+"""Provide a tiny task, so that tests of the loop need not prepare the thousands of docstrings of the embedded one.
+
+Also a folder that the tests of a module share, and the record of a dense run there.
+"""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lossytp.training import tasks
 from lossytp.training.config import TrainConfig
+from tests.training.parallel_runs import train
 
 WORDS = {0: "alpha beta gamma", 1: "delta epsilon zeta"}
 
@@ -36,3 +43,14 @@ def toy(tmp_path, monkeypatch):
         return TrainConfig(**{**defaults, **values})
 
     return config
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder that the tests of a module share, for records and the task's data."""
+    return tmp_path_factory.mktemp("records")
+
+
+@pytest.fixture(scope="module")
+def dense(folder: Path) -> dict[str, Any]:
+    return train(folder, {})

@@ -28,6 +28,9 @@ from tests.training.parallel_runs import settings, task_in
 SECONDS_TO_END = 120
 SECONDS_OTHERS_NEED = 1.0  # to write their files, and to continue if they wrongly could
 GILBERT_ELLIOTT = {"loss_type": "g-e", "loss_rate": 0.2, "mean_burst_packets": 4.0}
+RELIABLE = {"loss_type": "ber", "loss_rate": 0.0, "mean_burst_packets": None}
+DDP: dict[str, Any] = {"data_parallel_size": 2}
+FSDP: dict[str, Any] = {"data_parallel_size": 2, "data_parallel_type": "fsdp"}
 STEPS = {"max_steps": 6, "checkpoint_steps": 2, "eval_steps": 2, "eval_samples": 12}
 Kill = tuple[str, int, int]  # where, at which of the process's own steps, on which rank
 

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from transformers import GPT2ForSequenceClassification
 
 from lossytp.training import tasks
 from lossytp.training.config import TrainConfig
@@ -81,6 +82,10 @@ def train(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
         return run(settings(folder, **values))
 
 
+def curve(record: dict) -> list[float]:
+    return [point["loss"] for point in record["curves"]["train_loss"]]
+
+
 @contextmanager
 def spied(before: Any = None, after: Any = None) -> Iterator[None]:
     """Call `before(engine)` and `after(engine, scaler)` around every training step's gradients."""
@@ -102,6 +107,11 @@ def batches(folder: Path, steps: int = STEPS) -> list[dict[str, torch.Tensor]]:
     """Return the batches that a run trains on, before replicas share them out."""
     with task_in(folder):
         return list(islice(training_batches(the_data().train, batch_size=BATCH, seed=SEED), steps))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the parameters of a saved classifier."""
+    return GPT2ForSequenceClassification.from_pretrained(folder).state_dict()
 
 
 def the_data() -> Dataset:

@@ -1,14 +1,7 @@
-"""Test that a run killed with SIGKILL and resumed equals an unbroken one to the last digit."""
+"""Test checkpoints: which are refused, what they hold, and what lies beside them."""
 
 import errno
 import json
-import os
-import random
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,102 +12,7 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
 from lossytp.training.own_files import MARK
-from lossytp.training.record import read_record
 from lossytp.training.tasks.data import load_dataset, training_batches
-from tests.training.killed_runs import result, started
-
-KILLED = -9
-EQUAL_LENGTHS = {"max_length": 4, "batch_size": 8}  # messages of equal size, so that stale values are used
-ONE_PROCESS: dict[str, dict[str, Any]] = {
-    "virtual ranks with dropout": {"tensor_parallel_size": 4, "dropout": 0.1, "patience": 5},
-    "stale": {"tensor_parallel_size": 2, "repair": "stale", **EQUAL_LENGTHS},
-    "own streams that drift": {
-        "tensor_parallel_size": 2,
-        "reliable_gather": False,
-        "replicated_gradients": "none",
-        "resync_every": 4,
-    },
-    "noise": {"tensor_parallel_size": 2, "control": "noise", "loss_type": "ber", "mean_burst_packets": None},
-    "scaled, in microbatches": {"tensor_parallel_size": 2, "fp16": True, "gradient_accumulation_steps": 3},
-    "correlated links": {"tensor_parallel_size": 2, "loss_type": "correlated(shared=0.5)"},
-}
-PROCESSES: dict[str, dict[str, Any]] = {
-    "lossytp": {"tensor_parallel_size": 4, "dropout": 0.1},
-    "stale": {"tensor_parallel_size": 2, "repair": "stale", **EQUAL_LENGTHS},
-    "dtensor": {"tensor_parallel_size": 2, "implementation": "dtensor", "loss_type": "ber", "mean_burst_packets": None},
-    "megatron": {"tensor_parallel_size": 2, "implementation": "megatron"},
-    "ddp": {"data_parallel_size": 2, "dropout": 0.1},
-    "fsdp": {"data_parallel_size": 2, "data_parallel_type": "fsdp"},
-    "1f1b": {"pipeline_parallel_size": 2, "pipeline_schedule": "1f1b", "dropout": 0.1},
-    "virtual ranks and ddp": {"tensor_parallel_size": 2, "data_parallel_size": 2, "gradient_accumulation_steps": 2},
-}
-
-
-def unbroken(folder: Path, processes: int, **values: Any) -> dict[str, Any]:
-    assert started(folder, processes, output_dir=str(folder / "unbroken"), **values) == [0] * processes
-    record = result(folder, "unbroken")
-    assert record["network"]["training"]["lost"] > 0 or values.get("control")
-    return record
-
-
-@pytest.mark.parametrize("values", ONE_PROCESS.values(), ids=ONE_PROCESS)
-def test_one_process_killed_twice_equals_an_unbroken_run(tmp_path, values):
-    at = random.randint(3, 4)  # after a checkpoint, from which it resumes
-    assert started(tmp_path, 1, ("step", at, 0), **values) == [KILLED]
-    assert read_record(tmp_path / "run") is None
-    assert started(tmp_path, 1, ("step", 3, 0), **values) == [KILLED]
-    assert started(tmp_path, 1, **values) == [0]
-    assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == [2, 4]
-    assert result(tmp_path) == unbroken(tmp_path, 1, **values)
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["record.json"]
-
-
-@pytest.mark.parametrize("values", PROCESSES.values(), ids=PROCESSES)
-def test_two_processes_of_which_one_is_killed_equal_an_unbroken_run(tmp_path, values):
-    assert KILLED in started(tmp_path, 2, ("step", random.randint(3, 4), random.randint(0, 1)), **values)
-    assert started(tmp_path, 2, **values) == [0, 0]
-    assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == [2]
-    assert result(tmp_path) == unbroken(tmp_path, 2, **values)
-
-
-@pytest.mark.parametrize(
-    ("kill", "behind"), [(("file", 3, 1), 2), (("file", 3, 0), 2), (("marker", 3, 0), 2), (("moved", 3, 0), 4)]
-)
-def test_a_run_killed_while_it_writes_a_checkpoint_resumes_from_the_previous_one(tmp_path, kill, behind):
-    assert KILLED in started(tmp_path, 2, kill, tensor_parallel_size=2)
-    kept = tmp_path / "run" / "checkpoint"
-    assert json.loads((kept / "step.json").read_text())["step"] == behind
-    assert {f"step-{behind}.rank-{rank}.pt" for rank in (0, 1)} <= {file.name for file in kept.iterdir()}
-    assert started(tmp_path, 2, tensor_parallel_size=2) == [0, 0]
-    assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == [behind]
-    assert result(tmp_path) == unbroken(tmp_path, 2, tensor_parallel_size=2)
-    assert not kept.exists()
-
-
-def test_the_same_command_resumes_wherever_it_was_killed(tmp_path):
-    words = ["--max_steps", "80", "--batch_size", "2", "--max_samples", "50", "--eval_samples", "20", "--max_length"]
-    words += ["8", "--loss_rate", "0.1", "--dropout", "0.1", "--checkpoint_steps", "3", "--eval_steps", "7"]
-    command = [sys.executable, "-m", "lossytp.train", *words, "--output_dir"]
-    environment = {name: value for name, value in os.environ.items() if name != "XDG_CACHE_HOME"} | {
-        "OMP_NUM_THREADS": "1"
-    }
-    killed = subprocess.Popen([*command, str(tmp_path / "run")], env=environment, stderr=subprocess.DEVNULL)
-    while not (tmp_path / "run" / "checkpoint" / "step.json").exists():
-        time.sleep(0.01)
-    time.sleep(random.uniform(0, 0.5))
-    killed.send_signal(signal.SIGKILL)
-    assert killed.wait() == KILLED
-    assert read_record(tmp_path / "run") is None
-    for name in ("run", "whole"):
-        subprocess.run([*command, str(tmp_path / name)], env=environment, check=True, capture_output=True)
-    assert len(read_record(tmp_path / "run")["timing"]["resumed_behind_steps"]) == 1
-    assert result(tmp_path) == result(tmp_path, "whole")
-
-
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path):
-    assert started(tmp_path, 1, ("step", 2, 0), tensor_parallel_size=2) == [KILLED]
-    assert started(tmp_path, 1, tensor_parallel_size=2) == [0]
-    assert read_record(tmp_path / "run")["timing"]["resumed_behind_steps"] == []
 
 
 class Stopped(Exception):

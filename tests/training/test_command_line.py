@@ -1,15 +1,10 @@
 import json
-import os
 import re
-import subprocess
-import sys
-import time
 
 import pytest
 import yaml
 
-from lossytp.parallel import initialize
-from lossytp.training.command_line import parse, run_as_command
+from lossytp.training.command_line import parse
 from lossytp.training.config import EvaluateConfig, TrainConfig
 
 
@@ -221,134 +216,11 @@ def test_bad_yaml_is_refused(tmp_path, text):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "words", [["--loss_rate", "1.5"], ["--nonsense"], ["--output_dir", "/dev/null/below"], ["--dataset", "nope"]]
-)
-def test_the_entry_point_ends_with_one_line_and_exit_code_2(words):
-    command = [sys.executable, "-m", "lossytp.train", *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert result.stdout == ""
-
-
-def test_an_ascii_terminal_gets_errors_without_a_box(monkeypatch):
-    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    command = [sys.executable, "-m", "lossytp.train", "--loss_rate", "x"]
-    run = subprocess.run(command, capture_output=True, text=True)
-    assert (run.returncode, run.stderr.count("---"), run.stderr.count("\n")) == (2, 0, 1)
-    assert "--loss-rate" in run.stderr
-
-
 def test_a_files_own_values_win_over_merged_ones(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("loss_rate: 0.1\n<<: {seed: 3, loss_rate: 0.2}\n")
     config = parse(TrainConfig, None, ["--config", str(file)])
     assert (config.loss_rate, config.seed) == (0.1, 3)
-
-
-@pytest.fixture
-def told(monkeypatch, tmp_path, capsys):
-    """Return `told(error, joined, **variables)`, which runs a command that raises the error.
-
-    It returns the exit code and the printed text.
-    """
-
-    def tell(error, joined=False, **variables):
-        for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_ERROR_FILE"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(initialize, "_settings", object() if joined else None)
-        monkeypatch.setattr(os, "_exit", sys.exit)
-
-        def fail():
-            raise error
-
-        with pytest.raises(SystemExit) as stop:
-            run_as_command(fail)
-        output = capsys.readouterr()
-        assert output.out == ""
-        return stop.value.code, output.err
-
-    return tell
-
-
-def test_one_of_several_processes_ends_before_python_shuts_down():
-    """Gloo's threads would still be alive, and now and then abort."""
-    script = "import atexit; from lossytp.training.command_line import run_as_command; "
-    script += "atexit.register(print, 'down'); run_as_command(lambda: print('done'))"
-    for rank, said in (({"RANK": "1"}, "done\n"), ({}, "done\ndown\n")):
-        environment = {name: value for name, value in os.environ.items() if name != "RANK"} | rank
-        run = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-        assert (run.returncode, run.stdout) == (0, said)
-
-
-@pytest.mark.parametrize("error", [ValueError("loss_rate = 2"), ModuleNotFoundError("loss_rate = 2")])
-def test_an_error_names_its_rank_if_there_are_several(told, error):
-    assert told(error) == (2, "error: loss_rate = 2\n")
-    assert told(error, RANK="0", LOCAL_RANK="0") == (2, "rank 0: error: loss_rate = 2\n")
-    assert told(error, RANK="5") == (2, "rank 5: error: loss_rate = 2\n")
-    assert told(error, LOCAL_RANK="1") == (2, "error: loss_rate = 2\n"), "one process, whatever is left of others"
-
-
-def test_an_error_that_all_processes_of_a_node_share_is_printed_by_the_first(told):
-    error = ValueError("loss_rate = 2")
-    assert told(error, RANK="3", LOCAL_RANK="1") == (2, "")
-    assert told(error, RANK="2", LOCAL_RANK="0") == (2, "rank 2: error: loss_rate = 2\n")
-    assert told(error, joined=True, RANK="3", LOCAL_RANK="1") == (2, "rank 3: error: loss_rate = 2\n")
-
-
-def test_an_unforeseen_error_keeps_its_traceback(told):
-    code, text = told(KeyError("weight"), joined=True, RANK="1", LOCAL_RANK="1")
-    assert code == 1
-    assert text.startswith("Traceback")
-    assert text.endswith("rank 1: error: KeyError: 'weight'\n")
-
-
-def test_an_unforeseen_error_of_a_single_process_is_raised(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-
-    def fail():
-        raise KeyError("weight")
-
-    with pytest.raises(KeyError, match="weight"):
-        run_as_command(fail)
-
-
-@pytest.mark.parametrize("sign", ["Connection closed by peer", "Connection reset by peer", "Broken pipe"])
-def test_a_lost_connection_is_one_line(told, sign):
-    code, text = told(RuntimeError(f"[pair.cc] {sign} [127.0.0.1]\nmore"), joined=True, RANK="1", LOCAL_RANK="1")
-    reason = f"the connection to another process is lost: see why that one ended ([pair.cc] {sign} [127.0.0.1])"
-    assert (code, text) == (1, f"rank 1: error: {reason}\n")
-
-
-@pytest.mark.parametrize("error", [ValueError("loss_rate = 2"), RuntimeError("loss_rate = 2")])
-def test_torchrun_gets_the_error_as_json_from_a_silent_rank_too(told, tmp_path, error):
-    file = tmp_path / "error.json"
-    told(error, RANK="1", LOCAL_RANK="1", TORCHELASTIC_ERROR_FILE=str(file))
-    content = json.loads(file.read_text())["message"]
-    assert content["message"].endswith("loss_rate = 2")
-    assert content["message"].startswith("RuntimeError: ") is isinstance(error, RuntimeError)
-    assert content["extraInfo"]["py_callstack"] == content["message"]
-    assert content["extraInfo"]["timestamp"].isdigit()
-
-
-def test_a_lost_connection_is_dated_after_the_error_that_caused_it(told, tmp_path, monkeypatch):
-    """torchrun calls the earliest error the root cause; within a second, that of the lowest rank."""
-    monkeypatch.setattr(time, "time", lambda: 100.9)
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    seconds = []
-    for rank, error in enumerate((RuntimeError("[pair.cc] Connection closed by peer [127.0.0.1]"), ValueError("why"))):
-        file = tmp_path / f"{rank}.json"
-        told(error, RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(file))
-        seconds.append(json.loads(file.read_text())["message"]["extraInfo"]["timestamp"])
-    assert seconds == ["101", "100"]
-
-
-def test_a_keyboard_interrupt_exits_with_130(told):
-    assert told(KeyboardInterrupt(), RANK="0") == (130, "")
 
 
 def test_a_record_is_run_again_only_by_as_many_processes(tmp_path, monkeypatch):

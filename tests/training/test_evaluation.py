@@ -1,108 +1,19 @@
-"""Test tasks of all kinds, from training to evaluations of the saved models."""
+"""Test evaluations of saved models: scores, perplexity and text."""
 
 import json
 import math
-import os
-from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from lossytp.training import evaluation, models, tasks
+from lossytp.training import evaluation
 from lossytp.training.command_line import parse
-from lossytp.training.config import EvaluateConfig, TrainConfig
-from lossytp.training.loop import run
+from lossytp.training.config import EvaluateConfig
 from lossytp.training.models import load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
-
-SMALL = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 4096, "n_positions": 128}
-COLOURS = ("red", "green", "blue")
-THINGS = ("sky", "grass", "rose", "sea")
-
-
-def rows(number, first):
-    """Yield rows of texts with a colour, which is the class and the answer, and determines the number.
-
-    The right one of two or three options is "yes".
-    """
-    for i in range(first, first + number):
-        options = ["no", "never"][: 1 + i % 2]
-        options.insert(i // 3 % (len(options) + 1), "yes")
-        yield {
-            "text": f"the {THINGS[i % 4]} {i} is {COLOURS[i % 3]}",
-            "label": i % 3,
-            "number": 1.5 * (i % 3),
-            "options": options,
-            "right": options.index("yes"),
-            "colour": [COLOURS[i % 3]],
-        }
-
-
-TABLE = tasks.Table(train=list(rows(36, 0)), test=list(rows(15, 100)))
-TASKS = {
-    "classification": tasks.Classification(source=TABLE, body="{text}", labels=COLOURS),
-    "regression": tasks.Regression(source=TABLE, body="{text}", label="number", metrics=("pearson", "spearman")),
-    "choice": tasks.MultipleChoice(source=TABLE, body="{text}", options="options", answer="right"),
-    "generation": tasks.Generation(
-        source=TABLE, body="{text}", ending=" Which?", answers="colour", metrics=("exact_match", "f1")
-    ),
-}
-OWN_STREAMS = {"reliable_gather": False}
-
-
-def settings(folder, kind, **values):
-    defaults = {
-        "model_name": "gpt2-nano-scratch",
-        "dataset": kind,
-        "batch_size": 12,
-        "max_steps": 4,
-        "max_length": 48,
-        "eval_samples": 6,
-        "loss_rate": 0.1,
-        "learning_rate": 3e-3,
-        "save_model": True,
-        "seed": 0,
-        "output_dir": str(folder / "run"),
-    }
-    return TrainConfig(**{**defaults, **values})
-
-
-def at(folder):
-    """Return patches that register the tasks and the small model, and cache data below `folder`."""
-    return (
-        patch.dict(tasks.TASKS, TASKS),
-        patch.dict(models.PRESETS, {"gpt2-nano": SMALL}),
-        patch.dict(os.environ, XDG_CACHE_HOME=str(folder / "cache")),
-    )
-
-
-def train(folder, kind, **values):
-    """Train here, alone or as one of several processes, and return the record."""
-    one, two, three = at(folder)
-    with one, two, three:
-        return run(settings(folder, kind, **values))
-
-
-def evaluate(folder, **values):
-    """Evaluate the trained model here, alone or as one of several processes."""
-    one, two, three = at(folder)
-    with one, two, three:
-        config = EvaluateConfig(
-            **{
-                "model_name": str(folder / "run" / "last"),
-                "eval_samples": 6,
-                "seed": 0,
-                "output_dir": str(folder / "evaluated"),
-                **values,
-            }
-        )
-        return evaluation.run(config)
-
-
-def losses(record):
-    return [point["loss"] for point in record["curves"]["train_loss"]]
+from tests.training.tasks_of_all_kinds import OWN_STREAMS, TASKS, evaluate, rows, train
 
 
 @pytest.mark.parametrize("wiring", [{}, OWN_STREAMS], ids=str)
@@ -124,70 +35,6 @@ def test_evaluating_gives_the_training_runs_own_scores_for_every_kind_of_task(tm
     assert lossy["network"]["lost"] > 0
     if kind in ("classification", "choice"):
         assert lossy["lossy"]["cross_entropy"] != pytest.approx(lossy["clean"]["cross_entropy"], rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", ["classification", "regression", "choice"])
-def test_an_easy_pattern_is_learnt(tmp_path, kind):
-    values = {"max_steps": 60, "loss_rate": 0.02, "eval_samples": 15, "save_model": False}
-    record = train(tmp_path, kind, **values)
-    assert record["final"]["score_clean"] > 0.9
-    assert record["final"]["score_lossy"] > 0.8
-    assert record["data"]["chance"] < 0.7
-
-
-def test_generating_the_answer_is_learnt(tmp_path):
-    record = train(tmp_path, "generation", max_steps=80, loss_rate=0.02, save_model=False, learning_rate=1e-2)
-    assert record["final"]["score_clean"] > 0.6
-    assert record["curves"]["eval"][-1]["f1_clean"] >= record["final"]["score_clean"]
-
-
-@pytest.mark.parametrize("kind", ["choice", "generation"])
-def test_two_processes_train_and_evaluate_as_virtual_ranks_do(processes, tmp_path, kind):
-    values = {"tensor_parallel_size": 2, **OWN_STREAMS}
-    folders = [tmp_path / "here", tmp_path / "there"]
-    here = train(folders[0], kind, **values)
-    there = processes(2, _train, folders[1], kind, values)[0]
-    assert losses(there) == pytest.approx(losses(here), rel=1e-4)
-    assert there["network"] == here["network"]
-    mine = evaluate(folders[0], loss_rate=0.3, **values)
-    theirs = processes(2, _evaluate, folders[0], {"loss_rate": 0.3, **values})
-    assert theirs[0] == theirs[1]
-    assert theirs[0]["network"] == mine["network"]
-    for network in ("clean", "lossy"):
-        assert theirs[0][network] == pytest.approx(mine[network], rel=1e-4, abs=1e-6)
-
-
-def test_replicas_of_a_generation_task_count_by_tokens(processes, tmp_path):
-    """Answers have one word or ten, so replicas predict different numbers of tokens; one process predicts all."""
-    values = {"tensor_parallel_size": 1, "loss_rate": 0.0, "save_model": False, "batch_size": 6, "max_steps": 6}
-    with patch.dict(TASKS, uneven=_uneven()):
-        here = train(tmp_path / "here", "uneven", **values)
-    for number in (1, 2):
-        there = processes(
-            2,
-            _train,
-            tmp_path / f"there {number}",
-            "uneven",
-            {**values, "data_parallel_size": 2, "gradient_accumulation_steps": number},
-        )[0]
-        assert losses(there) == pytest.approx(losses(here), rel=1e-4)
-
-
-def _uneven():
-    def with_answers(row):
-        return {**row, "colour": [" ".join(row["colour"] * (1 if row["label"] else 10))]}
-
-    table = tasks.Table(train=[with_answers(row) for row in TABLE.train], test=TABLE.test)
-    return replace(TASKS["generation"], source=table)
-
-
-def _train(folder, kind, values):
-    with patch.dict(TASKS, uneven=_uneven()):
-        return train(folder, kind, **values)
-
-
-def _evaluate(folder, values):
-    return evaluate(folder, **values)
 
 
 @pytest.fixture

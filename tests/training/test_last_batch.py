@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.parallel_runs import PARALLELISMS, train
-from tests.training.test_parallelism import curve
+from tests.training.parallel_runs import PARALLELISMS, curve, train
 
 SHORT = {"max_samples": 17, "max_steps": 9}  # batches of 8, 8 and 1
 

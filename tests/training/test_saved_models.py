@@ -13,7 +13,8 @@ from lossytp.training import saved_models
 from lossytp.training.loop import run
 from lossytp.training.own_files import MARK
 from lossytp.training.saved_models import remove_model
-from tests.training.parallel_runs import settings, task_in
+from tests.training.killed_runs import DDP, FSDP, RELIABLE, started
+from tests.training.parallel_runs import settings, task_in, weights
 
 PLACES = ("best", "last", ".best.part", ".last.part", "checkpoint")
 
@@ -133,3 +134,33 @@ def _die_at(place: str) -> None:
         Path.rename = dying(Path.rename, die_before=True)
     if place == "renamed":
         Path.rename = dying(Path.rename)
+
+
+def test_the_best_and_the_last_model_are_kept(toy, tmp_path, monkeypatch):
+    scores = iter([0.5, 0.9, 0.7, 0.5, 0.9])
+
+    def evaluate(self, step):
+        self.evaluations.append({"step": step, "score_lossy": next(scores), "seconds": 0.0})
+        return self.evaluations[-1]
+
+    monkeypatch.setattr("lossytp.training.loop._Run._evaluate", evaluate)
+    values = {"eval_steps": 2, "schedule": "constant", "save_model": True}
+    run(toy(max_steps=6, **values))
+    run(toy(max_steps=4, output_dir=str(tmp_path / "shorter"), **values))
+    best, last = weights(tmp_path / "run" / "best"), weights(tmp_path / "run" / "last")
+    shorter = weights(tmp_path / "shorter" / "last")
+    assert all(torch.equal(best[name], shorter[name]) for name in best)
+    assert not torch.equal(best["score.weight"], last["score.weight"])
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {"best", "last", "record.json"}
+
+
+@pytest.mark.parametrize(
+    "values", [{"tensor_parallel_size": 2}, DDP, {**DDP, "tensor_parallel_size": 2}, FSDP], ids=str
+)
+def test_processes_save_the_model_that_one_process_trains(tmp_path, values):
+    common = {**RELIABLE, "save_model": True, "max_steps": 3}
+    assert started(tmp_path, 2, **values, **common) == [0, 0]
+    assert started(tmp_path, 1, output_dir=str(tmp_path / "dense"), **common) == [0]
+    whole, expected = weights(tmp_path / "run" / "last"), weights(tmp_path / "dense" / "last")
+    for name, weight in expected.items():
+        torch.testing.assert_close(whole[name], weight, rtol=1e-3, atol=2e-4)

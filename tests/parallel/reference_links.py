@@ -1,0 +1,225 @@
+"""Messages over lossy links, packet by packet: repairs, parity and Hadamard's transform in plain Python.
+
+Nothing of the library is used but which packets each link loses, one call of `lose` after another, and random signs.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+
+Numbers = list[float]
+Lose = Callable[[int, int, int], list[int]]  # source, destination, packets -> those that are lost of them
+SWITCH = -1
+PRIME = 2**61 - 1
+
+
+class Message:
+    """What travels: values, how many ranks' parts each of them is the sum of, and whether it was given up upstream."""
+
+    def __init__(self, values: Numbers, parts: list[int] | None = None, absent: list[bool] | None = None) -> None:
+        self.values = values
+        self.parts = parts or [1] * len(values)
+        self.absent = absent or [False] * len(values)
+
+    def __add__(self, other: "Message") -> "Message":
+        values = [mine + theirs for mine, theirs in zip(self.values, other.values, strict=True)]
+        return Message(values, [mine + theirs for mine, theirs in zip(self.parts, other.parts, strict=True)])
+
+    def piece(self, start: int, stop: int) -> "Message":
+        return Message(self.values[start:stop], self.parts[start:stop])
+
+
+class Links:
+    """The ranks, their links and what each receiver remembers.
+
+    Args:
+        ranks: global names of the ranks.
+        algorithm: a name.
+        repair: a name and its options.
+        elements_per_packet: of a message.
+        lose: advances a link.
+        loss_rate: of a link.
+        signs: of the elements of a hop, for Hadamard.
+    """
+
+    def __init__(
+        self,
+        ranks: list[int],
+        algorithm: str,
+        repair: tuple[str, dict],
+        elements_per_packet: int,
+        lose: Lose,
+        loss_rate: Callable[[int, int], float],
+        signs: Numbers,
+    ) -> None:
+        self.ranks, self.algorithm = ranks, algorithm
+        self.repair, self.options = repair
+        self.capacity, self._lose, self._loss_rate, self._signs = elements_per_packet, lose, loss_rate, signs
+        self.counts: dict[tuple, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # packets, lost, extra, missing
+        self._memory: dict[tuple, Numbers] = {}
+        self._sizes: dict[str, int] = {}
+
+    # --- one message over one link
+
+    def _begin(self, operation: str, message: Numbers) -> None:
+        """Memories are of messages of one size."""
+        if self._sizes.get(operation, len(message)) != len(message):
+            self._memory = {place: last for place, last in self._memory.items() if place[0] != operation}
+        self._sizes[operation] = len(message)
+        self._operation = operation
+
+    def _hop(self, src: int, dst: int, message: Message, what: str, own: Numbers | None = None) -> Message:
+        """What the receiver has of the message; `own` is its own part of what the message carries, if it has one."""
+        values = message.values
+        if not values:
+            return message
+        block = self._block(len(values)) if self.repair == "hadamard" else 1
+        on_wire = self._encode(values, block) if block > 1 else values
+        num_packets = math.ceil(len(on_wire) / self.capacity)
+        missing = self._deliver(src, dst, num_packets)
+        self.counts[self._operation, src, dst][2] += num_packets - math.ceil(len(values) / self.capacity)  # of padding
+        arrives = [place // self.capacity not in missing for place in range(len(on_wire))]
+        if block > 1:
+            coefficients = [value if here else 0.0 for value, here in zip(on_wire, arrives, strict=True)]
+            return Message(self._decode(coefficients, block)[: len(values)])
+        lost = [not here for here in arrives]
+        if self.repair == "local" and "gather" in self._operation:
+            lost = [gone or before for gone, before in zip(lost, message.absent, strict=True)]
+        instead = [0.0] * len(values)
+        if self.repair == "local" and own is not None:
+            instead = list(own)
+        place = (self._operation, src, dst, what)
+        if self.repair == "stale":
+            instead = self._memory.get(place, instead)
+        rate = self._loss_rate(src, dst)
+        weight = 1 / (1 - rate) if self.repair == "rescale" and rate < 1 else 1.0
+        received = [other if gone else value * weight for value, gone, other in zip(values, lost, instead, strict=True)]
+        self._memory[place] = received
+        parts = [0 if gone else count for count, gone in zip(message.parts, lost, strict=True)]
+        return Message(received, parts, lost)
+
+    def _deliver(self, src: int, dst: int, num_packets: int) -> set[int]:
+        """The message's packets that are missing in the end."""
+        counts = self.counts[self._operation, src, dst]
+
+        def send(count: int, extra: int) -> list[int]:
+            lost = self._lose(src, dst, count)
+            counts[0] += count
+            counts[1] += len(lost)
+            counts[2] += extra
+            return lost
+
+        if self.repair == "retransmit":
+            outstanding = [list(range(num_packets))[packet] for packet in send(num_packets, 0)]
+            for _ in range(self.options["budget"]):
+                if outstanding:
+                    outstanding = [outstanding[packet] for packet in send(len(outstanding), len(outstanding))]
+            missing = set(outstanding)
+        elif self.repair == "fec":
+            missing = self._received_with_parity(num_packets, send)
+        else:
+            missing = set(send(num_packets, 0))
+        counts[3] += len(missing)
+        return missing
+
+    # --- forward error correction, with packets that are numbers
+
+    def _received_with_parity(self, num_packets: int, send: Callable[[int, int], list[int]]) -> set[int]:
+        """Blocks are encoded, lost and decoded; packet number i carries the number (i + 1) ** 3."""
+        k, parity = self.options["k"], self.options["n"] - self.options["k"]
+        depth, xor = self.options.get("depth", 1), self.options.get("code") == "xor"
+        wire: list[tuple[str, list[int], int, int]] = []  # kind, the packets of its block, its number there, payload
+        numbers = list(range(num_packets))
+        while numbers:
+            run, numbers = numbers[: depth * k], numbers[depth * k :]
+            num_blocks = min(depth, math.ceil(len(run) / k))
+            blocks = [run[first::num_blocks] for first in range(num_blocks)]
+            payloads = [[(packet + 1) ** 3 for packet in block] for block in blocks]
+            for place in range(len(run) + parity * num_blocks):
+                turn, block = divmod(place, num_blocks)
+                if place < len(run):
+                    wire.append(("own", blocks[block], turn, payloads[block][turn]))
+                    continue
+                made = turn - len(blocks[block])
+                if xor:
+                    total = 0
+                    for payload in payloads[block][made::parity]:
+                        total ^= payload
+                else:
+                    total = _polynomial_through(list(enumerate(payloads[block])), len(blocks[block]) + made)
+                wire.append(("parity", blocks[block], made, total))
+        lost = set(send(len(wire), len(wire) - num_packets))
+        here = [packet for place, packet in enumerate(wire) if place not in lost]
+        received: dict[int, int] = {}
+        for kind, block, number, payload in here:
+            if kind == "own":
+                received[block[number]] = payload
+        for block in {tuple(block): block for _, block, _, _ in wire}.values():
+            parities = {number: payload for kind, of, number, payload in here if kind == "parity" and of == block}
+            if xor:
+                for made, total in parities.items():
+                    covered = block[made::parity]
+                    gone = [packet for packet in covered if packet not in received]
+                    if len(gone) == 1:
+                        for packet in covered:
+                            total ^= received.get(packet, 0)
+                        received[gone[0]] = total
+                continue
+            points = [(place, received[packet]) for place, packet in enumerate(block) if packet in received]
+            points += [(len(block) + made, payload) for made, payload in parities.items()]
+            if len(points) >= len(block):
+                for place, packet in enumerate(block):
+                    received.setdefault(packet, _polynomial_through(points[: len(block)], place))
+        assert all(payload == (packet + 1) ** 3 for packet, payload in received.items()), "decoded wrongly"
+        return set(range(num_packets)) - set(received)
+
+    # --- Hadamard's transform
+
+    def _block(self, num_elements: int) -> int:
+        """The largest for which no packet holds two coefficients of one block."""
+        block = self.options["block"]
+        while block > 1:
+            num_blocks = math.ceil(num_elements / block)
+            if num_blocks >= self.capacity:
+                return block
+            block //= 2
+        return 1
+
+    def _encode(self, values: Numbers, block: int) -> Numbers:
+        """Coefficient i of all blocks, then i + 1 of all."""
+        num_blocks = math.ceil(len(values) / block)
+        padded = values + [0.0] * (num_blocks * block - len(values))
+        signed = [sign * value for sign, value in zip(self._signs, padded, strict=False)]
+        blocks = [_walsh_hadamard(signed[j * block : (j + 1) * block]) for j in range(num_blocks)]
+        return [blocks[j][i] for i in range(block) for j in range(num_blocks)]
+
+    def _decode(self, coefficients: Numbers, block: int) -> Numbers:
+        num_blocks = len(coefficients) // block
+        blocks = [_walsh_hadamard(coefficients[j::num_blocks]) for j in range(num_blocks)]
+        signed = [value for values in blocks for value in values]
+        return [sign * value for sign, value in zip(self._signs, signed, strict=False)]
+
+
+def _polynomial_through(points: list[tuple[int, int]], x: int) -> int:
+    """The value at x of the polynomial of least degree through `points`, modulo a prime: Reed and Solomon's code."""
+    total = 0
+    for at, value in points:
+        above = below = 1
+        for other, _ in points:
+            if other != at:
+                above = above * (x - other) % PRIME
+                below = below * (at - other) % PRIME
+        total += value * above * pow(below, -1, PRIME)
+    return total % PRIME
+
+
+def _walsh_hadamard(values: Numbers) -> Numbers:
+    """Sums and differences of pairs at distances 1, 2, 4, ..., divided by the root of the length."""
+    values, distance = list(values), 1
+    while distance < len(values):
+        for first in range(0, len(values), 2 * distance):
+            for i in range(first, first + distance):
+                a, b = values[i], values[i + distance]
+                values[i], values[i + distance] = a + b, a - b
+        distance *= 2
+    return [value / math.sqrt(len(values)) for value in values]

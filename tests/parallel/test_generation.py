@@ -1,0 +1,69 @@
+"""Text that models generate in every way of sharing activations."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.parallel.conftest import NUM_EXAMPLES, relative_error, tiny_batch, tiny_gpt2
+from tests.parallel.dense_comparison import every_mode, on_own_streams
+from tests.parallel.sharing_modes import parallel
+
+
+def generate(model: Any, **settings: Any) -> Tensor:
+    prompts = tiny_batch()["input_ids"][:3, :6].clone()
+    mask = torch.ones_like(prompts)
+    prompts[1, :2] = mask[1, :2] = 0
+    torch.manual_seed(4)
+    return model.generate(prompts, attention_mask=mask, max_new_tokens=8, min_new_tokens=8, **settings)
+
+
+CACHING: list[dict[str, Any]] = [{"use_cache": True}, {"use_cache": False}]
+CACHING += [{"use_cache": True, "cache_implementation": "static"}]
+
+
+@pytest.mark.parametrize("caching", CACHING, ids=["cache", "no cache", "static cache"])
+@every_mode
+def test_without_losses_generated_tokens_equal_dense(mode: str, caching: dict) -> None:
+    dense = tiny_gpt2().eval()
+    for search in ({"do_sample": False}, {"do_sample": True, "top_k": 20}):
+        tokens = [generate(model, **search, **caching) for model in (dense, parallel(dense, 0.0, mode))]
+        assert torch.equal(*tokens)
+
+
+@on_own_streams
+def test_with_losses_generate_writes_something_else(mode: str) -> None:
+    dense = tiny_gpt2().eval()
+    tokens = generate(parallel(dense, 0.3, mode), do_sample=False)
+    assert tokens.shape == (3, 14)
+    assert not torch.equal(tokens, generate(dense, do_sample=False))
+
+
+@pytest.mark.parametrize("caching", CACHING, ids=["cache", "no cache", "static cache"])
+@on_own_streams
+def test_beam_search_is_refused_or_right(mode: str, caching: dict) -> None:
+    """It reorders the rows of a cache as if they were the batch's; without a cache there is nothing to reorder."""
+    dense = tiny_gpt2().eval()
+    model = parallel(dense, 0.0, mode)
+    if not caching["use_cache"]:
+        assert torch.equal(*(generate(each, num_beams=3, do_sample=False, **caching) for each in (dense, model)))
+        return
+    line = "no beam search where ranks have streams of their own: sample, or search greedily"
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        generate(model, num_beams=3, do_sample=False, **caching)
+
+
+@on_own_streams
+def test_a_cache_goes_on_where_it_stopped(mode: str) -> None:
+    """Also where nobody says at which positions; its rows are the ranks' along the batch."""
+    ids_BT, dense = tiny_batch()["input_ids"], tiny_gpt2().eval()
+    model, results = parallel(dense, 0.0, mode), []
+    for each in (dense, model):
+        cache = each(ids_BT[:, :5], use_cache=True).past_key_values
+        results.append((cache, each(ids_BT[:, 5:], past_key_values=cache, use_cache=True).logits))
+    assert relative_error(results[1][1], results[0][1]) < 1e-12
+    assert relative_error(results[1][1], dense(ids_BT).logits[:, 5:]) < 1e-12
+    keys = [cache.layers[0].keys for cache, _ in results]
+    assert keys[1].shape == (4 * NUM_EXAMPLES, 8 // 4, *keys[0].shape[2:])

@@ -1,0 +1,250 @@
+import re
+
+import pytest
+
+from lossytp.training.config import TrainConfig
+
+NEEDS_OWN_LAYERS = (
+    " needs this project's tensor-parallel layers, which know where a message is from: leave it out, or give "
+    "implementation = 'lossytp' and tensor_parallel_size above 1"
+)
+NEEDS_THEM_ALONE = (
+    " needs tensor parallelism alone, by this project's layers: leave it out, or implementation, data_parallel_size "
+    "and pipeline_parallel_size"
+)
+ELSEWHERE = [{"implementation": "dtensor"}, {"implementation": "megatron"}]
+ONE_RANK = [{"tensor_parallel_size": 1}, {"tensor_parallel_size": 1, "data_parallel_size": 2}]
+SPREAD = [{"data_parallel_size": 2}, {"pipeline_parallel_size": 2}]
+OWN = {"reliable_gather": False}
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        *(
+            ({**value, **how}, f"{name} = {value[name]!r}" + reason)
+            for value, hows, reason in (
+                ({"repair": "stale"}, ELSEWHERE + SPREAD, NEEDS_THEM_ALONE),
+                ({"repair": "stale()"}, SPREAD, NEEDS_THEM_ALONE),
+                ({"control": "noise"}, ELSEWHERE + SPREAD, NEEDS_THEM_ALONE),
+                ({"sequence_parallel": True}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+                ({"exact_adjoint": True}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+                ({"wire_dtype": "bf16"}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+                ({"lossy_module": "mlp"}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+                ({"lossy_layers": "0:1"}, ELSEWHERE + ONE_RANK, NEEDS_OWN_LAYERS),
+            )
+            for name in value
+            for how in hows
+        ),
+        *(
+            (
+                {"repair": "local", **how},
+                "repair = 'local' with a pipeline or fsdp, in whose sends and all-gathers a receiver has no part of "
+                "its own: choose another repair",
+            )
+            for how in ({"pipeline_parallel_size": 2}, {"data_parallel_size": 2, "data_parallel_type": "fsdp"})
+        ),
+        (
+            {"exact_adjoint": True, "lossy_direction": "backward"},
+            "exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of",
+        ),
+        (
+            {"control": "elements", "loss_type": "g-e", "ge_config": "one"},
+            "control = 'elements' with loss_type = 'g-e': what it loses, or adds, is independent; give loss_type = "
+            "'ber'",
+        ),
+        (
+            {**OWN, "tensor_parallel_size": 1},
+            "reliable_gather = False where nothing is summed: give tensor_parallel_size above 1",
+        ),
+        (
+            {**OWN, "tensor_parallel_size": 1, "data_parallel_size": 2, "replicated_gradients": "none"},
+            "replicated_gradients = 'none' with tensor_parallel_size = 1, where no rank holds copies: give more ranks, "
+            "or leave it out",
+        ),
+        *(
+            (
+                {"replicated_gradients": how, **shared},
+                f"replicated_gradients = {how!r} where all ranks share a residual stream: give reliable_gather = "
+                "False, or leave it out",
+            )
+            for how in ("lossy", "none")
+            for shared in ({}, {**OWN, "sequence_parallel": True})
+        ),
+        (
+            {**OWN, "replicated_gradients": "lossy", "repair": "local"},
+            "replicated_gradients = 'lossy' with repair = 'local', by which a rank's own gradient would stand for the "
+            "sum of all: choose another repair",
+        ),
+        (
+            {**OWN, "resync_every": 5},
+            "resync_every = 5 where copies do not drift: give replicated_gradients = 'lossy' or 'none', or leave it "
+            "out",
+        ),
+        (
+            {**OWN, "pipeline_parallel_size": 2},
+            "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out",
+        ),
+        (
+            {**OWN, "algorithm": "sender"},
+            "reliable_gather = False with algorithm = 'sender', whose sum reaches every rank: choose another algorithm",
+        ),
+        (
+            {"repair": "local", "algorithm": "sender"},
+            "repair = 'local' with algorithm = 'sender': a loss there is everyone's, so no receiver has a part of its "
+            "own to put in; choose another algorithm",
+        ),
+        (
+            {**OWN, "repair": "local", "sequence_parallel": True},
+            "repair = 'local' with sequence_parallel and reliable_gather = False: a rank has no part of its own of "
+            "what it gathers; choose another repair",
+        ),
+        (
+            {
+                "exact_adjoint": True,
+                "repair": "rescale",
+                "pipeline_parallel_size": 2,
+                "tensor_parallel_size": 1,
+            },
+            "exact_adjoint = True with a pipeline and repair = 'rescale': between stages it is built for repair = "
+            "'zero'",
+        ),
+        (
+            {"exact_adjoint": True, "repair": "local"},
+            "exact_adjoint with repair = 'local' is not built: choose another repair",
+        ),
+        *(
+            (
+                {"exact_adjoint": True, **how},
+                "exact_adjoint with lossy gathers or sequence_parallel: the adjoint of a gather would be another "
+                "collective, with losses of its own; leave reliable_gather True and sequence_parallel False",
+            )
+            for how in (OWN, {"sequence_parallel": True})
+        ),
+        (
+            {"control": "noise", "algorithm": "ring"},
+            "control = 'noise' with algorithm = 'ring': its hops carry several ranks' parts, whose error adds up; "
+            "choose one of direct, sender, switch",
+        ),
+        (
+            {"control": "noise", "algorithm": "switch", "sequence_parallel": True},
+            "control = 'noise' with algorithm = 'switch': its hops carry several ranks' parts, whose error adds up; "
+            "choose one of direct",
+        ),
+        *(
+            (
+                {"control": "noise", **how},
+                "control = 'noise' loses nothing that a repair or an adjoint could act on: leave them out",
+            )
+            for how in ({"repair": "rescale"}, {"exact_adjoint": True})
+        ),
+        ({"control": "salt"}, "control = 'salt' is unknown: choose one of elements, noise"),
+        ({"wire_dtype": "fp8"}, "wire_dtype = 'fp8' is unknown: choose one of fp32, bf16"),
+        (
+            {"replicated_gradients": "some"},
+            "replicated_gradients = 'some' is unknown: choose one of reliable, lossy, none",
+        ),
+        (
+            {**OWN, "replicated_gradients": "none", "resync_every": 0},
+            "resync_every = 0 is below 1: give 1 or more",
+        ),
+        ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give true or false"),
+        ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),
+        ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
+        ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
+        ({"lossy_phase": "gather"}, "lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False"),
+        (
+            {"lossy_links": "0>1,2>0", "tensor_parallel_size": 2},
+            "lossy_links names 2>0, over which 'direct' of 2 ranks sends nothing that may be lost: choose among "
+            "0>1,1>0",
+        ),
+        (
+            {"lossy_links": "0>1", "tensor_parallel_size": 1},
+            "lossy_links names 0>1, over which 'direct' of 1 ranks sends nothing that may be lost: choose among none",
+        ),
+        (  # on its way down the sum is reliable
+            {"lossy_links": "-1>0", "algorithm": "switch", "tensor_parallel_size": 2},
+            "lossy_links names -1>0, over which 'switch' of 2 ranks sends nothing that may be lost: choose among "
+            "0>-1,1>-1",
+        ),
+        (
+            {**OWN, "lossy_links": "1>0", "algorithm": "tree", "tensor_parallel_size": 2, "lossy_phase": "gather"},
+            "lossy_links names 1>0, over which 'tree' of 2 ranks sends nothing that may be lost: choose among 0>1",
+        ),
+        ({"lossy_phase": "scatter"}, "phase = 'scatter' is unknown: choose one of reduce, gather"),
+        *(
+            (
+                {"lossy_layers": text},
+                f"lossy_layers = {text!r} is not understood: write first:stop, such as 0:2 (in YAML in quotes)",
+            )
+            for text in ("", "2", "0-2", ":2", "0:", "-1:2", "0:2:1", "a:b")
+        ),
+        ({"lossy_layers": "2:2"}, "layers = (2, 2) is no range: give the first and the one after the last"),
+        ({"lossy_layers": "3:1"}, "layers = (3, 1) is no range: give the first and the one after the last"),
+        ({"lossy_layers": "3:5"}, "lossy_layers = '3:5' is beyond gpt2-nano's 4 blocks: stop at 4"),
+        (
+            {"lossy_layers": 63},
+            'lossy_layers = 63 is of the wrong type: give str or nothing, in YAML within quotes: "63"',
+        ),
+        ({"max_steps": 1.0}, "max_steps = 1.0 is of the wrong type: give int, such as 1"),
+        *(
+            (
+                {"lossy_links": text},
+                f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3",
+            )
+            for text in ("", "0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
+        ),
+        (
+            {"tensor_parallel_size": 1, "loss_rate": 0.5},
+            "loss_rate = 0.5 on one rank alone, which sends nothing: give tensor_parallel_size above 1, or "
+            "loss_rate = 0",
+        ),
+        (
+            {"data_parallel_size": 2, "lossy_phase": "gather"},
+            "lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False",
+        ),
+        *(
+            (
+                {"dataset": "squad", **how},
+                f"dataset = 'squad', whose answers are generated, with {words}: tensor-parallel ranks that compute "
+                "other logits would go on with other tokens; choose another dataset",
+            )
+            for how, words in (
+                ({"implementation": "dtensor", **OWN}, "dtensor and reliable_gather = False"),
+                ({"data_parallel_size": 2, "data_parallel_type": "fsdp"}, "fsdp"),
+            )
+        ),
+        (
+            {"repair": "fec(8, 10)"},
+            "repair = 'fec(8, 10)': n = 8 leaves no packet of parity beside k = 10: give n of at least 11",
+        ),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_with_the_reason(values, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TrainConfig.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"implementation": "dtensor", **OWN, "algorithm": "ring", "replicated_gradients": "none", "resync_every": 3},
+        {"implementation": "megatron", "repair": "fec(10, 8)", "algorithm": "tree"},
+        {"data_parallel_size": 2, **OWN, "replicated_gradients": "lossy"},
+        {"data_parallel_size": 2, "sequence_parallel": True, "exact_adjoint": False, "wire_dtype": "bf16"},
+        {"pipeline_parallel_size": 2, "tensor_parallel_size": 1, "exact_adjoint": True},
+        {"pipeline_parallel_size": 2, "sequence_parallel": True, **OWN},
+        {"data_parallel_size": 2, "lossy_module": "mlp", "lossy_layers": "0:4", "control": "elements"},
+        {"sequence_parallel": True, **OWN, "algorithm": "sender"},
+        {"control": "noise", "algorithm": "switch", **OWN},
+        {"repair": "local", **OWN, "algorithm": "tree"},
+        {"repair": "stale", **OWN},
+        {"dataset": "squad", "implementation": "dtensor"},
+        {"dataset": "squad", **OWN},
+        {"dataset": "squad", "data_parallel_size": 2, **OWN},
+        {"data_parallel_size": 2, "data_parallel_type": "fsdp", "lossy_phase": "gather"},
+    ],
+)
+def test_what_can_be_combined_of_the_wiring_is_not_refused(values):
+    config = TrainConfig.from_dict(values)
+    assert config.changes() == {name: value for name, value in values.items() if value is not False or name in OWN}

@@ -1,0 +1,57 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig
+
+
+@pytest.mark.parametrize("kind", [TrainConfig, EvaluateConfig, PretrainConfig])
+def test_the_output_folder_has_a_name_on_one_line_and_home_is_expanded(kind, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    for path, expected in (("~", "/home/someone"), ("~/x", "/home/someone/x"), ("a~/~x", "a~/~x"), ("./~x", "./~x")):
+        assert kind(output_dir=path).output_dir == expected
+    for path in ("", "\n", "a\nb", "a\r", "a\u2028b"):
+        with pytest.raises(ValueError, match="is empty or has a line break: give the path of a folder") as error:
+            kind(output_dir=path)
+        assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(
+        ValueError, match=r"^output_dir = '~nobody-here/x' names a user who has no home folder: write \./~"
+    ):
+        kind(output_dir="~nobody-here/x")
+    assert not list(Path().glob("~*"))
+
+
+def test_changes_are_the_fields_that_are_not_at_their_default():
+    assert TrainConfig().changes() == {}
+    config = TrainConfig(seed=1234, max_steps=5, gradient_clipping=1, dropout=0)
+    assert config.changes() == {"max_steps": 5, "gradient_clipping": 1.0}
+    assert TrainConfig(**config.changes()) == config
+
+
+def test_dict_round_trip_and_ints_for_floats():
+    config = TrainConfig.from_dict({"loss_rate": 0, "seed": 3})
+    assert TrainConfig.from_dict(config.as_dict()) == config
+
+
+def test_checking_a_configuration_does_not_wait_for_torch():
+    code = "import sys, lossytp.study.grid, lossytp.training.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (5, "cells = 5 is no list of configurations: give at least one"),
+        ([], "cells = [] is no list of configurations: give at least one"),
+        ({"seed": 1}, "cells = {'seed': 1} is no list of configurations: give at least one"),
+        ([5], "5 is no configuration: give names with values, such as {'seed': 1}"),
+        ([{"sed": 5}], "unknown parameter 'sed': did you mean seed?"),
+    ],
+)
+def test_what_are_no_configurations_is_refused(cells, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TrainConfig.from_dicts(cells)
+    assert TrainConfig.from_dicts([{"seed": 5}]) == [TrainConfig(seed=5)]

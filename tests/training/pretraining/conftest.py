@@ -1,0 +1,42 @@
+"""Provide short pretraining of a tiny model on a few hundred made-up documents."""
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from lossytp.training import models
+from lossytp.training.config import PretrainConfig
+from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import run as pretraining
+from tests.training.pretraining.tiny_runs import NUMBERS, STEPS, TINY
+
+
+@pytest.fixture
+def pretrain(tmp_path, monkeypatch):
+    """Return a function that makes the configuration of a short run in the output folder `folder`."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(models.PRESETS, "gpt2-nano", TINY)
+    monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 30)
+    monkeypatch.setattr(pretraining, "SECONDS_BETWEEN_LINES", 0.0)
+    data = tmp_path / "data"
+    data.mkdir()
+    for split, first, last in (("train-0", 0, 200), ("train-1", 200, 300), ("validation-0", 1000, 1020)):
+        texts = [" ".join(NUMBERS[int(digit)] for digit in str(number**3)) for number in range(first, last)]
+        pa.parquet.write_table(pa.table({"text": texts}), data / f"{split}.parquet")
+
+    def config(folder="run", **values):
+        defaults = {
+            "data_glob": str(data / "train-*.parquet"),
+            "validation_glob": str(data / "validation-*.parquet"),
+            "batch_size": 8,
+            "microbatch_size": 2,
+            "block_size": 16,
+            "learning_rate": 1e-2,
+            "warmup_steps": 2,
+            "total_steps": STEPS,
+            "eval_steps": 3,
+            "output_dir": str(tmp_path / folder),
+        }
+        return PretrainConfig(**{**defaults, **values})
+
+    return config
