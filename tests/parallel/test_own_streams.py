@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import GPT2LMHeadModel
 
+import lossytp as ltp
 from lossytp.parallel.own_streams import (
     OwnStreams,
     PerRank,

@@ -13,7 +13,7 @@ from lossytp.training import gguf
 from lossytp.training.config import TrainConfig
 from lossytp.training.models import build_model, check_model, check_there, load_model, load_tokenizer, shape_of
 from tests.parallel.families import SIZES
-from tests.training.test_evaluation import evaluate, losses, train
+from tests.training.tasks_of_all_kinds import evaluate, losses, train
 
 NANO = Path(__file__).parents[2] / "models" / "gpt2-nano"
 
