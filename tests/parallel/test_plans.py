@@ -1,0 +1,253 @@
+"""Plans: a family that nobody listed, plans by hand, and what a plan cannot do."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+import lossytp as ltp
+from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
+from lossytp.parallel.plans import GPT2_PLAN, blocks_of, plan_of
+from tests.parallel.conftest import bernoulli, gradient_error, gradients, relative_error, tiny_batch, tiny_gpt2
+from tests.parallel.families import shifted, tiny
+
+WIDTH, HEADS, VOCABULARY = 32, 4, 97
+
+
+class StrangerConfig(PreTrainedConfig):
+    """A family with names of its own; its plan is all that the library knows of it."""
+
+    model_type = "stranger"
+    base_model_tp_plan = {  # noqa: RUF012
+        "stages.*.attending.ask": "colwise",
+        "stages.*.attending.tell": "colwise",
+        "stages.*.attending.out": "rowwise",
+        "stages.*.thinking.wide": "colwise",
+        "stages.*.thinking.narrow": "rowwise",
+    }
+    num_attention_heads = HEADS
+
+
+class Attending(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.tell = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keys_values = self.tell(x).unflatten(-1, (-1, 2, WIDTH // HEADS)).transpose(1, 2)
+        queries = self.ask(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+        mixed = scaled_dot_product_attention(queries, keys_values[..., 0, :], keys_values[..., 1, :], is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Thinking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(WIDTH, 48), nn.Linear(48, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.narrow(torch.tanh(self.wide(x)))
+
+
+class Stage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attending, self.thinking = Attending(), Thinking()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attending(x)
+        return x + self.thinking(x)
+
+
+class StrangerModel(PreTrainedModel):
+    config_class = StrangerConfig
+    base_model_prefix = "body"
+
+    def __init__(self, config: StrangerConfig) -> None:
+        super().__init__(config)
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.stages = nn.ModuleList(Stage() for _ in range(3))
+        self.post_init()
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        for stage in self.stages:
+            x = stage(x)
+        return x
+
+
+class StrangerForCausalLM(PreTrainedModel):
+    config_class = StrangerConfig
+    base_model_prefix = "body"
+
+    def __init__(self, config: StrangerConfig) -> None:
+        super().__init__(config)
+        self.body = StrangerModel(config)
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, labels: Any = None, return_dict: bool = True, **_: Any) -> CausalLMOutput:
+        logits = self.lm_head(self.body(input_ids))
+        loss = None if labels is None else cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
+def stranger() -> PreTrainedModel:
+    torch.manual_seed(0)
+    return StrangerForCausalLM(StrangerConfig()).double()
+
+
+@pytest.mark.parametrize("how", [{}, {"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_family_that_nobody_listed_works_by_its_plan(size: int, how: dict) -> None:
+    dense, batch = stranger(), tiny_batch()
+    expected, logits = gradients(dense, batch), dense(**batch).logits
+    for loss_rate, close in ((0.0, True), (0.1, False)):
+        parallel = ltp.parallelize(dense, bernoulli(loss_rate), tensor_parallel_size=size, **how)
+        assert (relative_error(parallel(**batch).logits, logits) < 1e-9) == close
+        gradients(parallel, batch)
+        assert (gradient_error(shifted(parallel), expected) < 1e-9) == close
+    again = ltp.gather(ltp.parallelize(dense, bernoulli(0.1), tensor_parallel_size=size, **how))
+    assert type(again) is StrangerForCausalLM
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in dense.state_dict().items())
+
+
+def test_layers_with_and_without_bias_are_not_computed_as_one() -> None:
+    attending = ltp.parallelize(stranger(), bernoulli(0.0), tensor_parallel_size=2).body.stages[0].attending
+    assert isinstance(attending.ask, ColumnParallelLinear)
+    assert isinstance(attending.tell, ColumnParallelLinear)
+    llama = ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2).model.layers[0]
+    assert [type(layer) for layer in (llama.self_attn.q_proj, llama.self_attn.v_proj)] == [Projection] * 2
+    assert isinstance(llama.mlp.down_proj, RowParallelLinear)
+
+
+def test_a_projection_with_another_input_is_computed_anew() -> None:
+    attention = ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2).model.layers[0].self_attn
+    dense = tiny("llama").model.layers[0].self_attn
+    x, other = torch.randn(2, 3, 5, 64, dtype=torch.float64)
+    for name, given in (("q_proj", x), ("k_proj", other), ("v_proj", x), ("v_proj", x), ("k_proj", x)):
+        assert relative_error(getattr(attention, name)(given), getattr(dense, name)(given)) < 1e-12, name
+
+
+STABLELM = {
+    **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.gate_proj": "colwise",
+    "layers.*.mlp.up_proj": "colwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+
+
+def test_a_plan_by_hand_shards_a_model_that_carries_none() -> None:
+    dense, batch = tiny("stablelm", hidden_dropout=0.0), tiny_batch()
+    with pytest.raises(TypeError, match="StableLmForCausalLM has no tensor-parallel plan: give plan, such as"):
+        ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=2)
+    expected = gradients(dense, batch)
+    parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=2, plan=STABLELM)
+    gradients(parallel, batch)
+    assert gradient_error(shifted(parallel), expected) < 1e-9
+
+
+def test_half_a_plan_shards_half_a_model() -> None:
+    """Attention stays dense and on every rank."""
+    mlp = {pattern: style for pattern, style in GPT2_PLAN.items() if ".mlp." in pattern}
+    dense, batch = tiny_gpt2(), tiny_batch()
+    parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=4, plan=mlp)
+    assert relative_error(parallel(**batch).logits, dense(**batch).logits) < 1e-12
+    network = parallel.transformer.h[0].mlp.c_fc.collective.network
+    assert set(network.report()["module"]) == {"mlp"}
+
+
+@pytest.mark.parametrize(
+    ("model", "how", "error", "message"),
+    [
+        (
+            lambda: tiny("mixtral", dtype=torch.float32),
+            {},
+            ValueError,
+            "is not supported: give plan with the styles colwise, colwise_gather_output, rowwise, rowwise_split_input, "
+            "replicated_with_grad_allreduce, or a model without mixture-of-experts layers",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"tensor_parallel_size": 8},
+            ValueError,
+            "tensor_parallel_size = 8 does not divide the model's 8 heads, its 4 key-value heads and its MLP of 96: "
+            "choose one of 1, 2, 4",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"plan": {"blocks.*.up": "colwise"}},
+            ValueError,
+            "the plan names no module of LlamaForCausalLM: give patterns such as",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"plan": {"layers.*.mlp.up_proj": "colwise"}},
+            ValueError,
+            "the plan shards block 0's mlp by outputs or by inputs alone: name its first layers",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"plan": {"layers.*.mlp.act_fn": "colwise"}},
+            TypeError,
+            "layers.0.mlp.act_fn is of type SiLUActivation, not a dense linear layer: give the dense model",
+        ),
+        (
+            lambda: tiny("qwen3"),
+            {"reliable_gather": False, "own_copies": True},
+            ValueError,
+            "own_copies = True for Qwen3ForCausalLM, whose ranks sum the gradients of replicated norms: leave it out",
+        ),
+        (
+            lambda: tiny("olmo2"),
+            {"reliable_gather": False},
+            ValueError,
+            "Olmo2ForCausalLM needs all outputs of some sharded layers on every rank",
+        ),
+        (
+            lambda: ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2),
+            {},
+            TypeError,
+            "the model is tensor-parallel already: give the dense model, or gather() it first",
+        ),
+        (
+            lambda: tiny("llama").model,
+            {},
+            TypeError,
+            "LlamaModel cannot be parallelized: give a GPT2LMHeadModel or LlamaForCausalLM",
+        ),
+    ],
+    ids=[
+        "experts",
+        "key-value heads",
+        "no module",
+        "half a block",
+        "no linear",
+        "copies",
+        "gathers",
+        "twice",
+        "no head",
+    ],
+)
+def test_what_a_plan_cannot_do_is_refused_in_one_line(
+    model: Callable, how: dict, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=re.escape(message)) as refusal:
+        ltp.parallelize(model(), bernoulli(0.0), **{"tensor_parallel_size": 2} | how)
+    assert "\n" not in str(refusal.value)
+
+
+def test_the_blocks_and_plan_of_every_model() -> None:
+    assert plan_of(tiny_gpt2()) == GPT2_PLAN
+    assert plan_of(tiny("llama")) == AutoConfig.for_model("llama").base_model_tp_plan
+    for model, blocks in ((tiny_gpt2(), 2), (tiny("gpt_neox"), 2), (stranger(), 3)):
+        assert len(blocks_of(model)) == blocks
+    assert len(blocks_of(tiny("llama", num_hidden_layers=5))) == 5

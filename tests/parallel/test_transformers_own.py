@@ -1,0 +1,44 @@
+"""transformers' own tensor parallelism over the backend `lossy`: `from_pretrained(tp_plan="auto")`."""
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import lossytp as ltp
+from tests.parallel.conftest import gradient_error, relative_error, tiny_batch
+from tests.parallel.distributed_models import network
+from tests.parallel.families import tiny
+
+
+def on_rank_load(folder: str, loss_rate: float) -> dict:
+    lossy = network(loss_rate)
+    ltp.init_process_group(lossy)
+    with ltp.reliable():
+        model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float32)
+    batch = tiny_batch()
+    output = model(input_ids=batch["input_ids"], use_cache=False)
+    logits = output.logits
+    logits = logits.full_tensor() if hasattr(logits, "full_tensor") else logits
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten()).backward()
+    norms = {name: each.grad for name, each in model.named_parameters() if "norm" in name}
+    return {"logits": logits.detach(), "norms": norms, "lost": int(lossy.report()["lost"].sum())}
+
+
+@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
+@pytest.mark.parametrize("loss_rate", [0.0, 0.1])
+def test_it_computes_the_dense_model_but_for_lost_packets(
+    processes: Callable, tmp_path: Path, loss_rate: float
+) -> None:
+    dense, batch = tiny("llama", dtype=torch.float32), tiny_batch()
+    dense.save_pretrained(tmp_path)
+    expected = dense(input_ids=batch["input_ids"])
+    dense(**batch).loss.backward()
+    norms = {name: each.grad for name, each in dense.named_parameters() if "norm" in name}
+    for answer in processes(2, on_rank_load, str(tmp_path), loss_rate):
+        equal = relative_error(answer["logits"], expected.logits) < 1e-5
+        equal_norms = gradient_error(answer["norms"], norms) < 1e-5
+        assert (equal, equal_norms, answer["lost"] == 0) == (loss_rate == 0,) * 3
