@@ -20,12 +20,21 @@ from pathlib import Path
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedModel, logging
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    logging,
+)
 
 import lossytp as ltp
 from lossytp.network import transport
 from lossytp.network.timing import AllReduce, Channel, collective_times
-from lossytp.training.models import PRESETS
+from lossytp.training.gguf import gguf_file
+from lossytp.training.models import PRESETS, load_model
 from lossytp.training.record import write_atomically
 
 GPT2_SMALL = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
@@ -85,6 +94,58 @@ def training_step_ratios(
     }
 
 
+def llama_step_ratio(rounds: int) -> dict:
+    """A Llama's virtual-rank training step (TP 4, 1 % loss) against its own dense step."""
+    torch.manual_seed(0)
+    dense = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **LLAMA))
+    tokens = torch.randint(1, LLAMA["vocab_size"], (8, 128))
+
+    def step(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
+        model(tokens, labels=tokens, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01))
+    models = {"dense": dense, "direct": ltp.parallelize(dense, network, tensor_parallel_size=4)}
+    arms: dict[str, Callable[[], object]] = {
+        name: partial(step, model, torch.optim.AdamW(model.parameters())) for name, model in models.items()
+    }
+    seconds = interleaved(arms, rounds, "step of a Llama")
+    return {
+        "parameters": dense.num_parameters(),
+        "seconds": seconds,
+        "ratio to dense": seconds["direct"] / seconds["dense"],
+        "target": "at most 1.05",
+    }
+
+
+def smollm2_evaluation_ratio(rounds: int) -> dict | None:
+    """The forward pass of smollm2-135m (TP 3, 1 % loss) against its dense one; None where it is not installed."""
+    if gguf_file("smollm2-135m") is None:
+        return None
+    dense = load_model("smollm2-135m").eval()
+    network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01))
+    models = {"dense": dense, "direct": ltp.parallelize(dense, network, tensor_parallel_size=3)}
+    tokens = torch.randint(1, 40_000, (1, 256))
+
+    def evaluate(model: PreTrainedModel) -> None:
+        with torch.inference_mode():
+            model(tokens, use_cache=False)
+
+    seconds = interleaved({name: partial(evaluate, model) for name, model in models.items()}, rounds, "smollm2-135m")
+    return {"seconds": seconds, "ratio to dense": seconds["direct"] / seconds["dense"], "target": "at most 1.15"}
+
+
+LLAMA = {  # 14 M parameters
+    "hidden_size": 320,
+    "intermediate_size": 864,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 16384,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
 DIRECT: dict[str, dict] = {"direct": {}}
 STREAMS: dict[str, dict] = {
     **DIRECT,
@@ -213,6 +274,8 @@ def main(folder: Path) -> None:
         "step_7M_classifier": training_step_ratios(
             PRESETS["gpt2-micro"], batch=8, length=128, rounds=15, ways=STREAMS, classes=8
         ),
+        "step_llama": llama_step_ratio(rounds=15),
+        "smollm2_evaluation": smollm2_evaluation_ratio(rounds=9),
         "on_two_processes": on_two_processes(),
         "step_124M": training_step_ratios(GPT2_SMALL, batch=4, length=64, rounds=9, ways=DIRECT),
     }
