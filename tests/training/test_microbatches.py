@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import GPT2ForSequenceClassification
 
 from lossytp.training.loop import run
 from lossytp.training.microbatches import counted, microbatches
@@ -15,10 +14,6 @@ OWN_STREAMS = {"tensor_parallel_size": 2, "reliable_gather": False}
 
 def losses(record):
     return [point["loss"] for point in record["curves"]["train_loss"]]
-
-
-def weights(folder):
-    return GPT2ForSequenceClassification.from_pretrained(folder).state_dict()
 
 
 def test_microbatches_hold_all_examples_and_weigh_by_size():

@@ -12,7 +12,7 @@ import pytest
 
 from lossytp.training import models
 from lossytp.training.models import check_model, check_there, load_tokenizer, shape_of
-from tests.training.test_sources import hub_at
+from tests.training.tasks.test_sources import hub_at
 
 TINY = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
 

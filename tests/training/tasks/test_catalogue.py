@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lossytp.training.tasks import TASKS, Classification, Generation, MultipleChoice, Regression
-from tests.training.hub_rows import ROWS, write_hub
+from tests.training.tasks.hub_rows import ROWS, write_hub
 
 NAMES = sorted(ROWS)
 GOLD = {  # columns that hold the answer, and another possible value
