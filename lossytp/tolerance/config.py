@@ -60,7 +60,7 @@ class ToleranceConfig(Settings):
     """Blocks of text, the first of the text. If left out, as many as have 2,048 tokens together."""
     min_draws: Annotated[int, Ge(2)] = 3
     """Draws of losses for each row, at least; the seeds follow from `seed`."""
-    max_draws: Annotated[int, Ge(2)] = 10
+    max_draws: Annotated[int, Ge(2)] = 6
     """Draws of losses for each row, at most."""
     precision: Positive = 0.005
     """Half-width of the 95 % interval, in nats, at which a row is done. A fifth of the rise is enough too."""
