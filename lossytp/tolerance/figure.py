@@ -9,6 +9,7 @@ from lossytp.tolerance.advice import LARGE, SMALL
 from lossytp.tolerance.measure import Row
 
 FIGURE = "tolerance"
+APART = 1.04  # ratio of the positions of two repairs at one rate
 
 
 def draw(rows: list[Row], title: str, folder: Path) -> None:
@@ -19,7 +20,7 @@ def draw(rows: list[Row], title: str, folder: Path) -> None:
     several = len({curve[:2] for curve in curves}) > 1
     for number, curve in enumerate(curves):
         mine = sorted((row for row in rows if row.cell[:3] == curve), key=lambda row: row.cell.loss_rate)
-        rates = [row.cell.loss_rate for row in mine]
+        rates = [row.cell.loss_rate * APART**number for row in mine]
         values = [row.rise.value for row in mine]
         spread = [[row.rise.value - row.rise.low for row in mine], [row.rise.high - row.rise.value for row in mine]]
         label = ", ".join(curve) if several else curve[2]
