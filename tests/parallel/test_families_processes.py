@@ -13,7 +13,7 @@ from lossytp.parallel.synchronise import synchronise_gradients_
 from tests.parallel.conftest import relative_error, tiny_batch
 from tests.parallel.distributed_models import join
 from tests.parallel.families import tiny
-from tests.parallel.test_families import MODES
+from tests.parallel.sharing_modes import MODES
 
 RUNS: list[tuple[str, str, dict[str, Any]]] = [("llama", mode, {"algorithm": "ring"}) for mode in MODES]
 RUNS += [("llama", "own streams", {"algorithm": "tree", "repair": "stale"})]
