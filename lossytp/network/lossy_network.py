@@ -156,7 +156,7 @@ class LossyNetwork:
             return lost
 
         own, elements = hop.stop - hop.start, repair.elements_on_wire(hop.stop - hop.start, capacity)
-        missing = repair.deliver(-(-elements // capacity), send)
+        missing = repair.carry(own, capacity, send)
         packets, lost, extra = counts
         extra += -(-elements // capacity) - -(-own // capacity)  # the padding of a repair's blocks
         self.counters.add((self._purpose[0], site, group, hop.src, hop.dst), packets, lost, extra, len(missing))

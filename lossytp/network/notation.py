@@ -42,6 +42,18 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     return expression.func.id, values, named
 
 
+def split_outside_parentheses(text: str, mark: str) -> list[str]:
+    """Split `text` at each `mark` that is not within parentheses, and strip the parts."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == mark and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return [part.strip() for part in found]
+
+
 def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Mapping[str, Any] | None = None) -> T:
     """Return what `text` names: ``known[name]`` called with its values.
 

@@ -4,6 +4,7 @@ Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of wor
 all-reduce into a reduce-scatter (the reduce phase) and an all-gather (the gather phase) of chunks.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -30,11 +31,21 @@ class Hop(NamedTuple):
 class Missing(NamedTuple):
     """What a message lacks after each of its hops: sorted numbers of packets, int64, hop by hop.
 
-    If `reliable`, the network was reliable, and there is nothing to repair.
+    Attributes:
+    Attributes:
+        packets: of each hop, numbered among the packets that are not protected.
+        reliable: the network was reliable, and there is nothing to repair.
+        protected: of each hop, the sorted numbers of the packets that `protect` sent reliably; empty without `protect`,
+            and until the tensor side has chosen them.
     """
 
     packets: list[np.ndarray]
     reliable: bool = False
+    protected: Sequence[np.ndarray] = ()
+
+    def backwards(self) -> "Missing":
+        """Return the same with the last hop first."""
+        return self._replace(packets=self.packets[::-1], protected=self.protected[::-1])
 
     @property
     def any(self) -> bool:

@@ -17,11 +17,13 @@ from torch import Tensor
 from lossytp.network.checks import check_is
 from lossytp.network.counters import NOWHERE, Site
 from lossytp.network.lossy_network import TRAINING, LossyNetwork
+from lossytp.network.repairs import ZERO
+from lossytp.network.repairs.chain import stage_of
 from lossytp.network.routes import Hops, Missing
 from lossytp.network.scope import PHASES
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.controls import add_noise_
-from lossytp.parallel.group import RankGroup
+from lossytp.parallel.group import RankGroup, nothing_to_wait_for
 from lossytp.parallel.missing import Memory, Message, adjoint_, settle_
 from lossytp.parallel.reach import check_reaches
 
@@ -69,9 +71,11 @@ class LossyCollective:
         own_LN = parts_LN.clone() if wiring.repair.uses_own_part else None
         reduce, gather = wiring.algorithm.pair(wiring.sequence_parallel)
         hops = reduce(parts_LN.shape[1], self.group.ranks, unit)
-        missing = self._lose_(parts_LN, hops, site, own_LN)
+        if self._chooses_by_partial_sums(hops):
+            parts = self.group.all_rows(parts)  # a process alone does not know what the senders hold
+        missing = self._lose_(parts.view(len(parts), -1), hops, site, own_LN)
         total = parts.sum(0) if len(parts) > 1 else parts[0]
-        wait = self.group.begin_sum_(total)
+        wait = self.group.begin_sum_(total) if len(parts) == len(self.group.local) else nothing_to_wait_for
 
         def finish() -> Tensor:
             wait()
@@ -128,12 +132,17 @@ class LossyCollective:
         missing = network.send(hops, self._itemsize(rows_LN), repair=repair, group=self.group.name, site=site)
         memory = self._memory(site) if repair.remembers else None
         message = self._message(rows_LN, hops, missing)
-        settle_(message._replace(in_gather=in_gather, own_LN=own_LN, memory=memory), repair)
-        return missing
+        return settle_(message._replace(in_gather=in_gather, own_LN=own_LN, memory=memory), repair)
 
     def _message(self, rows_LN: Tensor, hops: Hops, missing: Missing) -> Message:
         capacity = self.network.wire.elements_per_packet(self._itemsize(rows_LN))
-        return Message(rows_LN, self.group.local, self.group.ranks, hops, missing, self.network, capacity)
+        positions = self.group.local if len(rows_LN) == len(self.group.local) else range(self.group.size)
+        return Message(rows_LN, positions, self.group.ranks, hops, missing, self.network, capacity)
+
+    def _chooses_by_partial_sums(self, hops: Hops) -> bool:
+        """Return whether senders choose packets by sums of contributions that lie in several processes."""
+        protects = stage_of(self.wiring.repair, "select") != ZERO
+        return protects and self.group.processes > 1 and any(len(hop.positions) > 1 for hop in hops)
 
     def _itemsize(self, message: Tensor) -> int:
         return DTYPES[self.wiring.wire_dtype].itemsize if self.wiring.wire_dtype else message.element_size()

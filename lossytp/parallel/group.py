@@ -91,12 +91,19 @@ class RankGroup:
         group is lossy, the group that it wraps carries the sum.
         """
         if self.process_group is None or self.processes == 1:
-            return _nothing_to_wait_for
+            return nothing_to_wait_for
         return self.plain_group.allreduce([partial]).wait
 
+    def all_rows(self, parts: "Tensor") -> "Tensor":
+        """Return every rank's row (R, ...) of `parts` (L, ...), reliably."""
+        rows = parts.new_zeros(self.size, *parts.shape[1:])
+        rows[self.local.start : self.local.stop] = parts
+        self.begin_sum_(rows)()
+        return rows
 
-def _nothing_to_wait_for() -> None:
-    pass
+
+def nothing_to_wait_for() -> None:
+    """Do nothing, in place of waiting for a sum that is complete."""
 
 
 def check_divides(tensor_parallel_size: int, *, heads: int, inner: int, key_value_heads: int = 0) -> None:

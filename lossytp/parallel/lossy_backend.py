@@ -30,6 +30,8 @@ from torch.distributed import ProcessGroup, ReduceOp, Work
 
 from lossytp.network.counters import Site
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.repairs import ZERO
+from lossytp.network.repairs.chain import stage_of
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.missing import Message, settle_
@@ -228,6 +230,11 @@ class LossyProcessGroup(ProcessGroup):
 
     def _lose_(self, message: Tensor, hops: Hops, operation: str) -> None:
         """Take from this rank's contribution to a sum what is lost of it."""
+        if stage_of(self._repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops):
+            raise ValueError(
+                f"repair = '{self._repair}' over the backend with algorithm = {self._routes.name!r}, whose packets "
+                "carry sums that no single process knows: choose direct, sender or switch, or another repair"
+            )
         own = message.clone() if self._repair.uses_own_part else None
         self._settle_(message, hops, self._draw(hops, message, operation, "reduce"), own)
 

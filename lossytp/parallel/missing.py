@@ -16,8 +16,10 @@ from scipy.linalg import hadamard
 from torch import Tensor
 from torch.nn.functional import pad
 
+from lossytp.network.bernoulli import NO_PACKETS
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repairs import ZERO, Hadamard, Local, Repair, Rescale, RescaleCounted, Stale, Zero
+from lossytp.network.repairs import ZERO, Hadamard, Local, Protect, Repair, Rescale, RescaleCounted, Stale, Zero
+from lossytp.network.repairs.chain import stage_of
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.streams import Stream
 
@@ -48,17 +50,35 @@ class Message(NamedTuple):
     """The ranks' own contributions as they were, for repairs that use them; None where there are none."""
     memory: Memory | None = None
     """What last arrived, for repairs that remember; changed, unless the network's tape replays."""
+    deliver: Repair = ZERO
+    """The repair that has delivered some of the packets that links lost."""
+    first_hop: int = 0
+    """Number of the first hop of `hops` in the whole message."""
 
     def rows_of(self, positions: Sequence[int]) -> list[int]:
         """Return the rows of those positions that are in this process."""
         return [self.positions.index(position) for position in positions if position in self.positions]
 
+    def num_packets(self, hop: Hop) -> int:
+        """Return how many packets the hop's elements fill."""
+        return -(-(hop.stop - hop.start) // self.capacity)
+
+    def lost(self) -> Iterator[tuple[Hop, np.ndarray]]:
+        """Yield each hop and the numbers of its missing packets in the hop, protected ones counted."""
+        for hop, packets, protected in zip(self.hops, self.missing.packets, self.protected(), strict=True):
+            others = np.delete(np.arange(self.num_packets(hop)), protected) if len(protected) else None
+            yield hop, packets if others is None else others[packets]
+
     def lacking(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
         """Yield each hop that lost something of rows here: the hop, its missing packets and the rows."""
-        for hop, packets in zip(self.hops, self.missing.packets, strict=True):
+        for hop, packets in self.lost():
             rows = self.rows_of(hop.positions) if len(packets) else []
             if rows:
                 yield hop, packets, rows
+
+    def protected(self) -> Sequence[np.ndarray]:
+        """Return the numbers of the packets of each hop that were sent reliably."""
+        return self.missing.protected or [NO_PACKETS] * len(self.hops)
 
     def spans(self, hop: Hop, packets: np.ndarray) -> Iterator[tuple[int, int]]:
         """Yield the elements [start, stop) of each packet."""
@@ -84,18 +104,49 @@ def fills(kind: type[Repair]) -> Callable[[AnyFill], AnyFill]:
     return register
 
 
-def settle_(message: Message, repair: Repair) -> None:
+def settle_(message: Message, repair: Repair) -> Missing:
     """Remove from the rows what their message lacks, and repair it, in place.
+
+    Returns:
+        What the message lacks, with the packets that `protect` chose.
 
     Raises:
         ValueError: if no function is registered for the repair.
     """
     if message.missing.reliable:
-        return
+        return message.missing
+    protect, fill = stage_of(repair, "select"), stage_of(repair, "fill")
+    message = message._replace(deliver=stage_of(repair, "deliver"))
+    if not isinstance(protect, Protect):
+        _fill_(message, fill)
+        return message.missing
+    chosen = []
+    for number, hop in enumerate(message.hops):  # a sender chooses by what it holds after the hops before
+        chosen.append(_protected(message, hop, protect))
+        missing = Missing([message.missing.packets[number]], protected=[chosen[-1]])
+        _fill_(message._replace(hops=(hop,), missing=missing, first_hop=number), fill)
+    return message.missing._replace(protected=chosen)
+
+
+def _fill_(message: Message, repair: Repair) -> None:
     fill = next((FILLS[kind] for kind in type(repair).__mro__ if kind in FILLS), None)
     if fill is None:
         raise ValueError(f"repair = {repair} fills in nothing: decorate a function with fills({type(repair).__name__})")
     fill(message, repair)
+
+
+def _protected(message: Message, hop: Hop, protect: Protect) -> np.ndarray:
+    """Return which packets of a hop its sender protects. It holds the sum of the rows, or in a gather each of them."""
+    rows, num_packets = message.rows_of(hop.positions), message.num_packets(hop)
+    if not rows:
+        return NO_PACKETS
+    if protect.by != "norm":
+        return protect.protected(np.zeros(num_packets), message.network.seed)
+    held_LN = message.rows_LN[rows[:1] if message.in_gather else rows, hop.start : hop.stop]
+    held_N = held_LN[0] if len(held_LN) == 1 else held_LN.sum(0)
+    squares_N = held_N.to(torch.float64 if held_N.dtype == torch.float64 else torch.float32).square()
+    squares_PC = pad(squares_N, (0, num_packets * message.capacity - len(squares_N))).view(num_packets, -1)
+    return protect.protected(squares_PC.sum(1).cpu().numpy(), message.network.seed)
 
 
 def adjoint_(message: Message, repair: Repair) -> None:
@@ -104,8 +155,11 @@ def adjoint_(message: Message, repair: Repair) -> None:
     Except for `Local`, a hop is a symmetric map of each row. The maps do not commute if Hadamard's blocks are padded.
     What a repair remembered comes from earlier messages and has no gradient.
     """
-    backwards = message.missing._replace(packets=message.missing.packets[::-1])
-    settle_(message._replace(hops=message.hops[::-1], missing=backwards), ZERO if repair.remembers else repair)
+    if message.missing.reliable:
+        return
+    message = message._replace(deliver=stage_of(repair, "deliver"))
+    fill = ZERO if repair.remembers else stage_of(repair, "fill")
+    _fill_(message._replace(hops=message.hops[::-1], missing=message.missing.backwards()), fill)
 
 
 @fills(Zero)
@@ -142,11 +196,16 @@ def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: n
 @fills(Rescale)
 def rescale_(message: Message, repair: Rescale) -> None:
     """Scale what crossed each hop, and set what is missing to zero."""
-    for hop in message.hops:
-        weight = repair.weight(message.network.process(hop.src, hop.dst).loss_rate)
-        if weight != 1:
-            for row in message.rows_of(hop.positions):
-                message.rows_LN[row, hop.start : hop.stop] *= weight
+    for hop, protected in zip(message.hops, message.protected(), strict=True):
+        loss_rate = message.network.process(hop.src, hop.dst).loss_rate
+        weight = repair.weight(message.deliver.missing_rate(loss_rate))
+        for row in message.rows_of(hop.positions) if weight != 1 else ():
+            crossed_N = message.rows_LN[row, hop.start : hop.stop]
+            scaled_N = crossed_N * weight
+            for packet in protected.tolist():  # these arrive for certain
+                span = slice(packet * message.capacity, (packet + 1) * message.capacity)
+                scaled_N[span] = crossed_N[span]
+            crossed_N.copy_(scaled_N)
     zero_(message, repair)
 
 
@@ -158,7 +217,7 @@ def rescale_counted_(message: Message, repair: RescaleCounted) -> None:
         return
     rows_LN, size = message.rows_LN, len(message.ranks)
     lost_RN = np.zeros((size, rows_LN.shape[1]), dtype=bool)
-    for hop, packets in zip(message.hops, message.missing.packets, strict=True):
+    for hop, packets in message.lost():
         for start, stop in message.spans(hop, packets):
             lost_RN[list(hop.positions), start:stop] = True
     lost_N = lost_RN.sum(0)
@@ -172,7 +231,7 @@ def stale_(message: Message, repair: Stale) -> None:
     """Fill in what last arrived, and remember what arrived now; a replay repeats the first result."""
     tape, memory = message.network.tape, message.memory
     assert memory is not None
-    hops = list(zip(message.hops, message.missing.packets, strict=True))
+    hops = list(message.lost())
     if tape is not None and tape.replaying:
         put_in = iter(tape.next())
         for hop, packets in hops:
@@ -184,7 +243,7 @@ def stale_(message: Message, repair: Stale) -> None:
     for other in [place for place in memory if place[0] != size]:
         del memory[other]  # a message of another size numbers its hops and pieces differently
     pieces = []
-    for number, (hop, packets) in enumerate(hops):
+    for number, (hop, packets) in enumerate(hops, message.first_hop):
         for row in message.rows_of(hop.positions):
             arrived = message.rows_LN[row, hop.start : hop.stop]
             place = (size, number, message.positions[row])
@@ -208,7 +267,7 @@ def local_(message: Message, repair: Local) -> None:
     if own_LN is None:
         zero_(message, repair)
         return
-    for hop, packets in zip(message.hops, message.missing.packets, strict=True):
+    for hop, packets in message.lost():
         lacking = message.rows_of(hop.positions)
         sums_up = not message.in_gather and hop.dst in message.ranks
         receiver = message.rows_of([message.ranks.index(hop.dst)]) if sums_up else []
@@ -225,25 +284,43 @@ def hadamard_(message: Message, repair: Hadamard) -> None:
 
     Coefficient i of block j is number i * (number of blocks) + j on the wire.
     """
-    rows_LN, capacity = message.rows_LN, message.capacity
-    for hop, packets, here in message.lacking():
-        length = hop.stop - hop.start
-        size = repair.block_for(length, capacity)
-        blocks = -(-length // size)
-        wire = (packets[:, None] * capacity + np.arange(min(capacity, size * blocks))).reshape(-1)
-        lost = np.zeros(size * blocks, dtype=bool)
-        lost[wire[wire < len(lost)]] = True
-        lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(rows_LN.device)
-        affected_B1 = lost_BS.any(1, keepdim=True)
-        matrix = _hadamard_matrix(size).to(rows_LN)
-        signs_BS = _signs(message.network.seed, blocks * size).to(rows_LN).view(blocks, size)
-        for row in here:
-            span = rows_LN[row, hop.start : hop.stop]
-            values_BS = pad(span, (0, blocks * size - length)).view(blocks, size)
-            coefficients_BS = (values_BS * signs_BS) @ matrix
-            coefficients_BS.masked_fill_(lost_BS, 0)
-            back_BS = (coefficients_BS @ matrix) * signs_BS
-            span.copy_(torch.where(affected_B1, back_BS, values_BS).view(-1)[:length])
+    capacity = message.capacity
+    for hop, packets, protected in zip(message.hops, message.missing.packets, message.protected(), strict=True):
+        rows = message.rows_of(hop.positions) if len(packets) else []
+        if not rows:
+            continue
+        sent_LN = message.rows_LN[rows, hop.start : hop.stop]
+        if not len(protected):
+            message.rows_LN[rows, hop.start : hop.stop] = _without_coefficients(sent_LN, packets, message, repair)
+            continue
+        num_packets, length = message.num_packets(hop), sent_LN.shape[1]
+        others = torch.from_numpy(np.delete(np.arange(num_packets), protected)).to(sent_LN.device)
+        sent_LPC = pad(sent_LN, (0, num_packets * capacity - length)).view(len(rows), num_packets, capacity)
+        others_LN = sent_LPC[:, others].view(len(rows), -1)
+        sent_LPC[:, others] = _without_coefficients(others_LN, packets, message, repair).view(len(rows), -1, capacity)
+        message.rows_LN[rows, hop.start : hop.stop] = sent_LPC.view(len(rows), -1)[:, :length]
+
+
+def _without_coefficients(sent_LN: Tensor, packets: np.ndarray, message: Message, repair: Hadamard) -> Tensor:
+    """Return rows whose coefficients were lost in these packets; complete blocks stay as they are."""
+    (rows, length), capacity = sent_LN.shape, message.capacity
+    size = repair.block_for(length, capacity)
+    blocks = -(-length // size)
+    wire = (packets[:, None] * capacity + np.arange(min(capacity, size * blocks))).reshape(-1)
+    lost = np.zeros(size * blocks, dtype=bool)
+    lost[wire[wire < len(lost)]] = True
+    lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(sent_LN.device)
+    affected_B1 = lost_BS.any(1, keepdim=True)
+    matrix = _hadamard_matrix(size).to(sent_LN)
+    signs_BS = _signs(message.network.seed, blocks * size).to(sent_LN).view(blocks, size)
+    result_LN = torch.empty_like(sent_LN)
+    for row in range(rows):
+        values_BS = pad(sent_LN[row], (0, blocks * size - length)).view(blocks, size)
+        coefficients_BS = (values_BS * signs_BS) @ matrix
+        coefficients_BS.masked_fill_(lost_BS, 0)
+        back_BS = (coefficients_BS @ matrix) * signs_BS
+        result_LN[row] = torch.where(affected_B1, back_BS, values_BS).view(-1)[:length]
+    return result_LN
 
 
 @lru_cache(maxsize=16)

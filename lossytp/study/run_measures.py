@@ -31,12 +31,15 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
     own = traffic["packets"] - traffic["extra"]
     extra = traffic["extra"] / own if own else 0.0
     repair = repair_named(record["config"]["repair"])
-    message_s = PATH.wire.num_packets(MESSAGE_BYTES, 1) * PATH.packet_s
+    loss_rate = TrainConfig.from_dict(record["config"]).process().loss_rate
+    num_packets = PATH.wire.num_packets(MESSAGE_BYTES, 1)
+    message_s = num_packets * PATH.packet_s
+    waits = repair.round_trips(loss_rate, num_packets)
     return {
         "missing_packet_share": traffic["missing"] / own if own else 0.0,
         "extra_packet_share": extra,
         "lost_a_step": traffic["lost"] / record["timing"]["steps"],
-        "time": 1 + (extra * message_s + repair.round_trips * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
+        "time": 1 + (extra * message_s + waits * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
     }
 
 

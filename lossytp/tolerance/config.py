@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 from annotated_types import Ge, Lt
 
 from lossytp.network.checks import check_known, check_probability
+from lossytp.network.notation import split_outside_parentheses
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.settings import Settings
@@ -182,11 +183,4 @@ def wikitext() -> Path | None:
 
 def parts(text: str) -> list[str]:
     """Split a list at its commas, but not at those within parentheses."""
-    found, depth = [""], 0
-    for letter in text:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            found.append("")
-        else:
-            found[-1] += letter
-    return [part.strip() for part in found if part.strip()]
+    return [part for part in split_outside_parentheses(text, ",") if part]

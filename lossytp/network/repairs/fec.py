@@ -34,6 +34,7 @@ class Fec(Zero):
     """
 
     name = "fec"
+    stage = "deliver"
     sends_more: ClassVar[bool] = True
 
     n: int

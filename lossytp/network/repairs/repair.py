@@ -26,6 +26,8 @@ class Repair:
 
     name: ClassVar[str]
     """What flags, YAML files and records call it."""
+    stage: ClassVar[str] = "fill"
+    """What it works on: "select", "deliver" or "fill". `Chain` joins repairs of different stages."""
     remembers: ClassVar[bool] = False
     """Whether the receiver keeps what last arrived from message to message."""
     uses_own_part: ClassVar[bool] = False
@@ -38,9 +40,8 @@ class Repair:
         values = ", ".join(repr(getattr(self, field.name)) for field in fields(self))
         return f"{self.name}({values})" if values else self.name
 
-    @property
-    def round_trips(self) -> int:
-        """Round trips that a message may wait for retransmissions."""
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
+        """Return how many round trips a message of `num_packets` packets may wait for retransmissions."""
         return 0
 
     def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
@@ -50,6 +51,10 @@ class Repair:
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         """Send a message of `num_packets` packets over one link; return the sorted indices that stay missing."""
         return send(num_packets)
+
+    def carry(self, num_elements: int, elements_per_packet: int, send: Send) -> np.ndarray:
+        """Send `num_elements` of a message over one link; return the sorted packets that stay missing."""
+        return self.deliver(-(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet), send)
 
     def weight(self, loss_rate: float) -> float:
         """Return the factor for what crossed a link of this stationary loss rate."""

@@ -21,6 +21,7 @@ class Retransmit(Zero):
     """
 
     name = "retransmit"
+    stage = "deliver"
     sends_more: ClassVar[bool] = True
 
     budget: int
@@ -29,8 +30,7 @@ class Retransmit(Zero):
         check_at_least("budget", self.budget, 1)
         check_at_most("budget", self.budget, MOST_BUDGET)
 
-    @property
-    def round_trips(self) -> int:
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
         return self.budget
 
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:

@@ -1,0 +1,113 @@
+"""Send the packets that matter most reliably."""
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar
+
+import numpy as np
+
+from lossytp.network.checks import check_known, check_number
+from lossytp.network.repairs.repair import ZERO, Moments, Repair, Send, Zero
+from lossytp.network.streams import Stream
+
+CHOICES = ("norm", "first", "random")
+MOST_TRIES = 10_000
+
+
+@dataclass(frozen=True)
+class Protect(Zero):
+    """Send a share of each hop's packets reliably before the others, and leave zero for what is lost of the others.
+
+    Deep pretrained models have a few tokens and channels with activations a thousand times the others' (Sun et al.,
+    "Massive activations in large language models", COLM 2024). The packets that carry them have the largest norms.
+
+    Args:
+        share: of a hop's packets, rounded up to whole packets; above 0 and below 1.
+        by: which packets. "norm" takes those of the largest Euclidean norm, as the sender holds them. "first" takes the
+            first ones, which carry a sequence's first tokens if a message holds one sequence. "random" takes places
+            drawn once for each message length: a control.
+
+    The sender repeats each of these packets until it arrives, which costs 1 / (1 - p) - 1 of them. Their number follows
+    from the message's length alone, so a link loses the same packets of its stream whatever the message holds.
+    """
+
+    name = "protect"
+    stage = "select"
+    sends_more: ClassVar[bool] = True
+
+    share: float
+    by: str = "norm"
+
+    def __post_init__(self) -> None:
+        check_number("share", self.share, Real, "a share of the packets, such as 0.01")
+        if not 0 < self.share < 1:
+            raise ValueError(
+                f"share = {self.share!r} is not between 0 and 1: give a share of the packets, such as 0.01"
+            )
+        check_known("by", self.by, CHOICES)
+
+    def __str__(self) -> str:
+        return f"protect({self.share})" if self.by == "norm" else f"protect({self.share}, {self.by!r})"
+
+    def num_protected(self, num_packets: int) -> int:
+        """Return how many of a hop's packets are sent reliably."""
+        return math.ceil(self.share * num_packets - 1e-9)  # 0.07 * 100 is above 7
+
+    def protected(self, squares: np.ndarray, seed: int) -> np.ndarray:
+        """Return the sorted numbers of the packets that are sent reliably.
+
+        Args:
+            squares: each packet's sum of squares, (packets,).
+            seed: of the network, for random places.
+        """
+        count = self.num_protected(len(squares))
+        if self.by == "norm":
+            order = np.argsort(-squares, kind="stable")
+        elif self.by == "random":
+            order = np.argsort(Stream((seed, "protect", len(squares))).uniforms(len(squares)), kind="stable")
+        else:
+            order = np.arange(len(squares))
+        return np.sort(order[:count])
+
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        """Return which packets stay missing, numbered among those that are not protected."""
+        return self.deliver_with(ZERO, num_packets, self.num_protected(num_packets), send)
+
+    def deliver_with(self, others: Repair, num_packets: int, count: int, send: Send) -> np.ndarray:
+        """Send `count` packets until they have arrived, and let `others` deliver the remaining ones.
+
+        Raises:
+            ValueError: the link seems to deliver nothing.
+        """
+        outstanding = send(count)
+        for _ in range(MOST_TRIES):
+            if not len(outstanding):
+                return others.deliver(num_packets - count, send)
+            outstanding = send(len(outstanding), extra=len(outstanding))
+        raise ValueError(
+            f"repair = '{self}' sent a packet {MOST_TRIES} times over a link that delivered none of them: give a "
+            "loss rate below 1, or another repair"
+        )
+
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
+        """Return the expected number of rounds in which some protected packet is sent again.
+
+        The last of k packets arrives after j rounds or fewer with probability (1 - p^(j + 1))^k.
+        """
+        if loss_rate in (0, 1):
+            return math.inf if loss_rate else 0.0
+        count, rounds, chance = self.num_protected(num_packets), 0.0, 1.0
+        for sent in range(1, MOST_TRIES):
+            chance = -math.expm1(count * math.log1p(-(loss_rate**sent)))
+            if chance < 1e-9:
+                break
+            rounds += chance
+        return rounds
+
+    def missing_rate(self, loss_rate: float) -> float:
+        return (1 - self.share) * loss_rate
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        """As `Zero`, if the norms of all packets are equal; `theory.expected_squared_error` takes other norms."""
+        return super().sum_moments(crosses_HR, receivers, rate)
