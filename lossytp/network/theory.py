@@ -24,13 +24,16 @@ from numbers import Real
 import numpy as np
 
 from lossytp.network.checks import check_at_least, check_probability
-from lossytp.network.repairs import ZERO, Repair
+from lossytp.network.repairs import ZERO, Protect, Repair
+from lossytp.network.repairs.chain import stage_of, without_protection
 from lossytp.network.repairs.repair import Moments
 from lossytp.network.routes import Hop
 from lossytp.network.wiring import Wiring
 
 
-def expected_squared_error(wiring: Wiring, ranks: int, loss_rate: float, coherence: float = 0.0) -> float:
+def expected_squared_error(
+    wiring: Wiring, ranks: int, loss_rate: float, coherence: float = 0.0, energy_at_risk: float | None = None
+) -> float:
     """Return E[(a rank's result - sum)^2] / E[sum^2] of an all-reduce, the mean over elements and ranks.
 
     Args:
@@ -38,6 +41,8 @@ def expected_squared_error(wiring: Wiring, ranks: int, loss_rate: float, coheren
         ranks: R.
         loss_rate: stationary, of every link.
         coherence: rho, above -1 / (R - 1), where the parts sum to nothing, and at most 1, where they are equal.
+        energy_at_risk: for `protect`, the share of the sum of squares in packets that it does not protect, as
+            `unprotected_energy` measures it; if left out, that of packets of equal norms.
 
     E[sum^2] is R + rho R (R - 1). With algorithm "direct" and a reliable gather, the error is this, divided by that:
 
@@ -47,7 +52,8 @@ def expected_squared_error(wiring: Wiring, ranks: int, loss_rate: float, coheren
         stale            2 (R - 1) p + 2 rho (R - 1) (R - 2) p^2 / (1 + p)
         local            (1 - rho) (2 (R - 1) p + (R - 1) (R - 2) p^2)
 
-    `stale` is at its worst: each message is independent of the many before it.
+    `stale` is at its worst: each message is independent of the many before it. `protect` multiplies the error by the
+    energy at risk, exactly so if the parts are uncorrelated and each crosses one link.
 
     Raises:
         ValueError: a value is out of range, or the repair has no closed form for these routes.
@@ -59,12 +65,30 @@ def expected_squared_error(wiring: Wiring, ranks: int, loss_rate: float, coheren
             f"coherence = {coherence!r} is not in ({lowest:.4g}, 1]: {ranks} parts below would have a negative "
             "variance, and at the lower end sum to nothing; give one inside"
         )
+    at_risk = 1.0
+    if isinstance(protect := stage_of(wiring.repair, "select"), Protect):
+        at_risk = 1 - protect.share if energy_at_risk is None else energy_at_risk
+        check_probability("energy_at_risk", at_risk)
+        wiring = replace(wiring, repair=without_protection(wiring.repair))
+    elif energy_at_risk is not None:
+        raise ValueError(
+            f"energy_at_risk = {energy_at_risk} with repair = '{wiring.repair}': give it with protect alone"
+        )
     products_RR = np.full((ranks, ranks), coherence) + (1 - coherence) * np.eye(ranks)
     errors = [
         (products_RR * (second_RR - mean_R[:, None] - mean_R + 1)).sum()
         for mean_R, second_RR in _moments(wiring, ranks, loss_rate)
     ]
-    return float(np.mean(errors) / products_RR.sum())
+    return float(at_risk * np.mean(errors) / products_RR.sum())
+
+
+def unprotected_energy(squares: np.ndarray, protect: Protect) -> float:
+    """Return the share of a hop's sum of squares that lies in packets which `protect` leaves unprotected.
+
+    Args:
+        squares: each packet's sum of squares, (packets,), not all 0.
+    """
+    return float(1 - squares[protect.protected(squares, seed=0)].sum() / squares.sum())
 
 
 def mean_weights(wiring: Wiring, ranks: int, loss_rate: float) -> np.ndarray:

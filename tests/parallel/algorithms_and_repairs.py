@@ -10,6 +10,9 @@ REPAIR_LINES = [
     *("zero", "rescale", "rescale_counted", "stale", "local"),
     *("fec(n=3, k=2)", "fec(n=5, k=3, depth=2)", "fec(n=5, k=3, depth=2, code='xor')", "fec(n=4, k=2, code='xor')"),
     *("hadamard(block=4)", "hadamard(block=16)", "retransmit(budget=1)", "retransmit(budget=3)"),
+    *("protect(share=0.2)", "protect(share=0.2) + rescale", "protect(share=0.3) + stale"),
+    *("protect(share=0.1) + hadamard(block=4)", "protect(share=0.2) + fec(n=3, k=2) + stale"),
+    *("retransmit(budget=1) + rescale", "fec(n=5, k=3) + hadamard(block=4)", "retransmit(budget=1) + local"),
 ]
 PHASES = {
     "reliable gather": {"reliable_gather": True},
@@ -20,9 +23,9 @@ PHASES = {
 
 def refused(algorithm: str, repair: str, phase: str) -> str | None:
     """Why the library refuses the combination, as `Wiring` says it does."""
-    if repair == "local" and algorithm == "sender":
+    if "local" in repair and algorithm == "sender":
         return "a loss there is everyone's"
-    if repair == "local" and phase == "sequence-parallel":
+    if "local" in repair and phase == "sequence-parallel":
         return "a rank has no part of its own of what it gathers"
     if algorithm == "sender" and phase == "lossy gather":
         return "whose sum reaches every rank"

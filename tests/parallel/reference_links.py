@@ -35,7 +35,7 @@ class Links:
     Args:
         ranks: global names of the ranks.
         algorithm: a name.
-        repair: a name and its options.
+        repairs: names and their options, in the order of a chain.
         elements_per_packet: of a message.
         lose: advances a link.
         loss_rate: of a link.
@@ -46,14 +46,18 @@ class Links:
         self,
         ranks: list[int],
         algorithm: str,
-        repair: tuple[str, dict],
+        repairs: list[tuple[str, dict]],
         elements_per_packet: int,
         lose: Lose,
         loss_rate: Callable[[int, int], float],
         signs: Numbers,
     ) -> None:
         self.ranks, self.algorithm = ranks, algorithm
-        self.repair, self.options = repair
+        self.share = sum(options["share"] for name, options in repairs if name == "protect")
+        delivering = [repair for repair in repairs if repair[0] in ("fec", "retransmit")]
+        filling = [repair for repair in repairs if repair[0] not in ("protect", "fec", "retransmit")]
+        self.delivery, self.options = delivering[0] if delivering else ("once", {})
+        self.repair, self.blocks = filling[0] if filling else ("zero", {})
         self.capacity, self._lose, self._loss_rate, self._signs = elements_per_packet, lose, loss_rate, signs
         self.counts: dict[tuple, list[int]] = defaultdict(lambda: [0, 0, 0, 0])  # packets, lost, extra, missing
         self._memory: dict[tuple, Numbers] = {}
@@ -73,16 +77,20 @@ class Links:
         values = message.values
         if not values:
             return message
-        block = self._block(len(values)) if self.repair == "hadamard" else 1
-        on_wire = self._encode(values, block) if block > 1 else values
+        protected, others = self._protected_and_others(values)
+        rest = [values[place] if place < len(values) else 0.0 for place in others]
+        block = self._block(len(rest)) if self.repair == "hadamard" else 1
+        on_wire = self._encode(rest, block) if block > 1 else rest
         num_packets = math.ceil(len(on_wire) / self.capacity)
-        missing = self._deliver(src, dst, num_packets)
-        self.counts[self._operation, src, dst][2] += num_packets - math.ceil(len(values) / self.capacity)  # of padding
+        missing = self._deliver(src, dst, num_packets, protected)
+        self.counts[self._operation, src, dst][2] += num_packets - math.ceil(len(rest) / self.capacity)  # of padding
         arrives = [place // self.capacity not in missing for place in range(len(on_wire))]
         if block > 1:
             coefficients = [value if here else 0.0 for value, here in zip(on_wire, arrives, strict=True)]
-            return Message(self._decode(coefficients, block)[: len(values)])
-        lost = [not here for here in arrives]
+            decoded = dict(zip(others, self._decode(coefficients, block), strict=False))
+            return Message([decoded.get(place, value) for place, value in enumerate(values)])
+        gone_places = {place for place, here in zip(others, arrives, strict=True) if not here}
+        lost = [place in gone_places for place in range(len(values))]
         if self.repair == "local" and "gather" in self._operation:
             lost = [gone or before for gone, before in zip(lost, message.absent, strict=True)]
         instead = [0.0] * len(values)
@@ -92,14 +100,28 @@ class Links:
         if self.repair == "stale":
             instead = self._memory.get(place, instead)
         rate = self._loss_rate(src, dst)
+        if self.delivery == "retransmit":
+            rate **= self.options["budget"] + 1
         weight = 1 / (1 - rate) if self.repair == "rescale" and rate < 1 else 1.0
-        received = [other if gone else value * weight for value, gone, other in zip(values, lost, instead, strict=True)]
+        weights = [weight if place in set(others) else 1.0 for place in range(len(values))]
+        crossed = [value * factor for value, factor in zip(values, weights, strict=True)]
+        received = [other if gone else value for value, gone, other in zip(crossed, lost, instead, strict=True)]
         self._memory[place] = received
         parts = [0 if gone else count for count, gone in zip(message.parts, lost, strict=True)]
         return Message(received, parts, lost)
 
-    def _deliver(self, src: int, dst: int, num_packets: int) -> set[int]:
-        """The message's packets that are missing in the end."""
+    def _protected_and_others(self, values: Numbers) -> tuple[int, list[int]]:
+        """How many packets are protected, and the places of the values in the others, the last packet filled up."""
+        packets = [values[first : first + self.capacity] for first in range(0, len(values), self.capacity)]
+        count = math.ceil(self.share * len(packets))
+        if not count:
+            return 0, list(range(len(values)))
+        strongest = sorted(range(len(packets)), key=lambda packet: -math.hypot(*packets[packet]))[:count]
+        places = range(len(packets) * self.capacity)
+        return count, [place for place in places if place // self.capacity not in strongest]
+
+    def _deliver(self, src: int, dst: int, num_packets: int, protected: int) -> set[int]:
+        """The message's packets that are missing in the end, after those that are protected."""
         counts = self.counts[self._operation, src, dst]
 
         def send(count: int, extra: int) -> list[int]:
@@ -109,13 +131,16 @@ class Links:
             counts[2] += extra
             return lost
 
-        if self.repair == "retransmit":
+        waiting = len(send(protected, 0))
+        while waiting:
+            waiting = len(send(waiting, waiting))
+        if self.delivery == "retransmit":
             outstanding = [list(range(num_packets))[packet] for packet in send(num_packets, 0)]
             for _ in range(self.options["budget"]):
                 if outstanding:
                     outstanding = [outstanding[packet] for packet in send(len(outstanding), len(outstanding))]
             missing = set(outstanding)
-        elif self.repair == "fec":
+        elif self.delivery == "fec":
             missing = self._received_with_parity(num_packets, send)
         else:
             missing = set(send(num_packets, 0))
@@ -177,7 +202,7 @@ class Links:
 
     def _block(self, num_elements: int) -> int:
         """The largest for which no packet holds two coefficients of one block."""
-        block = self.options["block"]
+        block = self.blocks["block"]
         while block > 1:
             num_blocks = math.ceil(num_elements / block)
             if num_blocks >= self.capacity:

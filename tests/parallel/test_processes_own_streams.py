@@ -21,9 +21,9 @@ NUM_STEPS = 20
 # mode, and what else `parallelize` is told
 RUNS: list[tuple[str, dict[str, Any]]] = [(mode, {"algorithm": algorithm}) for mode, algorithm in COMBINATIONS]
 REPAIRS = {
-    "shared": ["stale", "local", "rescale_counted"],
-    "own copies": ["stale", "local", "fec(3, 2)", "hadamard(4)", "rescale"],
-    "sequence, lossy gather": ["stale", "retransmit(1)", "rescale_counted"],
+    "shared": ["stale", "local", "rescale_counted", "protect(0.1) + hadamard(4)"],
+    "own copies": ["stale", "local", "fec(3, 2)", "hadamard(4)", "rescale", "protect(0.1) + stale"],
+    "sequence, lossy gather": ["stale", "retransmit(1)", "rescale_counted", "protect(0.1) + rescale"],
 }
 RUNS += [(mode, {"algorithm": "ring", "repair": repair}) for mode, repairs in REPAIRS.items() for repair in repairs]
 RUNS += [("own copies", {"control": "noise"})]

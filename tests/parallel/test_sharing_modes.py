@@ -25,6 +25,7 @@ def test_without_losses_every_algorithm_equals_dense(mode: str, algorithm: str) 
 
 
 REPAIRS = ["rescale", "rescale_counted", "stale", "local", "fec(5, 4)", "hadamard(8)", "retransmit(2)"]
+REPAIRS += ["protect(0.1)", "protect(0.1) + hadamard(8)", "protect(0.1) + stale", "fec(5, 4) + rescale"]
 
 
 REFUSED = [("sequence, lossy gather", "local"), ("exact adjoint", "local")]  # see test_wiring.py

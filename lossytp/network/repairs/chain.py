@@ -96,3 +96,11 @@ def stage_of(repair: Repair, stage: str) -> Repair:
     if isinstance(repair, Chain):
         return repair.part(stage)
     return repair if repair.stage == stage else ZERO
+
+
+def without_protection(repair: Repair) -> Repair:
+    """Return what `repair` does to packets that are not protected."""
+    if not isinstance(repair, Chain):
+        return ZERO if isinstance(repair, Protect) else repair
+    others = tuple(part for part in repair.repairs if not isinstance(part, Protect))
+    return others[0] if len(others) == 1 else Chain(others)

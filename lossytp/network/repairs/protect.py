@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from lossytp.network.checks import check_known, check_number
-from lossytp.network.repairs.repair import ZERO, Moments, Repair, Send, Zero
+from lossytp.network.repairs.repair import ZERO, Repair, Send, Zero
 from lossytp.network.streams import Stream
 
 CHOICES = ("norm", "first", "random")
@@ -107,7 +107,3 @@ class Protect(Zero):
 
     def missing_rate(self, loss_rate: float) -> float:
         return (1 - self.share) * loss_rate
-
-    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """As `Zero`, if the norms of all packets are equal; `theory.expected_squared_error` takes other norms."""
-        return super().sum_moments(crosses_HR, receivers, rate)

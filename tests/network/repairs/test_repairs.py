@@ -6,8 +6,10 @@ import pytest
 
 from lossytp.network.repairs import (
     REPAIRS,
+    Chain,
     Hadamard,
     Local,
+    Protect,
     Rescale,
     RescaleCounted,
     Retransmit,
@@ -31,6 +33,11 @@ from lossytp.network.repairs.fec import Fec
         ("hadamard", Hadamard(block=64)),
         ("hadamard(16)", Hadamard(16)),
         ("retransmit(2)", Retransmit(budget=2)),
+        ("protect(0.01)", Protect(0.01)),
+        ("protect(0.01, 'random')", Protect(share=0.01, by="random")),
+        ("protect(0.01) + hadamard(64)", Chain((Protect(0.01), Hadamard(64)))),
+        ("retransmit(2)+stale", Chain((Retransmit(2), Stale()))),
+        ("protect(0.1) + fec(10, 8) + rescale", Chain((Protect(0.1), Fec(10, 8), Rescale()))),
     ],
 )
 def test_repairs_are_found_by_name(text, repair):
@@ -38,12 +45,14 @@ def test_repairs_are_found_by_name(text, repair):
 
 
 def test_every_repair_is_tried_here():
-    names = "zero, rescale, rescale_counted, stale, local, fec, hadamard, retransmit"
+    names = "zero, rescale, rescale_counted, stale, local, fec, hadamard, retransmit, protect"
     assert ", ".join(REPAIRS) == names
 
 
 def test_an_unknown_repair_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match=r"^repair = 'fix' is unknown: choose one of zero, rescale, .*, retransmit$"):
+    with pytest.raises(
+        ValueError, match=r"^repair = 'fix' is unknown: choose one of zero, rescale, .*, retransmit, protect$"
+    ):
         repair_named("fix")
 
 
@@ -61,6 +70,17 @@ def test_an_unknown_repair_is_refused_with_the_known_ones():
         ("retransmit(1.5)", "budget = 1.5 is no whole number of at least 1: give one"),
         ("hadamard(12)", "block = 12 is not a power of two: give one, such as 64"),
         ("hadamard(1)", "block = 1 is no whole number of at least 2: give one"),
+        ("protect(0)", "share = 0 is not between 0 and 1: give a share of the packets, such as 0.01"),
+        ("protect(1.0)", "share = 1.0 is not between 0 and 1: give a share of the packets, such as 0.01"),
+        ("protect('a')", "share = 'a' is no number: give a share of the packets, such as 0.01"),
+        ("protect(0.1, 'last')", "by = 'last' is unknown: choose one of norm, first, random"),
+        ("hadamard(64) + protect(0.1)", "cannot be joined: give at most one of each kind, in the order protect,"),
+        ("fec(10, 8) + retransmit(1)", "cannot be joined: give at most one of each kind"),
+        ("stale + rescale", "repair = 'stale + rescale' cannot be joined: give at most one of each kind"),
+        ("protect(0.1) + local", "a receiver of local must know which packets other ranks protect"),
+        ("protect(0.1) + rescale_counted", "a receiver of rescale_counted must know which packets"),
+        ("protect(0.1) +", "repair = 'protect(0.1) +' lacks a name beside its +"),
+        ("protect(0.1) + fix", "repair = 'fix' is unknown: choose one of"),
     ],
 )
 def test_values_that_a_repair_cannot_take_are_refused(text, message):
