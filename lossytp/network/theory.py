@@ -87,6 +87,7 @@ def unprotected_energy(squares: np.ndarray, protect: Protect) -> float:
 
     Args:
         squares: each packet's sum of squares, (packets,), not all 0.
+        protect: how packets are chosen.
     """
     return float(1 - squares[protect.protected(squares, seed=0)].sum() / squares.sum())
 

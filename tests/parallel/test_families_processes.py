@@ -18,6 +18,8 @@ from tests.parallel.sharing_modes import MODES
 RUNS: list[tuple[str, str, dict[str, Any]]] = [("llama", mode, {"algorithm": "ring"}) for mode in MODES]
 RUNS += [("llama", "own streams", {"algorithm": "tree", "repair": "stale"})]
 RUNS += [("llama", "shared", {"algorithm": "direct", "repair": repair}) for repair in ("hadamard(4)", "retransmit(1)")]
+RUNS += [("llama", "shared", {"algorithm": "tree", "repair": "protect(0.1) + hadamard(4)"})]
+RUNS += [("llama", "own streams", {"algorithm": "ring", "repair": "protect(0.1) + stale"})]
 RUNS += [("qwen3", mode, {}) for mode in ("shared", "own streams", "sequence, lossy gather")]
 RUNS += [(family, "shared", {}) for family in ("gpt_neox", "gemma", "olmo2", "phi3", "glm")]
 

@@ -36,6 +36,25 @@ def test_stale_is_refused_where_it_is_first_needed(processes: Callable) -> None:
     assert processes(2, on_rank_need_stale, False) == [[refusal] * len(LOSSY)] * 2
 
 
+def on_rank_protect_partial_sums() -> list[str]:
+    ltp.init_process_group(network(), algorithm="ring", repair="protect(0.1)")
+    told = []
+    for name in ("all_reduce", "reduce_scatter"):
+        with pytest.raises(ValueError, match="no single process knows") as error:
+            LOSSY[name][0](torch.ones(400), dist.group.WORLD)
+        told.append(str(error.value))
+    LOSSY["all_gather"][0](torch.ones(400), dist.group.WORLD)
+    return told
+
+
+def test_protect_is_refused_where_a_process_does_not_know_what_is_sent(processes: Callable) -> None:
+    refusal = (
+        "repair = 'protect(0.1)' over the backend with algorithm = 'ring', whose packets carry sums that no single "
+        "process knows: choose direct, sender or switch, or another repair"
+    )
+    assert processes(3, on_rank_protect_partial_sums) == [[refusal] * 2] * 3
+
+
 def on_rank_stay_reliable() -> tuple[list[str], list[str], bool]:
     """At a loss rate of 1: what was not plain gloo's, what lost nothing where it must, and whether a link advanced."""
     lossy = network(1.0)

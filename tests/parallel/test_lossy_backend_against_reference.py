@@ -122,7 +122,10 @@ def on_rank_compare_with_virtual_ranks(algorithm: str) -> list[str]:
     lossy = network()
     ltp.init_process_group(lossy)
     me, num_ranks, wrong = dist.get_rank(), dist.get_world_size(), []
-    for repair, reliable_gather in itertools.product((*REPAIRS, "hadamard(4)"), (True, False)):
+    repairs = [*REPAIRS, "hadamard(4)"]
+    if algorithm in ("sender", "direct"):
+        repairs += ["protect(0.2)", "protect(0.2) + hadamard(4)"]
+    for repair, reliable_gather in itertools.product(repairs, (True, False)):
         if algorithm == "sender" and (repair == "local" or not reliable_gather):
             continue
         group = new_group(lossy, algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)

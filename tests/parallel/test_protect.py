@@ -12,6 +12,8 @@ from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, batch_means, is_within
 from tests.parallel.algorithms_and_repairs import ALGORITHMS
+from tests.parallel.conftest import gradient_error, gradients, tiny_batch
+from tests.parallel.families import tiny
 
 CAPACITY, RANKS = 8, 4
 WIRE = ltp.Wire(elements=CAPACITY)
@@ -94,6 +96,23 @@ def test_the_exact_adjoint_protects_what_forward_protected(algorithm: str, repai
     along = (collective().sum_(x_RN + step * v_RN) - collective().sum_(x_RN.clone())) / step
     assert (u_N * along).sum().item() == pytest.approx((gradients_RN * v_RN).sum().item(), rel=1e-6)
     assert (gradients_RN != u_N).any(), "control: something was lost"
+
+
+@pytest.mark.parametrize("repair", ["protect(0.1) + hadamard(8)", "protect(0.1) + stale"])
+def test_checkpointing_protects_the_same_packets_again(repair: str) -> None:
+    plain, checkpointed = (
+        ltp.parallelize(
+            tiny("llama"),
+            ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.2), wire=WIRE),
+            tensor_parallel_size=RANKS,
+            repair=repair,
+        )
+        for _ in range(2)
+    )
+    checkpointed.gradient_checkpointing_enable()
+    for _ in range(2):
+        expected = gradients(plain, tiny_batch())
+        assert gradient_error(gradients(checkpointed, tiny_batch()), expected) == 0
 
 
 def test_a_link_that_loses_everything_is_refused_at_once() -> None:

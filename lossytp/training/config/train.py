@@ -6,6 +6,7 @@ Names are those of earlier studies' flags, so their command lines run here. Impo
 from dataclasses import dataclass
 
 from lossytp.network.repairs import ZERO
+from lossytp.network.repairs.chain import stage_of
 from lossytp.network.scope import layers_named, links_named
 from lossytp.training.config.groups import ComputeSettings, DataSettings, OptimisationSettings, WatchingSettings
 from lossytp.training.config.parallelism import ParallelismSettings
@@ -112,6 +113,12 @@ def _check_backend(config: "TrainConfig") -> None:
                 f"{name} = {getattr(config, name)!r} needs tensor parallelism alone, by this project's layers: leave "
                 "it out, or implementation, data_parallel_size and pipeline_parallel_size"
             )
+    chooses = stage_of(repair, "select") != ZERO
+    if chooses and not (own_layers and tensor_parallel_alone) and not config.wiring().algorithm.hops_carry_one():
+        raise ValueError(
+            f"repair = {config.repair!r} with algorithm = {config.algorithm!r}, whose packets carry sums that no "
+            "single process knows: choose direct, or tensor parallelism alone by this project's layers"
+        )
     fully_sharded = config.fully_sharded
     if config.tensor_parallel_size > 1 and (fully_sharded or not (own_layers or config.reliable_gather)):
         kind = task_named(config.dataset).kind

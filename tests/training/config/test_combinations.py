@@ -45,6 +45,11 @@ OWN = {"reliable_gather": False}
             for how in ({"pipeline_parallel_size": 2}, {"data_parallel_size": 2, "data_parallel_type": "fsdp"})
         ),
         (
+            {"repair": "protect(0.1)", "algorithm": "ring", "data_parallel_size": 2},
+            "repair = 'protect(0.1)' with algorithm = 'ring', whose packets carry sums that no single process knows: "
+            "choose direct, or tensor parallelism alone by this project's layers",
+        ),
+        (
             {"exact_adjoint": True, "lossy_direction": "backward"},
             "exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of",
         ),
