@@ -14,7 +14,8 @@ from lossytp.tolerance.config import Cell, ToleranceConfig
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.models import check_there
 
-HEADER = f"{'algorithm':9} {'phase':6} {'repair':14} {'loss rate':>9} {'rise (nats)':>20} {'collapsed':>9} {'draws':>5}"
+COLUMNS = "{:9} {:6} {:{width}} {:>9} {:>20} {:>9} {:>5}"
+TITLES = ("algorithm", "phase", "repair", "loss rate", "rise (nats)", "collapsed", "draws")
 
 
 def main() -> None:
@@ -36,9 +37,10 @@ def main() -> None:
     measurement = Measurement(config)
     lossless = float(measurement.lossless_N.mean())
     tokens = measurement.blocks_NT.numel()
+    width = max(14, *(len(cell.repair) for cell in config.cells()))
     print(
         f"{config.model_name} on {tokens} tokens of {config.with_text().text}, {measurement.ranks} tensor-parallel "
-        f"ranks: {lossless:.3f} nats a token without losses\n\n{HEADER}",
+        f"ranks: {lossless:.3f} nats a token without losses\n\n{COLUMNS.format(*TITLES, width=width)}",
         flush=True,
     )
     bar = tqdm(unit="draw", leave=False, disable=not sys.stderr.isatty())
@@ -52,8 +54,8 @@ def main() -> None:
         rows.append(row)
         algorithm, phase, repair, rate = row.cell
         rise = f"{row.rise.value:.4f} ± {row.rise.high - row.rise.value:.4f}"
-        line = f"{algorithm:9} {phase:6} {repair:14} {rate:9.3g} {rise:>20} {row.collapsed:9.0%} {len(row.rises):5}"
-        bar.write(line, file=sys.stdout)
+        values = (algorithm, phase, repair, f"{rate:.3g}", rise, f"{row.collapsed:.0%}", len(row.rises))
+        bar.write(COLUMNS.format(*values, width=width), file=sys.stdout)
         sys.stdout.flush()
         write_rows(config, lossless, measurement.ranks, rows, [])
     bar.close()

@@ -47,8 +47,9 @@ class ToleranceConfig(Settings):
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
     """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
-    repairs: str = "zero,rescale,hadamard(64),retransmit(1)"
-    """Repairs, separated by commas. zero, which leaves lost packets out, is always measured."""
+    repairs: str = "zero,hadamard(64),protect(0.01) + hadamard(64),retransmit(1)"
+    """Repairs, separated by commas, such as "rescale,protect(0.01) + stale". zero, which leaves lost packets out, is
+    always measured."""
     loss_type: str = "ber"
     """Loss process, as in training: ber, g-e, or another such as "trace(losses.csv)"."""
     mean_burst_packets: float | None = None

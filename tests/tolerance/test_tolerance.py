@@ -165,7 +165,7 @@ def test_the_command_prints_a_table_and_advice_and_writes_a_record_and_a_figure(
         "--loss_rates",
         "0.02",
         "--repairs",
-        "rescale",
+        "protect(0.1) + hadamard(8)",
         "--precision",
         "9",
         "--output_dir",
@@ -175,7 +175,8 @@ def test_the_command_prints_a_table_and_advice_and_writes_a_record_and_a_figure(
     assert outputs[0] == outputs[1]
     lines = outputs[0].splitlines()
     assert lines[0].startswith("gpt2-nano on 64 tokens of")
-    assert [line.split()[2] for line in lines[2:5]] == ["repair", "zero", "rescale"]
+    assert [line.split()[2] for line in lines[2:5]] == ["repair", "zero", "protect(0.1)"]
+    assert len({line.index("%") for line in lines[3:5]}) == 1, "the columns are aligned"
     record = json.loads((tmp_path / "out" / "tolerance.json").read_text())
     assert all(line in outputs[0] for line in record["advice"])
     assert len(record["rows"]) == 2
