@@ -57,8 +57,8 @@ class Correlated:
         if leave > 1 + 1e-12:
             shortest = loss_rate / ((1 - loss_rate) * (x + y - x * y))
             raise ValueError(
-                f"mean_burst_packets = {mean_burst_packets!r} does not go with a loss rate of {loss_rate:g} of which "
-                f"{shared:g} is shared: give at least {shortest:.6g}"
+                f"mean_burst_packets = {mean_burst_packets!r} is too short for a loss rate of {loss_rate:g} and "
+                f"shared = {shared:g}: give at least {shortest:.6g}"
             )
         leave = min(1.0, leave)
         parts = (GilbertElliott(p_good_to_bad=min(1.0, odds * leave), p_bad_to_good=leave) for odds in (x, y))

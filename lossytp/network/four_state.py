@@ -43,9 +43,7 @@ class FourState:
         for one, other in (("p13", "p14"), ("p31", "p32")):
             total = getattr(self, one) + getattr(self, other)
             if total > 1 + ROUNDING:
-                raise ValueError(
-                    f"{one} + {other} = {total:.10g} is above 1: give ways out of state {one[1]} of 1 at most"
-                )
+                raise ValueError(f"{one} + {other} = {total:.10g} is above 1: give two that add up to 1 or less")
 
     @property
     def leave_gap(self) -> float:

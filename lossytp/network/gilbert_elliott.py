@@ -40,7 +40,7 @@ class GilbertElliott:
         """Return the simple Gilbert channel with this stationary loss rate and mean run of consecutive losses.
 
         Raises:
-            ValueError: there is no such channel, because the mean burst is below max(1, rate / (1 - rate)) packets.
+            ValueError: if there is no such channel, because the mean burst is below max(1, rate / (1 - rate)) packets.
         """
         check_probability("loss_rate", loss_rate)
         if loss_rate == 1:
@@ -48,8 +48,8 @@ class GilbertElliott:
         shortest = max(1.0, loss_rate / (1 - loss_rate))
         if not is_finite(mean_burst_packets) or mean_burst_packets < shortest * (1 - 1e-12):
             raise ValueError(
-                f"mean_burst_packets = {shown(mean_burst_packets)} does not go with a loss rate of {loss_rate:g}: "
-                f"give a finite one of at least {shortest:g} (Bernoulli's own is {1 / (1 - loss_rate):.4g})"
+                f"mean_burst_packets = {shown(mean_burst_packets)} does not fit a loss rate of {loss_rate:g}: "
+                f"give a finite number of at least {shortest:g} (Bernoulli's is {1 / (1 - loss_rate):.4g})"
             )
         p_bad_to_good = min(1.0, 1 / mean_burst_packets)
         p_good_to_bad = min(1.0, loss_rate * p_bad_to_good / (1 - loss_rate))

@@ -18,7 +18,8 @@ class Wire:
             and offset that let a receiver see what is missing.
         elements: elements that a packet carries, whatever their size; the bytes decide when left out.
 
-    Raises ValueError where a packet has no room for an element of 8 bytes, or a value is above `MOST`.
+    Raises:
+        ValueError: if a packet has no room for an element of 8 bytes, or a value is above `MOST`.
     """
 
     mtu_bytes: int = 1500

@@ -54,7 +54,7 @@ class LossProcess(Protocol):
 def check_process(name: str, value: object) -> None:
     """Raise ValueError unless `value` is a loss process."""
     if isinstance(value, type) or not isinstance(value, LossProcess):
-        raise ValueError(f"{name} = {shown(value)} is no loss process: give one, such as Bernoulli(loss_rate=0.01)")
+        raise ValueError(f"{name} = {shown(value)} is not a loss process: give one, such as Bernoulli(loss_rate=0.01)")
 
 
 def mean_burst(loss_rate: float, next_correlation: float) -> float:

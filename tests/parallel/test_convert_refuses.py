@@ -120,7 +120,7 @@ def test_what_cannot_be_parallelized_is_refused(model: Any, how: dict, error: ty
         ({"group": 4}, "group = 4 is of type int, not RankGroup: give one, such as RankGroup(4)"),
         ({"own_copies": "no"}, "own_copies = 'no' is of type str, not bool: give True or False"),
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of type str, not bool: give True or False"),
-        ({"tensor_parallel_size": "4"}, "tensor_parallel_size = '4' is no whole number: give the number of ranks"),
+        ({"tensor_parallel_size": "4"}, "tensor_parallel_size = '4' is not a whole number: give the number of ranks"),
         ({"repair": None}, "repair = None is of type NoneType, not str: give a name, or name(1, option=2)"),
         ({"wiring": "ring"}, "wiring = 'ring' is of type str, not Wiring: give one, such as Wiring.named(algorithm="),
     ],

@@ -54,13 +54,13 @@ def test_an_unknown_repair_is_refused_with_the_known_ones():
         ("retransmit", "missing a required argument: 'budget'; retransmit takes budget: int"),
         ("zero(1)", "repair = 'zero(1)': too many positional arguments; zero takes no values"),
         ("fec(8, 8)", "n = 8 leaves no packet of parity beside k = 8: give n of at least 9"),
-        ("fec(10, 8, 0)", "depth = 0 is no whole number of at least 1: give one"),
+        ("fec(10, 8, 0)", "depth = 0 is not a whole number of at least 1: give one"),
         ("fec(10, 8, code='ldpc')", "code = 'ldpc' is unknown: choose one of mds, xor"),
         ("fec(10, 4, code='xor')", "n - k = 6 parity packets cover k = 4: give n of at most 2 k"),
-        ("retransmit(0)", "budget = 0 is no whole number of at least 1: give one"),
-        ("retransmit(1.5)", "budget = 1.5 is no whole number of at least 1: give one"),
+        ("retransmit(0)", "budget = 0 is not a whole number of at least 1: give one"),
+        ("retransmit(1.5)", "budget = 1.5 is not a whole number of at least 1: give one"),
         ("hadamard(12)", "block = 12 is not a power of two: give one, such as 64"),
-        ("hadamard(1)", "block = 1 is no whole number of at least 2: give one"),
+        ("hadamard(1)", "block = 1 is not a whole number of at least 2: give one"),
     ],
 )
 def test_values_that_a_repair_cannot_take_are_refused(text, message):
