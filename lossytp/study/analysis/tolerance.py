@@ -40,13 +40,13 @@ def task_settings(records: list[dict], baselines: dict[str, dict[str, Any]]) -> 
         }
         for record in ours:
             if names := differing_settings(record, shared):
-                raise ValueError(f"{name}: the records differ in {', '.join(names)}: draw them apart")
+                raise ValueError(f"the records of {name} differ in {', '.join(names)}: draw them in separate figures")
         expected = {"test_examples": first["data"]["test_examples"], **first["config"]}
         for each in ("test_examples", "model_name", "max_length"):
             if baseline.get(each) != expected[each]:
                 raise ValueError(
                     f"the baseline of {name} has {each} = {baseline.get(each)!r}, the runs have {expected[each]!r}: "
-                    "delete baseline.json, and the next run makes it anew"
+                    "delete baseline.json and run again"
                 )
         found[name] = {
             **shared,
