@@ -89,7 +89,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
 
 
 def _check_output_folder(config: EvaluateConfig) -> None:
-    """Raise ValueError if the folder cannot be written, or holds an evaluation.json that is no evaluation."""
+    """Raise ValueError if the folder cannot be written, or holds an evaluation.json that is not an evaluation."""
     check_writable(config.output_dir)
     file = Path(config.output_dir) / EVALUATION
     try:
@@ -99,7 +99,7 @@ def _check_output_folder(config: EvaluateConfig) -> None:
         return
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"{file} is no evaluation ({first_line(error)}): move it elsewhere, or give another output_dir"
+            f"{file} is not an evaluation ({first_line(error)}): move it elsewhere, or give another output_dir"
         ) from error
 
 

@@ -24,7 +24,7 @@ class ComputeSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bf16 and self.fp16:
-            raise ValueError("bf16 = fp16 = True: choose one of them")
+            raise ValueError("bf16 and fp16 are both True: choose one")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,9 +51,9 @@ class ParallelismSettings(NetworkSettings):
         own_copies = self.replicated_gradients != "reliable" and layout.tensor_processes != self.tensor_parallel_size
         if own_copies and self.fully_sharded:
             raise ValueError(
-                f"replicated_gradients = {self.replicated_gradients!r} with fsdp, which would shard the axis on which "
-                f"a process holds its ranks' copies: choose ddp, or start with torchrun --standalone --nproc_per_node "
-                f"{self.tensor_parallel_size * self.data_parallel_size}"
+                f"replicated_gradients = {self.replicated_gradients!r} does not work with fsdp, which would shard the "
+                "axis on which a process holds its ranks' copies: choose ddp, or start with torchrun --standalone "
+                f"--nproc_per_node {self.tensor_parallel_size * self.data_parallel_size}"
             )
         return layout
 

@@ -62,5 +62,6 @@ class PretrainConfig(AdamWSettings):
         positions = PRESETS[self.model_name]["n_positions"]
         if not 2 <= self.block_size <= positions:
             raise ValueError(
-                f"block_size = {self.block_size} is not from 2 to {self.model_name}'s {positions} positions: give one"
+                f"block_size = {self.block_size} is not from 2 to {self.model_name}'s {positions} positions: give a "
+                "number in between"
             )

@@ -160,7 +160,7 @@ def _text_in(file: str) -> str:
     """Return the file's text.
 
     Raises:
-        ValueError: if the file is unreadable or no text. Binary data would give many meaningless tokens.
+        ValueError: if the file is unreadable or not text. Binary data would give many meaningless tokens.
     """
     try:
         text = Path(file).read_text(encoding="utf-8")
@@ -168,11 +168,11 @@ def _text_in(file: str) -> str:
         raise ValueError(f"{file} cannot be read ({error.strerror}): give a readable file") from error
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{file} is no UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "
+            f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "
             "narrow the pattern"
         ) from error
     if "\0" in text:
-        raise ValueError(f"{file} is no text, with NUL at character {text.index(chr(0))}: narrow the pattern")
+        raise ValueError(f"{file} is not text (NUL at character {text.index(chr(0))}): narrow the pattern")
     return text
 
 

@@ -84,7 +84,7 @@ class Task(ABC):
 
         Raises:
             ValueError: if no row has a label, the rows lack a column, or a text column is empty in all rows or holds
-                values that are no text.
+                values that are not text.
         """
         rows = self.source.rows(split)
         check_filled(rows, (self.body, self.ending), f"{split} of {self.source}")
@@ -133,7 +133,7 @@ class Classification(Task):
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
-            raise ValueError(f"labels = {self.labels} are not two or more different names: name every class once")
+            raise ValueError(f"labels = {self.labels} are not two or more different names: name each class once")
         if "f1" in self.metrics and len(self.labels) != 2:
             raise ValueError(f"metric 'f1' needs two classes, not {len(self.labels)}: choose accuracy")
 
@@ -224,7 +224,7 @@ class MultipleChoice(Task):
         index = _index(_value(self.answer, row), len(options), f"one of {len(options)} options")
         for option in options:
             if not isinstance(option, str | int | float):
-                raise ValueError(f"option {str(option)[:60]!r} is no text: give text, or leave out such rows")
+                raise ValueError(f"option {str(option)[:60]!r} is not text: give text, or leave out such rows")
         endings = tuple(text_of(self.ending, {**row, "option": str(option).strip()}) for option in options)
         return None if index is None else Example(text_of(self.body, row).strip(), endings, index)
 
