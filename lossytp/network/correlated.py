@@ -71,7 +71,7 @@ class Correlated:
         return common + private - common * private
 
     def autocorrelation(self, lag: int) -> float:
-        """Correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies.
+        """Return the correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies.
 
         A delivered packet is delivered by both parts, so P(both delivered) is the product of theirs.
         """

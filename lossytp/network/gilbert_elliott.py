@@ -57,12 +57,12 @@ class GilbertElliott:
 
     @property
     def share_bad(self) -> float:
-        """Stationary probability of the bad state."""
+        """Return the stationary probability of the bad state."""
         return self.p_good_to_bad / (self.p_good_to_bad + self.p_bad_to_good)
 
     @property
     def loss_rate(self) -> float:
-        """Stationary probability that a packet is lost."""
+        """Return the stationary probability that a packet is lost."""
         return self.share_bad * self.loss_bad + (1 - self.share_bad) * self.loss_good
 
     def autocorrelation(self, lag: int) -> float:
@@ -78,7 +78,7 @@ class GilbertElliott:
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses; 0 without losses, infinite without anything else."""
+        """Return the mean run of consecutive losses; 0 without losses, infinite if all packets are lost."""
         return mean_burst(self.loss_rate, self.autocorrelation(1))
 
     def to_netem(self) -> str:

@@ -46,7 +46,7 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
     """Return what `text` names: ``known[name]`` called with its values.
 
     Args:
-        kind: of the objects, for messages.
+        kind: what the text names, for messages.
         text: the name, with values.
         known: callables by name.
         given: settings from elsewhere, by name, for parameters that the text leaves open. A setting of 0 keeps a

@@ -61,8 +61,8 @@ def mean_burst(loss_rate: float, next_correlation: float) -> float:
     """Return the mean run of consecutive losses: rate / P(a packet is lost and the one before it is not).
 
     Args:
-        loss_rate: of the process.
-        next_correlation: its autocorrelation at lag 1.
+        loss_rate: the loss rate of the process.
+        next_correlation: the autocorrelation at lag 1.
     """
     both_lost = loss_rate**2 + next_correlation * loss_rate * (1 - loss_rate)
     if loss_rate == 0:

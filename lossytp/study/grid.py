@@ -6,7 +6,7 @@
     reference: single losses       # the lossy arm that figures compare the other lossy arms with
     profiles:
       laptop:
-        cells_per_notebook: 3      # one notebook run starts up once for so many cells
+        cells_per_notebook: 3      # how many cells one notebook run computes
         seeds: 3
         first_seed: 5              # 0 by default; fresh seeds retest what earlier ones suggested
         tasks: [docstrings]        # with settings in ../tasks.yaml; the default task by default
@@ -196,7 +196,7 @@ def _check_plain(name: str, path: str) -> None:
 
 
 def _notebook(folder: Path, name: str, processes: int) -> str:
-    """Return the notebook's name; raise ValueError if it is not in the folder, or cannot start so many processes."""
+    """Return the notebook's name; raise ValueError if it is not in the folder, or cannot start the processes."""
     _check_plain("notebook", _of(str, "notebook", name))
     file = folder / f"{name}.ipynb"
     if not file.is_file():

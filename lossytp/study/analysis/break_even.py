@@ -74,7 +74,7 @@ def steps_to_accuracy(records: list[dict], target: dict[str, float]) -> pd.DataF
     decay earlier, and reach it earlier, with losses or without.
 
     Args:
-        records: of the runs.
+        records: the runs' records.
         target: from `target_accuracies`.
 
     Returns:
@@ -159,7 +159,7 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
 def price_of_reliability(
     step_times: pd.DataFrame, compute_share: float = 0.0, *, best_effort_share: float = 1.0
 ) -> pd.DataFrame:
-    """Compute how many times longer a step takes over reliable transport: so many times the steps may losing take.
+    """Compute how many times longer a step takes over reliable transport; losing may take as many times the steps.
 
     Args:
         step_times: from `step_times.step_times`, including rate 0.

@@ -30,7 +30,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
     class.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         evaluated_at: loss rates.
 
     Returns:

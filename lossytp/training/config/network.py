@@ -31,7 +31,7 @@ class NetworkSettings(Settings):
     mean_burst_packets: float | None = None
     """Mean run of consecutive losses, for loss types that have one: g-e, correlated."""
     ge_config: str | None = None
-    """A Gilbert-Elliott preset by its id, in place of loss_rate and mean_burst_packets."""
+    """A Gilbert-Elliott preset by its id, instead of loss_rate and mean_burst_packets."""
     algorithm: str = "direct"
     """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"

@@ -28,7 +28,7 @@ class ParallelismSettings(NetworkSettings):
     replicated_gradients: Literal["reliable", "lossy", "none"] = "reliable"
     """How ranks with streams of their own average the gradients of replicated parameters; none lets copies drift."""
     resync_every: Count | None = None
-    """Set drifting copies to their mean every so many steps."""
+    """Steps between resynchronisations, which set drifting copies to their mean."""
     exact_adjoint: bool = False
     """Backward uses what forward lost. In lossytp layers an ablation, since no sender knows; between pipeline stages,
     where the receiver knows, a repair. It applies to both if there are both."""
@@ -59,7 +59,7 @@ class ParallelismSettings(NetworkSettings):
 
     @property
     def fully_sharded(self) -> bool:
-        """Whether replicas shard the parameters, and so gather them over the lossy network."""
+        """Return whether replicas shard the parameters, and so gather them over the lossy network."""
         return self.data_parallel_size > 1 and self.data_parallel_type == "fsdp"
 
     def wiring(self) -> Wiring:

@@ -98,7 +98,7 @@ class Corpus:
 
     @property
     def of_split(self) -> str:
-        """The end of an error message: which split lacks text, and the fix."""
+        """Return the end of an error message: which split lacks text, and the fix."""
         return "" if self.split is None else f", for {self.split}: give more, or separate files"
 
 
@@ -196,7 +196,7 @@ class PackedBlocks:
 
     @property
     def position(self) -> Position:
-        """The position after the last document that was read."""
+        """Return the position after the last document that was read."""
         return self._position
 
     def batch(self, size: int) -> Tensor:

@@ -63,7 +63,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def num_logits(self) -> int | None:
-        """The number of outputs that the model has for an encoded text; None for generated text."""
+        """Return the number of outputs that the model has for an encoded text; None for generated text."""
 
     @abstractmethod
     def metric(self) -> "evaluate.Metric":

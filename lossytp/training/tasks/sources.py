@@ -64,7 +64,7 @@ class Source:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the copy under `$LOSSYTP_DATA`, which may not exist; None if the variable is not set."""
+        """Return the folder of the copy under `$LOSSYTP_DATA`, which may not exist; None if the variable is not set."""
         data = os.environ.get(DATA_VARIABLE)
         return Path(data).expanduser() / self.path / (self.name or "") if data else None
 
