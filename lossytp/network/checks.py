@@ -10,7 +10,7 @@ LONGEST_SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Return `value` as a message shows it: on one line, and cut where it is long."""
+    """Return `value` as a message shows it: on one line, and cut if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 

@@ -49,7 +49,7 @@ class Correlated:
         if mean_burst_packets is None:
             return cls(common=Bernoulli(loss_rate=common), private=Bernoulli(loss_rate=private), switch=switch)
         whole = GilbertElliott.from_loss_and_burst(loss_rate=loss_rate, mean_burst_packets=mean_burst_packets)
-        # A link turns bad as often as `whole` does where (1 - x r)(1 - y r) = 1 - whole.p_good_to_bad, with x and y the
+        # A link turns bad as often as `whole` if (1 - x r)(1 - y r) = 1 - whole.p_good_to_bad, with x and y the
         # parts' odds of loss and r their way out of a burst. The smaller root keeps both factors above 0.
         x, y = common / (1 - common), private / (1 - private)
         turn = whole.p_good_to_bad

@@ -14,7 +14,7 @@ LOSSLESS = Bernoulli(loss_rate=0.0)
 class LinkProcesses:
     """One process for all links, or processes of named links and a default for the others.
 
-    Args and errors as for `LossyNetwork`.
+    Arguments and errors are those of `LossyNetwork`.
     """
 
     def __init__(self, process: LossProcess | Mapping[Link, LossProcess], default: LossProcess | None) -> None:

@@ -76,7 +76,7 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
     try:
         return known[name](*values, **named)
     except ValueError as error:
-        if "(" in text:  # without, what is wrong came from elsewhere
+        if "(" in text:  # without values in the text, the wrong one came from elsewhere
             raise ValueError(f"{kind} = {text!r}: {error}") from error
         raise
     except TypeError as error:  # a value of another type than its parameter's

@@ -1,4 +1,4 @@
-"""Where in a model packets may be lost: a study of where it hurts makes one part lossy and the rest reliable."""
+"""Where in a model packets may be lost. A study of where losses hurt makes one part lossy and the rest reliable."""
 
 import re
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ def links_named(text: str) -> list[Link]:
     """
     matches = [re.fullmatch(r"\s*(-1|\d+)\s*>\s*(-1|\d+)\s*", link) for link in text.split(",")]
     if not all(matches):
-        raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3")
+        raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, such as 0>1,2>3")
     links = [checked_link((int(match[1]), int(match[2]))) for match in matches if match]
     for src, dst in links:
         if links.count((src, dst)) > 1:

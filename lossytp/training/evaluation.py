@@ -139,7 +139,7 @@ def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None
     for name in ("data_glob", "prompt"):
         if getattr(config, name) is not None and not generates:
             raise ValueError(
-                f"{name} = {getattr(config, name)!r} needs a language model, which {config.model_name} is not"
+                f"{name} = {getattr(config, name)!r} needs a language model, which {config.model_name} is not: give one"
             )
     if dataset is None:
         if config.data_glob is None and config.prompt is None:

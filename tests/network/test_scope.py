@@ -90,8 +90,8 @@ def test_links_are_read_from_text():
         ("0>1,0>1", "lossy_links = '0>1,0>1' names 0>1 more than once: name each link once"),
         ("0>1,00>1", "lossy_links = '0>1,00>1' names 0>1 more than once: name each link once"),
         ("0>0", "link = (0, 0) leads from 0 to itself: give two different ends"),
-        ("0>1,", "lossy_links = '0>1,' is not understood: write source>destination, as in 0>1,2>3"),
-        ("", "lossy_links = '' is not understood: write source>destination, as in 0>1,2>3"),
+        ("0>1,", "lossy_links = '0>1,' is not understood: write source>destination, such as 0>1,2>3"),
+        ("", "lossy_links = '' is not understood: write source>destination, such as 0>1,2>3"),
     ],
 )
 def test_links_that_are_none_or_named_twice_are_refused(text, message):

@@ -35,7 +35,7 @@ class EvaluateConfig(NetworkSettings, ComputeSettings):
             raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
 
     def training(self) -> TrainConfig:
-        """Return a training run's configuration with this network and precision, and so with its checks.
+        """Return a training run's configuration with this network and precision, which checks them.
 
         Raises:
             ValueError: if training would refuse a value, or a combination.

@@ -96,7 +96,7 @@ class Task(ABC):
                 example = self.example(row)
             except KeyError as error:
                 known = ", ".join(row)
-                raise ValueError(f"{self.source} has no column {error}: its columns are {known}") from None
+                raise ValueError(f"{self.source} has no column {error}: name one of its columns, {known}") from None
             except (ValueError, TypeError, AttributeError, OverflowError) as error:  # also from a user's own functions
                 raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {split} of {self.source}") from None
             if example is not None:
@@ -185,7 +185,7 @@ class Regression(Task):
         if value is None or value == "":
             return None
         if not math.isfinite(float(value)):
-            raise ValueError(f"label {value!r} is not a finite number")
+            raise ValueError(f"label {value!r} is not a finite number: give one, or leave out such rows")
         return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), float(value))
 
 

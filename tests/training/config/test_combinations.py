@@ -201,7 +201,7 @@ OWN = {"reliable_gather": False}
         *(
             (
                 {"lossy_links": text},
-                f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3",
+                f"lossy_links = {text!r} is not understood: write source>destination, such as 0>1,2>3",
             )
             for text in ("", "0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
         ),
