@@ -28,7 +28,7 @@ def main() -> None:
     try:
         print(f"{_outcome(config.dataset, record)}: see {file}")
     except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
-        raise ValueError(f"{file} is no record ({error!r}): delete it to run again") from error
+        raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
 
 
 def _outcome(dataset: str, record: dict) -> str:

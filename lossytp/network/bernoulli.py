@@ -30,7 +30,7 @@ class Bernoulli:
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses: 1 / (1 - p), 0 where nothing is lost."""
+        """Return the mean run of consecutive losses: 1 / (1 - p), or 0 if nothing is lost."""
         return mean_burst(self.loss_rate, 0.0)
 
     def autocorrelation(self, lag: int) -> float:

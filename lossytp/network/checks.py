@@ -10,7 +10,7 @@ LONGEST_SHOWN = 80
 
 
 def shown(value: object) -> str:
-    """Return `value` as a message shows it: on one line, and cut where it is long."""
+    """Return `value` as a message shows it: on one line, and cut if it is long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
@@ -30,7 +30,7 @@ def check_bool(name: str, value: object) -> None:
 def check_number(name: str, value: object, kind: type, fix: str) -> None:
     """Raise TypeError unless `value` is a number of `kind` (Integral or Real), and no bool; `fix` follows "give"."""
     if isinstance(value, bool) or not isinstance(value, kind):
-        raise TypeError(f"{name} = {shown(value)} is no {'whole ' if kind is Integral else ''}number: give {fix}")
+        raise TypeError(f"{name} = {shown(value)} is not a {'whole ' if kind is Integral else ''}number: give {fix}")
 
 
 def check_probability(name: str, value: float) -> None:
@@ -59,11 +59,11 @@ def check_names(given: Iterable[object], known: Iterable[str]) -> None:
 def check_at_least(name: str, value: object, least: int) -> None:
     """Raise ValueError unless `value` is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} = {shown(value)} is no whole number of at least {least}: give one")
+        raise ValueError(f"{name} = {shown(value)} is not a whole number of at least {least}: give one")
 
 
 def check_at_most(name: str, value: float, most: int, fix: str = "a smaller one") -> None:
-    """Raise ValueError where a number is above `most`; `fix` follows "give"."""
+    """Raise ValueError if a number is above `most`; `fix` follows "give"."""
     if value > most:
         raise ValueError(f"{name} = {shown(value)} is above {most}: give {fix}")
 
@@ -71,7 +71,7 @@ def check_at_most(name: str, value: float, most: int, fix: str = "a smaller one"
 def check_positive(name: str, value: object, unit: str) -> None:
     """Raise ValueError unless `value` is a finite number above 0."""
     if not is_finite(value) or value <= 0:
-        raise ValueError(f"{name} = {shown(value)} is not above 0: give a finite number of {unit}")
+        raise ValueError(f"{name} = {shown(value)} is not a finite number above 0: give a number of {unit}")
 
 
 def check_not_negative(name: str, value: object, unit: str) -> None:
@@ -83,7 +83,7 @@ def check_not_negative(name: str, value: object, unit: str) -> None:
 def check_filled(name: str, values: object) -> None:
     """Raise ValueError unless `values` is a list or a tuple with at least one value."""
     if not isinstance(values, list | tuple) or not values:
-        raise ValueError(f"{name} = {shown(values)} is no list of at least one value: give one")
+        raise ValueError(f"{name} = {shown(values)} is not a list of at least one value: give one")
 
 
 def is_finite(value: object) -> TypeGuard[float]:

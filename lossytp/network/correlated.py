@@ -49,7 +49,7 @@ class Correlated:
         if mean_burst_packets is None:
             return cls(common=Bernoulli(loss_rate=common), private=Bernoulli(loss_rate=private), switch=switch)
         whole = GilbertElliott.from_loss_and_burst(loss_rate=loss_rate, mean_burst_packets=mean_burst_packets)
-        # A link turns bad as often as `whole` does where (1 - x r)(1 - y r) = 1 - whole.p_good_to_bad, with x and y the
+        # A link turns bad as often as `whole` if (1 - x r)(1 - y r) = 1 - whole.p_good_to_bad, with x and y the
         # parts' odds of loss and r their way out of a burst. The smaller root keeps both factors above 0.
         x, y = common / (1 - common), private / (1 - private)
         turn = whole.p_good_to_bad
@@ -57,8 +57,8 @@ class Correlated:
         if leave > 1 + 1e-12:
             shortest = loss_rate / ((1 - loss_rate) * (x + y - x * y))
             raise ValueError(
-                f"mean_burst_packets = {mean_burst_packets!r} does not go with a loss rate of {loss_rate:g} of which "
-                f"{shared:g} is shared: give at least {shortest:.6g}"
+                f"mean_burst_packets = {mean_burst_packets!r} is too short for a loss rate of {loss_rate:g} and "
+                f"shared = {shared:g}: give at least {shortest:.6g}"
             )
         leave = min(1.0, leave)
         parts = (GilbertElliott(p_good_to_bad=min(1.0, odds * leave), p_bad_to_good=leave) for odds in (x, y))
@@ -71,7 +71,7 @@ class Correlated:
         return common + private - common * private
 
     def autocorrelation(self, lag: int) -> float:
-        """Correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies.
+        """Return the correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies.
 
         A delivered packet is delivered by both parts, so P(both delivered) is the product of theirs.
         """

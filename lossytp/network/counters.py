@@ -68,7 +68,7 @@ class Counters:
         If several groups use the same link's name, for perhaps other ends, the group's name goes before it.
 
         Raises:
-            ValueError: for a purpose other than "training" and "evaluation".
+            ValueError: if the purpose is neither "training" nor "evaluation".
         """
         check_known("purpose", purpose, PURPOSES)
         rows = self.rows(purpose)
@@ -121,7 +121,7 @@ class Counters:
         """Add what another process counted. A row that both have is the same traffic, seen from two sides.
 
         Raises:
-            ValueError: the two disagree on a row, so the processes have diverged.
+            ValueError: if the two disagree on a row, so the processes have diverged.
         """
         _merge(self._totals, other._totals)
         _merge(self._messages, other._messages)

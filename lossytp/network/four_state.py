@@ -43,23 +43,21 @@ class FourState:
         for one, other in (("p13", "p14"), ("p31", "p32")):
             total = getattr(self, one) + getattr(self, other)
             if total > 1 + ROUNDING:
-                raise ValueError(
-                    f"{one} + {other} = {total:.10g} is above 1: give ways out of state {one[1]} of 1 at most"
-                )
+                raise ValueError(f"{one} + {other} = {total:.10g} is above 1: give two that add up to 1 or less")
 
     @property
     def leave_gap(self) -> float:
-        """Probability of leaving state 1."""
+        """Return the probability of leaving state 1."""
         return min(1.0, self.p13 + self.p14)
 
     @property
     def leave_losses(self) -> float:
-        """Probability of leaving state 3."""
+        """Return the probability of leaving state 3."""
         return min(1.0, self.p31 + self.p32)
 
     @property
     def shares(self) -> np.ndarray:
-        """Stationary probabilities of states 1 to 4, (4,): the balance equations of Salsano et al., solved."""
+        """Return the stationary probabilities of states 1 to 4, (4,), from the balance equations of Salsano et al."""
         back = self.p31 if self.p13 else 1.0  # what cannot be reached weighs nothing
         again = self.p23 if self.p13 and self.p32 else 1.0
         weights = np.array([back * again, self.p13 * self.p32, self.p13 * again, self.p14 * back * again])
@@ -67,17 +65,17 @@ class FourState:
 
     @property
     def loss_rate(self) -> float:
-        """Stationary probability that a packet is lost: the share of states 3 and 4."""
+        """Return the stationary probability that a packet is lost: the share of states 3 and 4."""
         return float(self.shares @ IS_LOST)
 
     @property
     def bursts_per_packet(self) -> float:
-        """Runs of consecutive losses per packet: a run is a sojourn in state 3, or one packet in state 4."""
+        """Return the runs of consecutive losses per packet: a run is a sojourn in state 3, or one packet in state 4."""
         return float(self.shares[LOST_ALONE] + self.shares[LOST_IN_BURST] * self.leave_losses)
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses; 0 without losses, infinite without anything else."""
+        """Return the mean run of consecutive losses; 0 without losses, infinite if all packets are lost."""
         if self.bursts_per_packet == 0:
             return math.inf if self.loss_rate else 0.0
         return self.loss_rate / self.bursts_per_packet

@@ -40,7 +40,7 @@ class GilbertElliott:
         """Return the simple Gilbert channel with this stationary loss rate and mean run of consecutive losses.
 
         Raises:
-            ValueError: there is no such channel, because the mean burst is below max(1, rate / (1 - rate)) packets.
+            ValueError: if there is no such channel, because the mean burst is below max(1, rate / (1 - rate)) packets.
         """
         check_probability("loss_rate", loss_rate)
         if loss_rate == 1:
@@ -48,8 +48,8 @@ class GilbertElliott:
         shortest = max(1.0, loss_rate / (1 - loss_rate))
         if not is_finite(mean_burst_packets) or mean_burst_packets < shortest * (1 - 1e-12):
             raise ValueError(
-                f"mean_burst_packets = {shown(mean_burst_packets)} does not go with a loss rate of {loss_rate:g}: "
-                f"give a finite one of at least {shortest:g} (Bernoulli's own is {1 / (1 - loss_rate):.4g})"
+                f"mean_burst_packets = {shown(mean_burst_packets)} does not fit a loss rate of {loss_rate:g}: "
+                f"give a finite number of at least {shortest:g} (Bernoulli's is {1 / (1 - loss_rate):.4g})"
             )
         p_bad_to_good = min(1.0, 1 / mean_burst_packets)
         p_good_to_bad = min(1.0, loss_rate * p_bad_to_good / (1 - loss_rate))
@@ -57,12 +57,12 @@ class GilbertElliott:
 
     @property
     def share_bad(self) -> float:
-        """Stationary probability of the bad state."""
+        """Return the stationary probability of the bad state."""
         return self.p_good_to_bad / (self.p_good_to_bad + self.p_bad_to_good)
 
     @property
     def loss_rate(self) -> float:
-        """Stationary probability that a packet is lost."""
+        """Return the stationary probability that a packet is lost."""
         return self.share_bad * self.loss_bad + (1 - self.share_bad) * self.loss_good
 
     def autocorrelation(self, lag: int) -> float:
@@ -78,7 +78,7 @@ class GilbertElliott:
 
     @property
     def mean_burst_packets(self) -> float:
-        """Mean run of consecutive losses; 0 without losses, infinite without anything else."""
+        """Return the mean run of consecutive losses; 0 without losses, infinite if all packets are lost."""
         return mean_burst(self.loss_rate, self.autocorrelation(1))
 
     def to_netem(self) -> str:

@@ -1,4 +1,4 @@
-"""The settings of a network as text, by which a saved state is matched with the network that loads it."""
+"""The settings of a network as text, which match a saved state with the network that loads it."""
 
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
@@ -29,5 +29,5 @@ def described(value: object) -> str:
 
 
 def process_described(process: LossProcess) -> str:
-    """Return one line that names a loss process and its rate, which settles what `described` cannot name."""
+    """Return one line that names a loss process and its rate; the rate tells apart what `described` cannot name."""
     return f"{described(process)} of loss rate {process.loss_rate:.6g}"

@@ -14,7 +14,7 @@ LOSSLESS = Bernoulli(loss_rate=0.0)
 class LinkProcesses:
     """One process for all links, or processes of named links and a default for the others.
 
-    Args and errors as for `LossyNetwork`.
+    Arguments and errors are those of `LossyNetwork`.
     """
 
     def __init__(self, process: LossProcess | Mapping[Link, LossProcess], default: LossProcess | None) -> None:
@@ -22,14 +22,14 @@ class LinkProcesses:
         if isinstance(process, Mapping):
             if not process and default is None:
                 raise ValueError(
-                    "process = {} names no link: name one, as in {(0, 1): process}, or give a process for all links"
+                    "process = {} names no link: name one, such as {(0, 1): process}, or give a process for all links"
                 )
             self.named = {checked_link(key): value for key, value in process.items()}
             self.default = LOSSLESS if default is None else default
         elif default is not None:
             raise ValueError(
-                f"default = {shown(default)} without named links: give a mapping such as {{(0, 1): process}}, or leave "
-                "it out"
+                f"default = {shown(default)} needs named links: give process = {{(0, 1): process}}, or leave "
+                "default out"
             )
         else:
             self.default = process

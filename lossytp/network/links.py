@@ -14,12 +14,12 @@ def checked_link(key: object) -> Link:
     """Return `key` as a pair of Python's integers.
 
     Raises:
-        TypeError: `key` is no pair of whole numbers.
-        ValueError: an end is below `SWITCH`, or both are the same.
+        TypeError: if `key` is not a pair of whole numbers.
+        ValueError: if an end is below `SWITCH`, or both are the same.
     """
     ends = key if isinstance(key, tuple) else ()
     if len(ends) != 2 or not all(isinstance(end, Integral) and not isinstance(end, bool) for end in ends):
-        raise TypeError(f"link = {shown(key)} is no pair of ranks: give (src, dst), such as (0, 1)")
+        raise TypeError(f"link = {shown(key)} is not a pair of ranks: give (src, dst), such as (0, 1)")
     src, dst = index(ends[0]), index(ends[1])
     if min(src, dst) < SWITCH:
         raise ValueError(f"link = {key} names a rank below 0: give ranks from 0, or {SWITCH} for the switch")
@@ -29,10 +29,10 @@ def checked_link(key: object) -> Link:
 
 
 def check_links_within(links: Iterable[Link], num_ranks: int) -> None:
-    """Raise ValueError where a link ends at none of `num_ranks` ranks."""
+    """Raise ValueError if a link ends at none of `num_ranks` ranks."""
     for src, dst in links:
         if max(src, dst) >= num_ranks:
             raise ValueError(
-                f"link {src}>{dst} ends at rank {max(src, dst)}, which is above {num_ranks - 1}, the last of "
+                f"link {src}>{dst} names rank {max(src, dst)}, which is above {num_ranks - 1}, the last of "
                 f"{num_ranks} ranks: name links among ranks 0 to {num_ranks - 1}"
             )

@@ -17,7 +17,7 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     """Return the name, the values and the named values of ``name`` or ``name(1, two=2)``.
 
     Raises:
-        TypeError: if `text` is no text.
+        TypeError: if `text` is not a str.
         ValueError: if `text` has another form; the message names the `kind`.
     """
     check_is(kind, text, str, "a name, or name(1, option=2)")
@@ -28,7 +28,7 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     if re.fullmatch(r"[\w-]+", text.strip()):
         return text.strip(), [], {}
     if len(text) > LONGEST:
-        raise ValueError(f"{kind} = {text[:40]!r}... is of {len(text)} characters: give at most {LONGEST}")
+        raise ValueError(f"{kind} = {text[:40]!r}... has {len(text)} characters: give at most {LONGEST}")
     try:
         expression = ast.parse(text.strip(), mode="eval").body
         if not isinstance(expression, ast.Call) or not isinstance(expression.func, ast.Name):
@@ -58,7 +58,7 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
     """Return what `text` names: ``known[name]`` called with its values.
 
     Args:
-        kind: of the objects, for messages.
+        kind: what the text names, for messages.
         text: the name, with values.
         known: callables by name.
         given: settings from elsewhere, by name, for parameters that the text leaves open. A setting of 0 keeps a
@@ -80,15 +80,15 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
                 if value or (value is not None and parameters[setting].default is inspect.Parameter.empty):
                     named[setting] = value
             elif value:
-                conflict = "is given twice" if setting in parameters else "does not go"
-                raise ValueError(f"{setting} = {value!r} {conflict} with {kind} = {text!r}: leave it out; {takes}")
+                conflict = "is also given in" if setting in parameters else "does not apply to"
+                raise ValueError(f"{setting} = {value!r} {conflict} {kind} = {text!r}: leave it out; {takes}")
         signature.bind(*values, **named)
     except TypeError as error:
         raise ValueError(f"{kind} = {text!r}: {error}; {takes}") from error
     try:
         return known[name](*values, **named)
     except ValueError as error:
-        if "(" in text:  # without, what is wrong came from elsewhere
+        if "(" in text:  # without values in the text, the wrong one came from elsewhere
             raise ValueError(f"{kind} = {text!r}: {error}") from error
         raise
     except TypeError as error:  # a value of another type than its parameter's

@@ -18,7 +18,8 @@ class Wire:
             and offset that let a receiver see what is missing.
         elements: elements that a packet carries, whatever their size; the bytes decide when left out.
 
-    Raises ValueError where a packet has no room for an element of 8 bytes, or a value is above `MOST`.
+    Raises:
+        ValueError: if a packet has no room for an element of 8 bytes, or a value is above `MOST`.
     """
 
     mtu_bytes: int = 1500
@@ -40,11 +41,11 @@ class Wire:
             check_at_most("elements", self.elements, MOST)
 
     def elements_per_packet(self, itemsize: int) -> int:
-        """Whole elements of `itemsize` bytes that one packet carries: 364 in fp32 at the default MTU."""
+        """Return how many whole elements of `itemsize` bytes a packet carries: 364 in fp32 at the default MTU."""
         if self.elements is not None:
             return self.elements
         return (self.mtu_bytes - self.header_bytes) // itemsize
 
     def num_packets(self, num_elements: int, itemsize: int) -> int:
-        """Packets that `num_elements` elements fill, the last one perhaps in part."""
+        """Return how many packets `num_elements` elements fill; the last one may be partly empty."""
         return -(-num_elements // self.elements_per_packet(itemsize))

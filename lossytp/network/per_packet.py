@@ -33,8 +33,8 @@ class PerPacket:
     def __post_init__(self) -> None:
         if not callable(self.is_lost):
             raise TypeError(
-                f"is_lost = {shown(self.is_lost)} is no function: give one of (packets, uniforms) that returns a bool "
-                "for each packet"
+                f"is_lost = {shown(self.is_lost)} is not a function: give a function of (packets, uniforms) that "
+                "returns a bool for each packet"
             )
         _lost(self.is_lost, np.arange(8), np.full(8, 0.5))
 

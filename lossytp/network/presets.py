@@ -67,7 +67,7 @@ def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
         numbers = [float(value.rstrip("%")) / 100 for value in values]
         for value, number in zip(values, numbers, strict=True):
             if not 0 <= number <= 1:
-                raise ValueError(f"netem = {text!r} holds {value}, which is not in [0, 100 %]: give a percentage")
+                raise ValueError(f"netem = {text!r} holds {value}, which is not in [0, 100 %]: give 0 % to 100 %")
         if names in (["loss"], ["loss", "random"]) and len(numbers) == 1:
             return Bernoulli(loss_rate=numbers[0])
         if names == ["loss", "gemodel"] and len(numbers) <= 4:

@@ -54,15 +54,15 @@ class LossProcess(Protocol):
 def check_process(name: str, value: object) -> None:
     """Raise ValueError unless `value` is a loss process."""
     if isinstance(value, type) or not isinstance(value, LossProcess):
-        raise ValueError(f"{name} = {shown(value)} is no loss process: give one, such as Bernoulli(loss_rate=0.01)")
+        raise ValueError(f"{name} = {shown(value)} is not a loss process: give one, such as Bernoulli(loss_rate=0.01)")
 
 
 def mean_burst(loss_rate: float, next_correlation: float) -> float:
     """Return the mean run of consecutive losses: rate / P(a packet is lost and the one before it is not).
 
     Args:
-        loss_rate: of the process.
-        next_correlation: its autocorrelation at lag 1.
+        loss_rate: the loss rate of the process.
+        next_correlation: the autocorrelation at lag 1.
     """
     both_lost = loss_rate**2 + next_correlation * loss_rate * (1 - loss_rate)
     if loss_rate == 0:

@@ -96,12 +96,12 @@ class Algorithm(NamedTuple):
 
     @property
     def sum_reaches_all(self) -> bool:
-        """Whether no packet of a sum can be lost on its way back."""
+        """Return whether no packet of a sum can be lost on its way back."""
         return self.gather is no_hops
 
     @property
     def has_receiving_ranks(self) -> bool:
-        """Whether a rank, and not a switch alone, receives parts of an all-reduce."""
+        """Return whether a rank, and not only a switch, receives parts of an all-reduce."""
         return any(hop.dst != SWITCH for routes in (self.reduce, self.gather) for hop in routes(16, (0, 1, 2, 3)))
 
     def hops_carry_one(self, sequence_parallel: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""Where in a model packets may be lost: a study of where it hurts makes one part lossy and the rest reliable."""
+"""Where in a model packets may be lost. A study of where losses hurt makes one part lossy and the rest reliable."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Scope:
     Args:
         direction: "forward" or "backward".
         module: "attention" or "mlp".
-        layers: first transformer layer and the one after the last, counted from 0.
+        layers: first transformer layer and the layer after the last, counted from 0.
         phase: "reduce" (contributions on their way to a sum) or "gather" (the sum on its way to the ranks).
 
     Messages that belong to no layer, such as a data-parallel gradient's, lie outside any range of layers or module.
@@ -37,12 +37,15 @@ class Scope:
                 check_known(name, getattr(self, name), known)
         if self.layers is None:
             return
-        check_is("layers", self.layers, (tuple, list), "the first and the one after the last, such as (0, 2)")
+        check_is("layers", self.layers, (tuple, list), "the first layer and the layer after the last, such as (0, 2)")
         object.__setattr__(self, "layers", tuple(self.layers))
         for end in self.layers:
             check_at_least("layers", end, 0)
         if len(self.layers) != 2 or self.layers[0] >= self.layers[1]:
-            raise ValueError(f"layers = {self.layers} is no range: give the first and the one after the last")
+            raise ValueError(
+                f"layers = {self.layers} is not a range: give the first layer and the layer after the last, such as "
+                "(0, 2)"
+            )
 
     def covers(self, site: Site | None) -> bool:
         """Return whether a message of this site may lose packets."""
@@ -60,11 +63,12 @@ EVERYWHERE = Scope()
 def links_named(text: str) -> list[Link]:
     """Return the directed links of a text such as ``0>1,2>-1``.
 
-    Raises ValueError where the text is another, names a link twice, or one that cannot be.
+    Raises:
+        ValueError: if the text has another form, names a link twice, or names an impossible link.
     """
     matches = [re.fullmatch(r"\s*(-1|\d+)\s*>\s*(-1|\d+)\s*", link) for link in text.split(",")]
     if not all(matches):
-        raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3")
+        raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, such as 0>1,2>3")
     links = [checked_link((int(match[1]), int(match[2]))) for match in matches if match]
     for src, dst in links:
         if links.count((src, dst)) > 1:
@@ -73,9 +77,10 @@ def links_named(text: str) -> list[Link]:
 
 
 def layers_named(text: str) -> tuple[int, int]:
-    """Return the first layer and the one after the last of a text such as ``0:2``.
+    """Return the first layer and the layer after the last of a text such as ``0:2``.
 
-    Raises ValueError where the text is another.
+    Raises:
+        ValueError: if the text has another form.
     """
     match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
     if not match:

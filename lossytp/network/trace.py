@@ -31,8 +31,8 @@ class Trace:
         check_at_least("num_packets", self.num_packets, 1)
         if not numbers or not np.array_equal(lost, given) or (np.diff(lost, prepend=-1) < 1).any():
             raise ValueError(
-                f"lost = {shown(self.lost)} is no rising list of whole numbers from 0: give one, or use "
-                "from_indicators for 0 or 1 a packet"
+                f"lost = {shown(self.lost)} is not a rising list of whole numbers from 0: give one, or use "
+                "from_indicators for one 0 or 1 per packet"
             )
         if len(lost) and lost[-1] >= self.num_packets:
             raise ValueError(f"lost packet {lost[-1]} is not among num_packets = {self.num_packets}: give more packets")
@@ -54,7 +54,9 @@ class Trace:
         """Return the trace of one number a packet, (num_packets,): 1 or True if it was lost, else 0 or False."""
         indicators = np.asarray(is_lost)
         if indicators.ndim != 1 or not np.isin(indicators, (0, 1)).all():
-            raise ValueError(f"is_lost, of shape {indicators.shape}, is no list of zeros and ones: give one a packet")
+            raise ValueError(
+                f"is_lost, of shape {indicators.shape}, is not a list of zeros and ones: give one 0 or 1 per packet"
+            )
         return cls(lost=np.flatnonzero(indicators), num_packets=len(indicators))
 
     @classmethod
@@ -67,7 +69,7 @@ class Trace:
             text = file.read_text(encoding="utf-8").translate({ord(sign): None for sign in ", \t\r\n"})
             wrong = set(text) - {"0", "1"}
             if wrong:
-                raise ValueError(f"{min(wrong)!r} is neither 0 nor 1")
+                raise ValueError(f"{min(wrong)!r} is neither 0 nor 1: give one 0 or 1 per packet")
             return cls.from_indicators(np.frombuffer(text.encode(), dtype=np.uint8) - ord("0"))
         except OSError as error:
             raise ValueError(f"trace {file} cannot be read ({error.strerror}): give the path of a file") from error

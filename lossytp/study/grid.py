@@ -6,7 +6,7 @@
     reference: single losses       # the lossy arm that figures compare the other lossy arms with
     profiles:
       laptop:
-        cells_per_notebook: 3      # one notebook run starts up once for so many cells
+        cells_per_notebook: 3      # how many cells one notebook run computes
         seeds: 3
         first_seed: 5              # 0 by default; fresh seeds retest what earlier ones suggested
         tasks: [docstrings]        # with settings in ../tasks.yaml; the default task by default
@@ -86,11 +86,11 @@ def load_experiments(folder: Path, profile: str, results: Path) -> list[Experime
     """
     files = sorted(folder.glob("*.yaml"))
     if not files:
-        raise ValueError(f"{folder} has no grid, which is a .yaml file: give a folder that has")
+        raise ValueError(f"{folder} has no grid (a .yaml file): give a folder that has one")
     having = [file for file in files if profile in _content(file)["profiles"]]
     if not having:
         known = sorted({name for file in files for name in _content(file)["profiles"]})
-        raise ValueError(f"profile = {profile!r} is in no grid of {folder}: known are {', '.join(known)}")
+        raise ValueError(f"profile = {profile!r} is in no grid of {folder}: choose one of {', '.join(known)}")
     return [load_experiment(file, profile, results) for file in having]
 
 
@@ -119,17 +119,17 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         if not outputs:
             counts["cells_per_notebook"] = settings["cells_per_notebook"]
         elif "cells_per_notebook" in settings:
-            raise ValueError("cells_per_notebook beside outputs, which are made of all cells: leave one of them out")
+            raise ValueError("cells_per_notebook does not apply to outputs, which are made of all cells: leave one out")
         for key, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{key} = {value!r} is not a positive whole number: give one, such as 3")
         base = _of(dict, "base", settings["base"])
         for name in OTHER_KEYS:
             if name in base:
-                raise ValueError(f"base has {name}, which a cell gets from elsewhere: leave it out")
+                raise ValueError(f"base sets {name}, which the grid sets for each cell: leave it out")
         first_seed = settings.get("first_seed", 0)
         if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
-            raise ValueError(f"first_seed = {first_seed!r} is no whole number from 0: give one, such as 5")
+            raise ValueError(f"first_seed = {first_seed!r} is not a whole number of at least 0: give one, such as 5")
         notebook = _notebook(file.parents[1], content["notebook"], counts["processes"])
         place = results / "runs"
         tasks = _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))
@@ -143,11 +143,11 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         for cell in cells:
             _check_processes(cell.config, counts["processes"])
         if not cells:
-            raise ValueError("arms or tasks = [] make no cells: give at least one of each")
+            raise ValueError("arms or tasks is empty: give at least one of each")
         folders = [cell.config.output_dir for cell in cells]
         if len(set(folders)) < len(folders):
             name = next(cell.arm for number, cell in enumerate(cells) if cell.config.output_dir in folders[:number])
-            raise ValueError(f"arm {name!r} has a cell that is there before: leave one out")
+            raise ValueError(f"arm {name!r} repeats an earlier cell: leave one out")
         reference = content.get("reference")
         if reference is not None:
             check_known("reference", reference, list(dict.fromkeys(cell.arm for cell in cells)))
@@ -168,7 +168,9 @@ def _content(file: Path) -> dict[str, Any]:
 def _of(kind: type[Kind], name: str, value: object) -> Kind:
     """Return the value if it has the right type, such as a mapping; raise ValueError if not."""
     if not isinstance(value, kind):
-        raise ValueError(f"{name} = {value!r} is no {kind.__name__}: see lossytp/study/grid.py for the form of a grid")
+        raise ValueError(
+            f"{name} = {value!r} is not a {kind.__name__}: see lossytp/study/grid.py for the form of a grid"
+        )
     return value
 
 
@@ -188,21 +190,21 @@ def _errors_name(file: Path) -> Iterator[None]:
 def _check_plain(name: str, path: str) -> None:
     if not PLAIN_PATH.fullmatch(path):
         raise ValueError(
-            f"{name} {path!r} would be something else to the shell or to Snakemake, or not below the results: write "
-            "letters, digits, _, - and . alone, and / between folders"
+            f"{name} {path!r} could confuse the shell or Snakemake, or lead out of the results: write letters, digits, "
+            "_, - and . alone, and / between folders"
         )
 
 
 def _notebook(folder: Path, name: str, processes: int) -> str:
-    """Return the notebook's name. ValueError where it is not in the folder, or cannot start so many processes."""
+    """Return the notebook's name; raise ValueError if it is not in the folder, or cannot start the processes."""
     _check_plain("notebook", _of(str, "notebook", name))
     file = folder / f"{name}.ipynb"
     if not file.is_file():
         raise ValueError(f"notebook = {name!r} is not in {folder}: give one that is")
     if processes > 1 and STARTS_PROCESSES not in file.read_text(encoding="utf-8"):
         raise ValueError(
-            f"processes = {processes} with notebook = {name!r}, whose cells run in one process: leave processes out, "
-            f"or give a notebook that imports {STARTS_PROCESSES}"
+            f"processes = {processes} does not suit notebook = {name!r}, whose cells run in one process: leave "
+            f"processes out, or give a notebook that imports {STARTS_PROCESSES}"
         )
     return name
 
@@ -226,7 +228,8 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
         for name, values in lists.items():
             if not isinstance(values, list) or not values or name in OTHER_KEYS:
                 raise ValueError(
-                    f"arm {name} = {values!r}: give a list of values, of other names than {', '.join(OTHER_KEYS)}"
+                    f"arm {name} = {values!r} is not allowed: give a list of values, and none "
+                    f"for {', '.join(OTHER_KEYS)}"
                 )
         for values in itertools.product(*lists.values()):
             found.append((arm["arm"], dict(zip(lists, values, strict=True))))
@@ -249,15 +252,17 @@ def _arm_name(arm: str, config: TrainConfig) -> str:
         return arm.format_map(config.as_dict())
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
-            f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, as in "
-            "{loss_rate:g}, and double a brace that is meant as one"
+            f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, such as "
+            "{loss_rate:g}, and double each literal brace"
         ) from error
 
 
 def _check_processes(config: TrainConfig, processes: int) -> None:
     ranks = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
     if processes not in (1, ranks):
-        raise ValueError(f"processes = {processes} where a cell has {ranks} ranks: give {ranks}, or leave it out")
+        raise ValueError(
+            f"processes = {processes} does not match a cell of {ranks} ranks: give {ranks}, or leave it out"
+        )
 
 
 def main() -> None:

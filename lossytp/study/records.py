@@ -103,7 +103,8 @@ def tidy(records: list[dict]) -> pd.DataFrame:
         if settings.duplicated().any():
             row = table[settings.duplicated()].iloc[0]
             raise ValueError(
-                f"seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g} has two records: tabulate them apart"
+                f"seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g} has two records: tabulate them "
+                "separately"
             )
         table["implementation"] = [record["implementation"] for record in records]  # the one that ran
     return table

@@ -47,8 +47,8 @@ def expected_errors(record: dict[str, Any], coherence: dict[str, float]) -> dict
     """Return what `lossytp.network.theory` expects of a run's sums if every message may lose packets.
 
     Args:
-        record: of the run.
-        coherence: of the ranks' contributions, by number of ranks, from `measurements.collectives.coherence`.
+        record: the run's record.
+        coherence: coherence of the ranks' contributions, by number of ranks, from `measurements.collectives.coherence`.
 
     Returns:
         `missing_share` of the contributions and the sums' relative `squared_error`. Both are NaN where ranks gather a
@@ -77,7 +77,7 @@ def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.D
 
     Args:
         table: a row a run, with `task`, `arm` and `seed`.
-        records: of the same runs. Runs whose ranks share a stream have no rows.
+        records: the records of the same runs. Runs whose ranks share a stream have no rows.
 
     Returns:
         Columns task, arm, seed, step, layer (from 1) and distance.
@@ -100,7 +100,7 @@ def copy_spreads(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataF
 
     Args:
         table: a row a run, with `task`, `arm` and `seed`.
-        records: of the same runs. Runs whose ranks share a stream have no rows.
+        records: the records of the same runs. Runs whose ranks share a stream have no rows.
 
     Returns:
         Columns task, arm, seed, step and spread.

@@ -30,9 +30,9 @@ IN_ONE_LINE = ("ValueError", "FileNotFoundError", "PermissionError")  # what a c
 
 
 def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
-    """Raise ValueError for a parameter that the notebook's cell tagged "parameters" does not assign."""
+    """Raise ValueError if the notebook's cell tagged "parameters" does not assign a parameter."""
     if not notebook.is_file():
-        raise ValueError(f"{notebook} is not there: give the path of a notebook")
+        raise ValueError(f"{notebook} does not exist: give the path of a notebook")
     known = list(papermill.inspect_notebook(str(notebook)))
     try:
         check_names(parameters, known)
@@ -43,11 +43,12 @@ def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
     """Run `notebook` and save it to `output`; what it writes to stderr goes to stderr too.
 
-    ValueError, in one line, where a cell raises one of `IN_ONE_LINE`, or `output` cannot be written.
+    Raises:
+        ValueError: in one line, if a cell raises one of `IN_ONE_LINE`, or `output` cannot be written.
     """
     check_parameters(notebook, parameters)
     if output.is_dir():
-        raise ValueError(f"{output} is a folder: give a file's path")
+        raise ValueError(f"{output} is a folder: give the path of a file")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -106,7 +107,7 @@ def main() -> None:
     watched = os.environ.get("LOSSYTP_RUN_PID")
     if watched is not None:
         if not watched.isdecimal():
-            raise ValueError(f"LOSSYTP_RUN_PID = {watched!r} is no process's number: give one, or unset it")
+            raise ValueError(f"LOSSYTP_RUN_PID = {watched!r} is not a process number: give one, or unset it")
         end_with(int(watched))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     logging.getLogger("papermill").setLevel(logging.WARNING)
@@ -114,9 +115,9 @@ def main() -> None:
     try:
         parameters = json.loads(arguments.parameters)
     except ValueError as error:
-        raise ValueError(f"--parameters {arguments.parameters!r} is not JSON: {error}") from error
+        raise ValueError(f"--parameters {arguments.parameters!r} is not JSON ({error}): give a JSON object") from error
     if not isinstance(parameters, dict):
-        raise ValueError(f"--parameters {arguments.parameters!r} is no JSON object: give names with values")
+        raise ValueError(f"--parameters {arguments.parameters!r} is not a JSON object: give names with values")
     execute(arguments.notebook, arguments.output, parameters)
 
 

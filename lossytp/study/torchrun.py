@@ -20,8 +20,8 @@ def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, 
     """Train on several processes of this machine; a finished run is not repeated. Progress goes to stderr.
 
     Args:
-        config: of the run.
-        processes: their number; by default the product of the three parallel sizes.
+        config: the run's configuration.
+        processes: number of processes; by default the product of the three parallel sizes.
 
     Returns:
         The run's record.

@@ -24,7 +24,7 @@ def typeset(source: Path, output: Path, results: Path) -> None:
         ValueError: if the text has an error, or `output` cannot be a file.
     """
     if output.is_dir() or not output.parent.is_dir():
-        raise ValueError(f"{output} is a folder or lies in a missing one: give a file in a folder that exists")
+        raise ValueError(f"{output} is a folder, or its folder does not exist: give a file in an existing folder")
     part = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         typst.compile(

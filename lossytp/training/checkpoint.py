@@ -128,13 +128,13 @@ class Checkpoints:
         changed = [name for name, value in config.items() if written[name] != value]
         if changed:
             raise ValueError(
-                f"{self.folder} is of an unfinished run with different {', '.join(changed)}: give another output_dir, "
-                "or delete it to start over"
+                f"{self.folder} belongs to an unfinished run with different {', '.join(changed)}: give another "
+                "output_dir, or delete it to start over"
             )
         if processes != self._processes:
             raise ValueError(
-                f"{self.folder} is of a run on {processes} processes, not {self._processes}: start {processes}, or "
-                "delete it to start over"
+                f"{self.folder} belongs to a run on {processes} processes, not {self._processes}: start {processes}, "
+                "or delete it to start over"
             )
         return step
 
@@ -193,7 +193,7 @@ def restore_(
         raise
     except Exception as error:  # a state that another program wrote can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(f"the checkpoint is not of this run ({reason})") from error
+        raise ValueError(f"the checkpoint does not belong to this run ({reason})") from error
 
 
 def _check_fits(state: dict[str, Any], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

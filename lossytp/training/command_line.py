@@ -43,7 +43,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     for word, value in pairwise(words):
         name = word.replace("-", "_").lstrip("_")
         if name in switches and value.lower() in ("true", "false"):
-            raise ValueError(f"{word} {value}: a switch takes no value, give --{name} or --no-{name}")
+            raise ValueError(f"{word} is a switch and takes no value, not {value}: give --{name} or --no-{name}")
     if "config" in given:
         words, file = _without_config(words)
         words += _as_flags(kind, _parameters_in(file), given=given)
@@ -58,8 +58,8 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
 
 
 SECONDS_TO_SPEAK = 2.0
-NO_NUMBER = r"--\1 = \2 is no number: give one, such as 0.01"
-NO_WHOLE_NUMBER = r"--\1 = \2 is no whole number: give one, such as 10"
+NO_NUMBER = r"--\1 = \2 is not a number: give one, such as 0.01"
+NO_WHOLE_NUMBER = r"--\1 = \2 is not a whole number: give one, such as 10"
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 

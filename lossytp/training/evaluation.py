@@ -89,7 +89,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
 
 
 def _check_output_folder(config: EvaluateConfig) -> None:
-    """Raise ValueError if the folder cannot be written, or holds an evaluation.json that is no evaluation."""
+    """Raise ValueError if the folder cannot be written, or holds an evaluation.json that is not an evaluation."""
     check_writable(config.output_dir)
     file = Path(config.output_dir) / EVALUATION
     try:
@@ -99,7 +99,7 @@ def _check_output_folder(config: EvaluateConfig) -> None:
         return
     except (OSError, ValueError, AttributeError) as error:
         raise ValueError(
-            f"{file} is no evaluation ({first_line(error)}): move it elsewhere, or give another output_dir"
+            f"{file} is not an evaluation ({first_line(error)}): move it elsewhere, or give another output_dir"
         ) from error
 
 
@@ -139,7 +139,7 @@ def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None
     for name in ("data_glob", "prompt"):
         if getattr(config, name) is not None and not generates:
             raise ValueError(
-                f"{name} = {getattr(config, name)!r} needs a language model, which {config.model_name} is not"
+                f"{name} = {getattr(config, name)!r} needs a language model, which {config.model_name} is not: give one"
             )
     if dataset is None:
         if config.data_glob is None and config.prompt is None:

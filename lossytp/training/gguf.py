@@ -35,7 +35,7 @@ def gguf_file(name: str) -> Path | None:
 
 
 def check_readable(name: str, file: Path) -> None:
-    """Raise ValueError if the packages that read the format are missing, or the file is no GGUF at all."""
+    """Raise ValueError if the packages that read the format are missing, or the file is not GGUF at all."""
     missing = [reader for reader in READERS if importlib.util.find_spec(reader) is None]
     if missing:
         raise ValueError(f"model_name = {name!r} needs the packages {' and '.join(missing)}: {INSTALL}")

@@ -60,12 +60,10 @@ def finished_record(config: TrainConfig) -> dict[str, Any] | None:
 def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix: str) -> None:
     """Raise ValueError if the trace's hash is no longer `then`, its value when `where` was written."""
     if trace_sha256(config) != then:
-        raise ValueError(
-            f"{where} is of a run on other losses, and the file of {config.loss_type} has changed since: {fix}"
-        )
+        raise ValueError(f"the file of {config.loss_type} has changed since {where} was written: {fix}")
 
 
 def check_same_data(config: TrainConfig, then: str, now: str, where: str, fix: str) -> None:
     """Raise ValueError if the data's hash `now` differs from `then`, its value when `where` was written."""
     if now != then:
-        raise ValueError(f"{where} is of a run on other data, and that of {config.dataset} has changed since: {fix}")
+        raise ValueError(f"the data of {config.dataset} has changed since {where} was written: {fix}")

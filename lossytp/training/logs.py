@@ -59,7 +59,7 @@ class Logs:
             self._wandb.define_metric("*", step_metric="step")  # W&B's own counter does not accept a step twice
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write numbers by name, such as "train/loss"; skip values that are no numbers or not finite."""
+        """Write numbers by name, such as "train/loss"; skip values that are not numbers or not finite."""
         numbers = {
             name: float(value)
             for name, value in values.items()

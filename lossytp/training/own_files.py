@@ -28,7 +28,7 @@ def mark(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def others(folder: Path) -> list[Path]:
-    """Return the paths in the folder that this program did not write; the path itself if it is no folder."""
+    """Return the paths in the folder that this program did not write; the path itself if it is not a folder."""
     try:
         paths = list(folder.iterdir())  # before the mark is read: another process may be writing both
     except FileNotFoundError:

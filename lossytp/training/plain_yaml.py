@@ -15,7 +15,7 @@ def read_yaml(text: str) -> Any:
     Plain words are null, true, false, decimal numbers or text (YAML 1.2, section 10.3.2, without hexadecimals).
 
     Raises:
-        ValueError: if the text is no YAML, or a mapping has a key twice.
+        ValueError: if the text is not YAML, or a mapping has a key twice.
     """
     try:
         return yaml.load(text, _PlainLoader)
@@ -42,7 +42,7 @@ class _PlainLoader(yaml.SafeLoader):
         try:
             return int(text)
         except ValueError as error:
-            raise ValueError(f"{text[:40]!r} is no valid decimal number: write one, such as 10") from error
+            raise ValueError(f"{text[:40]!r} is not a valid decimal number: write one, such as 10") from error
 
 
 _WORDS = {

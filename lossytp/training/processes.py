@@ -42,7 +42,7 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
 
 
 def _check_address(host: str) -> None:
-    """Raise ValueError for a name without an address; torch would try for long, and fail in many lines."""
+    """Raise ValueError if a name has no address; torch would try for long, and fail in many lines."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:

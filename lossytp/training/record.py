@@ -51,7 +51,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     Parameters that an older record lacks get their defaults, which leave newer features off.
 
     Raises:
-        ValueError: if the file cannot be read, or is no record.
+        ValueError: if the file cannot be read, or is not a record.
     """
     file = folder / RECORD
     try:
@@ -61,7 +61,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         raise ValueError(f"{file} cannot be read ({error}): delete it to run again") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
-        raise ValueError(f"{file} is no record: delete it to run again")
+        raise ValueError(f"{file} is not a record: delete it to run again")
     written = {name: value for name, value in record["config"].items() if name not in RESULT_NEUTRAL}
     record["config"] = {**result_settings(TrainConfig()), **written}
     return record

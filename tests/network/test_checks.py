@@ -59,6 +59,6 @@ def test_what_is_shown_is_short_and_on_one_line(value):
 
 @pytest.mark.parametrize("values", [[], (), 5, None, "12", {}])
 def test_an_empty_list_is_refused(values):
-    with pytest.raises(ValueError, match=r"^rates = .* is no list of at least one value: give one$"):
+    with pytest.raises(ValueError, match=r"^rates = .* is not a list of at least one value: give one$"):
         check_filled("rates", values)
     check_filled("rates", [0])

@@ -197,6 +197,6 @@ def test_impossible_probabilities_are_refused(name, value):
 @pytest.mark.parametrize("values", [{"p13": 0.6, "p14": 0.5}, {"p31": 0.6, "p32": 0.5}])
 def test_more_than_certain_ways_out_are_refused(values):
     one, other = values
-    with pytest.raises(ValueError, match=rf"{one} \+ {other} = 1.1 is above 1: give ways out of state {one[1]}"):
+    with pytest.raises(ValueError, match=rf"{one} \+ {other} = 1.1 is above 1: give two that add up to 1"):
         FourState(**{"p13": 0.1, "p31": 0.2, **values})
     FourState(**{"p13": 0.1, "p31": 0.2, **values, other: 0.4})

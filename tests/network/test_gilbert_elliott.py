@@ -242,7 +242,7 @@ def test_a_chain_that_never_moves_is_refused():
 def test_bursts_too_short_for_the_rate_are_refused(loss_rate, mean_burst_packets, bound):
     """At a rate of 0.8 the pauses would have to be shorter than a packet for a mean burst below 4."""
     with pytest.raises(
-        ValueError, match=rf"does not go with a loss rate of {loss_rate}: give a finite one of at least {bound} "
+        ValueError, match=rf"does not fit a loss rate of {loss_rate}: give a finite number of at least {bound} "
     ) as e:
         simple(loss_rate, mean_burst_packets)
     assert f"mean_burst_packets = {mean_burst_packets!r}" in str(e.value)

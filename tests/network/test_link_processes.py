@@ -19,13 +19,17 @@ def test_named_links_have_their_own_and_the_others_the_default():
 @pytest.mark.parametrize(
     ("process", "default", "message"),
     [
-        (SOME, MORE, r"default = Bernoulli\(loss_rate=0.2\) without named links: give a mapping .*, or leave it out"),
-        (SOME, SOME, "default = .* without named links"),
-        ({}, None, r"process = \{\} names no link: name one, as in \{\(0, 1\): process\}, or give a process for all"),
-        ({(0, 1): 0.1}, None, r"process of 0>1 = 0.1 is no loss process: give one, such as Bernoulli"),
-        ({(0, 1): SOME}, 0.1, "default = 0.1 is no loss process: give one, such as Bernoulli"),
-        (0.1, None, "process = 0.1 is no loss process"),
-        (Bernoulli, None, "process = <class .*> is no loss process"),
+        (
+            SOME,
+            MORE,
+            r"default = Bernoulli\(loss_rate=0.2\) needs named links: give process = .*, or leave default out",
+        ),
+        (SOME, SOME, "default = .* needs named links"),
+        ({}, None, r"process = \{\} names no link: name one, such as \{\(0, 1\): process\}, or give a process for all"),
+        ({(0, 1): 0.1}, None, r"process of 0>1 = 0.1 is not a loss process: give one, such as Bernoulli"),
+        ({(0, 1): SOME}, 0.1, "default = 0.1 is not a loss process: give one, such as Bernoulli"),
+        (0.1, None, "process = 0.1 is not a loss process"),
+        (Bernoulli, None, "process = <class .*> is not a loss process"),
         ({(0, 0): SOME}, None, "leads from 0 to itself"),
     ],
 )
@@ -37,7 +41,7 @@ def test_what_would_be_ignored_is_refused(process, default, message):
 
 @pytest.mark.parametrize("key", ["0>1", (0, 1, 2), 3])
 def test_a_key_that_is_no_link_is_refused(key):
-    with pytest.raises(TypeError, match="is no pair of ranks"):
+    with pytest.raises(TypeError, match="is not a pair of ranks"):
         LossyNetwork({key: SOME})
 
 

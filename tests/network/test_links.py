@@ -16,7 +16,7 @@ def test_numbers_of_numpy_become_pythons():
 def test_what_is_no_pair_of_ranks_is_refused(key):
     with pytest.raises(TypeError) as refusal:
         checked_link(key)
-    assert str(refusal.value) == f"link = {key!r} is no pair of ranks: give (src, dst), such as (0, 1)"
+    assert str(refusal.value) == f"link = {key!r} is not a pair of ranks: give (src, dst), such as (0, 1)"
 
 
 @pytest.mark.parametrize(
@@ -35,5 +35,5 @@ def test_a_link_that_cannot_be_is_refused(key, message):
 @pytest.mark.parametrize("link", [(0, 4), (99, 1), (-1, 4)])
 def test_a_link_of_a_rank_that_is_not_there_is_refused(link):
     check_links_within([(0, 3), (3, -1), (-1, 2)], 4)
-    with pytest.raises(ValueError, match=rf"link {link[0]}>{link[1]} ends at rank \d+, .* above 3.*: name links among"):
+    with pytest.raises(ValueError, match=rf"link {link[0]}>{link[1]} names rank \d+, .* above 3.*: name links among"):
         check_links_within([(0, 3), link], 4)

@@ -92,5 +92,5 @@ def test_a_function_is_not_asked_about_no_packets():
 
 @pytest.mark.parametrize("is_lost", [0.1, None, [True]])
 def test_what_is_no_function_is_refused(is_lost):
-    with pytest.raises(TypeError, match=r"is no function: give one of \(packets, uniforms\) that returns a bool for"):
+    with pytest.raises(TypeError, match=r"is not a function: give a function of \(packets, uniforms\) that"):
         PerPacket(is_lost)

@@ -159,7 +159,7 @@ def test_malformed_text_is_refused(text):
 @pytest.mark.parametrize("value", ["101%", "200%", "-1%", "1e999%", "101"])
 def test_rates_outside_0_to_100_percent_are_refused_as_percentages(value):
     for text in (f"loss random {value}", f"loss gemodel 1% {value}"):
-        with pytest.raises(ValueError, match=r"which is not in \[0, 100 %\]: give a percentage$") as refusal:
+        with pytest.raises(ValueError, match=r"which is not in \[0, 100 %\]: give 0 % to 100 %$") as refusal:
             from_netem(text)
         assert f"netem = {text!r} holds {value}" in str(refusal.value)
 

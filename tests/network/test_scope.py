@@ -55,10 +55,13 @@ def test_a_message_of_no_known_place_is_a_reduction_outside_all_layers():
         ({"direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"module": "ffn"}, "module = 'ffn' is unknown: choose one of attention, mlp"),
         ({"phase": "scatter"}, "phase = 'scatter' is unknown: choose one of reduce, gather"),
-        ({"layers": (2, 2)}, r"layers = \(2, 2\) is no range: give the first and the one after the last"),
-        ({"layers": (0, 2, 5)}, r"layers = \(0, 2, 5\) is no range: give the first and the one after the last"),
-        ({"layers": ()}, r"layers = \(\) is no range"),
-        ({"layers": (-1, 2)}, "layers = -1 is no whole number of at least 0: give one"),
+        ({"layers": (2, 2)}, r"layers = \(2, 2\) is not a range: give the first layer and the layer after the last"),
+        (
+            {"layers": (0, 2, 5)},
+            r"layers = \(0, 2, 5\) is not a range: give the first layer and the layer after the last",
+        ),
+        ({"layers": ()}, r"layers = \(\) is not a range"),
+        ({"layers": (-1, 2)}, "layers = -1 is not a whole number of at least 0: give one"),
     ],
 )
 def test_a_part_that_there_is_not_is_refused(what, message):
@@ -68,7 +71,7 @@ def test_a_part_that_there_is_not_is_refused(what, message):
 
 @pytest.mark.parametrize("layers", ["1:3", 5, range(2), {0, 2}])
 def test_layers_are_a_pair_and_nothing_else(layers):
-    with pytest.raises(TypeError, match=r"^layers = .* is of type \w+, not tuple or list: give the first and the one"):
+    with pytest.raises(TypeError, match=r"^layers = .* is of type \w+, not tuple or list: give the first layer and"):
         Scope(layers=layers)
 
 
@@ -87,8 +90,8 @@ def test_links_are_read_from_text():
         ("0>1,0>1", "lossy_links = '0>1,0>1' names 0>1 more than once: name each link once"),
         ("0>1,00>1", "lossy_links = '0>1,00>1' names 0>1 more than once: name each link once"),
         ("0>0", "link = (0, 0) leads from 0 to itself: give two different ends"),
-        ("0>1,", "lossy_links = '0>1,' is not understood: write source>destination, as in 0>1,2>3"),
-        ("", "lossy_links = '' is not understood: write source>destination, as in 0>1,2>3"),
+        ("0>1,", "lossy_links = '0>1,' is not understood: write source>destination, such as 0>1,2>3"),
+        ("", "lossy_links = '' is not understood: write source>destination, such as 0>1,2>3"),
     ],
 )
 def test_links_that_are_none_or_named_twice_are_refused(text, message):

@@ -225,8 +225,8 @@ def test_a_missing_file_is_refused(path):
 @pytest.mark.parametrize(
     ("lost", "num_packets", "message"),
     [
-        ([], 0, "num_packets = 0 is no whole number of at least 1: give one"),
-        ([3], 10.5, "num_packets = 10.5 is no whole number of at least 1"),
+        ([], 0, "num_packets = 0 is not a whole number of at least 1: give one"),
+        ([3], 10.5, "num_packets = 10.5 is not a whole number of at least 1"),
         ([3, 1], 5, "rising"),
         ([1, 1], 5, "rising"),
         ([-1], 5, "rising"),
@@ -235,11 +235,11 @@ def test_a_missing_file_is_refused(path):
         (
             [True, False],
             5,
-            r"lost = \[True, False\] is no rising list of whole numbers from 0: give one, or use from_i",
+            r"lost = \[True, False\] is not a rising list of whole numbers from 0: give one, or use from_i",
         ),
-        ("abc", 5, "lost = 'abc' is no rising list"),
-        (None, 5, "lost = None is no rising list"),
-        ([math.nan], 5, r"lost = \[nan\] is no rising list"),
+        ("abc", 5, "lost = 'abc' is not a rising list"),
+        (None, 5, "lost = None is not a rising list"),
+        ([math.nan], 5, r"lost = \[nan\] is not a rising list"),
         ([1, 5], 5, "lost packet 5 is not among num_packets = 5"),
     ],
 )

@@ -27,7 +27,7 @@ def test_a_float_names_no_stream():
 
 @pytest.mark.parametrize("process", [0.01, None, {(0, 1): 0.1}])
 def test_a_rate_is_no_process(process):
-    with pytest.raises(ValueError, match=r"is no loss process: give one, such as Bernoulli\(loss_rate=0.01\)"):
+    with pytest.raises(ValueError, match=r"is not a loss process: give one, such as Bernoulli\(loss_rate=0.01\)"):
         LossyNetwork(process)
 
 
@@ -67,9 +67,9 @@ def test_a_rate_of_numpy_is_a_rate():
             "scope = 'forward' is of type str, not Scope: give one, such as Scope(direction=\"forward\")",
         ),
         ({"scope": None}, 'scope = None is of type NoneType, not Scope: give one, such as Scope(direction="forward")'),
-        ({"seed": "1"}, "seed = '1' is no whole number: give one, such as 0"),
-        ({"seed": True}, "seed = True is no whole number: give one, such as 0"),
-        ({"seed": None}, "seed = None is no whole number: give one, such as 0"),
+        ({"seed": "1"}, "seed = '1' is not a whole number: give one, such as 0"),
+        ({"seed": True}, "seed = True is not a whole number: give one, such as 0"),
+        ({"seed": None}, "seed = None is not a whole number: give one, such as 0"),
     ],
 )
 def test_a_network_is_made_of_what_its_arguments_are_for(given, message):
@@ -80,6 +80,6 @@ def test_a_network_is_made_of_what_its_arguments_are_for(given, message):
 @pytest.mark.parametrize("step", ["3", 0.5, True, None])
 def test_an_evaluations_step_is_a_whole_number(step):
     network = LossyNetwork(HALF)
-    with pytest.raises(TypeError, match=r"^step = .* is no whole number: give the"), network.evaluation(step):
+    with pytest.raises(TypeError, match=r"^step = .* is not a whole number: give the"), network.evaluation(step):
         pass
     assert network.block == ("training", 0)

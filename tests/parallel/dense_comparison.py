@@ -13,7 +13,8 @@ from tests.parallel.sharing_modes import MODES, ON_OWN_STREAMS, by_rank, fresh_g
 
 KINDS = ["language model", "classifier"]
 every_mode = pytest.mark.parametrize("mode", MODES)
-new_modes = pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "shared"])  # see test_convert.py
+# "shared" is compared in test_convert_equals_dense.py
+new_modes = pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "shared"])
 every_kind = pytest.mark.parametrize("kind", KINDS)
 on_own_streams = pytest.mark.parametrize("mode", ON_OWN_STREAMS)
 

@@ -8,7 +8,7 @@ import torch
 
 from lossytp.parallel.convert import gather
 from tests.parallel.conftest import gradient_error, gradients, relative_error, tiny_batch, tiny_gpt2
-from tests.parallel.test_convert import assert_same_steps, lossy, network_of, two_steps
+from tests.parallel.converted_gpt2 import assert_same_steps, lossy, network_of, two_steps
 
 
 def test_checkpointing_in_a_copy_replays_the_losses():

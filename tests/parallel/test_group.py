@@ -142,6 +142,6 @@ def test_other_sizes_are_refused_with_those_that_fit(size: int, heads: int, inne
 def test_a_size_that_is_no_whole_number_is_refused(size):
     for refuse in (RankGroup, lambda size: check_divides(size, heads=4, inner=16)):
         with pytest.raises(
-            TypeError, match=rf"^tensor_parallel_size = {size!r} is no whole number: give the number of"
+            TypeError, match=rf"^tensor_parallel_size = {size!r} is not a whole number: give the number of"
         ):
             refuse(size)

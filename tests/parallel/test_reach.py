@@ -29,8 +29,8 @@ def all_reduce(network: ltp.LossyNetwork, **wiring: object) -> None:
 
 
 IGNORED = [
-    (named((0, 99)), {}, "link 0>99 ends at rank 99, which is above 3, the last of 4 ranks: name links among ranks 0"),
-    (named((0, 1), (4, 1)), {}, "link 4>1 ends at rank 4, which is above 3"),
+    (named((0, 99)), {}, "link 0>99 names rank 99, which is above 3, the last of 4 ranks: name links among ranks 0"),
+    (named((0, 1), (4, 1)), {}, "link 4>1 names rank 4, which is above 3"),
     (named((0, 2)), {"algorithm": "ring"}, "names 0>2, over which 'ring' of 4 ranks sends nothing that may be lost: "),
     (named((0, 1)), {"algorithm": "sender"}, "nothing that may be lost: name some of 0>-1, 1>-1, 2>-1, 3>-1"),
     (named((-1, 0)), {"algorithm": "switch"}, "nothing that may be lost: name some of 0>-1, 1>-1, 2>-1, 3>-1"),
@@ -100,7 +100,7 @@ def test_a_group_among_others_leaves_the_others_their_links() -> None:
     assert group.world_size == 8
     check_reaches(named((0, 4)), group, Wiring())
     check_reaches(bernoulli(0.1, scope=ltp.Scope(phase="gather")), group, Wiring())
-    with pytest.raises(ValueError, match="link 0>8 ends at rank 8, which is above 7, the last of 8 ranks"):
+    with pytest.raises(ValueError, match="link 0>8 names rank 8, which is above 7, the last of 8 ranks"):
         check_reaches(named((0, 8)), group, Wiring())
 
 

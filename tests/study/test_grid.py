@@ -58,7 +58,7 @@ def test_seeds_may_be_fresh_ones(tmp_path):
     assert not fresh.folders & first.folders
     assert beginning_at(0) == first
     for wrong in ("-1", "1.5", "two", "true"):
-        with pytest.raises(ValueError, match=f"first_seed = '?(?i:{wrong})'? is no whole number from 0"):
+        with pytest.raises(ValueError, match=f"first_seed = '?(?i:{wrong})'? is not a whole number of at least 0"):
             beginning_at(wrong)
 
 
@@ -102,19 +102,19 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
 @pytest.mark.parametrize(
     ("written", "instead", "words"),
     [
-        (GRID, "", "the grid = None is no dict"),
-        ("base: {{max_steps: 5}}", "base:", "base = None is no dict"),
+        (GRID, "", "the grid = None is not a dict"),
+        ("base: {{max_steps: 5}}", "base:", "base = None is not a dict"),
         ("seeds: 2", "seeds: true", "seeds = True is not a positive whole number"),
         ("seeds: 2", "seeds: 2\n    seeds: 3", "key 'seeds' is given twice"),
         ("arm: alone, loss_rate", "arm: alone, loss_rate: [0.2], loss_rate", "key 'loss_rate' is given twice"),
-        ("arm: alone", "arm: 3", "an arm's name = 3 is no str"),
-        ("notebook: 20", "outputs: table.csv\nnotebook: 20", "outputs = 'table.csv' is no list"),
-        ("notebook: 20", "outputs: [a/../../table.csv]\nnotebook: 20", "output 'a/../../table.csv' would be something"),
+        ("arm: alone", "arm: 3", "an arm's name = 3 is not a str"),
+        ("notebook: 20", "outputs: table.csv\nnotebook: 20", "outputs = 'table.csv' is not a list"),
+        ("notebook: 20", "outputs: [a/../../table.csv]\nnotebook: 20", "output 'a/../../table.csv' could confuse"),
         *(
             (
                 "notebook: 20",
                 f"outputs: ['{name}']\nnotebook: 20",
-                f"output {name!r} would be something else to the shell",
+                f"output {name!r} could confuse the shell",
             )
             for name in (
                 "../t.csv",
@@ -129,9 +129,9 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
                 "a\\b",
             )
         ),
-        ("notebook: 20", "outputs: ['{{seed}}.csv']\nnotebook: 20", "output '{seed}.csv' would be something else"),
-        ("notebook: 20_cells", "notebook: '20 cells'", "notebook '20 cells' would be something else to the shell"),
-        ("notebook: 20_cells", "notebook: 20", "notebook = 20 is no str"),
+        ("notebook: 20", "outputs: ['{{seed}}.csv']\nnotebook: 20", "output '{seed}.csv' could confuse"),
+        ("notebook: 20_cells", "notebook: '20 cells'", "notebook '20 cells' could confuse the shell"),
+        ("notebook: 20_cells", "notebook: 20", "notebook = 20 is not a str"),
         ("notebook: 20_cells", "notebook: 21_cells", "notebook = '21_cells' is not in"),
         ("seeds: 2", "seeds: 1:30", "seeds = '1:30' is not a positive whole number"),
         ("max_steps: 5", "max_steps: 5.0", "max_steps = 5.0 is of the wrong type: give int, such as 5"),
@@ -139,9 +139,9 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
         ("arm: alone", "arm: '{{config}}'", "arm '{config}' cannot be filled in (KeyError: 'config'): name parameters"),
         ("arm: alone", "arm: 'a}}'", "arm 'a}' cannot be filled in"),
         ("arm: alone", "arm: '{{eval_steps:g}}'", "arm '{eval_steps:g}' cannot be filled in (TypeError"),
-        ("tiny:", "1:", "a profile's name = 1 is no str"),
+        ("tiny:", "1:", "a profile's name = 1 is not a str"),
         ("max_steps: 5", f"link_gbits: {10**400}", f"link_gbits = {10**400} is beyond a float's"),
-        ("seeds: 2", "seeds: 2\n    tasks: []", "arms or tasks = [] make no cells"),
+        ("seeds: 2", "seeds: 2\n    tasks: []", "arms or tasks is empty"),
     ],
 )
 def test_what_has_not_the_form_of_a_grid_is_refused(tmp_path, written, instead, words):
@@ -171,7 +171,7 @@ def test_tasks_that_are_not_there_or_empty_are_refused(tmp_path):
     with pytest.raises(ValueError, match=rf"^{file}: .*tasks\.yaml cannot be read \(No such file or directory\)"):
         load_experiment(file, "tiny", tmp_path)
     (tmp_path / "tasks.yaml").touch()
-    with pytest.raises(ValueError, match=rf"^{file}: tasks\.yaml = None is no dict"):
+    with pytest.raises(ValueError, match=rf"^{file}: tasks\.yaml = None is not a dict"):
         load_experiment(file, "tiny", tmp_path)
 
 
@@ -222,12 +222,14 @@ def test_several_processes_are_another_cell_and_as_many_as_it_has_ranks(tmp_path
     file = tmp_path / "experiments" / "grid.yaml"
     text = file.read_text()
     file.write_text("processes: 4\n" + text)
-    with pytest.raises(ValueError, match="processes = 4 with notebook = '20_cells', whose cells run in one process"):
+    with pytest.raises(
+        ValueError, match="processes = 4 does not suit notebook = '20_cells', whose cells run in one process"
+    ):
         load_experiment(file, "tiny", tmp_path / "results")
     (tmp_path / "20_cells.ipynb").write_text("from lossytp.study.torchrun import torchrun")
     assert here.isdisjoint(load_experiment(file, "tiny", tmp_path / "results").folders)
     file.write_text("processes: 2\n" + text)
-    with pytest.raises(ValueError, match="processes = 2 where a cell has 4 ranks: give 4, or leave it out"):
+    with pytest.raises(ValueError, match="processes = 2 does not match a cell of 4 ranks: give 4, or leave it out"):
         load_experiment(file, "tiny", tmp_path / "results")
 
 
@@ -236,14 +238,14 @@ def test_a_base_cannot_have_what_a_cell_gets_from_elsewhere(tmp_path, name):
     load(tmp_path)
     file = tmp_path / "experiments" / "grid.yaml"
     file.write_text(file.read_text().replace("max_steps: 5", f"max_steps: 5, {name}: 7"))
-    with pytest.raises(ValueError, match=f"base has {name}, which a cell gets from elsewhere"):
+    with pytest.raises(ValueError, match=f"base sets {name}, which the grid sets for each cell"):
         load_experiment(file, "tiny", tmp_path / "results")
 
 
 def test_profiles_that_no_grid_has_are_refused(tmp_path):
     load(tmp_path)
     assert len(load_experiments(tmp_path / "experiments", "tiny", tmp_path)) == 1
-    with pytest.raises(ValueError, match=r"profile = 'huge' is in no grid .*: known are tiny"):
+    with pytest.raises(ValueError, match=r"profile = 'huge' is in no grid .*: choose one of tiny"):
         load_experiments(tmp_path / "experiments", "huge", tmp_path)
     with pytest.raises(ValueError, match="nowhere has no grid"):
         load_experiments(tmp_path / "nowhere", "tiny", tmp_path)

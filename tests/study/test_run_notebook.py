@@ -64,7 +64,7 @@ def test_parameters_are_a_json_object(tmp_path, parameters):
 def test_a_process_to_watch_is_a_number(monkeypatch):
     monkeypatch.setenv("LOSSYTP_RUN_PID", "abc")
     monkeypatch.setattr(sys, "argv", ["run_notebook", "a.ipynb", "b.ipynb"])
-    with pytest.raises(ValueError, match=r"^LOSSYTP_RUN_PID = 'abc' is no process's number: give one, or unset it$"):
+    with pytest.raises(ValueError, match=r"^LOSSYTP_RUN_PID = 'abc' is not a process number: give one, or unset it$"):
         main()
 
 
@@ -74,7 +74,7 @@ def test_what_is_not_there_or_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"file/out\.ipynb cannot be written"):
         execute(notebook(tmp_path, "1"), tmp_path / "file" / "out.ipynb", {})
-    with pytest.raises(ValueError, match=rf"^{tmp_path} is a folder: give a file's path"):
+    with pytest.raises(ValueError, match=rf"^{tmp_path} is a folder: give the path of a file"):
         execute(notebook(tmp_path, "1"), tmp_path, {})
 
 

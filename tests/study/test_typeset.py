@@ -22,6 +22,6 @@ def test_numbers_come_from_the_results_folder_and_a_broken_text_leaves_nothing(t
     assert not list(results.glob("*other*"))
     (tmp_path / "text.typ").write_text("whole")
     for wrong in (results, tmp_path / "nowhere" / "out.pdf"):
-        with pytest.raises(ValueError, match=rf"^{wrong} is a folder or lies in a missing one: give a file in"):
+        with pytest.raises(ValueError, match=rf"^{wrong} is a folder, or its folder does not exist: give a file in"):
             typeset(tmp_path / "text.typ", wrong, results.relative_to(tmp_path))
     assert {file.name for file in tmp_path.iterdir()} == {"results", "text.typ"}

@@ -50,7 +50,7 @@ def test_a_checkpoint_of_another_number_of_processes_is_refused(stopped, tmp_pat
     config = stopped(eval_steps=3)
     marker = tmp_path / "run" / "checkpoint" / "step.json"
     marker.write_text(marker.read_text().replace('"processes": 1', '"processes": 2'))
-    with pytest.raises(ValueError, match="of a run on 2 processes, not 1: start 2"):
+    with pytest.raises(ValueError, match="belongs to a run on 2 processes, not 1: start 2"):
         run(config)
 
 
@@ -132,7 +132,9 @@ def test_a_state_of_another_network_is_one_line(stopped, tmp_path):
         ({"memories": [1]}, ""),
     ):
         torch.save({**state, **change}, file)
-        with pytest.raises(ValueError, match=rf"checkpoint is not of this run \(.*{reason}.*\): delete it to") as error:
+        with pytest.raises(
+            ValueError, match=rf"checkpoint does not belong to this run \(.*{reason}.*\): delete it to"
+        ) as error:
             run(config)
         assert "\n" not in str(error.value)
 
@@ -144,9 +146,7 @@ def test_a_trace_that_changed_is_refused(stopped, toy, tmp_path):
     config = stopped(**values)
     trace.write_text("0010000000")
     for what in ("checkpoint", "record.json"):
-        with pytest.raises(
-            ValueError, match=rf"{what} is of a run on other losses, and the file of trace\(.* has changed"
-        ):
+        with pytest.raises(ValueError, match=rf"the file of trace\(.* has changed since .*{what} was written"):
             run(config)
         trace.write_text("0 0 0 1 0 0 0 0 0 0")  # the same losses
         run(config)
@@ -220,9 +220,7 @@ def test_a_checkpoint_of_other_data_is_refused(stopped, monkeypatch):
             **{**vars(original(*names, **sizes)), "sha256": "another"}
         ),
     )
-    with pytest.raises(
-        ValueError, match=r"^.*checkpoint is of a run on other data, and that of toy has changed.* or delete"
-    ):
+    with pytest.raises(ValueError, match=r"^the data of toy has changed since .*checkpoint was written.* or delete"):
         run(config)
 
 

@@ -101,9 +101,9 @@ def test_yaml_file_with_flags_on_top(tmp_path):
         (["stray"], "stray"),
         (
             ["--reliable_gather", "False"],
-            "--reliable_gather False: a switch takes no value, give --reliable_gather or --no",
+            "--reliable_gather is a switch and takes no value, not False: give --reliable_gather or --no",
         ),
-        (["--save-model", "true"], "a switch takes no value, give --save_model or --no-save_model"),
+        (["--save-model", "true"], "is a switch and takes no value, not true: give --save_model or --no-save_model"),
     ],
 )
 def test_errors_are_one_line(words, expected):
@@ -240,8 +240,8 @@ def test_a_record_is_run_again_only_by_as_many_processes(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--loss_rate", "5%"], "--loss-rate = '5%' is no number: give one, such as 0.01"),
-        (["--max_steps", "1e3"], "--max-steps = '1e3' is no whole number: give one, such as 10"),
+        (["--loss_rate", "5%"], "--loss-rate = '5%' is not a number: give one, such as 0.01"),
+        (["--max_steps", "1e3"], "--max-steps = '1e3' is not a whole number: give one, such as 10"),
     ],
 )
 def test_text_for_a_number_is_refused_in_one_line(words, message):

@@ -87,7 +87,7 @@ def test_a_users_file_named_evaluation_json_is_refused_and_stays(tmp_path, text)
     file.write_text(text)
     config = EvaluateConfig(model_name="gpt2-nano", prompt="The", output_dir=str(tmp_path))
     with pytest.raises(
-        ValueError, match=rf"^{file} is no evaluation \(.*\): move it elsewhere, or give another"
+        ValueError, match=rf"^{file} is not an evaluation \(.*\): move it elsewhere, or give another"
     ) as error:
         evaluation.run(config)
     assert "\n" not in str(error.value)
@@ -100,7 +100,7 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
     config = (folder / "config.json").read_text()
     for length in ("48", -3):
         (folder / "config.json").write_text(json.dumps({**json.loads(config), "finetuning_max_length": length}))
-        with pytest.raises(ValueError, match=f"last's finetuning_max_length = {length!r} is no whole number"):
+        with pytest.raises(ValueError, match=f"last's finetuning_max_length = {length!r} is not a whole number"):
             evaluate(tmp_path)
     (folder / "config.json").write_text(config)
     tokenizer = load_tokenizer(str(folder))
@@ -146,7 +146,7 @@ def test_a_model_without_the_needed_head_is_one_line(tmp_path, text):
         ({"data_glob": text}, "data_glob = .* needs a language model"),
         ({"prompt": "the"}, "prompt = 'the' needs a language model"),
         ({"model_name": "gpt2-nano-scratch", "prompt": "the"}, "is untrained"),
-        ({"lossy_direction": "backward"}, "lossy_direction = 'backward' where nothing is sent backward"),
+        ({"lossy_direction": "backward"}, "lossy_direction = 'backward' loses nothing in an evaluation"),
         ({"max_length": 129}, "max_length = 129 is above .*'s 128 positions: give fewer"),
     ):
         with pytest.raises(ValueError, match=message) as error:

@@ -56,7 +56,7 @@ def test_dumped_values_are_read_back(write):
         ("a: 1\nb: {c: 1, c: 2}", "key 'c' is given twice in one mapping: leave one out"),
         ("1: 1\n01: 2", "key 1 is given twice"),
         ("[" * 3000, "cannot be read as YAML: maximum recursion depth"),
-        ("9" * 5000, "is no valid decimal number: write one, such as 10"),
+        ("9" * 5000, "is not a valid decimal number: write one, such as 10"),
     ],
 )
 def test_text_that_is_no_yaml_is_one_line(text, words):

@@ -28,7 +28,7 @@ def test_a_folder_in_place_of_a_record_is_named(tmp_path):
 def test_a_record_that_lacks_what_the_command_prints_is_one_line(tmp_path, monkeypatch, values):
     write_record(tmp_path, {"config": {}, "final": {}, **values})
     monkeypatch.setattr("sys.argv", ["train", "--output_dir", str(tmp_path)])
-    with pytest.raises(ValueError, match=r"record\.json is no record \(.*: delete it to run again$"):
+    with pytest.raises(ValueError, match=r"record\.json is not a record \(.*: delete it to run again$"):
         train.main()
 
 

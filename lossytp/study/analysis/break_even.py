@@ -58,7 +58,7 @@ def target_accuracies(records: list[dict], share: float = TARGET_SHARE) -> dict[
     for task, runs in tidy(records).groupby("task", sort=False):
         lossless = runs[runs["loss_rate"] == 0]
         if lossless.empty:
-            raise ValueError(f"{task} has no run without losses, which set its target: add one")
+            raise ValueError(f"{task} has no run without losses to set its target: add one")
         chance = float(lossless["majority_share"].iloc[0])
         found[str(task)] = chance + share * (float(lossless["accuracy_lossy"].mean()) - chance)
     return found
@@ -74,7 +74,7 @@ def steps_to_accuracy(records: list[dict], target: dict[str, float]) -> pd.DataF
     decay earlier, and reach it earlier, with losses or without.
 
     Args:
-        records: of the runs.
+        records: the runs' records.
         target: from `target_accuracies`.
 
     Returns:
@@ -89,7 +89,8 @@ def steps_to_accuracy(records: list[dict], target: dict[str, float]) -> pd.DataF
     if len(twice):
         first = twice.iloc[0]
         raise ValueError(
-            f"two runs of {first['task']} at {first['loss_rate']:g}, seed {first['seed']}: give one loss process's runs"
+            f"{first['task']} has two runs at {first['loss_rate']:g}, seed {first['seed']}: give the runs of one loss "
+            "process"
         )
     rows = []
     for record, row in zip(records, runs.itertuples(), strict=True):
@@ -158,7 +159,7 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
 def price_of_reliability(
     step_times: pd.DataFrame, compute_share: float = 0.0, *, best_effort_share: float = 1.0
 ) -> pd.DataFrame:
-    """Compute how many times longer a step takes over reliable transport: so many times the steps may losing take.
+    """Compute how many times longer a step takes over reliable transport; losing may take as many times the steps.
 
     Args:
         step_times: from `step_times.step_times`, including rate 0.

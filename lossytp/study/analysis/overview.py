@@ -83,8 +83,8 @@ def compute_hours(experiments: Iterable[Experiment], records: Mapping[str, list[
     none of them is finished, it takes its steps times the mean seconds a step of the experiment's other cells.
 
     Args:
-        experiments: of one profile, in order.
-        records: of their finished cells, by the experiment's name.
+        experiments: the experiments of one profile, in order.
+        records: the records of their finished cells, by the experiment's name.
 
     Returns:
         One row an experiment: `experiment`; `cells` that no experiment before it has; `finished` `of` all its cells;

@@ -30,7 +30,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
     class.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         evaluated_at: loss rates.
 
     Returns:
@@ -118,7 +118,7 @@ def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
         result = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     elif not model.is_dir():
         raise ValueError(
-            f"{config.output_dir} has no evaluation at {rate:g}, and its model was deleted: delete this folder, and "
+            f"{config.output_dir} has no evaluation at {rate:g}, and its model was deleted: delete this folder and "
             "train again"
         )
     else:

@@ -23,7 +23,7 @@ def task_settings(records: list[dict], baselines: dict[str, dict[str, Any]]) -> 
     """Return each task's data, the settings that all runs of its curve share, and its baseline.
 
     Args:
-        records: of the tolerance experiment.
+        records: the records of the tolerance experiment.
         baselines: by task, what notebooks/15_task_baseline.ipynb measured.
 
     Raises:
@@ -40,13 +40,13 @@ def task_settings(records: list[dict], baselines: dict[str, dict[str, Any]]) -> 
         }
         for record in ours:
             if names := differing_settings(record, shared):
-                raise ValueError(f"{name}: the records differ in {', '.join(names)}: draw them apart")
+                raise ValueError(f"the records of {name} differ in {', '.join(names)}: draw them in separate figures")
         expected = {"test_examples": first["data"]["test_examples"], **first["config"]}
         for each in ("test_examples", "model_name", "max_length"):
             if baseline.get(each) != expected[each]:
                 raise ValueError(
                     f"the baseline of {name} has {each} = {baseline.get(each)!r}, the runs have {expected[each]!r}: "
-                    "delete baseline.json, and the next run makes it anew"
+                    "delete baseline.json and run again"
                 )
         found[name] = {
             **shared,
@@ -60,7 +60,7 @@ def differing_settings(record: dict, shared: dict[str, Any]) -> list[str]:
     """Return the settings that keep a run off a tolerance curve, and "data" if its data differ.
 
     Args:
-        record: of the run.
+        record: the run's record.
         shared: what `task_settings` returns for the curve's task.
     """
     settings = [name for name, value in shared["settings"].items() if record["config"][name] != value]

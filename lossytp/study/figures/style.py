@@ -42,8 +42,8 @@ def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, number: in
         runs: a row a run.
         x: a column's name.
         y: a column's name.
-        label: in the legend.
-        number: of the curve, which sets colour and marker.
+        label: the curve's name in the legend.
+        number: the curve's number, which sets colour and marker.
     """
     color = f"C{number}"
     estimates = runs.groupby(x)[y].apply(lambda values: t_interval(values.to_numpy()))

@@ -68,12 +68,12 @@ def errors_by_rank(
     """Measure the root mean square error of each packet's elements on each rank, in the last of many messages.
 
     Args:
-        process: of each link.
+        process: the loss process of each link.
         way: settings of `Wiring`, such as algorithm, repair and reliable_gather.
-        ranks: of the group.
+        ranks: number of ranks in the group.
         coherence: correlation of the ranks' parts.
-        num_packets: of a message.
-        seed: of the losses and the parts.
+        num_packets: packets of a message.
+        seed: seed of the losses and the parts.
 
     Returns:
         (R, num_packets), in units of the root mean square of a rank's part. Rows are equal if all ranks share a result.
@@ -113,13 +113,13 @@ def squared_errors(
     """Measure the relative squared error of lossy all-reduces, beside what the theory expects.
 
     Args:
-        process: of each link.
+        process: the loss process of each link.
         ways: settings of `Wiring`: algorithm, repair, reliable_gather.
-        ranks: of the group.
+        ranks: number of ranks in the group.
         coherence: correlation of the ranks' parts, which are Gaussian and new in each message.
-        num_elements: of a message.
-        num_messages: to average over.
-        seed: of the losses and the parts.
+        num_elements: elements of a message.
+        num_messages: messages to average over.
+        seed: seed of the losses and the parts.
 
     Returns:
         One row for each way: its settings, coherence, measured, standard_error (over messages) and expected.

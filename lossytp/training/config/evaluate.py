@@ -32,10 +32,10 @@ class EvaluateConfig(NetworkSettings, ComputeSettings):
         super().__post_init__()
         self.training()
         if self.lossy_direction == "backward":
-            raise ValueError("lossy_direction = 'backward' where nothing is sent backward: leave it out")
+            raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
 
     def training(self) -> TrainConfig:
-        """Return a training run's configuration with this network and precision, and so with its checks.
+        """Return a training run's configuration with this network and precision, which checks them.
 
         Raises:
             ValueError: if training would refuse a value, or a combination.

@@ -1,4 +1,4 @@
-"""Groups of settings for what a run computes: its data, optimiser, precision, and what is saved of it."""
+"""Groups of settings for what a run computes: its data, optimiser, precision, and what it saves."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ class ComputeSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bf16 and self.fp16:
-            raise ValueError("bf16 = fp16 = True: choose one of them")
+            raise ValueError("bf16 and fp16 are both True: choose one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,16 +93,16 @@ class OptimisationSettings(AdamWSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class WatchingSettings(Settings):
-    """When a run is evaluated and stopped, and what is saved of it."""
+    """When a run is evaluated and stopped, and what it saves."""
 
     eval_steps: Count | None = None
-    """Evaluate every so many steps; only at the end if left out."""
+    """Steps between evaluations; if left out, evaluate only at the end."""
     patience: Count | None = None
-    """Stop after so many evaluations in a row without a better score over the lossy network."""
+    """Evaluations in a row without a better score over the lossy network after which to stop."""
     target_accuracy: float | None = None
     """Record when the score over the lossy network reaches this and holds it at the next evaluation."""
     checkpoint_steps: Count | None = 200
-    """Save the state of the unfinished run every so many steps; the same command then resumes from there."""
+    """Steps between checkpoints of the unfinished run; the same command resumes from the last one."""
     save_model: bool = False
     """Save the model with the best lossy evaluation, and the last one, as folders best and last."""
     tensorboard: bool = False

@@ -31,7 +31,7 @@ class NetworkSettings(Settings):
     mean_burst_packets: float | None = None
     """Mean run of consecutive losses, for loss types that have one: g-e, correlated."""
     ge_config: str | None = None
-    """A Gilbert-Elliott preset by its id, in place of loss_rate and mean_burst_packets."""
+    """A Gilbert-Elliott preset by its id, instead of loss_rate and mean_burst_packets."""
     algorithm: str = "direct"
     """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"
@@ -54,7 +54,7 @@ class NetworkSettings(Settings):
     lossy_phase: str | None = None
     """Lose packets in the reduce or the gather phase only."""
     lossy_links: str | None = None
-    """Links that lose packets, as in 0>1,2>3, in every group of ranks; all if left out; -1 is the switch."""
+    """Links that lose packets, such as 0>1,2>3, in every group of ranks; all if left out; -1 is the switch."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
@@ -75,11 +75,13 @@ class NetworkSettings(Settings):
         if self.loss_type == "ber":
             for name in ("mean_burst_packets", "ge_config"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} = {getattr(self, name)!r} needs loss_type = 'g-e', not 'ber'")
+                    raise ValueError(f"{name} = {getattr(self, name)!r} needs loss_type = 'g-e', not 'ber': change one")
             return Bernoulli(loss_rate=self.loss_rate)
         if self.loss_type != "g-e":
             if self.ge_config is not None:
-                raise ValueError(f"ge_config = {self.ge_config!r} needs loss_type = 'g-e', not {self.loss_type!r}")
+                raise ValueError(
+                    f"ge_config = {self.ge_config!r} needs loss_type = 'g-e', not {self.loss_type!r}: change one"
+                )
             return loss_process_named(
                 self.loss_type, loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets
             )

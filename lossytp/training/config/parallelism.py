@@ -28,7 +28,7 @@ class ParallelismSettings(NetworkSettings):
     replicated_gradients: Literal["reliable", "lossy", "none"] = "reliable"
     """How ranks with streams of their own average the gradients of replicated parameters; none lets copies drift."""
     resync_every: Count | None = None
-    """Set drifting copies to their mean every so many steps."""
+    """Steps between resynchronisations, which set drifting copies to their mean."""
     exact_adjoint: bool = False
     """Backward uses what forward lost. In lossytp layers an ablation, since no sender knows; between pipeline stages,
     where the receiver knows, a repair. It applies to both if there are both."""
@@ -51,15 +51,15 @@ class ParallelismSettings(NetworkSettings):
         own_copies = self.replicated_gradients != "reliable" and layout.tensor_processes != self.tensor_parallel_size
         if own_copies and self.fully_sharded:
             raise ValueError(
-                f"replicated_gradients = {self.replicated_gradients!r} with fsdp, which would shard the axis on which "
-                f"a process holds its ranks' copies: choose ddp, or start with torchrun --standalone --nproc_per_node "
-                f"{self.tensor_parallel_size * self.data_parallel_size}"
+                f"replicated_gradients = {self.replicated_gradients!r} does not work with fsdp, which would shard the "
+                "axis on which a process holds its ranks' copies: choose ddp, or start with torchrun --standalone "
+                f"--nproc_per_node {self.tensor_parallel_size * self.data_parallel_size}"
             )
         return layout
 
     @property
     def fully_sharded(self) -> bool:
-        """Whether replicas shard the parameters, and so gather them over the lossy network."""
+        """Return whether replicas shard the parameters, and so gather them over the lossy network."""
         return self.data_parallel_size > 1 and self.data_parallel_type == "fsdp"
 
     def wiring(self) -> Wiring:

@@ -17,7 +17,7 @@ class PretrainConfig(AdamWSettings):
     tokenizer_path: str | None = None
     """A folder with a tokenizer; if left out, a vocabulary is made from the text's beginning."""
     checkpoint_path: str | None = None
-    """A checkpoint to resume from, or a folder with several, of which the newest; if left out, output_dir's if any."""
+    """A checkpoint to resume from, or a folder, whose newest checkpoint counts; if left out, output_dir's if any."""
     data_glob: str = "stdlib"
     """Pattern of parquet (column text) or text files; stdlib is the sources of Python's standard library."""
     validation_glob: str | None = None
@@ -49,7 +49,7 @@ class PretrainConfig(AdamWSettings):
     bf16: bool = False
     """Compute matrix products in bfloat16; it helps on GPUs and the few CPUs that have it."""
     eval_steps: Count = 500
-    """Validate, save a checkpoint and show a sample every so many steps."""
+    """Steps between validations, each with a checkpoint and a sample."""
     seed: CountFromZero = 0
     """Of initial weights and the order of blocks."""
     output_dir: str = "output/pretrain"
@@ -62,5 +62,6 @@ class PretrainConfig(AdamWSettings):
         positions = PRESETS[self.model_name]["n_positions"]
         if not 2 <= self.block_size <= positions:
             raise ValueError(
-                f"block_size = {self.block_size} is not from 2 to {self.model_name}'s {positions} positions: give one"
+                f"block_size = {self.block_size} is not from 2 to {self.model_name}'s {positions} positions: give a "
+                "number in between"
             )

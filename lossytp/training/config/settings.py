@@ -70,7 +70,7 @@ class Settings:
             ValueError: if a name is unknown; the message suggests the closest one.
         """
         if not isinstance(values, Mapping):
-            raise ValueError(f"{values!r} is no configuration: give names with values, such as {{'seed': 1}}")
+            raise ValueError(f"{values!r} is not a configuration: give names with values, such as {{'seed': 1}}")
         cls.check_names(values)
         return cls(**values)
 
@@ -79,15 +79,15 @@ class Settings:
         """Return a configuration of each cell.
 
         Raises:
-            ValueError: if `cells` is no list, or an empty one.
+            ValueError: if `cells` is not a list, or is empty.
         """
         if not isinstance(cells, list | tuple) or not cells:
-            raise ValueError(f"cells = {cells!r} is no list of configurations: give at least one")
+            raise ValueError(f"cells = {cells!r} is not a list of one or more configurations: give one")
         return [cls.from_dict(cell) for cell in cells]
 
     @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:
-        """Raise ValueError if a name is no field."""
+        """Raise ValueError if a name is not a field."""
         check_names(values, [field.name for field in fields(cls)])
 
     @classmethod
@@ -146,7 +146,7 @@ def _folder(path: str) -> str:
     """Return the path of a folder to write, with a leading ~ replaced by the home folder.
 
     Raises:
-        ValueError: if it is no path, or the user after ~ has no home folder.
+        ValueError: if it is not a path, or the user after ~ has no home folder.
     """
     if path.splitlines() != [path]:
         raise ValueError(f"output_dir = {path!r} is empty or has a line break: give the path of a folder")

@@ -28,8 +28,8 @@ class TrainConfig(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         check_model(self.model_name, self.tensor_parallel_size, self.max_length)
         if self.control is not None and self.loss_type != "ber":
             raise ValueError(
-                f"control = {self.control!r} with loss_type = {self.loss_type!r}: what it loses, or adds, is "
-                "independent; give loss_type = 'ber'"
+                f"control = {self.control!r} does not work with loss_type = {self.loss_type!r}: its losses, or its "
+                "noise, are independent; give loss_type = 'ber'"
             )
         _check_parallelism(self)
         _check_backend(self)
@@ -45,31 +45,38 @@ def _check_parallelism(config: "TrainConfig") -> None:
     """Refuse implementations, pipelines and batches that do not go together."""
     if config.implementation == "megatron" and (config.bf16 or config.fp16):
         raise ValueError(
-            "implementation = 'megatron' with bf16 or fp16: its layers do not know autocast, leave them out"
+            "implementation = 'megatron' does not work with bf16 or fp16, because its layers do not know autocast: "
+            "leave both out"
         )
     if config.implementation == "dtensor" and config.tensor_parallel_size > 1:
         if config.data_parallel_size > 1 and config.data_parallel_type == "ddp":
-            raise ValueError("implementation = 'dtensor' under ddp, which takes no DTensors: choose fsdp")
+            raise ValueError("implementation = 'dtensor' does not work with ddp, which takes no DTensors: choose fsdp")
         if config.fp16:
             raise ValueError(
-                "implementation = 'dtensor' with fp16: PyTorch's scaler mixes no DTensors with tensors, choose bf16"
+                "implementation = 'dtensor' does not work with fp16, because PyTorch's scaler cannot mix DTensors and "
+                "tensors: choose bf16"
             )
     if config.pipeline_parallel_size > 1:
         kind = task_named(config.dataset).kind
         if kind != "classification":
             raise ValueError(
-                f"dataset = {config.dataset!r} with a pipeline, which knows classification, not {kind}: choose another"
+                f"dataset = {config.dataset!r} does not work with a pipeline, which supports classification, "
+                f"not {kind}: choose another"
             )
         if not config.reliable_gather and not config.sequence_parallel:
             raise ValueError(
-                "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out"
+                "reliable_gather = False does not work with a pipeline, whose stages hand on one residual stream: "
+                "leave one out"
             )
         if config.data_parallel_size > 1:
             raise ValueError(
-                "pipeline_parallel_size and data_parallel_size are both above 1, which is not built: choose one"
+                "pipeline_parallel_size and data_parallel_size are both above 1, which is not supported: set one to 1"
             )
         if config.fp16:
-            raise ValueError("fp16 = True with a pipeline: its schedule scales no training loss, choose bf16")
+            raise ValueError(
+                "fp16 = True does not work with a pipeline, whose schedule does not scale the training loss: choose "
+                "bf16"
+            )
         microbatches = config.pipeline_microbatches
         if config.batch_size % microbatches:
             raise ValueError(
@@ -104,14 +111,14 @@ def _check_backend(config: "TrainConfig") -> None:
     repair = config.wiring().repair
     if config.exact_adjoint and config.pipeline_parallel_size > 1 and repair != ZERO:
         raise ValueError(
-            f"exact_adjoint = True with a pipeline and repair = {config.repair!r}: between stages it is built for "
-            "repair = 'zero'"
+            f"exact_adjoint = True works in a pipeline only with repair = 'zero', not {config.repair!r}: give 'zero', "
+            "or leave exact_adjoint out"
         )
     for name, asked in {"repair": repair.remembers, "control": config.control == "noise"}.items():
         if asked and not (own_layers and tensor_parallel_alone):
             raise ValueError(
-                f"{name} = {getattr(config, name)!r} needs tensor parallelism alone, by this project's layers: leave "
-                "it out, or implementation, data_parallel_size and pipeline_parallel_size"
+                f"{name} = {getattr(config, name)!r} needs this project's layers, and tensor parallelism alone: "
+                "leave it out, or leave out implementation, data_parallel_size and pipeline_parallel_size"
             )
     chooses = stage_of(repair, "select") != ZERO
     if chooses and not (own_layers and tensor_parallel_alone) and not config.wiring().algorithm.hops_carry_one():
@@ -124,29 +131,34 @@ def _check_backend(config: "TrainConfig") -> None:
         kind = task_named(config.dataset).kind
         if kind == "generation":
             raise ValueError(
-                f"dataset = {config.dataset!r}, whose answers are generated, with "
+                f"dataset = {config.dataset!r}, whose answers are generated, does not work with "
                 f"{'fsdp' if fully_sharded else config.implementation + ' and reliable_gather = False'}: tensor-"
-                "parallel ranks that compute other logits would go on with other tokens; choose another dataset"
+                "parallel ranks with different logits would continue with different tokens; choose another dataset"
             )
     if repair.uses_own_part and (config.pipeline_parallel_size > 1 or fully_sharded):
         raise ValueError(
-            "repair = 'local' with a pipeline or fsdp, in whose sends and all-gathers a receiver has no part of its "
-            "own: choose another repair"
+            "repair = 'local' does not work with a pipeline or fsdp, in whose sends and all-gathers a receiver has no "
+            "part of its own: choose another repair"
         )
 
 
 def _check_scope(config: "TrainConfig") -> None:
     """Refuse a scope in which nothing can be lost, if tensor parallelism is the only parallelism."""
     if config.exact_adjoint and config.lossy_direction == "backward":
-        raise ValueError("exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of")
+        raise ValueError(
+            "exact_adjoint = True has no effect with lossy_direction = 'backward', because forward loses nothing: "
+            "leave one out"
+        )
     sums_alone = config.pipeline_parallel_size == 1 and not config.fully_sharded
     if sums_alone and config.lossy_phase == "gather" and config.reliable_gather:
-        raise ValueError("lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False")
+        raise ValueError(
+            "lossy_phase = 'gather' loses nothing where gathers are reliable: give reliable_gather = False"
+        )
     if config.implementation != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
         return
     if config.tensor_parallel_size == 1 and config.process().loss_rate > 0:
         raise ValueError(
-            f"loss_rate = {config.process().loss_rate:g} on one rank alone, which sends nothing: give "
+            f"loss_rate = {config.process().loss_rate:g} has no effect on a single rank, which sends nothing: give "
             "tensor_parallel_size above 1, or loss_rate = 0"
         )
     if config.lossy_links is not None:
@@ -164,26 +176,28 @@ def _check_scope(config: "TrainConfig") -> None:
 def _check_replicas(config: "TrainConfig") -> None:
     """Refuse settings of streams and copies of their own for ranks that share theirs."""
     if not config.reliable_gather and config.tensor_parallel_size * config.data_parallel_size == 1:
-        raise ValueError("reliable_gather = False where nothing is summed: give tensor_parallel_size above 1")
+        raise ValueError(
+            "reliable_gather = False has no effect where nothing is summed: give tensor_parallel_size above 1"
+        )
     if config.replicated_gradients != "reliable" and config.tensor_parallel_size == 1:
         raise ValueError(
-            f"replicated_gradients = {config.replicated_gradients!r} with tensor_parallel_size = 1, where no rank "
-            "holds copies: give more ranks, or leave it out"
+            f"replicated_gradients = {config.replicated_gradients!r} has no effect with tensor_parallel_size = 1, "
+            "where no rank holds copies: give more ranks, or leave it out"
         )
     if config.replicated_gradients != "reliable" and (config.reliable_gather or config.sequence_parallel):
         raise ValueError(
-            f"replicated_gradients = {config.replicated_gradients!r} where all ranks share a residual stream: give "
-            "reliable_gather = False, or leave it out"
+            f"replicated_gradients = {config.replicated_gradients!r} has no effect where all ranks share a residual "
+            "stream: give reliable_gather = False, or leave it out"
         )
     if config.replicated_gradients == "lossy" and config.wiring().repair.uses_own_part:
         raise ValueError(
-            "replicated_gradients = 'lossy' with repair = 'local', by which a rank's own gradient would stand for the "
-            "sum of all: choose another repair"
+            "replicated_gradients = 'lossy' does not work with repair = 'local', which would take a rank's own "
+            "gradient for the sum of all: choose another repair"
         )
     if config.resync_every is not None and config.replicated_gradients == "reliable":
         raise ValueError(
-            f"resync_every = {config.resync_every} where copies do not drift: give replicated_gradients = 'lossy' or "
-            "'none', or leave it out"
+            f"resync_every = {config.resync_every} has no effect where copies do not drift: give replicated_gradients "
+            "= 'lossy' or 'none', or leave it out"
         )
 
 
@@ -200,23 +214,24 @@ def _check_training(config: "TrainConfig") -> None:
     foreign = config.implementation != "lossytp" and tensor_parallel
     if pipeline and config.gradient_accumulation_steps > 1:
         raise ValueError(
-            f"gradient_accumulation_steps = {config.gradient_accumulation_steps} with a pipeline, whose microbatches "
-            "do this already: give pipeline_microbatches"
+            f"gradient_accumulation_steps = {config.gradient_accumulation_steps} does not work with a pipeline, whose "
+            "microbatches do this already: give pipeline_microbatches"
         )
     if config.gradient_checkpointing and (foreign or sharded):
         raise ValueError(
-            f"gradient_checkpointing = True with {'fsdp' if sharded else config.implementation}, whose recomputed "
-            "collectives would lose other packets: leave it out, or choose ddp and implementation = 'lossytp'"
+            f"gradient_checkpointing = True does not work with {'fsdp' if sharded else config.implementation}, whose "
+            "recomputed collectives would lose other packets: leave it out, or choose ddp and implementation = "
+            "'lossytp'"
         )
     if config.save_model and (foreign or pipeline or (sharded and tensor_parallel)):
         raise ValueError(
-            "save_model = True with dtensor, megatron, a pipeline or fsdp over tensor-parallel ranks, from which the "
-            "dense model cannot be gathered: leave it out"
+            "save_model = True does not work with dtensor, megatron, a pipeline or fsdp over tensor-parallel ranks, "
+            "from which the dense model cannot be gathered: leave it out"
         )
     if config.unfreeze_last_layers is not None and pipeline:
         raise ValueError(
-            f"unfreeze_last_layers = {config.unfreeze_last_layers} with a pipeline, whose first stages would have "
-            "nothing to train: leave one out"
+            f"unfreeze_last_layers = {config.unfreeze_last_layers} does not work with a pipeline, whose first stages "
+            "would have nothing to train: leave one out"
         )
 
 
@@ -240,6 +255,6 @@ def check_blocks(config: "TrainConfig", blocks: int) -> None:
     tensor_parallel_alone = config.tensor_parallel_size > 1 and config.data_parallel_size == 1
     if config.lossy_direction == "backward" and tensor_parallel_alone and last <= blocks - trained:
         raise ValueError(
-            f"lossy_direction = 'backward' with unfreeze_last_layers = {trained}: in frozen blocks nothing is sent in "
-            "backward; unfreeze more, or leave one out"
+            f"lossy_direction = 'backward' loses nothing with unfreeze_last_layers = {trained}, because frozen blocks "
+            "send nothing in backward: unfreeze more, or leave one out"
         )

@@ -98,7 +98,7 @@ class Corpus:
 
     @property
     def of_split(self) -> str:
-        """The end of an error message: which split lacks text, and the fix."""
+        """Return the end of an error message: which split lacks text, and the fix."""
         return "" if self.split is None else f", for {self.split}: give more, or separate files"
 
 
@@ -160,7 +160,7 @@ def _text_in(file: str) -> str:
     """Return the file's text.
 
     Raises:
-        ValueError: if the file is unreadable or no text. Binary data would give many meaningless tokens.
+        ValueError: if the file is unreadable or not text. Binary data would give many meaningless tokens.
     """
     try:
         text = Path(file).read_text(encoding="utf-8")
@@ -168,11 +168,11 @@ def _text_in(file: str) -> str:
         raise ValueError(f"{file} cannot be read ({error.strerror}): give a readable file") from error
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{file} is no UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "
+            f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "
             "narrow the pattern"
         ) from error
     if "\0" in text:
-        raise ValueError(f"{file} is no text, with NUL at character {text.index(chr(0))}: narrow the pattern")
+        raise ValueError(f"{file} is not text (NUL at character {text.index(chr(0))}): narrow the pattern")
     return text
 
 
@@ -196,7 +196,7 @@ class PackedBlocks:
 
     @property
     def position(self) -> Position:
-        """The position after the last document that was read."""
+        """Return the position after the last document that was read."""
         return self._position
 
     def batch(self, size: int) -> Tensor:

@@ -42,7 +42,7 @@ def finished(config: PretrainConfig, folder: Path) -> dict[str, Any] | None:
         written = described(PretrainConfig.from_dict(statistics["config"]))
         lacking = [name for name in TOLD if not isinstance(statistics[name], int | float)]
         if lacking:
-            raise ValueError(f"no number: {', '.join(lacking)}")
+            raise ValueError(f"it lacks numbers: {', '.join(lacking)}")
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -73,8 +73,7 @@ def _check_same_data(file: Path, then: str, now: str) -> None:
     """Raise ValueError if the text's hash `now` differs from `then`, its value when `file` was written."""
     if now != then:
         raise ValueError(
-            f"{file} is of a run on other text, and the files have changed since: put the old files back, or give "
-            "another output_dir"
+            f"the text files have changed since {file} was written: put the old files back, or give another output_dir"
         )
 
 
@@ -145,10 +144,10 @@ def checkpoint_of(config: PretrainConfig) -> dict | None:
             raise ValueError(f"it lacks {', '.join(lacking)}")
     except Exception as error:
         why = " ".join(str(error).split())[:100]
-        raise ValueError(f"{path} is no checkpoint of this command ({why}): delete it to start over") from error
+        raise ValueError(f"{path} is not a checkpoint of this command ({why}): delete it to start over") from error
     changed = [name for name, value in described(config).items() if written[name] != value]
     if changed:
-        raise ValueError(f"{path} is of a run with different {', '.join(changed)}: give another folder")
+        raise ValueError(f"{path} belongs to a run with different {', '.join(changed)}: give another folder")
     now = data_sha256(config)
     _check_same_data(path, state.get("data_sha256", now), now)
     return state

@@ -119,8 +119,8 @@ class _Pretraining:
         except (RuntimeError, KeyError, TypeError, AttributeError, IndexError) as error:
             reason = " ".join(str(error).split())[:200]
             raise ValueError(
-                f"the checkpoint in {self.config.checkpoint_path or self.config.output_dir} is not of this run "
-                f"({reason}): delete it to start over"
+                f"the checkpoint in {self.config.checkpoint_path or self.config.output_dir} does not belong to this "
+                f"run ({reason}): delete it to start over"
             ) from error
         self.losses, self.evaluations, self.seconds = state["losses"], state["evaluations"], state["seconds"]
 

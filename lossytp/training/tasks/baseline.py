@@ -19,12 +19,14 @@ def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
     `eval_samples`.
 
     Raises:
-        ValueError: if the task is unknown, or is no classification.
+        ValueError: if the task is unknown, or is not a classification.
     """
     check_known("dataset", dataset, TASKS)
     task = TASKS[dataset]
     if not isinstance(task, Classification):
-        raise ValueError(f"dataset = {dataset!r} is {task.kind}: give a classification, which a bag of words needs")
+        raise ValueError(
+            f"dataset = {dataset!r} is a {task.kind} task, but a bag of words needs a classification: give one"
+        )
     train, test = task.examples("train"), task.examples("test", eval_samples)
     model = _classifier()
     model.fit([each.body + each.endings[0] for each in train], [each.label for each in train])

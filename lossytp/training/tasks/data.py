@@ -53,7 +53,7 @@ class Split:
 
     @property
     def references(self) -> np.ndarray | tuple[tuple[str, ...], ...]:
-        """Labels (examples,) or accepted answers, with which a metric compares predictions."""
+        """Return the labels (examples,) or accepted answers that a metric compares predictions with."""
         if self.kind == "generation":
             return self.answers
         return self.labels if self.kind == "regression" else self.labels.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Extend a test split by whole training sentences, and remove them and their phrases from training."""
+"""Extend a test split by whole training sentences, and remove these and their phrases from training."""
 
 import hashlib
 from collections import defaultdict

@@ -63,7 +63,7 @@ class Task(ABC):
     @property
     @abstractmethod
     def num_logits(self) -> int | None:
-        """The number of outputs that the model has for an encoded text; None for generated text."""
+        """Return the number of outputs that the model has for an encoded text; None for generated text."""
 
     @abstractmethod
     def metric(self) -> "evaluate.Metric":
@@ -84,7 +84,7 @@ class Task(ABC):
 
         Raises:
             ValueError: if no row has a label, the rows lack a column, or a text column is empty in all rows or holds
-                values that are no text.
+                values that are not text.
         """
         rows = self.source.rows(split)
         check_filled(rows, (self.body, self.ending), f"{split} of {self.source}")
@@ -96,7 +96,7 @@ class Task(ABC):
                 example = self.example(row)
             except KeyError as error:
                 known = ", ".join(row)
-                raise ValueError(f"{self.source} has no column {error}: its columns are {known}") from None
+                raise ValueError(f"{self.source} has no column {error}: name one of its columns, {known}") from None
             except (ValueError, TypeError, AttributeError, OverflowError) as error:  # also from a user's own functions
                 raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {split} of {self.source}") from None
             if example is not None:
@@ -133,7 +133,7 @@ class Classification(Task):
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
         if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
-            raise ValueError(f"labels = {self.labels} are not two or more different names: name every class once")
+            raise ValueError(f"labels = {self.labels} are not two or more different names: name each class once")
         if "f1" in self.metrics and len(self.labels) != 2:
             raise ValueError(f"metric 'f1' needs two classes, not {len(self.labels)}: choose accuracy")
 
@@ -185,7 +185,7 @@ class Regression(Task):
         if value is None or value == "":
             return None
         if not math.isfinite(float(value)):
-            raise ValueError(f"label {value!r} is not a finite number")
+            raise ValueError(f"label {value!r} is not a finite number: give one, or leave out such rows")
         return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), float(value))
 
 
@@ -224,7 +224,7 @@ class MultipleChoice(Task):
         index = _index(_value(self.answer, row), len(options), f"one of {len(options)} options")
         for option in options:
             if not isinstance(option, str | int | float):
-                raise ValueError(f"option {str(option)[:60]!r} is no text: give text, or leave out such rows")
+                raise ValueError(f"option {str(option)[:60]!r} is not text: give text, or leave out such rows")
         endings = tuple(text_of(self.ending, {**row, "option": str(option).strip()}) for option in options)
         return None if index is None else Example(text_of(self.body, row).strip(), endings, index)
 

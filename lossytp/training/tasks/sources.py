@@ -64,7 +64,7 @@ class Source:
 
     @property
     def folder(self) -> Path | None:
-        """The folder of the copy under `$LOSSYTP_DATA`, which may not exist; None if the variable is not set."""
+        """Return the folder of the copy under `$LOSSYTP_DATA`, which may not exist; None if the variable is not set."""
         data = os.environ.get(DATA_VARIABLE)
         return Path(data).expanduser() / self.path / (self.name or "") if data else None
 
@@ -155,7 +155,7 @@ class Files:
         if file.suffix not in FORMATS:
             raise ValueError(f"{split} = {str(file)!r} has an unknown format: give one of {', '.join(FORMATS)}")
         if not file.is_file():
-            raise ValueError(f"{split} = {str(file)!r} is no file, seen from {Path.cwd()}: give the path of a file")
+            raise ValueError(f"{split} = {str(file)!r} is not a file, seen from {Path.cwd()}: give the path of a file")
         return file
 
 
@@ -218,7 +218,7 @@ def _read(files: list[Path]) -> "Dataset":
 def _lacks(folder: Path) -> str:
     """Say which folder is missing: the copy's, or the one that the variable names."""
     data = Path(os.environ[DATA_VARIABLE]).expanduser()
-    return f"has no folder {folder}" if data.is_dir() else f"is no folder, {data}"
+    return f"has no folder {folder}" if data.is_dir() else f"is not a folder, {data}"
 
 
 def _stamp(files: list[Path]) -> str:

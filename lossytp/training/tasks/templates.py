@@ -19,13 +19,13 @@ def text_of(template: Text, row: Row) -> str:
 
     Raises:
         KeyError: if the row lacks a column.
-        ValueError: if a column, or the function's result, is no text.
+        ValueError: if a column, or the function's result, is not text.
     """
     if not callable(template):
         return template.format_map(_Texts(row)).rstrip()
     text = template(row)
     if not isinstance(text, str):
-        raise ValueError(f"{str(text)[:SHOWN]!r}, which a function returned for the row, is no text: return a str")
+        raise ValueError(f"a function returned {str(text)[:SHOWN]!r} for the row, which is not text: return a str")
     return text.rstrip()
 
 
@@ -46,7 +46,7 @@ def check_filled(rows: "Dataset", templates: Iterable[Text], where: str) -> None
 
 
 class _Texts:
-    """Look up a row's columns for a template, and refuse values that are no text."""
+    """Look up a row's columns for a template, and refuse values that are not text."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
@@ -55,7 +55,7 @@ class _Texts:
         value = self._row[column]
         if not isinstance(value, str | None):
             raise ValueError(
-                f"column {column!r} holds {str(value)[:SHOWN]!r}, which is no text: name a column of text, or give a "
+                f"column {column!r} holds {str(value)[:SHOWN]!r}, which is not text: name a column of text, or give a "
                 f"function, such as lambda row: str(row[{column!r}])"
             )
         return value or ""

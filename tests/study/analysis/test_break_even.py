@@ -71,7 +71,7 @@ def test_records_without_steps_to_accuracy_are_refused(run):
         steps_to_accuracy([run(0.0, 0, 0.7, 0.7)], {"docstrings": 0.2})
     bursts = run(0.1, 0, 0.5, 0.7)
     bursts["config"] |= {"loss_type": "g-e", "mean_burst_packets": 8.0}
-    with pytest.raises(ValueError, match=r"two runs of docstrings at 0\.1, seed 0"):
+    with pytest.raises(ValueError, match=r"docstrings has two runs at 0\.1, seed 0"):
         steps([run(0.1, 0, 0.5, 0.7), bursts])
 
 

@@ -230,6 +230,6 @@ def test_tables_that_cannot_be_paired_are_refused():
 
 @pytest.mark.parametrize("rates", [[], 0.1])
 def test_no_rate_to_evaluate_at_is_refused_before_training(tmp_path, rates):
-    with pytest.raises(ValueError, match=r"^evaluated_at = .* is no list of at least one value: give one$"):
+    with pytest.raises(ValueError, match=r"^evaluated_at = .* is not a list of at least one value: give one$"):
         train_and_evaluate(config(tmp_path), rates)
     assert not any(tmp_path.iterdir())

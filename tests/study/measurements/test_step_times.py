@@ -67,14 +67,14 @@ def test_windows_cover_a_loss_and_its_repair_but_not_two():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"itemsize": 0}, "itemsize = 0 is no whole number of at least 1: give one"),
-        ({"ranks": "4"}, "ranks = '4' is no whole number of at least 1: give one"),
-        ({"seed": None}, "seed = None is no whole number of at least 0: give one"),
-        ({"bandwidths_gbits": [10, 0]}, "bandwidths_gbits = 0 is not above 0: give a finite number of Gbit/s"),
-        ({"bandwidths_gbits": []}, "bandwidths_gbits = [] is no list of at least one value: give one"),
-        ({"round_trips_us": []}, "round_trips_us = [] is no list of at least one value: give one"),
+        ({"itemsize": 0}, "itemsize = 0 is not a whole number of at least 1: give one"),
+        ({"ranks": "4"}, "ranks = '4' is not a whole number of at least 1: give one"),
+        ({"seed": None}, "seed = None is not a whole number of at least 0: give one"),
+        ({"bandwidths_gbits": [10, 0]}, "bandwidths_gbits = 0 is not a finite number above 0: give a number of Gbit/s"),
+        ({"bandwidths_gbits": []}, "bandwidths_gbits = [] is not a list of at least one value: give one"),
+        ({"round_trips_us": []}, "round_trips_us = [] is not a list of at least one value: give one"),
         ({"round_trips_us": [-1]}, "round_trips_us = -1 is negative or infinite: give 0 microseconds or more"),
-        ({"loss_rates": 0.1}, "loss_rates = 0.1 is no list of at least one value: give one"),
+        ({"loss_rates": 0.1}, "loss_rates = 0.1 is not a list of at least one value: give one"),
         ({"loss_rates": [1.5]}, "loss_rates = 1.5 is not in [0, 1]: give a fraction"),
         (
             {"timeout_round_trips": "1"},

@@ -9,8 +9,8 @@ NEEDS_OWN_LAYERS = (
     "implementation = 'lossytp' and tensor_parallel_size above 1"
 )
 NEEDS_THEM_ALONE = (
-    " needs tensor parallelism alone, by this project's layers: leave it out, or implementation, data_parallel_size "
-    "and pipeline_parallel_size"
+    " needs this project's layers, and tensor parallelism alone: leave it out, or leave out implementation, "
+    "data_parallel_size and pipeline_parallel_size"
 )
 ELSEWHERE = [{"implementation": "dtensor"}, {"implementation": "megatron"}]
 ONE_RANK = [{"tensor_parallel_size": 1}, {"tensor_parallel_size": 1, "data_parallel_size": 2}]
@@ -39,8 +39,8 @@ OWN = {"reliable_gather": False}
         *(
             (
                 {"repair": "local", **how},
-                "repair = 'local' with a pipeline or fsdp, in whose sends and all-gathers a receiver has no part of "
-                "its own: choose another repair",
+                "repair = 'local' does not work with a pipeline or fsdp, in whose sends and all-gathers a receiver has "
+                "no part of its own: choose another repair",
             )
             for how in ({"pipeline_parallel_size": 2}, {"data_parallel_size": 2, "data_parallel_type": "fsdp"})
         ),
@@ -51,44 +51,46 @@ OWN = {"reliable_gather": False}
         ),
         (
             {"exact_adjoint": True, "lossy_direction": "backward"},
-            "exact_adjoint = True with lossy_direction = 'backward': forward loses nothing to know of",
+            "exact_adjoint = True has no effect with lossy_direction = 'backward', because forward loses nothing: "
+            "leave one out",
         ),
         (
             {"control": "elements", "loss_type": "g-e", "ge_config": "one"},
-            "control = 'elements' with loss_type = 'g-e': what it loses, or adds, is independent; give loss_type = "
-            "'ber'",
+            "control = 'elements' does not work with loss_type = 'g-e': its losses, or its noise, are independent; "
+            "give loss_type = 'ber'",
         ),
         (
             {**OWN, "tensor_parallel_size": 1},
-            "reliable_gather = False where nothing is summed: give tensor_parallel_size above 1",
+            "reliable_gather = False has no effect where nothing is summed: give tensor_parallel_size above 1",
         ),
         (
             {**OWN, "tensor_parallel_size": 1, "data_parallel_size": 2, "replicated_gradients": "none"},
-            "replicated_gradients = 'none' with tensor_parallel_size = 1, where no rank holds copies: give more ranks, "
-            "or leave it out",
+            "replicated_gradients = 'none' has no effect with tensor_parallel_size = 1, where no rank holds copies: "
+            "give more ranks, or leave it out",
         ),
         *(
             (
                 {"replicated_gradients": how, **shared},
-                f"replicated_gradients = {how!r} where all ranks share a residual stream: give reliable_gather = "
-                "False, or leave it out",
+                f"replicated_gradients = {how!r} has no effect where all ranks share a residual stream: give "
+                "reliable_gather = False, or leave it out",
             )
             for how in ("lossy", "none")
             for shared in ({}, {**OWN, "sequence_parallel": True})
         ),
         (
             {**OWN, "replicated_gradients": "lossy", "repair": "local"},
-            "replicated_gradients = 'lossy' with repair = 'local', by which a rank's own gradient would stand for the "
-            "sum of all: choose another repair",
+            "replicated_gradients = 'lossy' does not work with repair = 'local', which would take a rank's own "
+            "gradient for the sum of all: choose another repair",
         ),
         (
             {**OWN, "resync_every": 5},
-            "resync_every = 5 where copies do not drift: give replicated_gradients = 'lossy' or 'none', or leave it "
-            "out",
+            "resync_every = 5 has no effect where copies do not drift: give replicated_gradients = 'lossy' or 'none', "
+            "or leave it out",
         ),
         (
             {**OWN, "pipeline_parallel_size": 2},
-            "reliable_gather = False with a pipeline, whose stages hand on one residual stream: leave one out",
+            "reliable_gather = False does not work with a pipeline, whose stages hand on one residual stream: leave "
+            "one out",
         ),
         (
             {**OWN, "algorithm": "sender"},
@@ -111,8 +113,8 @@ OWN = {"reliable_gather": False}
                 "pipeline_parallel_size": 2,
                 "tensor_parallel_size": 1,
             },
-            "exact_adjoint = True with a pipeline and repair = 'rescale': between stages it is built for repair = "
-            "'zero'",
+            "exact_adjoint = True works in a pipeline only with repair = 'zero', not 'rescale': give 'zero', or leave "
+            "exact_adjoint out",
         ),
         (
             {"exact_adjoint": True, "repair": "local"},
@@ -157,7 +159,10 @@ OWN = {"reliable_gather": False}
         ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),
         ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
-        ({"lossy_phase": "gather"}, "lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False"),
+        (
+            {"lossy_phase": "gather"},
+            "lossy_phase = 'gather' loses nothing where gathers are reliable: give reliable_gather = False",
+        ),
         (
             {"lossy_links": "0>1,2>0", "tensor_parallel_size": 2},
             "lossy_links names 2>0, over which 'direct' of 2 ranks sends nothing that may be lost: choose among "
@@ -184,8 +189,14 @@ OWN = {"reliable_gather": False}
             )
             for text in ("", "2", "0-2", ":2", "0:", "-1:2", "0:2:1", "a:b")
         ),
-        ({"lossy_layers": "2:2"}, "layers = (2, 2) is no range: give the first and the one after the last"),
-        ({"lossy_layers": "3:1"}, "layers = (3, 1) is no range: give the first and the one after the last"),
+        (
+            {"lossy_layers": "2:2"},
+            "layers = (2, 2) is not a range: give the first layer and the layer after the last, such as (0, 2)",
+        ),
+        (
+            {"lossy_layers": "3:1"},
+            "layers = (3, 1) is not a range: give the first layer and the layer after the last, such as (0, 2)",
+        ),
         ({"lossy_layers": "3:5"}, "lossy_layers = '3:5' is beyond gpt2-nano's 4 blocks: stop at 4"),
         (
             {"lossy_layers": 63},
@@ -195,24 +206,24 @@ OWN = {"reliable_gather": False}
         *(
             (
                 {"lossy_links": text},
-                f"lossy_links = {text!r} is not understood: write source>destination, as in 0>1,2>3",
+                f"lossy_links = {text!r} is not understood: write source>destination, such as 0>1,2>3",
             )
             for text in ("", "0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
         ),
         (
             {"tensor_parallel_size": 1, "loss_rate": 0.5},
-            "loss_rate = 0.5 on one rank alone, which sends nothing: give tensor_parallel_size above 1, or "
-            "loss_rate = 0",
+            "loss_rate = 0.5 has no effect on a single rank, which sends nothing: give tensor_parallel_size above 1, "
+            "or loss_rate = 0",
         ),
         (
             {"data_parallel_size": 2, "lossy_phase": "gather"},
-            "lossy_phase = 'gather' where gathers are reliable: give reliable_gather = False",
+            "lossy_phase = 'gather' loses nothing where gathers are reliable: give reliable_gather = False",
         ),
         *(
             (
                 {"dataset": "squad", **how},
-                f"dataset = 'squad', whose answers are generated, with {words}: tensor-parallel ranks that compute "
-                "other logits would go on with other tokens; choose another dataset",
+                f"dataset = 'squad', whose answers are generated, does not work with {words}: tensor-parallel ranks "
+                "with different logits would continue with different tokens; choose another dataset",
             )
             for how, words in (
                 ({"implementation": "dtensor", **OWN}, "dtensor and reliable_gather = False"),

@@ -31,8 +31,8 @@ def test_virtual_ranks_copies_are_not_sharded():
     with pytest.raises(ValueError, match="replicated_gradients") as error:
         config.layout(0, 2)
     assert str(error.value) == (
-        "replicated_gradients = 'none' with fsdp, which would shard the axis on which a process holds its ranks' "
-        "copies: choose ddp, or start with torchrun --standalone --nproc_per_node 8"
+        "replicated_gradients = 'none' does not work with fsdp, which would shard the axis on which a process holds "
+        "its ranks' copies: choose ddp, or start with torchrun --standalone --nproc_per_node 8"
     )
     dataclasses.replace(config, data_parallel_type="ddp").layout(0, 2)
     dataclasses.replace(config, replicated_gradients="reliable").layout(0, 2)

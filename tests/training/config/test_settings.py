@@ -44,10 +44,10 @@ def test_checking_a_configuration_does_not_wait_for_torch():
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        (5, "cells = 5 is no list of configurations: give at least one"),
-        ([], "cells = [] is no list of configurations: give at least one"),
-        ({"seed": 1}, "cells = {'seed': 1} is no list of configurations: give at least one"),
-        ([5], "5 is no configuration: give names with values, such as {'seed': 1}"),
+        (5, "cells = 5 is not a list of one or more configurations: give one"),
+        ([], "cells = [] is not a list of one or more configurations: give one"),
+        ({"seed": 1}, "cells = {'seed': 1} is not a list of one or more configurations: give one"),
+        ([5], "5 is not a configuration: give names with values, such as {'seed': 1}"),
         ([{"sed": 5}], "unknown parameter 'sed': did you mean seed?"),
     ],
 )

@@ -56,7 +56,7 @@ from tests.training.killed_runs import FSDP
         ({"gradient_clipping": float("nan")}, ["gradient_clipping", "nan"]),
         (
             {"pipeline_parallel_size": 2, "data_parallel_size": 2},
-            ["pipeline_parallel_size", "data_parallel_size", "choose one"],
+            ["pipeline_parallel_size", "data_parallel_size", "set one to 1"],
         ),
         ({"pipeline_parallel_size": 2, "fp16": True}, ["fp16", "pipeline", "bf16"]),
         (
@@ -117,7 +117,7 @@ def test_the_warm_up_fills_a_run_at_most_but_its_default_stays_in_short_trials()
         ({"unfreeze_last_layers": 5}, "above gpt2-nano's 4 blocks"),
         ({"unfreeze_last_layers": -1}, "below 0"),
         ({"unfreeze_last_layers": 1, "pipeline_parallel_size": 2}, "nothing to train"),
-        ({"unfreeze_last_layers": 1, "lossy_direction": "backward", "lossy_layers": "0:3"}, "nothing is sent"),
+        ({"unfreeze_last_layers": 1, "lossy_direction": "backward", "lossy_layers": "0:3"}, "send nothing"),
         ({"gradient_accumulation_steps": 33}, "above batch_size = 32"),
         ({"gradient_accumulation_steps": 0}, "below 1"),
         ({"gradient_accumulation_steps": 2, "pipeline_parallel_size": 2}, "pipeline_microbatches"),

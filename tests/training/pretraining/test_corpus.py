@@ -114,9 +114,9 @@ def test_folders_that_a_pattern_matches_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"\x89PNG\r\n\x1a\n", r"is no UTF-8 text \(byte 0x89 at 0\): save it as UTF-8, or narrow the pattern$"),
-        ("läst".encode("latin-1"), r"is no UTF-8 text \(byte 0xe4 at 1\)"),
-        (b"GIF\x00\x01", r"is no text, with NUL at character 3: narrow the pattern$"),
+        (b"\x89PNG\r\n\x1a\n", r"is not UTF-8 text \(byte 0x89 at 0\): save it as UTF-8, or narrow the pattern$"),
+        ("läst".encode("latin-1"), r"is not UTF-8 text \(byte 0xe4 at 1\)"),
+        (b"GIF\x00\x01", r"is not text \(NUL at character 3\): narrow the pattern$"),
     ],
 )
 def test_a_file_that_is_no_text_is_named(tmp_path, content, words):

@@ -39,9 +39,7 @@ def test_a_finished_model_of_text_that_has_changed_is_refused(pretrain):
     config = pretrain()
     statistics = run(config)
     change_text(config)
-    with pytest.raises(
-        ValueError, match=r"pretrain\.json is of a run on other text, and the files have changed since: put"
-    ):
+    with pytest.raises(ValueError, match=r"the text files have changed since .*pretrain\.json was written: put"):
         run(config)
     Path(config.data_glob.replace("*", "1")).unlink()
     Path(config.data_glob.replace("*", "0")).unlink()
@@ -52,9 +50,7 @@ def test_a_checkpoint_of_text_that_has_changed_is_refused(pretrain):
     config = pretrain()
     stopped(config, 5)
     change_text(config)
-    with pytest.raises(
-        ValueError, match=r"checkpoint\.pt is of a run on other text, and the files have changed since: put"
-    ):
+    with pytest.raises(ValueError, match=r"the text files have changed since .*checkpoint\.pt was written: put"):
         run(config)
 
 
@@ -73,7 +69,7 @@ def test_a_users_files_are_refused_before_the_first_step_and_stay(pretrain, monk
     file.write_text("x")
     (file.parent / "thesis").touch()
     monkeypatch.setattr(pretraining, "_Pretraining", None)  # fails if it runs
-    with pytest.raises(ValueError, match=rf"^{file} is (in the way.*: move it|no checkpoint .*: delete it)"):
+    with pytest.raises(ValueError, match=rf"^{file} is (in the way.*: move it|not a checkpoint .*: delete it)"):
         run(config)
     assert file.read_text() == "x"
     assert sorted(path.name for path in file.parent.iterdir()) == sorted([name, "thesis"])
@@ -95,7 +91,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_noticed(pretrain):
     file.write_bytes(damaged)
     torch.load(file, weights_only=True)
     with pytest.raises(
-        ValueError, match=r"checkpoint\.pt is no checkpoint of this command \(it is damaged: .*: delete it"
+        ValueError, match=r"checkpoint\.pt is not a checkpoint of this command \(it is damaged: .*: delete it"
     ):
         run(config)
 
@@ -117,7 +113,9 @@ def test_a_checkpoint_of_another_network_is_one_line(pretrain):
         {"blocks": {"start": 3}},
     ):
         torch.save({**state, **change}, file)
-        with pytest.raises(ValueError, match=r"^the checkpoint in .* is not of this run \(.*\): delete it to") as error:
+        with pytest.raises(
+            ValueError, match=r"^the checkpoint in .* does not belong to this run \(.*\): delete it to"
+        ) as error:
             run(config)
         assert "\n" not in str(error.value)
 
@@ -190,13 +188,13 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line(pretrain, tmp_path):
     for values, message in (
         ({"checkpoint_path": str(tmp_path / "none.pt")}, r"none\.pt' does not exist: leave it out"),
         ({"checkpoint_path": str(tmp_path / "empty")}, r"empty' has no \*\.pt file: leave it out"),
-        ({"checkpoint_path": str(tmp_path / "corrupt.pt")}, r"corrupt\.pt is no checkpoint of this command \("),
-        ({"checkpoint_path": str(tmp_path / "other.pt")}, r"other\.pt is no checkpoint of this command \("),
+        ({"checkpoint_path": str(tmp_path / "corrupt.pt")}, r"corrupt\.pt is not a checkpoint of this command \("),
+        ({"checkpoint_path": str(tmp_path / "other.pt")}, r"other\.pt is not a checkpoint of this command \("),
         (
             {"checkpoint_path": str(tmp_path / "part.pt")},
-            r"part\.pt is no checkpoint .*it lacks optimizer, blocks, ",
+            r"part\.pt is not a checkpoint .*it lacks optimizer, blocks, ",
         ),
-        ({"seed": 3, "batch_size": 4}, "is of a run with different batch_size, seed: give another folder"),
+        ({"seed": 3, "batch_size": 4}, "belongs to a run with different batch_size, seed: give another folder"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             run(pretrain(**values))

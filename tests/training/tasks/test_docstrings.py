@@ -72,7 +72,9 @@ def test_a_bag_of_words_classifies_a_sample(monkeypatch):
     assert (result["dataset"], result["classes"], result["test_examples"]) == ("toy", 2, 30)
     assert result["bag_of_words"] == 1
     assert 0.5 < result["majority_share"] < 0.9
-    with pytest.raises(ValueError, match=r"dataset = 'stsb' is regression: give a classification"):
+    with pytest.raises(
+        ValueError, match=r"dataset = 'stsb' is a regression task, but a bag of words needs a classification"
+    ):
         bag_of_words("stsb", eval_samples=None)
 
 

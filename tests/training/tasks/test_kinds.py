@@ -96,7 +96,7 @@ def test_missing_columns_and_impossible_labels_are_named():
     def task(row, **options):
         return Classification(source=Table(train=[row], test=[]), **{"body": "{text}", "labels": ("x", "y"), **options})
 
-    with pytest.raises(ValueError, match="table has no column 'review': its columns are text, label"):
+    with pytest.raises(ValueError, match="table has no column 'review': name one of its columns, text, label"):
         task({"text": "a", "label": 0}, body="{review}").examples("train")
     for label in (2, "z"):
         with pytest.raises(ValueError, match=f"label {label!r} is not a class of x, y, in row .* of table"):

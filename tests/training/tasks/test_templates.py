@@ -22,7 +22,7 @@ def test_a_text_is_a_template_or_a_function():
 @pytest.mark.parametrize("value", [3, 0.5, True, ["a", "b"], {"a": "b"}])
 def test_a_column_that_holds_no_text_is_named_with_its_row_and_source(value):
     task = classification([{"text": value, "label": 1}])
-    words = rf"column 'text' holds {re.escape(repr(str(value)))}, which is no text: .*, in row .* of train of table$"
+    words = rf"column 'text' holds {re.escape(repr(str(value)))}, which is not text: .*, in row .* of train of table$"
     with pytest.raises(ValueError, match=words) as error:
         task.examples("train")
     assert "\n" not in str(error.value)
@@ -31,7 +31,7 @@ def test_a_column_that_holds_no_text_is_named_with_its_row_and_source(value):
 def test_a_function_that_returns_no_text_is_named():
     task = classification([{"text": "a", "label": 1}], ending=lambda row: row["label"])
     with pytest.raises(
-        ValueError, match=r"^'1', which a function returned for the row, is no text: .* of test of table$"
+        ValueError, match=r"^a function returned '1' for the row, which is not text: .* of test of table$"
     ):
         task.examples("test")
 
@@ -65,7 +65,7 @@ def test_options_are_texts_or_numbers():
 
     assert examples(1, 2)[0].endings == (" 1", " 2")
     for wrong in (None, ["a"]):
-        with pytest.raises(ValueError, match=rf"^option {re.escape(repr(str(wrong)))} is no text: give text"):
+        with pytest.raises(ValueError, match=rf"^option {re.escape(repr(str(wrong)))} is not text: give text"):
             examples(wrong, wrong)
 
 
