@@ -27,7 +27,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"repair": "magic"},
         "repair = 'magic' is unknown: choose one of zero, rescale, rescale_counted, stale, local, fec, hadamard, "
-        "retransmit",
+        "retransmit, protect",
     ),
     ({"repair": "hadamard(6)"}, "repair = 'hadamard(6)': block = 6 is not a power of two: give one, such as 64"),
     ({"wire_dtype": "fp64"}, "wire_dtype = 'fp64' is unknown: choose one of fp32, bf16"),
