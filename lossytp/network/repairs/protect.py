@@ -11,7 +11,7 @@ from lossytp.network.checks import check_known, check_number
 from lossytp.network.repairs.repair import ZERO, Repair, Send, Zero
 from lossytp.network.streams import Stream
 
-CHOICES = ("norm", "first", "random")
+CHOICES = ("norm", "random")
 MOST_TRIES = 10_000
 
 
@@ -24,9 +24,8 @@ class Protect(Zero):
 
     Args:
         share: of a hop's packets, rounded up to whole packets; above 0 and below 1.
-        by: which packets. "norm" takes those of the largest Euclidean norm, as the sender holds them. "first" takes the
-            first ones, which carry a sequence's first tokens if a message holds one sequence. "random" takes places
-            drawn once for each message length: a control.
+        by: which packets. "norm" takes those of the largest Euclidean norm, as the sender holds them. "random" takes
+            places drawn once for each message length: a control.
 
     The sender repeats each of these packets until it arrives, which costs 1 / (1 - p) - 1 of them. Their number follows
     from the message's length alone, so a link loses the same packets of its stream whatever the message holds.
@@ -62,13 +61,9 @@ class Protect(Zero):
             seed: of the network, for random places.
         """
         count = self.num_protected(len(squares))
-        if self.by == "norm":
-            order = np.argsort(-squares, kind="stable")
-        elif self.by == "random":
-            order = np.argsort(Stream((seed, "protect", len(squares))).uniforms(len(squares)), kind="stable")
-        else:
-            order = np.arange(len(squares))
-        return np.sort(order[:count])
+        if self.by == "random":
+            squares = Stream((seed, "protect", len(squares))).uniforms(len(squares))
+        return np.sort(np.argsort(-squares, kind="stable")[:count])
 
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         """Return which packets stay missing, numbered among those that are not protected."""

@@ -73,7 +73,7 @@ def test_an_unknown_repair_is_refused_with_the_known_ones():
         ("protect(0)", "share = 0 is not between 0 and 1: give a share of the packets, such as 0.01"),
         ("protect(1.0)", "share = 1.0 is not between 0 and 1: give a share of the packets, such as 0.01"),
         ("protect('a')", "share = 'a' is not a number: give a share of the packets, such as 0.01"),
-        ("protect(0.1, 'last')", "by = 'last' is unknown: choose one of norm, first, random"),
+        ("protect(0.1, 'last')", "by = 'last' is unknown: choose one of norm, random"),
         ("hadamard(64) + protect(0.1)", "cannot be joined: give at most one of each kind, in the order protect,"),
         ("fec(10, 8) + retransmit(1)", "cannot be joined: give at most one of each kind"),
         ("stale + rescale", "repair = 'stale + rescale' cannot be joined: give at most one of each kind"),
