@@ -17,7 +17,7 @@ MOST_TRIES = 10_000
 
 @dataclass(frozen=True)
 class Protect(Zero):
-    """Send a share of each hop's packets reliably before the others, and leave zero for what is lost of the others.
+    """Send a share of each hop's packets reliably, before the others. Leave zero where others are lost.
 
     Deep pretrained models have a few tokens and channels with activations a thousand times the others' (Sun et al.,
     "Massive activations in large language models", COLM 2024). The packets that carry them have the largest norms.
