@@ -41,7 +41,8 @@ def positions(table: pd.DataFrame) -> Figure:
     """
     figure, ax = _panel()
     _with_intervals(ax, pd.Series(range(len(table))), table, 0, None, line=True)
-    names = [f"{row.first}" if row.first == row.last else f"{row.first}-{row.last}" for row in table.itertuples()]
+    bins = table[["first", "last"]].to_numpy().tolist()
+    names = [str(first) if first == last else f"{first}-{last}" for first, last in bins]
     ax.set_xticks(range(len(table)), names, rotation=45, ha="right")
     ax.axhline(0, color="grey", lw=0.6, ls=":")
     ax.set(xlabel="position of the token in its block", ylabel=RISE)

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import select
 import sys
 import time
 import traceback
@@ -82,7 +83,8 @@ def run_as_command(main: Callable[[], None]) -> None:
         _tell(str(error))
         _leave(2)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _unread_dropped():
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            _unread_dropped()
             _leave(UNREAD)
         if "RANK" not in os.environ:
             raise
@@ -96,10 +98,18 @@ def run_as_command(main: Callable[[], None]) -> None:
     _leave(UNREAD if _unread_dropped() else 0)
 
 
+def _reader_left() -> bool:
+    """Return whether this process's output, and not another pipe, has lost its reader."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
 def _unread_dropped() -> bool:
     """Flush the output; drop what nobody reads, and return whether there was any.
 
-    A closed pipe is often noticed only as the output is flushed. Python would flush again at its end, and complain.
+    A closed pipe may be noticed only as the output is flushed. Python would flush again at its end, and complain.
     """
     unread = False
     for stream in (sys.stdout, sys.stderr):

@@ -252,6 +252,7 @@ def test_text_for_a_number_is_refused_in_one_line(words, message):
         parse(TrainConfig, None, words)
 
 
+@pytest.mark.parametrize("buffered", [True, False])
 @pytest.mark.parametrize(
     "main",
     [
@@ -261,11 +262,13 @@ def test_text_for_a_number_is_refused_in_one_line(words, message):
         "print(1); time.sleep(0.5); print(2); raise SystemExit(0)",  # as --help
     ],
 )
-def test_a_reader_who_leaves_ends_the_command_silently(main):
+def test_a_reader_who_leaves_ends_the_command_silently(main, buffered):
     program = "import sys, time; from lossytp.training.command_line import run_as_command\n"
     program += f"def main():\n    {main}\nrun_as_command(main)"
     output, end = os.pipe()
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=end, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdout=end, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(end)
     os.close(output)
     assert process.communicate(timeout=60)[1] == ""
