@@ -1,5 +1,6 @@
 """The configuration of a tolerance measurement. Importing this module costs no torch."""
 
+import inspect
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,8 @@ from typing import Annotated, NamedTuple
 from annotated_types import Ge, Lt
 
 from lossytp.network.checks import check_known, check_probability
-from lossytp.network.notation import split_outside_parentheses
+from lossytp.network.loss_processes import LOSS_PROCESSES
+from lossytp.network.notation import parse, split_outside_parentheses
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.settings import Settings
@@ -19,6 +21,7 @@ STDLIB, WIKITEXT = "stdlib", "wikitext-2"
 PHASES = ("reduce", "both")
 SIZES = (4, 3, 2)  # tensor-parallel sizes to try if none is given
 NO_REPAIR = "zero"
+DEFAULT_RATES = "0.001,0.01,0.03,0.1"
 
 
 class Cell(NamedTuple):
@@ -41,8 +44,9 @@ class ToleranceConfig(Settings):
     LOSSYTP_DATA). If left out, wikitext-2 where it is there, else stdlib."""
     tensor_parallel_size: Count | None = None
     """Tensor-parallel ranks. If left out, the first of 4, 3 and 2 that divides the model."""
-    loss_rates: str = "0.001,0.01,0.03,0.1"
-    """Packet loss rates of every link, separated by commas."""
+    loss_rates: str | None = None
+    """Packet loss rates of every link, separated by commas; 0.001,0.01,0.03,0.1 if left out. A loss type that has a
+    rate of its own, such as a trace, takes none."""
     algorithms: str = "direct"
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
@@ -97,10 +101,33 @@ class ToleranceConfig(Settings):
         counts = (shape.heads, shape.key_value_heads or shape.heads, shape.inner or 4 * shape.width)
         return first_size(self.model_name, counts)
 
+    def own_rate(self) -> float | None:
+        """Return the loss rate of a loss type that has one of its own, such as a trace; None for others.
+
+        Raises:
+            ValueError: if the loss type is unknown, or `loss_rates` are given too.
+        """
+        name, values, named = parse("loss_type", self.loss_type)
+        check_known("loss_type", name, LOSS_PROCESSES)
+        parameters = list(inspect.signature(LOSS_PROCESSES[name]).parameters)
+        if "loss_rate" in set(parameters[len(values) :]) - set(named):
+            return None
+        settings = NetworkSettings(loss_type=self.loss_type, mean_burst_packets=self.mean_burst_packets)
+        rate = settings.process().loss_rate
+        if self.loss_rates is not None:
+            raise ValueError(
+                f"loss_rates = {self.loss_rates!r} with loss_type = {self.loss_type!r}, which has a loss rate of its "
+                f"own, {rate:.3g}: leave out loss_rates"
+            )
+        return rate
+
     def rates(self) -> list[float]:
         """Return the loss rates in ascending order."""
-        rates = []
-        for word in parts(self.loss_rates):
+        own = self.own_rate()
+        if own is not None:
+            return [own]
+        rates: list[float] = []
+        for word in parts(DEFAULT_RATES if self.loss_rates is None else self.loss_rates):
             try:
                 rates.append(float(word))
             except ValueError:
@@ -133,7 +160,7 @@ class ToleranceConfig(Settings):
             tensor_parallel_size=self.tensor_parallel_size or SIZES[0],
             loss_type=self.loss_type,
             mean_burst_packets=self.mean_burst_packets,
-            loss_rate=cell.loss_rate,
+            loss_rate=cell.loss_rate if self.own_rate() is None else 0.0,
             algorithm=cell.algorithm,
             repair=cell.repair,
             reliable_gather=cell.phase == "reduce",

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from lossytp.study.figures.style import COLUMN, MARKERS, save, set_style
 from lossytp.tolerance.advice import LARGE, SMALL
@@ -12,8 +13,8 @@ FIGURE = "tolerance"
 APART = 1.04  # ratio of the positions of two repairs at one rate
 
 
-def draw(rows: list[Row], title: str, folder: Path) -> None:
-    """Write tolerance.svg and tolerance.png: a curve for each repair, with intervals over draws."""
+def draw(rows: list[Row], title: str, folder: Path) -> Figure:
+    """Write tolerance.svg and tolerance.png, and return the figure: a curve for each repair, with intervals."""
     set_style()
     figure, ax = plt.subplots(figsize=(COLUMN, 0.75 * COLUMN), layout="constrained")
     curves = dict.fromkeys(row.cell[:3] for row in rows)
@@ -33,4 +34,5 @@ def draw(rows: list[Row], title: str, folder: Path) -> None:
     ax.set_yscale("symlog", linthresh=SMALL)
     ax.legend()
     save(figure, folder, FIGURE)
-    plt.close(figure)
+    plt.close(figure)  # a notebook shows what is returned
+    return figure

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import select
 import sys
 import time
 import traceback
@@ -58,6 +59,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
 
 
 SECONDS_TO_SPEAK = 2.0
+UNREAD = 141  # a shell's code for a process that SIGPIPE ended
 NO_NUMBER = r"--\1 = \2 is not a number: give one, such as 0.01"
 NO_WHOLE_NUMBER = r"--\1 = \2 is not a whole number: give one, such as 10"
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
@@ -67,16 +69,23 @@ def run_as_command(main: Callable[[], None]) -> None:
     """Run an entry point. Report a ValueError or a missing library in one line on stderr, with exit code 2.
 
     Under torchrun the line names the rank, and torchrun's summary shows it too. An error that all processes share is
-    shown once. A lost connection to another process is reported in one line, with exit code 1.
+    shown once. A lost connection to another process is reported in one line, with exit code 1. If nobody reads the
+    output any more, as behind `| head`, the process ends silently, with exit code 141.
     """
     try:
         main()
+    except SystemExit as stop:  # --help
+        if stop.code:
+            raise
     except KeyboardInterrupt:
         _leave(130)
     except (ValueError, ModuleNotFoundError) as error:
         _tell(str(error))
         _leave(2)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            _unread_dropped()
+            _leave(UNREAD)
         if "RANK" not in os.environ:
             raise
         if any(sign in str(error) for sign in CONNECTION_LOST):
@@ -86,7 +95,30 @@ def run_as_command(main: Callable[[], None]) -> None:
             traceback.print_exc()
             _tell(f"{type(error).__name__}: {error}")
         _leave(1)
-    _leave(0)
+    _leave(UNREAD if _unread_dropped() else 0)
+
+
+def _reader_left() -> bool:
+    """Return whether this process's output, and not another pipe, has lost its reader."""
+    poll = select.poll()
+    for stream in (sys.stdout, sys.stderr):
+        poll.register(stream.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _unread_dropped() -> bool:
+    """Flush the output; drop what nobody reads, and return whether there was any.
+
+    A closed pipe may be noticed only as the output is flushed. Python would flush again at its end, and complain.
+    """
+    unread = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            unread = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return unread
 
 
 def _leave(code: int) -> NoReturn:

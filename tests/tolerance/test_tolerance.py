@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import lossytp as ltp
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance.advice import advice
@@ -192,3 +193,57 @@ def test_the_command_refuses_in_one_line(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1] == "error: no file matches 'none/*.txt': give another pattern, or 'stdlib'"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    file = tmp_path_factory.mktemp("trace") / "losses.txt"
+    file.write_text("0010000001" * 30)
+    return file
+
+
+def command(text, folder, *words):
+    start = [sys.executable, "-m", "lossytp.tolerance", "--text", str(text), "--block_size", "32", "--blocks", "2"]
+    return [*start, "--min_draws", "2", "--precision", "9", "--output_dir", str(folder), *words]
+
+
+@pytest.mark.parametrize(
+    ("words", "rates"),
+    [
+        (["--loss_type", "trace({trace!r})"], [0.2]),
+        (["--loss_type", "g-e", "--mean_burst_packets", "8", "--loss_rates", "0.1,0.2"], [0.1, 0.2]),
+    ],
+)
+def test_recorded_and_bursty_losses_from_end_to_end_also_after_a_stop(text, trace, tmp_path, words, rates):
+    words = [word.format(trace=str(trace)) for word in words]
+    whole = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=True).stdout
+    file = tmp_path / "tolerance.json"
+    finished = json.loads(file.read_text())
+    assert list(dict.fromkeys(row["loss_rate"] for row in finished["rows"])) == rates
+    assert max(row["rise"]["value"] for row in finished["rows"]) > 0.01
+    kept = {**finished, "rows": finished["rows"][:1], "advice": []}
+    kept["rows"][0]["packets_a_draw"] = 12345  # as no measurement gives it
+    file.write_text(json.dumps(kept))
+    again = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=True).stdout
+    assert [line for line in again.splitlines() if "±" in line] == [line for line in whole.splitlines() if "±" in line]
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["rises"] for row in rows] == [row["rises"] for row in json.loads(json.dumps(finished))["rows"]]
+    assert rows[0]["packets_a_draw"] == 12345, "the first row was not measured again"
+
+
+def test_a_loss_type_with_a_rate_of_its_own_takes_none(text, trace, tmp_path):
+    kind = f"trace({str(trace)!r})"
+    config = settings(text, loss_type=kind, loss_rates=None)
+    assert config.rates() == [0.2]
+    assert config.network(config.cells()[0]).process() == ltp.Trace.from_file(trace)
+    assert settings(text, loss_rates=None).rates() == [0.001, 0.01, 0.03, 0.1]
+    assert settings(text, loss_type="netem('loss random 5%')", loss_rates=None).rates() == pytest.approx([0.05])
+    assert settings(text, loss_type="correlated(shared=0.5)", mean_burst_packets=8.0).rates() == [0.1]
+    words = ["--loss_type", kind, "--loss_rates", "0.1"]
+    result = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1].endswith("has a loss rate of its own, 0.2: leave out loss_rates")
+    with pytest.raises(ValueError, match=r"trace none\.txt cannot be read"):
+        settings(text, loss_type="trace('none.txt')", loss_rates=None)
+    with pytest.raises(ValueError, match="loss_type = 'lossy' is unknown"):
+        settings(text, loss_type="lossy")

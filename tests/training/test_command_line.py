@@ -1,5 +1,8 @@
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -247,3 +250,34 @@ def test_a_record_is_run_again_only_by_as_many_processes(tmp_path, monkeypatch):
 def test_text_for_a_number_is_refused_in_one_line(words, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         parse(TrainConfig, None, words)
+
+
+@pytest.mark.parametrize("buffered", [True, False])
+@pytest.mark.parametrize(
+    "main",
+    [
+        "for line in range(100_000): print(line)",  # the pipe is full
+        "print(1); time.sleep(0.5); print(2)",  # nobody reads what is flushed at the end
+        "print(1, flush=True); time.sleep(0.5); print(2, flush=True)",
+        "print(1); time.sleep(0.5); print(2); raise SystemExit(0)",  # as --help
+    ],
+)
+def test_a_reader_who_leaves_ends_the_command_silently(main, buffered):
+    program = "import sys, time; from lossytp.training.command_line import run_as_command\n"
+    program += f"def main():\n    {main}\nrun_as_command(main)"
+    output, end = os.pipe()
+    environment = {**os.environ, "PYTHONUNBUFFERED": "" if buffered else "1"}
+    command = [sys.executable, "-c", program]
+    process = subprocess.Popen(command, stdout=end, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(end)
+    os.close(output)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 141
+
+
+def test_another_broken_pipe_is_shown_whole():
+    program = "from lossytp.training.command_line import run_as_command\n"
+    program += "def main():\n    raise BrokenPipeError('a worker is gone')\nrun_as_command(main)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == "BrokenPipeError: a worker is gone"

@@ -1,0 +1,147 @@
+"""Find where losses damage a language model: in which layer and module, and at which tokens of a block.
+
+The same blocks of text are scored without losses and with each draw of them, as in `lossytp.tolerance.measure`. Repairs
+and both phases are those of the settings. Intervals are Student's over draws, for this text.
+
+Shapes: N blocks, T tokens a block, L the ranks' logits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
+
+from lossytp.network.checks import check_at_least, check_filled
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.scope import MODULES
+from lossytp.parallel.convert import parallelize
+from lossytp.parallel.plans import blocks_of
+from lossytp.study.statistics import t_interval
+from lossytp.training.config.network import NetworkSettings
+
+DRAWS = 3
+
+
+def by_site(
+    dense: PreTrainedModel,
+    blocks_NT: Tensor,
+    settings: NetworkSettings,
+    *,
+    layers: Sequence[int] | None = None,
+    draws: int = DRAWS,
+) -> pd.DataFrame:
+    """Measure the rise of cross-entropy if a single layer's attention or MLP loses packets, and nothing else does.
+
+    Every row has draws of its own, so rows are independent.
+
+    Args:
+        dense: a language model in evaluation mode.
+        blocks_NT: token ids, on the model's device.
+        settings: the network and the tensor-parallel size; layers and module of its scope are replaced.
+        layers: numbers of the layers to try, from 0; all if left out.
+        draws: of losses, for each row.
+
+    Returns:
+        A row for each layer and module: layer, module, rise, low, high; the rise in nats a token, with its 95 %
+        interval.
+
+    Raises:
+        ValueError: if the model does not fit the tensor-parallel size, or a layer is not there.
+    """
+    check_at_least("draws", draws, 1)
+    numbers = checked_layers(dense, layers)
+    network, lossy = _lossy(dense, settings)
+    lossless, scope = token_losses(dense, blocks_NT), network.scope
+    rows = []
+    for number, (layer, module) in enumerate(product(numbers, MODULES)):
+        network.scope = replace(scope, layers=(layer, layer + 1), module=module)
+        rises = [(_drawn(lossy, network, blocks_NT, number * draws + draw) - lossless).mean() for draw in range(draws)]
+        rows.append({"layer": layer, "module": module, **_rise(rises)})
+    return pd.DataFrame(rows)
+
+
+def by_position(
+    dense: PreTrainedModel, blocks_NT: Tensor, settings: NetworkSettings, *, draws: int = DRAWS
+) -> pd.DataFrame:
+    """Measure the rise of cross-entropy by a token's position in its block, in bins of powers of two.
+
+    The token at position p is predicted from the p tokens before it.
+
+    Args:
+        dense: a language model in evaluation mode.
+        blocks_NT: token ids, on the model's device.
+        settings: the network and the tensor-parallel size.
+        draws: of losses.
+
+    Returns:
+        A row for each bin: first, last (its positions, both included), rise, low, high; the mean rise of a token's
+        cross-entropy in nats, with its 95 % interval.
+
+    Raises:
+        ValueError: if the model does not fit the tensor-parallel size.
+    """
+    check_at_least("draws", draws, 1)
+    network, lossy = _lossy(dense, settings)
+    lossless = token_losses(dense, blocks_NT)
+    rises_ST = np.array([(_drawn(lossy, network, blocks_NT, draw) - lossless).mean(0) for draw in range(draws)])
+    rows, first, tokens = [], 1, blocks_NT.shape[1]
+    while first < tokens:
+        last = min(2 * first, tokens) - 1
+        rows.append({"first": first, "last": last, **_rise(rises_ST[:, first - 1 : last].mean(1))})
+        first *= 2
+    return pd.DataFrame(rows)
+
+
+def token_losses(model: Any, blocks_NT: Tensor) -> np.ndarray:
+    """Return the cross-entropy of every token but the first given those before it, in nats: (N, T - 1).
+
+    If ranks have streams of their own, it is the mean over ranks.
+    """
+    losses = []
+    with torch.inference_mode():
+        for ids_T in blocks_NT:
+            output = model(input_ids=ids_T.unsqueeze(0), use_cache=False)
+            logits_L1TV = getattr(output, "rank_logits", output.logits.unsqueeze(0))
+            each = [cross_entropy(logits[0, :-1].float(), ids_T[1:], reduction="none") for logits in logits_L1TV]
+            losses.append(torch.stack(each).mean(0).cpu().numpy())
+    return np.array(losses, dtype=np.float64)
+
+
+def checked_layers(model: PreTrainedModel, layers: Sequence[int] | None) -> list[int]:
+    """Return the numbers of the layers, or all of the model's.
+
+    Raises:
+        ValueError: if a number is none of the model's, or there are none.
+    """
+    count = len(blocks_of(model))
+    if layers is None:
+        return list(range(count))
+    check_filled("layers", layers)
+    for layer in layers:
+        check_at_least("layers", layer, 0)
+        if layer >= count:
+            raise ValueError(f"layers = {layer} is above the model's last, {count - 1}: give fewer")
+    return sorted(set(layers))
+
+
+def _lossy(dense: PreTrainedModel, settings: NetworkSettings) -> tuple[LossyNetwork, PreTrainedModel]:
+    network = settings.network()
+    size = settings.tensor_parallel_size
+    return network, parallelize(dense, network, tensor_parallel_size=size, wiring=settings.wiring())
+
+
+def _drawn(lossy: PreTrainedModel, network: LossyNetwork, blocks_NT: Tensor, draw: int) -> np.ndarray:
+    with network.evaluation(draw):
+        return token_losses(lossy, blocks_NT)
+
+
+def _rise(rises: Any) -> dict[str, float]:
+    rise = t_interval(rises)
+    return {"rise": rise.value, "low": rise.low, "high": rise.high}

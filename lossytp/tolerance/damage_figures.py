@@ -1,0 +1,104 @@
+"""Draw where losses damage a model. Each function takes a table of `damage` or `strong_packets`; returns a figure."""
+
+from typing import Any, Literal, cast
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
+from lossytp.tolerance.strong_packets import BINS, summary
+
+RISE = "rise of cross-entropy (nats)"
+APART = 0.12  # of a layer, between the marks of its modules
+NOTHING = 1e-3  # nats: below this the axis of single packets is linear
+
+
+def sites(table: pd.DataFrame) -> Figure:
+    """Draw the rise if one layer's attention or MLP alone loses packets, with intervals.
+
+    Args:
+        table: of `damage.by_site`.
+    """
+    figure, ax = _panel()
+    for number, (module, rows) in enumerate(table.groupby("module")):
+        where = rows["layer"] + (2 * number - 1) * APART
+        _with_intervals(ax, where, rows, number, str(module), line=False)
+    ax.axhline(0, color="grey", lw=0.6, ls=":")
+    ax.set(xlabel="layer that loses packets", ylabel=RISE)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.legend()
+    return figure
+
+
+def positions(table: pd.DataFrame) -> Figure:
+    """Draw the rise against a token's position in its block, with intervals.
+
+    Args:
+        table: of `damage.by_position`.
+    """
+    figure, ax = _panel()
+    _with_intervals(ax, pd.Series(range(len(table))), table, 0, None, line=True)
+    bins = table[["first", "last"]].to_numpy().tolist()
+    names = [str(first) if first == last else f"{first}-{last}" for first, last in bins]
+    ax.set_xticks(range(len(table)), names, rotation=45, ha="right")
+    ax.axhline(0, color="grey", lw=0.6, ls=":")
+    ax.set(xlabel="position of the token in its block", ylabel=RISE)
+    return figure
+
+
+def single_packets(table: pd.DataFrame) -> Figure:
+    """Draw the rise if exactly one packet is lost against its norm: a mark a packet.
+
+    Args:
+        table: of `strong_packets.by_norm`.
+    """
+    figure, ax = _panel()
+    for number, name in enumerate(BINS):
+        rows = table[table["bin"].isin([name])]
+        if len(rows):
+            ax.plot(rows["norm"], rows["rise"], MARKERS[number], color=f"C{number}", label=name, ms=3.5, alpha=0.7)
+    ax.axhline(0, color="grey", lw=0.6, ls=":")
+    ax.set_yscale("symlog", linthresh=NOTHING)
+    ax.margins(y=0.08)
+    place = " and ".join(f"layer {layer}, {module}" for layer, module in _places(table))
+    ax.set(xscale="log", xlabel="L2 norm of the lost packet", ylabel=RISE, title=f"one packet lost in {place}")
+    shared_legend(figure, ax)
+    return figure
+
+
+def strongest(norms: pd.DataFrame) -> Figure:
+    """Draw how many times stronger than the median each sum's strongest packet is.
+
+    Args:
+        norms: of `strong_packets.packet_norms`.
+    """
+    figure, ax = _panel()
+    for number, (module, rows) in enumerate(summary(norms).groupby("module")):
+        ax.plot(rows["layer"], rows["ratio"], f"{MARKERS[number]}-", color=f"C{number}", label=module, ms=3)
+    ax.set(yscale="log", xlabel="layer", ylabel="strongest packet's norm / median")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.legend()
+    return figure
+
+
+def _panel() -> tuple[Figure, Axes]:
+    return plt.subplots(figsize=(COLUMN, 0.7 * COLUMN), layout="constrained")
+
+
+def _places(table: pd.DataFrame) -> list[tuple[int, str]]:
+    return list(table[["layer", "module"]].drop_duplicates().itertuples(index=False, name=None))
+
+
+def _with_intervals(
+    ax: Axes, where: pd.Series, rows: pd.DataFrame, number: int, label: str | None, *, line: bool
+) -> None:
+    spread = [rows["rise"] - rows["low"], rows["high"] - rows["rise"]]
+    line_style: Literal["-", "none"] = "-" if line else "none"
+    marks = {"marker": MARKERS[number], "color": f"C{number}", "markersize": 3, "label": label}
+    ax.errorbar(where, rows["rise"], spread, ls=line_style, capsize=2, lw=1, **cast(Any, marks))

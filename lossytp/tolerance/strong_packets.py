@@ -1,0 +1,204 @@
+"""Find the packets whose loss alone damages a language model: those with the largest norm.
+
+A few activations of a pretrained model are thousands of times larger than the others, mostly at the first token (Sun et
+al., "Massive activations in large language models", COLM 2024, arXiv:2402.17762). The packets that carry them are as
+much stronger than the others, and no loss rate tells how often one of them is lost.
+
+What a lost packet takes from a sum follows from the collective's routes: the contributions of the ranks that it
+carries, left out. Here it is subtracted from the dense model's sum, so one run serves each packet, and no repair acts.
+
+Shapes: N blocks, T tokens a block; R ranks, M elements of a sum (tokens x width, row-major), K inputs of one rank, D
+model width.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+from lossytp.network.checks import check_at_least, check_known
+from lossytp.network.scope import MODULES
+from lossytp.parallel.convert import dense_splits
+from lossytp.parallel.functions import rank_by_rank
+from lossytp.parallel.plans import Split, weight_and_bias
+from lossytp.tolerance.damage import checked_layers, token_losses
+from lossytp.training.config.network import NetworkSettings
+
+STRONGEST = "strongest"
+BINS = {STRONGEST: 0.0, "top 1 %": 0.01, "top 10 %": 0.1, "rest": 1.0}
+"""The share of a message's packets, in the order of their norms, where each bin ends; the first holds one packet."""
+
+
+class Packet(NamedTuple):
+    """One packet of a sum: its link, the places of the ranks whose parts it carries, its elements, and its L2 norm."""
+
+    src: int
+    dst: int
+    positions: tuple[int, ...]
+    start: int
+    stop: int
+    norm: float
+
+
+def packet_norms(
+    dense: PreTrainedModel, blocks_NT: Tensor, settings: NetworkSettings, *, layers: Sequence[int] | None = None
+) -> pd.DataFrame:
+    """Return the norm of every packet on its way to a sum, without losses.
+
+    Args:
+        dense: a language model in evaluation mode.
+        blocks_NT: token ids, on the model's device. Each block is a message of its own.
+        settings: the algorithm, the packet size and the tensor-parallel size.
+        layers: numbers of the layers, from 0; all if left out.
+
+    Returns:
+        A row for each packet: layer, module, block, src, dst, token (the first that it carries), norm.
+
+    Raises:
+        ValueError: if the model does not fit the tensor-parallel size, or a layer is not there.
+    """
+    rows = []
+    sums = _sums(dense, settings, checked_layers(dense, layers))
+    for block, ids_T in enumerate(blocks_NT):
+        for split, parts_RM in _contributions(dense, ids_T, sums, settings.tensor_parallel_size):
+            width = parts_RM.shape[1] // len(ids_T)
+            for packet in _packets(parts_RM, settings):
+                link = {"src": packet.src, "dst": packet.dst, "token": packet.start // width}
+                rows.append({"layer": split.layer, "module": split.module, "block": block, **link, "norm": packet.norm})
+    return pd.DataFrame(rows)
+
+
+def summary(norms: pd.DataFrame) -> pd.DataFrame:
+    """Return how far each sum's strongest packet stands out.
+
+    Args:
+        norms: as `packet_norms` returns them.
+
+    Returns:
+        A row for each layer and module: layer, module, median, largest (norms over all blocks), ratio (largest over
+        median), token (the first that the strongest packet carries).
+    """
+    groups = norms.groupby(["layer", "module"])["norm"]
+    table = groups.agg(median="median", largest="max")
+    table["ratio"] = table["largest"] / table["median"]
+    table["token"] = norms.loc[groups.idxmax(), "token"].to_numpy()
+    return table.reset_index()
+
+
+def by_norm(
+    dense: PreTrainedModel,
+    blocks_NT: Tensor,
+    settings: NetworkSettings,
+    *,
+    layer: int,
+    module: str,
+    packets: int = 4,
+) -> pd.DataFrame:
+    """Measure the rise of cross-entropy if exactly one packet of one sum is lost, for packets of all norms.
+
+    Args:
+        dense: a language model in evaluation mode.
+        blocks_NT: token ids, on the model's device.
+        settings: the algorithm, the packet size and the tensor-parallel size. Its loss rate and repair have no effect.
+        layer: number of the layer, from 0.
+        module: "attention" or "mlp".
+        packets: to lose, one after the other, for each block and bin; they are spread evenly over the bin.
+
+    Returns:
+        A row for each lost packet: layer, module, block, bin (of `BINS`), src, dst, token (the first that it carries),
+        norm, rise (of the block's mean cross-entropy, in nats a token).
+
+    Raises:
+        ValueError: if the model does not fit the tensor-parallel size, or the layer or the module is not there.
+    """
+    check_known("module", module, MODULES)
+    check_at_least("packets", packets, 1)
+    sums = [each for each in _sums(dense, settings, checked_layers(dense, [layer])) if each.module == module]
+    rows = []
+    for block, ids_T in enumerate(blocks_NT):
+        ids_1T = ids_T.unsqueeze(0)
+        lossless = token_losses(dense, ids_1T).mean()
+        for split, parts_RM in _contributions(dense, ids_T, sums, settings.tensor_parallel_size):
+            width = parts_RM.shape[1] // len(ids_T)
+            sent = sorted(_packets(parts_RM, settings), key=lambda packet: -packet.norm)
+            for name, number in _chosen(len(sent), packets):
+                packet = sent[number]
+                with _without(split.linears[0], packet, parts_RM):
+                    rise = token_losses(dense, ids_1T).mean() - lossless
+                place = {"layer": layer, "module": module, "block": block, "bin": name, "src": packet.src}
+                place |= {"dst": packet.dst, "token": packet.start // width}
+                rows.append({**place, "norm": packet.norm, "rise": rise})
+    return pd.DataFrame(rows)
+
+
+def _sums(dense: PreTrainedModel, settings: NetworkSettings, layers: Sequence[int]) -> list[Split]:
+    """Return the row-parallel layers, whose products the ranks sum, in the order of their layers."""
+    splits = [each for each in dense_splits(dense, settings.tensor_parallel_size) if each.row and each.layer in layers]
+    return sorted(splits, key=lambda split: (split.layer, split.module))
+
+
+def _contributions(
+    dense: PreTrainedModel, ids_T: Tensor, sums: Sequence[Split], ranks: int
+) -> Iterator[tuple[Split, Tensor]]:
+    """Yield the ranks' contributions (R, M) to each of the sums."""
+    inputs: dict[Any, Tensor] = {}
+    handles = [
+        split.linears[0].register_forward_pre_hook(lambda linear, given: inputs.update({linear: given[0]}))
+        for split in sums
+    ]
+    try:
+        token_losses(dense, ids_T.unsqueeze(0))
+    finally:
+        for handle in handles:
+            handle.remove()
+    for split in sums:
+        weight, _ = weight_and_bias(split.linears[0])
+        weight_RKD = weight.detach().unflatten(0, (ranks, -1))
+        x_RTK = inputs.pop(split.linears[0])[0].unflatten(-1, (ranks, -1)).transpose(0, 1)
+        yield split, rank_by_rank(x_RTK, weight_RKD).flatten(1)
+
+
+def _packets(parts_RM: Tensor, settings: NetworkSettings) -> Iterator[Packet]:
+    """Yield the packets of the reduce phase."""
+    capacity = settings.network().wire.elements_per_packet(parts_RM.element_size())
+    for hop in settings.wiring().algorithm.reduce(parts_RM.shape[1], tuple(range(len(parts_RM)))):
+        carried = parts_RM[list(hop.positions), hop.start : hop.stop].sum(0)
+        norms = pad(carried, (0, -len(carried) % capacity)).view(-1, capacity).double().norm(dim=1)
+        for number, norm in enumerate(norms.tolist()):
+            start = hop.start + number * capacity
+            yield Packet(hop.src, hop.dst, hop.positions, start, min(start + capacity, hop.stop), norm)
+
+
+def _chosen(count: int, packets: int) -> Iterator[tuple[str, int]]:
+    """Yield the bin and the number, from the strongest, of the packets to lose among `count`."""
+    first = 0
+    for name, share in BINS.items():
+        stop = max(1, int(np.ceil(share * count)))
+        if stop > first:
+            for number in np.unique(np.linspace(first, stop - 1, packets).round().astype(int)).tolist():
+                yield name, number
+        first = stop
+
+
+@contextmanager
+def _without(linear: Any, packet: Packet, parts_RM: Tensor) -> Iterator[None]:
+    """Leave the packet out of the layer's sum within the block."""
+    elements = slice(packet.start, packet.stop)
+    lost = parts_RM[list(packet.positions), elements].sum(0)
+
+    def subtract(linear: Any, inputs: Any, output: Tensor) -> Tensor:
+        lacking = output.clone(memory_format=torch.contiguous_format)
+        lacking.view(-1)[elements] -= lost
+        return lacking
+
+    handle = linear.register_forward_hook(subtract)
+    try:
+        yield
+    finally:
+        handle.remove()
