@@ -1,4 +1,4 @@
-"""Recorded flows as runs of received and of lost packets, so that the cost of a fit grows with the losses, not the packets."""
+"""Recorded flows as gaps and bursts: the cost of a fit then grows with the losses, and not with the packets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
