@@ -7,7 +7,7 @@ from lossytp.study.comparisons import unlearned_trainings
 from lossytp.study.grid import Cell, Experiment
 from lossytp.study.records import complete_seeds, json_rows, read_experiment, tidy, with_lossless
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import result_settings, write_record
+from lossytp.training.record import read_record, result_settings, write_record
 
 
 def test_a_row_a_record_in_their_order_without_seconds(study):
@@ -21,6 +21,15 @@ def test_a_row_a_record_in_their_order_without_seconds(study):
 def test_a_run_that_was_not_finite_counts_as_the_most_frequent_class(record):
     broken = record(loss_rate=0.2, seed=0, accuracy=None, status="not finite")
     assert tidy([broken])["accuracy_lossy"].tolist() == [0.3]
+
+
+def test_the_committed_summary_has_the_columns_of_todays_table():
+    results = Path(__file__).parents[2] / "results" / "paper"
+    header, first = (results / "experiment_summary.csv").read_text(encoding="utf-8").splitlines()[:2]
+    names = header.split(",")
+    record = read_record(results / "runs" / first.split(",")[names.index("run")])
+    ours = list(tidy([record]))
+    assert names[2 : 2 + len(ours)] == ours, "./run_all.sh figures would write another table"
 
 
 def test_a_presets_rate_is_its_process_own(record):
