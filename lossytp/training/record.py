@@ -48,8 +48,8 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the folder's record, or None if it has none.
 
-    Settings keep the file's order, so that tables of old records do not change. Those that an older record lacks follow,
-    with their defaults, which leave newer features off.
+    Settings keep the file's order, so that tables of old records do not change. Settings that an older record lacks
+    follow with their defaults, which leave newer features off.
 
     Raises:
         ValueError: if the file cannot be read, or is not a record.
