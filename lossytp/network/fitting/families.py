@@ -18,7 +18,7 @@ from lossytp.network.fitting.chain import Chain
 from lossytp.network.fitting.forward_backward import Expected
 from lossytp.network.four_state import IS_LOST, FourState
 from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.process import LossProcess
+from lossytp.network.loss_process import LossProcess
 
 
 class Tally(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 from lossytp.network.fitting import runs
 from lossytp.network.fitting.families import BERNOULLI, FAMILIES, GILBERT_ELLIOTT, Family
 from lossytp.network.fitting.maximise import Likelihood, maximise
-from lossytp.network.process import LossProcess
+from lossytp.network.loss_process import LossProcess
 from lossytp.network.trace import Trace
 
 FEWEST_PACKETS = 10  # lost, and received: fewer tell no family from another
