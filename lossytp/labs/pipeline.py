@@ -24,7 +24,7 @@ from lossytp.labs.lab import BackendLabConfig, Passes, check_splits, load_digits
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config.bounds import Count
-from lossytp.training.processes import connected_processes, this_device
+from lossytp.training.connected_processes import connected_processes, this_device
 
 GREY_LEVELS = 17
 HEADS = 4

@@ -30,7 +30,7 @@ from lossytp.network.counters import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.reach import check_layers, check_reaches
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.processes import connected_processes, this_device
+from lossytp.training.connected_processes import connected_processes, this_device
 
 
 def all_reduce(parts_LBD: Tensor, collective: LossyCollective, site: Site) -> Tensor:

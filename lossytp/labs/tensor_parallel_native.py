@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from lossytp.labs.lab import BackendLabConfig, Passes, check_splits, load_digits, perceptron, place, train
 from lossytp.parallel.reach import check_reaches
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.processes import connected_processes, this_device
+from lossytp.training.connected_processes import connected_processes, this_device
 
 PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
     "0": ColwiseParallel,
