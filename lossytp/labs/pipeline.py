@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from lossytp.labs.lab import BackendLabConfig, Passes, check_splits, load_digits, place, train
+from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, place, train
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config.bounds import Count
@@ -81,23 +81,25 @@ def run(config: PipelineLabConfig) -> dict[str, Any]:
     device = this_device(layout)
     with connected_processes(config, layout) as network:
         digits = load_digits(config, device)
-        model: Any = transformer(config, digits.train[0].shape[1])
-        pipeline = Pipeline(
-            model.to(device),
-            init_device_mesh(device.type, (layout.world_size,)).get_group(),
-            schedule=config.pipeline_schedule,
-            num_microbatches=config.pipeline_microbatches,
-            device=device,
-        )
+        stages = init_device_mesh(device.type, (layout.world_size,)).get_group()
 
-        def training_loss(images: Tensor, labels: Tensor) -> float | None:
-            loss = pipeline.forward_backward(batch_of(images, labels))
-            return None if loss is None else loss.item()
+        def build() -> Model:
+            whole: Any = transformer(config, digits.train[0].shape[1])
+            pipeline = Pipeline(
+                whole.to(device),
+                stages,
+                schedule=config.pipeline_schedule,
+                num_microbatches=config.pipeline_microbatches,
+                device=device,
+            )
 
-        def logits(images: Tensor) -> Tensor | None:
-            return pipeline.logits(batch_of(images))
+            def training_loss(images: Tensor, labels: Tensor) -> float | None:
+                loss = pipeline.forward_backward(batch_of(images, labels))
+                return None if loss is None else loss.item()
 
-        return train("pipeline", config, digits, Passes(training_loss, logits), pipeline.stage, network)
+            return Model(pipeline.stage, training_loss, lambda images: pipeline.logits(batch_of(images)))
+
+        return train("pipeline", config, digits, build, network)
 
 
 def main() -> None:

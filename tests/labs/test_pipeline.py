@@ -15,14 +15,14 @@ def test_without_losses_all_stages_train_as_the_whole_transformer(processes, tmp
     expected = dense_losses(config, transformer(config, 16), lambda images: (batch_of(images)["input_ids"],))
     assert len(set(expected)) == TINY["steps"]
     for rank in processes(number, run_lab, *LAB, config.as_dict()):
-        assert rank["losses"] == pytest.approx(expected, rel=1e-5)
+        assert rank["without_losses"]["losses"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_activations_and_their_gradients_lose_packets(processes, tmp_path):
     values = {**TINY, "hidden_dim": 64, "loss_rate": 0.2, "output_dir": str(tmp_path)}
     for rank in processes(2, run_lab, *LAB, values):
-        assert all(rank["by_direction"][direction]["lost"] > 0 for direction in ("forward", "backward"))
-        assert rank["by_operation"].keys() == {"send"}
+        assert all(rank["network"]["by_direction"][direction]["lost"] > 0 for direction in ("forward", "backward"))
+        assert rank["network"]["by_operation"].keys() == {"send"}
 
 
 def test_sizes_that_do_not_divide_are_refused(processes):

@@ -15,14 +15,14 @@ LAB = ("tensor_parallel_native", "BackendLabConfig")
 def test_without_losses_it_trains_as_the_dense_perceptron(processes, tmp_path, number):
     config = BackendLabConfig(**SMALL, output_dir=str(tmp_path))
     for rank in processes(number, run_lab, *LAB, config.as_dict()):
-        assert rank["losses"] == pytest.approx(dense_losses(config, perceptron(config, 64)), rel=1e-5)
+        assert rank["without_losses"]["losses"] == pytest.approx(dense_losses(config, perceptron(config, 64)), rel=1e-5)
 
 
 def test_losses_strike_both_passes(processes, tmp_path):
     values = {**SMALL, "loss_rate": 0.2, "output_dir": str(tmp_path)}
     for rank in processes(2, run_lab, *LAB, values):
-        assert all(rank["by_direction"][direction]["lost"] > 0 for direction in ("forward", "backward"))
-        assert rank["by_operation"].keys() == {"all_reduce"}
+        assert all(rank["network"]["by_direction"][direction]["lost"] > 0 for direction in ("forward", "backward"))
+        assert rank["network"]["by_operation"].keys() == {"all_reduce"}
 
 
 def test_a_single_process_and_indivisible_sizes_are_refused(processes):
