@@ -8,7 +8,7 @@ stage before it, computes its blocks, and sends the result on. In backward, grad
 split into microbatches, so that stages work at the same time. At the start of a batch, later stages wait for the first
 microbatch, and at its end, earlier stages wait for the last gradients: that is the bubble.
 
-The transformer is a small GPT-2. It reads an image pixel by pixel, as 64 tokens of 17 grey levels, and names the digit
+The transformer is a small GPT-2. It reads an image of 4 x 4 pixels as 16 tokens of 17 grey levels, and names the digit
 after the last one. The last stage computes the training loss. Gradients reach every stage, and all of them train.
 """
 
@@ -23,7 +23,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, place, train
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.config.bounds import Count
+from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.connected_processes import connected_processes, this_device
 
 GREY_LEVELS = 17
@@ -34,10 +34,12 @@ HEADS = 4
 class PipelineLabConfig(BackendLabConfig):
     """A transformer on handwritten digits, and the network between its stages."""
 
-    input_dim: Count | None = 64
+    input_dim: Count | None = 16
     """Pixels to scale each image to, a square number; each is a token."""
     hidden_dim: Count = 64
     """Width of the transformer."""
+    learning_rate: Positive = 3e-3
+    """Learning rate of Adam."""
     num_layers: Count = 4
     """Blocks of the transformer."""
     pipeline_schedule: PipelineSchedule = "gpipe"
