@@ -29,6 +29,7 @@ def load_data(config: TrainConfig) -> Dataset:
         max_length=config.max_length,
         train_samples=config.max_samples,
         test_samples=config.eval_samples,
+        task=config.task(),
     )
 
 

@@ -18,6 +18,7 @@ from lossytp.training.checkpoint import Checkpoints, restore_, training_state
 from lossytp.training.config import TrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
+from lossytp.training.finetuned import finetuning
 from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, load_data, trace_sha256
 from lossytp.training.logs import Logs, check_installed
 from lossytp.training.models import build_model, check_configuration
@@ -92,7 +93,7 @@ class _Run:
             dropout=config.dropout,
             seed=config.seed,
         )
-        dense.config.finetuning_task, dense.config.finetuning_max_length = config.dataset, config.max_length
+        dense.config.update(finetuning(config))
         self.engine = Engine(config, dense, network, layout, self.device)
         self.optimizer = build_optimizer(
             self.engine.module, learning_rate=config.learning_rate, weight_decay=config.weight_decay

@@ -13,7 +13,8 @@ from lossytp.training.config.settings import Settings
 from lossytp.training.files import saving
 
 RECORD = "record.json"
-RESULT_NEUTRAL = ("output_dir", "checkpoint_path", "checkpoint_steps", "num_proc", "tensorboard", "wandb")
+WHERE = ("output_dir", "checkpoint_path", "task_folder")
+RESULT_NEUTRAL = (*WHERE, "checkpoint_steps", "num_proc", "tensorboard", "wandb")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -62,8 +63,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{file} cannot be read ({error}): delete it to run again") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
         raise ValueError(f"{file} is not a record: delete it to run again")
-    written = {name: value for name, value in record["config"].items() if name not in RESULT_NEUTRAL}
-    record["config"] = {**result_settings(TrainConfig()), **written}
+    record["config"] = {**result_settings(TrainConfig()), **_of_the_result(record["config"])}
     return record
 
 
@@ -101,14 +101,21 @@ def check_writable(output_dir: str) -> None:
 
 
 def result_settings(config: Settings) -> dict[str, Any]:
-    """Return the settings that the result depends on, as records hold them."""
-    return {name: value for name, value in config.as_dict().items() if name not in RESULT_NEUTRAL}
+    """Return the settings that the result depends on, as records hold them: a declaration only if there is one."""
+    return _of_the_result(config.as_dict())
+
+
+def _of_the_result(values: dict[str, Any]) -> dict[str, Any]:
+    absent = [*RESULT_NEUTRAL, *(["declaration"] if values.get("declaration") is None else [])]
+    return {name: value for name, value in values.items() if name not in absent}
 
 
 def describe(config: NetworkSettings) -> dict[str, Any]:
     """Return the part of a record that is known before the run: configuration, seed, commit and environment."""
+    folder = getattr(config, "task_folder", None)
     return {
         "config": result_settings(config),
+        **({"task_folder": folder} if folder else {}),
         "seed": config.seed,
         "commit": commit(),
         "environment": environment(),

@@ -8,6 +8,7 @@ from lossytp.training.config.evaluate import EvaluateConfig
 from lossytp.training.config.groups import ComputeSettings
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.pretrain import PretrainConfig
+from lossytp.training.config.task import TaskSettings
 from lossytp.training.config.train import TrainConfig
 
-__all__ = ["ComputeSettings", "EvaluateConfig", "NetworkSettings", "PretrainConfig", "TrainConfig"]
+__all__ = ["ComputeSettings", "EvaluateConfig", "NetworkSettings", "PretrainConfig", "TaskSettings", "TrainConfig"]

@@ -8,6 +8,7 @@ from annotated_types import Ge, Le, Lt
 from lossytp.network.checks import check_probability
 from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
 from lossytp.training.config.settings import Settings
+from lossytp.training.config.task import TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,12 @@ class ComputeSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(Settings):
+class DataSettings(TaskSettings):
     """The task and its training batches."""
 
     dataset: str = "docstrings"
-    """The task: docstrings (which library is it from?), on every machine; or another of TASKS: sst2, mnli..."""
+    """The task: docstrings (which library is it from?), on every machine; another of TASKS: sst2, mnli...; or a YAML
+    file that declares one of your own."""
     batch_size: Count = 32
     """Examples a step, over all replicas."""
     max_length: Count = 64

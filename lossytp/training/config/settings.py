@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, g
 from lossytp.network.checks import check_known, check_names
 from lossytp.training.config.bounds import check_bounds
 
-TYPE_NAMES = {bool: "true or false", type(None): "nothing"}  # in errors
+TYPE_NAMES = {bool: "true or false", dict: "a mapping", type(None): "nothing"}  # in errors
 
 
 _kinds_of: dict[type, dict[str, "Kind"]] = {}

@@ -11,7 +11,6 @@ from lossytp.network.scope import layers_named, links_named
 from lossytp.training.config.groups import ComputeSettings, DataSettings, OptimisationSettings, WatchingSettings
 from lossytp.training.config.parallelism import ParallelismSettings
 from lossytp.training.models import check_model, shape_of
-from lossytp.training.tasks import task_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +23,6 @@ class TrainConfig(WatchingSettings, OptimisationSettings, ParallelismSettings, C
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        task_named(self.dataset)
         check_model(self.model_name, self.tensor_parallel_size, self.max_length)
         if self.control is not None and self.loss_type != "ber":
             raise ValueError(
@@ -57,7 +55,7 @@ def _check_parallelism(config: "TrainConfig") -> None:
                 "tensors: choose bf16"
             )
     if config.pipeline_parallel_size > 1:
-        kind = task_named(config.dataset).kind
+        kind = config.task().kind
         if kind != "classification":
             raise ValueError(
                 f"dataset = {config.dataset!r} does not work with a pipeline, which supports classification, "
@@ -128,7 +126,7 @@ def _check_backend(config: "TrainConfig") -> None:
         )
     fully_sharded = config.fully_sharded
     if config.tensor_parallel_size > 1 and (fully_sharded or not (own_layers or config.reliable_gather)):
-        kind = task_named(config.dataset).kind
+        kind = config.task().kind
         if kind == "generation":
             raise ValueError(
                 f"dataset = {config.dataset!r}, whose answers are generated, does not work with "
