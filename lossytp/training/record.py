@@ -49,7 +49,8 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the folder's record, or None if it has none.
 
-    Parameters that an older record lacks get their defaults, which leave newer features off.
+    Settings keep the file's order, so that tables of old records do not change. Settings that an older record lacks
+    follow with their defaults, which leave newer features off.
 
     Raises:
         ValueError: if the file cannot be read, or is not a record.
@@ -63,7 +64,8 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{file} cannot be read ({error}): delete it to run again") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
         raise ValueError(f"{file} is not a record: delete it to run again")
-    record["config"] = {**result_settings(TrainConfig()), **_of_the_result(record["config"])}
+    written = _of_the_result(record["config"])
+    record["config"] = written | {n: v for n, v in result_settings(TrainConfig()).items() if n not in written}
     return record
 
 

@@ -1,6 +1,5 @@
 """Tasks of one's own of each kind, declared in YAML files beside their rows."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -57,7 +56,3 @@ def declare(folder: Path, of="classification", *, suffix=".csv", stem="mine", **
     file = folder / f"{stem}.yaml"
     file.write_text(yaml.safe_dump({key: value for key, value in told.items() if value is not None}))
     return file
-
-
-def config_in(folder: Path) -> dict:
-    return json.loads((folder / "config.json").read_text())

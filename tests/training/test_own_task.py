@@ -17,11 +17,11 @@ from lossytp.training.command_line import parse
 from lossytp.training.config import EvaluateConfig, TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
-from tests.training.own_tasks import HEADLINES, config_in, declare, write
+from tests.training.own_tasks import HEADLINES, declare, write
 from tests.training.tasks_of_all_kinds import at, losses
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-FLAGS = "--model_name gpt2-nano-scratch --batch_size 12 --max_steps 1 --warmup_steps 0 --max_length 48 --eval_samples 4 --loss_rate 0.1"
+FLAGS = "--model_name gpt2-nano-scratch --batch_size 12 --max_steps 1 --warmup_steps 0 --max_length 48 --loss_rate 0.1"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _small(tmp_path, monkeypatch):
 
 
 def config_of(file, **values):
-    return parse(TrainConfig, None, [*FLAGS.split(), "--dataset", str(file), *flags(values)])
+    return parse(TrainConfig, None, [*FLAGS.split(), "--eval_samples", "4", "--dataset", str(file), *flags(values)])
 
 
 def flags(values):
@@ -76,7 +76,9 @@ def test_the_configuration_is_the_files_content_however_it_is_given(tmp_path, mo
     assert parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")]) == config
     monkeypatch.setenv("HOME", str(tmp_path))
     assert config_of("~/tasks/mine.yaml") == config
-    with pytest.raises(ValueError, match=r"^dataset = 'sst2' does not go with the declaration of 'mine': leave declara"):
+    with pytest.raises(
+        ValueError, match=r"^dataset = 'sst2' does not go with the declaration of 'mine': leave declara"
+    ):
         replace(config, dataset="sst2")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.changes()))
     other = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--dataset", "docstrings"])
@@ -118,8 +120,10 @@ def test_a_grid_of_the_study_runs_it(tmp_path, monkeypatch):
     for config in TrainConfig.from_dicts([cell.config.as_dict() for cell in experiment.cells]):  # as notebooks get them
         run(config)
     table, records = read_experiment(experiment)
-    assert list(table["task"]) == ["mine", "mine"]
-    assert [record["config"] for record in records] == [read_record(Path(folder))["config"] for folder in folders(table)]
+    assert (list(table["task"]), "declaration" in table) == (["mine", "mine"], False)
+    assert [record["config"] for record in records] == [
+        read_record(Path(folder))["config"] for folder in folders(table)
+    ]
 
     (tmp_path / "tasks").rename(tmp_path / "clone")  # as in another clone: the cells are the same ones
     (tmp_path / "notebooks/tasks.yaml").write_text(f"mine: {{dataset: {tmp_path}/clone/mine.yaml}}")
@@ -135,7 +139,9 @@ def test_a_file_of_rows_in_place_of_a_declaration_is_answered_with_one(tmp_path)
     with pytest.raises(ValueError, match=r"holds rows, but not what to make of them: write a file such as") as error:
         config_of(tmp_path / "rows/test.csv")
     assert yaml.safe_load(str(error.value).partition("\n")[2])["train"] == "test.csv"
-    with pytest.raises(ValueError, match=r"^dataset = 'gone.csv' is unknown: choose one of .* or give a YAML file that"):
+    with pytest.raises(
+        ValueError, match=r"^dataset = 'gone.csv' is unknown: choose one of .* or give a YAML file that"
+    ):
         config_of("gone.csv")
 
 

@@ -53,8 +53,15 @@ def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
     file = declare(tmp_path, metric="f1", labels=["red", "blue"], targets=0.7, stem="my own (1)")
     declaration = read_declaration(file)
     assert declaration == {
-        **{"name": "my-own-1-", "kind": "classification", "train": "rows/train-*.csv", "test": "rows/test.csv"},
-        **{"body": "{text}", "label": "name", "labels": ["red", "blue"], "metrics": ["f1"], "targets": [0.7]},
+        "name": "my-own-1-",
+        "kind": "classification",
+        "train": "rows/train-*.csv",
+        "test": "rows/test.csv",
+        "body": "{text}",
+        "label": "name",
+        "labels": ["red", "blue"],
+        "metrics": ["f1"],
+        "targets": [0.7],
     }
     task = declared_task(declaration, None)
     assert (task.metrics, task.targets, task.labels) == (("f1",), (0.7,), ("red", "blue"))
@@ -79,10 +86,19 @@ def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
         ({"metric": "f2"}, "classification has no metric 'f2': choose from accuracy, matthews_correlation, f1"),
         ({"metric": "f1", "metrics": ["f1"]}, "metric and metrics are both given: leave one out"),
         ({"targets": [float("inf")]}, "targets = [inf] is not a list of finite numbers: give one, such as [0.7, 0.8]"),
-        ({"train": "gone.csv"}, "train = 'gone.csv' is not a file, nor a pattern that matches one, seen from {here}: put"),
-        ({"train": "gone-*.csv"}, "train = 'gone-*.csv' is not a file, nor a pattern that matches one, seen from {here}"),
+        (
+            {"train": "gone.csv"},
+            "train = 'gone.csv' is not a file, nor a pattern that matches one, seen from {here}: put",
+        ),
+        (
+            {"train": "gone-*.csv"},
+            "train = 'gone-*.csv' is not a file, nor a pattern that matches one, seen from {here}",
+        ),
         ({"train": "rows"}, "train = 'rows' has an unknown format: give one of .parquet, .csv, .json, .jsonl"),
-        ({"train": "rows/*.csv"}, "{here}/rows/test.csv is in both train and test: test on rows that training does not"),
+        (
+            {"train": "rows/*.csv"},
+            "{here}/rows/test.csv is in both train and test: test on rows that training does not",
+        ),
         ({"name": "sst2"}, "'sst2' is the name of another task: add the key name, with a new one"),
         ({"name": "a/b"}, "name = 'a/b' is no plain name: write letters, digits, _, - and . alone"),
         ({"name": ""}, "name = '' is no plain name"),
@@ -125,8 +141,14 @@ def test_a_file_that_holds_no_declaration_is_named(tmp_path, content, message):
             {"labels": ["red", "green", "blu"]},
             "^label 'blu' does not occur in column 'name' of train of .*, which holds blue, green, red: correct it, or",
         ),
-        ({"labels": ["red", "blue"]}, "^label 'green' is not a class of red, blue: give one that is, .* in row .* of tr"),
-        ({"body": "{number}"}, r"column 'number' holds '0.0', which is not text: .* write \{number!s\} to read the value"),
+        (
+            {"labels": ["red", "blue"]},
+            "^label 'green' is not a class of red, blue: give one that is, .* in row .* of tr",
+        ),
+        (
+            {"body": "{number}"},
+            r"column 'number' holds '0.0', which is not text: .* write \{number!s\} to read the value",
+        ),
     ],
 )
 def test_rows_that_do_not_fit_the_declaration_are_told_in_one_line(tmp_path, values, message):
@@ -139,7 +161,9 @@ def test_rows_that_do_not_fit_the_declaration_are_told_in_one_line(tmp_path, val
 def test_a_declaration_that_a_record_holds_is_checked_without_its_files(tmp_path):
     declaration = read_declaration(declare(tmp_path))
     task = declared_task(declaration, "/gone")
-    with pytest.raises(ValueError, match=r"seen from /gone: put one there, or give --dataset a file that declares where"):
+    with pytest.raises(
+        ValueError, match=r"seen from /gone: put one there, or give --dataset a file that declares where"
+    ):
         task.examples("train")
     with pytest.raises(ValueError, match=r"^declaration of 'mine': label = None is not text: give text$"):
         declared_task({**declaration, "label": None}, None)

@@ -12,7 +12,12 @@ def _cache(tmp_path, monkeypatch):
 
 
 COLUMNS = {
-    "named": ([{"review": f"r {i}", "stars": i % 3 + 1, "id": i} for i in range(60)], "{review}", "stars", ["1", "2", "3"]),
+    "named": (
+        [{"review": f"r {i}", "stars": i % 3 + 1, "id": i} for i in range(60)],
+        "{review}",
+        "stars",
+        ["1", "2", "3"],
+    ),
     "few values": ([{"a": f"text {i}", "yes": ["no", "on"][i % 2]} for i in range(50)], "{a}", "yes", ["no", "on"]),
     "numbers": ([{"a": f"text {i}", "value": i / 7} for i in range(50)], "{a}", "value", None),
     "numbers alone": ([{"size": i / 3, "score": i / 7} for i in range(50)], "{size!s}", "score", None),
