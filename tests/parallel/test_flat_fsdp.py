@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+import lossytp as ltp
 from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.flat_unit import FlatUnit, Place
 from tests.parallel.conftest import (
@@ -39,14 +41,14 @@ def trained_dense() -> tuple[dict[str, Tensor], list[float], dict[str, Tensor]]:
 WAYS = {"dense": (1, "dense", False), "dense, checkpointed": (1, "dense", True), "virtual ranks": (2, "lossytp", True)}
 
 
-def on_rank_train(size: int, implementation: str, checkpoint: bool, loss_rate: float) -> dict[str, Any]:
+def on_rank_train(size: int, implementation: str, again: bool, loss_rate: float) -> dict[str, Any]:
     lossy = network(loss_rate)
     layout = join(lossy, data_parallel_size=2, tensor_parallel_size=size)
     batch = share(whole_batch(), layout)
 
     def built() -> FlatFSDP:
         model = spread(tiny_gpt2("classifier"), lossy, layout, implementation, "custom fsdp")
-        if checkpoint:
+        if again:
             model.module.activation_checkpointing_enable({"use_reentrant": False})
         return model
 
@@ -90,19 +92,48 @@ def test_gathers_and_reduce_scatters_lose_packets(processes: Callable) -> None:
         assert all(lost.values())
 
 
-def on_rank_compare(custom: bool) -> list[tuple]:
+def on_rank_compare(replicas: str) -> list[tuple]:
     lossy = network(0.0)
     layout = join(lossy, data_parallel_size=2)
-    model = in_replicas(tiny_gpt2("classifier"), layout, "custom fsdp" if custom else "fsdp")
-    model(**share(whole_batch(), layout)).loss.backward()
+    in_replicas(tiny_gpt2("classifier"), layout, replicas)(**share(whole_batch(), layout)).loss.backward()
+    return traffic(lossy)
+
+
+def traffic(lossy: ltp.LossyNetwork) -> list[tuple]:
     return [(row["operation"], row["direction"], row["src"], row["packets"]) for row in lossy.counters.rows()]
 
 
 def test_traffic_is_that_of_pytorch_but_for_its_padding(processes: Callable) -> None:
-    own, pytorch = (processes(2, on_rank_compare, custom)[0] for custom in (True, False))
+    own, pytorch = (processes(2, on_rank_compare, replicas)[0] for replicas in ("custom fsdp", "fsdp"))
     assert [row[:3] for row in own] == [row[:3] for row in pytorch]
     for mine, theirs in zip(own, pytorch, strict=True):
         assert 0.99 * theirs[3] < mine[3] <= theirs[3]
+
+
+class Chain(nn.Sequential):
+    def forward(self, x: Tensor, *, again: bool) -> Tensor:
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=False) if again else block(x)
+        return x
+
+
+def on_rank_checkpoint(again: bool) -> tuple[list[tuple], dict[str, Tensor]]:
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    torch.manual_seed(0)
+    chain = Chain(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double() for _ in range(3)))
+    model = FlatFSDP(chain, layout.process_group("dp"), blocks=list(chain))
+    with set_checkpoint_early_stop(False):  # the block's last hooks run again too
+        model(torch.ones(1, 8, dtype=torch.float64), again=again).square().sum().backward()
+    return traffic(lossy), model.whole(lambda piece: piece.grad)
+
+
+def test_computing_a_block_again_in_backward_gathers_nothing_again(processes: Callable) -> None:
+    (once, gradients_once), (again, gradients_again) = (
+        processes(2, on_rank_checkpoint, each)[0] for each in (False, True)
+    )
+    assert again == once
+    assert gradient_error(gradients_again, gradients_once) < 1e-12
 
 
 def on_rank_measure() -> dict[str, Any]:
