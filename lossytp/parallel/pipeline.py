@@ -27,13 +27,13 @@ class Pipeline:
     """One process's stage of a classifier, and its schedule.
 
     Args:
-        model: the whole classifier; this stage takes over its blocks, so that memory holds them once.
+        model: the whole classifier. This stage uses the model's own blocks, so that memory holds them once.
         process_group: the stages, in order.
         schedule: "gpipe" or "1f1b".
-        num_microbatches: of a training batch; for 1F1B at least as many as stages.
-        device: where the model and the batches are.
-        exact_adjoint: a stage returns no gradient for elements that did not reach it. It knows them; a layer whose sums
-            others receive does not. A lost token, normalised from zero, has a gradient that dwarfs all others'.
+        num_microbatches: number of microbatches of a training batch; for 1F1B at least the number of stages.
+        device: the device of the model and the batches.
+        exact_adjoint: whether a stage returns no gradient for elements that did not reach it. It knows which these are,
+            unlike the sender of a sum. A lost token is normalised from zero, so its gradient would dwarf all others.
 
     Raises:
         TypeError: for a model with another head.
@@ -63,7 +63,7 @@ class Pipeline:
                 f"keep busy: give {self.num_stages} or more, or gpipe"
             )
         self.stage = _Stage(model, self.index, self.num_stages, exact_adjoint)
-        # the last batch's schedule, by examples and tokens: each holds a whole batch of hidden states
+        # only the last batch's schedule, by examples and tokens: it holds the hidden states of a whole batch
         self._training: dict[tuple[int, int], Any] = {}
         self._evaluation: dict[tuple[int, int], Any] = {}
 
@@ -74,7 +74,7 @@ class Pipeline:
     def forward_backward(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Compute the gradients of the mean training loss over `batch`.
 
-        A batch that the microbatches do not divide, as at the end of an epoch, runs whole.
+        A batch that cannot be split evenly into microbatches, as at the end of an epoch, runs whole.
 
         Returns:
             The training loss on the last stage, None on the others.
@@ -109,7 +109,7 @@ class Pipeline:
         return {"attention_mask": batch["attention_mask"], **ids}
 
     def _stage_for(self, examples: int, tokens: int) -> PipelineStage:
-        """Return the stage for microbatches of this shape, which it gets in advance so that no shape is sent."""
+        """Return the stage for microbatches of this shape. It is known in advance, so that stages send no shapes."""
         ids = torch.zeros(examples, tokens, dtype=torch.int64, device=self.device)
         hidden = torch.zeros(*ids.shape, self.stage.width, device=self.device, dtype=self.stage.dtype)
         logits = torch.zeros(examples, self.stage.num_classes, device=self.device, dtype=self.stage.dtype)
@@ -125,7 +125,7 @@ class Pipeline:
 
 
 class _Stage(nn.Module):
-    """The model of transformers with the blocks of one stage; the hidden states it receives are its embedding."""
+    """The model of transformers with the blocks of one stage. The hidden states it receives replace its embeddings."""
 
     def __init__(self, model: PreTrainedModel, index: int, num_stages: int, exact_adjoint: bool = False) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class _Stage(nn.Module):
 
 
 class _Received(nn.Module):
-    """Stand in for the token embedding: return what the stage before has sent."""
+    """Replace the token embedding: return what the previous stage has sent."""
 
     hidden: Tensor
 
@@ -177,7 +177,7 @@ class _Received(nn.Module):
 
 
 class _Nothing(nn.Module):
-    """Stand in for the position embedding, which the first stage has added."""
+    """Replace the position embedding, which the first stage has added already."""
 
     def forward(self, position_ids: Tensor) -> Tensor:
         return torch.zeros((), device=position_ids.device)
