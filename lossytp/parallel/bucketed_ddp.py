@@ -49,7 +49,7 @@ class Bucket:
 class BucketedDDP(nn.Module):
     """Replicas of `module` that see different examples and train on the mean of their gradients.
 
-    Call it in place of `module`. After `backward()` every replica holds the same gradients. Every parameter that is not
+    Call it instead of `module`. After `backward()` every replica holds the same gradients. Every parameter that is not
     frozen must get a gradient in each backward.
 
     Args:

@@ -1,4 +1,4 @@
-"""Replicas that see different examples and average their gradients: PyTorch's DDP and FSDP2, or the project's own.
+"""Data parallelism by DDP and FSDP, PyTorch's or this project's: replicas see different examples and average gradients.
 
 Li et al., "PyTorch Distributed", VLDB 2020; Zhao et al., "PyTorch FSDP", VLDB 2023. Over the backend `lossy` DDP's
 all-reduce of gradients loses packets, and FSDP's all-gather of parameters and reduce-scatter of gradients do.
@@ -22,7 +22,7 @@ DataParallelType = Literal["ddp", "fsdp"]
 def data_parallel(
     model: PreTrainedModel, mesh: DeviceMesh, kind: DataParallelType, *, custom: bool = False
 ) -> nn.Module:
-    """Return `model` as one of the replicas along the 1-D `mesh`; call the result in its place.
+    """Return `model` as one of the replicas along the 1-D `mesh`. Call the result instead of `model`.
 
     Args:
         model: on its device.

@@ -30,7 +30,7 @@ from lossytp.parallel.flat_unit import FlatUnit, Place
 class FlatFSDP(nn.Module):
     """Replicas of `module` that see different examples, and share its parameters, gradients and optimiser's state.
 
-    Call it in place of `module`, which holds pieces of parameters from now on: make the optimiser afterwards. Every
+    Call it instead of `module`, which holds pieces of parameters from now on: make the optimiser afterwards. Every
     parameter must get a gradient in each backward. Frozen ones stay whole on each replica.
 
     Args:
