@@ -46,7 +46,8 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the folder's record, or None if it has none.
 
-    Parameters that an older record lacks get their defaults, which leave newer features off.
+    Settings keep the file's order, so that tables of old records do not change. Settings that an older record lacks
+    follow with their defaults, which leave newer features off.
 
     Raises:
         ValueError: if the file cannot be read, or is not a record.
@@ -62,7 +63,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{file} is not a record: delete it to run again")
     kind = settings_class(record["config"])
     written = {name: value for name, value in record["config"].items() if name not in kind.neutral}
-    record["config"] = {**kind.result_defaults(), **written}
+    record["config"] = written | {n: v for n, v in kind.result_defaults().items() if n not in written}
     return record
 
 

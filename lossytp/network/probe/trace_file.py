@@ -21,6 +21,8 @@ The schema's metadata holds JSON under the key `lossytp.probe`:
 - `version`: 1.
 - `clocks`: "same" if both ends read one clock, so that `delay_s` is the one-way delay. "different" if not: `delay_s` is
   then counted from the flow's fastest packet, whose delay is 0. "none" if times are unknown.
+- `own_losses`: how many of the lost packets an end of the measurement dropped itself, because it was too slow; null if
+  unknown.
 - `complete`: false if the measurement ended early, for example because the other machine vanished.
 - `flows`: a list with one object per flow, of `flow`, `src`, `dst` (names of the machines), `packet_bytes` (the whole
   IP packet) and `rate_packets_per_s`. The latter two are null if unknown.
@@ -107,7 +109,8 @@ class ProbeTrace:
     flows: dict[int, FlowTrace]
     clocks: Literal["same", "different", "none"] = "none"
     complete: bool = True
-    source: str = field(default="")
+    own_losses: int | None = None
+    source: str = ""
 
     def __post_init__(self) -> None:
         check_known("clocks", self.clocks, CLOCKS)
@@ -136,6 +139,7 @@ def write_trace(path: Path, trace: ProbeTrace) -> None:
         "version": VERSION,
         "clocks": trace.clocks,
         "complete": trace.complete,
+        "own_losses": trace.own_losses,
         "source": trace.source,
         "flows": [{"flow": number} | {name: getattr(flow, name) for name in SETTINGS} for number, flow in flows],
     }
@@ -189,4 +193,4 @@ def _trace_of(table: Any, about: dict) -> ProbeTrace:
         flows[number] = FlowTrace(**{name: columns[name][mine] for name in FATES}, **settings)
     if rows != len(table):
         raise ValueError(f"{len(table) - rows} rows belong to no flow")
-    return ProbeTrace(flows=flows, clocks=about["clocks"], complete=about["complete"], source=about["source"])
+    return ProbeTrace(flows=flows, **{name: about[name] for name in ("clocks", "complete", "own_losses", "source")})
