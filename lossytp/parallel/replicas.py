@@ -25,10 +25,13 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
     # squared norms by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
     squares = torch.zeros(2, 2, dtype=torch.float64)
     gradients = []
+    tied = getattr(model, "counted_by_first_stage", None)
     for parameter, axes, copies in placed(model):
         if parameter.grad is not None:
             gradient = local(parameter.grad)
             gradients.append(gradient)
+            if parameter is tied:
+                continue
             squares[int("tp" in axes), int("dp" in axes)] += gradient.double().square().sum().cpu() / copies
     with network.reliable():
         squares[0] = _sum_over(layout, "tp", squares[0]) / layout.tensor_processes  # replicas may have drifted apart
