@@ -154,12 +154,12 @@ class _Run:
         self._resume()
         done = len(self.losses)
         shown = self.layout.rank == 0
-        self.progress = Progress(self.objective.name, config.steps, done=done, shown=shown)
+        self.progress = Progress(config.steps, name=self.objective.name, done=done, shown=shown)
         self.logs = Logs(config, first_step=done, shown=shown)
         try:
             for step in range(done + 1, config.steps + 1):
                 loss = self._timed_step(step, self.objective.batch())
-                self.progress.show(step, self.numbers, self.objective.position())
+                self.progress.show(step, loss, self._more())
                 self.logs.scalars(step, self.numbers)
                 if not math.isfinite(loss):
                     return "not finite"
@@ -175,6 +175,14 @@ class _Run:
         finally:
             self.logs.close()
         return "finished"
+
+    def _more(self) -> str:
+        """Return what a line of progress says beside step and loss, if the position in the data is worth a line."""
+        position, numbers = self.objective.position(), self.numbers
+        return position and (
+            f"{self.tokens:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s, learning rate "
+            f"{numbers['train/learning_rate']:.2e}, {position}"
+        )
 
     def _evaluates_at(self, step: int) -> bool:
         every = self.config.eval_steps
@@ -240,7 +248,6 @@ class _Run:
         self.losses.append(loss)
         speed = batch["input_ids"].numel() / self.step_seconds[-1]
         self.numbers |= {"train/loss": loss, "train/learning_rate": rate, "train/tokens_per_second": speed}
-        self.numbers["train/tokens"] = self.tokens
         return loss
 
     def _step(self, batch: dict[str, torch.Tensor]) -> float:

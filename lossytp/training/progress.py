@@ -14,13 +14,13 @@ class Progress:
     """Show steps, the training loss and evaluations on stderr.
 
     Args:
-        name: what to call the run, such as "training".
         steps: optimizer steps of the whole run.
+        name: what to call the run.
         done: steps made before the run was resumed.
         shown: whether to show anything. One process shows the progress of all.
     """
 
-    def __init__(self, name: str, steps: int, *, done: int = 0, shown: bool = True) -> None:
+    def __init__(self, steps: int, *, name: str = "training", done: int = 0, shown: bool = True) -> None:
         self._name, self._steps, self._shown = name, steps, shown
         self._last_line = time.monotonic()
         bar = shown and sys.stderr.isatty()
@@ -28,21 +28,9 @@ class Progress:
         if shown and done:
             self._write(f"{name}: resumed after step {done} of {steps}")
 
-    def show(self, step: int, numbers: Mapping[str, float], position: str = "") -> None:
-        """Show that `step` is done, counted from 1.
-
-        Args:
-            step: the step.
-            numbers: of this step, by the names of logs, such as "train/loss".
-            position: the position in the data, if it is shown.
-        """
-        loss = numbers["train/loss"]
-        line = f"{self._name}: step {step} of {self._steps}, loss {loss:.3f}"
-        if position:
-            line += (
-                f", {numbers['train/tokens']:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s, "
-                f"learning rate {numbers['train/learning_rate']:.2e}, {position}"
-            )
+    def show(self, step: int, loss: float, more: str = "") -> None:
+        """Show that `step` is done, counted from 1, its training loss, and what `more` there is to say."""
+        line = f"{self._name}: step {step} of {self._steps}, loss {loss:.3f}{more and f', {more}'}"
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
             self._bar.update()

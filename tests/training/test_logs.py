@@ -78,8 +78,8 @@ def test_logs_are_written_only_if_asked_for_and_by_one_process(toy, tmp_path):
 def test_progress_resumes_and_shows_evaluations(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
     point = {"step": 8, "accuracy_lossy": 0.5, "accuracy_clean": 0.75, "accuracy_spread_lossy": 0.0, "f1_clean": None}
-    shown = Progress("training", 10, done=7)
-    shown.show(8, {"train/loss": 0.25})
+    shown = Progress(10, done=7)
+    shown.show(8, 0.25)
     shown.evaluated(8, point)
     shown.evaluated(10, point)
     assert capsys.readouterr().err.splitlines() == [
@@ -87,9 +87,9 @@ def test_progress_resumes_and_shows_evaluations(capsys, monkeypatch):
         "training: step 8 of 10, loss 0.250",
         "evaluation: step 8 of 10, accuracy_lossy 0.5000, accuracy_clean 0.7500",
     ]
-    hidden = Progress("training", 10, done=7, shown=False)
+    hidden = Progress(10, done=7, shown=False)
     hidden.evaluated(8, point)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    Progress("training", 10, done=7).evaluated(8, point)
+    Progress(10, done=7).evaluated(8, point)
     assert "evaluation: step 8 of 10" in capsys.readouterr().err

@@ -120,15 +120,14 @@ def test_packet_losses_do_not_touch_global_generators(toy, tmp_path):
 
 def test_one_of_several_processes_shows_progress(capsys, monkeypatch):
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
-    numbers = {"train/loss": 0.5}
-    Progress("training", 2, shown=False).show(1, numbers)
+    Progress(2, shown=False).show(1, 0.5)
     assert capsys.readouterr().err == ""
-    Progress("training", 2).show(1, numbers)
+    Progress(2).show(1, 0.5)
     assert capsys.readouterr().err == "training: step 1 of 2, loss 0.500\n"
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    hidden = Progress("training", 2, shown=False)
-    hidden.show(1, numbers)
-    hidden.show(2, numbers)
+    hidden = Progress(2, shown=False)
+    hidden.show(1, 0.5)
+    hidden.show(2, 0.5)
     assert capsys.readouterr().err == ""
 
 
