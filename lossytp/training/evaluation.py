@@ -10,7 +10,7 @@ import torch
 from lossytp.network.checks import check_at_least
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
-from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
+from lossytp.parallel.replicas import merge_counters, on_rank_zero
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
@@ -65,7 +65,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
             max_length=max_length,
             train_samples=1,
             test_samples=config.eval_samples,
-            task=config.task(),
+            task=config.definition(),
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
         result["subset"] = bool(data.task.source.subset("test"))
@@ -131,11 +131,8 @@ def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokeniz
     assert config.data_glob is not None
     blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
     blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
-    total = 0.0
-    for part in blocks.split(BLOCKS_AT_ONCE):
-        batch = {"input_ids": part, "attention_mask": torch.ones_like(part), "labels": part}
-        total += engine.loss(batch) * len(part)
-    return math.exp(mean_over_processes(total / len(blocks), engine.network))
+    each = engine.cross_entropies({"input_ids": part, "labels": part} for part in blocks.split(BLOCKS_AT_ONCE))
+    return math.exp(sum(each) / len(each))
 
 
 def _check_head(config: EvaluateConfig, dense: Any) -> None:
@@ -151,7 +148,7 @@ def _check_head(config: EvaluateConfig, dense: Any) -> None:
         if config.data_glob is None and config.prompt is None:
             raise ValueError(f"nothing to evaluate {config.model_name} on: give dataset, data_glob or prompt")
         return
-    task = config.task()
+    task = config.definition()
     if not answers(dense, task.kind) or task.num_logits not in (None, dense.config.num_labels):
         raise ValueError(
             f"dataset = {dataset!r} needs a model fine-tuned on it, which {config.model_name} is not: run "

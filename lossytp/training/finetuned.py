@@ -6,7 +6,7 @@ from typing import Any
 from lossytp.training.config import EvaluateConfig, TrainConfig
 
 
-def finetuning(config: TrainConfig) -> dict[str, Any]:
+def finetuned_on(config: TrainConfig) -> dict[str, Any]:
     """Return the entries of a model's config.json that say what it is fine-tuned on."""
     entries: dict[str, Any] = {"finetuning_task": config.dataset, "finetuning_max_length": config.max_length}
     if config.declaration is not None:

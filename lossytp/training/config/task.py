@@ -1,6 +1,7 @@
 """The setting that names a task: one of the project's own, or a file that declares one."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,10 +51,16 @@ class TaskSettings(Settings):
                 "leave declaration out, or give this name"
             )
         if self.dataset is not None:
-            self.task()
+            self.definition()
 
-    def task(self) -> Task:
-        """Return the task.
+    @classmethod
+    def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that the result depends on. Records without a declaration do not mention it."""
+        kept = super().result_of(values)
+        return {name: value for name, value in kept.items() if (name, value) != ("declaration", None)}
+
+    def definition(self) -> Task:
+        """Return the task: its source, texts, labels and metrics.
 
         Raises:
             ValueError: if there is none of this name, or its declaration is wrong.
