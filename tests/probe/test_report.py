@@ -5,15 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
 from lossytp.probe import report
-
-
-def trace_file(tmp_path, *flows):
-    path = tmp_path / "trace.parquet"
-    traces = [FlowTrace(lost=np.array(lost, bool)) for lost in flows]
-    write_trace(path, ProbeTrace(flows=dict(enumerate(traces))))
-    return path
+from tests.probe.traces import trace_file
 
 
 def test_reports_from_the_losses_to_the_study(tmp_path, capsys):

@@ -6,6 +6,7 @@ are the ends of its interval; below the smallest rate it falls to 0 at a rate of
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ def side_by_side(costs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([network | cells for network, cells in zip(networks, rows.values(), strict=True)])
 
 
-def _budget_in_words(row: dict[str, Any]) -> str:
+def _budget_in_words(row: Mapping[Any, Any]) -> str:
     values = [row[name] for name in ("budget", "budget_low", "budget_high")]
     texts = ["never" if value == math.inf else f"{100 * value:.2g} %" for value in values]
     return f"{texts[0]}?" if math.isnan(values[1]) else f"{texts[0]} ({texts[1]} to {texts[2]})"
