@@ -19,8 +19,8 @@ class TrainConfig(WatchingSettings, OptimisationSettings, ParallelismSettings, C
     """Everything that a training run's result depends on, and its output folder."""
 
     model_name: str = "gpt2-nano"
-    """gpt2-nano, gpt2-micro; gpt2, gpt2-medium, -large, -xl, distilgpt2 or owner/name on the hub; a folder. The suffix
-    -scratch gives random weights; gpt2-nano-wide and -deep exist only with it."""
+    """gpt2-nano or gpt2-micro; gpt2, gpt2-medium, -large, -xl, distilgpt2 or owner/name on the hub; or a folder. The
+    suffix -scratch gives random weights; gpt2-nano-wide and -deep exist only with it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +42,7 @@ class TrainConfig(WatchingSettings, OptimisationSettings, ParallelismSettings, C
 
 
 def _check_parallelism(config: "TrainConfig") -> None:
-    """Refuse implementations, pipelines and batches that do not go together."""
+    """Refuse implementations, pipelines and batch sizes that do not work together."""
     if config.implementation == "megatron" and (config.bf16 or config.fp16):
         raise ValueError(
             "implementation = 'megatron' does not work with bf16 or fp16, because its layers do not know autocast: "
@@ -96,7 +96,7 @@ def _check_parallelism(config: "TrainConfig") -> None:
 
 
 def _check_backend(config: "TrainConfig") -> None:
-    """Refuse what only this project's layers can do, and repairs that other traffic cannot have."""
+    """Refuse settings that need this project's layers, and repairs that other traffic does not support."""
     own_layers = config.implementation == "lossytp" and config.tensor_parallel_size > 1
     stages_alone = config.pipeline_parallel_size > 1 and config.tensor_parallel_size == 1
     if not own_layers:
@@ -174,7 +174,7 @@ def _check_scope(config: "TrainConfig") -> None:
 
 
 def _check_replicas(config: "TrainConfig") -> None:
-    """Refuse settings of streams and copies of their own for ranks that share theirs."""
+    """Refuse settings of ranks' own streams and copies if ranks share them."""
     if not config.reliable_gather and config.tensor_parallel_size * config.data_parallel_size == 1:
         raise ValueError(
             "reliable_gather = False has no effect where nothing is summed: give tensor_parallel_size above 1"
