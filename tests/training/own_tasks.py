@@ -31,7 +31,7 @@ def flat_rows(number, first):
     ]
 
 
-def write(file: Path, rows) -> Path:
+def write_rows(file: Path, rows) -> Path:
     """Write rows as csv, json, jsonl or parquet, as the file's name ends."""
     file.parent.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(rows)
@@ -50,8 +50,8 @@ def declare(folder: Path, of="classification", *, suffix=".csv", stem="mine", **
     A value of None leaves a key out.
     """
     for number in (0, 1):
-        write(folder / f"rows/train-{number}{suffix}", flat_rows(18, 18 * number))
-    write(folder / f"rows/test{suffix}", flat_rows(15, 100))
+        write_rows(folder / f"rows/train-{number}{suffix}", flat_rows(18, 18 * number))
+    write_rows(folder / f"rows/test{suffix}", flat_rows(15, 100))
     told = {"train": f"rows/train-*{suffix}", "test": f"rows/test{suffix}", "kind": of, **DECLARED[of], **values}
     file = folder / f"{stem}.yaml"
     file.write_text(yaml.safe_dump({key: value for key, value in told.items() if value is not None}))

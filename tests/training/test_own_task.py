@@ -17,7 +17,7 @@ from lossytp.training.command_line import parse
 from lossytp.training.config import EvaluateConfig, TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
-from tests.training.own_tasks import HEADLINES, declare, write
+from tests.training.own_tasks import HEADLINES, declare, write_rows
 from tests.training.tasks_of_all_kinds import at, losses
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
@@ -152,7 +152,7 @@ def test_the_readmes_declaration_and_command(tmp_path, monkeypatch):
     assert lines.count("\n") <= 7
     for name, number in ((told["train"].replace("*", "0"), 12), (told["test"], 6)):
         rows = [{"title": "About", "review": f"no. {i}", "verdict": ("good", "bad")[i % 2]} for i in range(number)]
-        write(tmp_path / name, rows)
+        write_rows(tmp_path / name, rows)
     (tmp_path / "reviews.yaml").write_text(lines)
     monkeypatch.chdir(tmp_path)
     config = parse(TrainConfig, None, shlex.split(command))

@@ -15,8 +15,8 @@ class TrainConfig(FineTuningSettings, RunSettings, DataSettings):
     """Everything that a training run's result depends on, and its output folder."""
 
     model_name: str = "gpt2-nano"
-    """gpt2-nano, gpt2-micro; gpt2, gpt2-medium, -large, -xl, distilgpt2 or owner/name on the hub; a folder. The suffix
-    -scratch gives random weights; gpt2-nano-wide and -deep exist only with it."""
+    """gpt2-nano or gpt2-micro; gpt2, gpt2-medium, -large, -xl, distilgpt2 or owner/name on the hub; or a folder. The
+    suffix -scratch gives random weights; gpt2-nano-wide and -deep exist only with it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from lossytp.training.tasks.declared import declared_task, read_declaration
-from tests.training.own_tasks import DECLARED, declare, flat_rows, write
+from tests.training.own_tasks import DECLARED, declare, flat_rows, write_rows
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_all_kinds_and_what_json_keeps_of_them(tmp_path, kind):
 def test_numbers_are_names_of_classes_and_are_read_as_text_if_the_template_says_so(tmp_path):
     for name, first in (("train", 0), ("test", 1)):
         stars = [{"stars": i % 3 + 1, "price": 0.5 * i, "year": 1990 + i} for i in range(first, first + 6)]
-        write(tmp_path / f"{name}.csv", stars)
+        write_rows(tmp_path / f"{name}.csv", stars)
     keys = {"train": "train.csv", "test": "test.csv", "body": "{year!s}: {price:.2f}", "label": "stars"}
     (tmp_path / "stars.yaml").write_text(yaml.safe_dump({**keys, "labels": [1, 2, 3]}))
     examples = declared_task(read_declaration(tmp_path / "stars.yaml"), str(tmp_path)).examples("train")
