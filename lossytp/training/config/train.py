@@ -31,6 +31,7 @@ class TrainConfig(WatchingSettings, OptimisationSettings, ParallelismSettings, C
                 f"control = {self.control!r} does not work with loss_type = {self.loss_type!r}: its losses, or its "
                 "noise, are independent; give loss_type = 'ber'"
             )
+        _check_transport(self)
         _check_parallelism(self)
         _check_backend(self)
         _check_replicas(self)
@@ -39,6 +40,17 @@ class TrainConfig(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         shape = shape_of(self.model_name)
         if shape is not None:
             check_blocks(self, shape.layers)
+
+
+def _check_transport(config: "TrainConfig") -> None:
+    """Refuse what cannot really be sent."""
+    allowed = {"implementation": "lossytp", "data_parallel_size": 1, "pipeline_parallel_size": 1, "bf16": False}
+    for name, needed in (allowed | {"fp16": False}).items() if config.transport == "udp" else ():
+        if getattr(config, name) != needed:
+            raise ValueError(
+                f"{name} = {getattr(config, name)!r} does not work with transport = 'udp', which carries float32 of "
+                "this project's tensor parallelism alone: leave one out"
+            )
 
 
 def _check_parallelism(config: "TrainConfig") -> None:
