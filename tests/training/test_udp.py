@@ -21,7 +21,12 @@ OVER_UDP: dict[str, Any] = {
 }
 
 
+def on_rank_import() -> None:
+    """Import this module in every process, so that the run need not wait for imports."""
+
+
 def test_a_simulated_network_replays_what_udp_lost(processes: Callable, tmp_path: Path) -> None:
+    processes(2, on_rank_import)
     folder = {name: {"output_dir": str(tmp_path / name)} for name in ("udp", "replayed", "lossless")}
     file = tmp_path / "udp" / LOSSES
     record = processes(2, train, tmp_path, OVER_UDP | folder["udp"])[0]
