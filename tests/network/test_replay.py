@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lossytp.network import LossyNetwork, Trace, loss_process_named
+from lossytp.network import LossyNetwork, Trace
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.network.replay import Replay
 
@@ -57,14 +57,6 @@ def test_a_link_that_was_not_recorded_is_refused() -> None:
 def test_links_must_be_given() -> None:
     with pytest.raises(ValueError, match=r"links = \(\) is not a list of at least one value"):
         Replay(())
-
-
-def test_a_file_is_replayed_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "losses.parquet"
-    flow = FlowTrace(lost=np.array([True, False]), src="1", dst="0")
-    write_trace(path, ProbeTrace(flows={0: flow}))
-    replay = loss_process_named(f"replay({str(path)!r})")
-    assert replay == Replay((((1, 0), Trace(lost=[0], num_packets=2)),))
 
 
 def test_a_trace_between_machines_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
 import contextlib
+import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,19 +8,32 @@ import numpy as np
 import pytest
 
 from lossytp.network.datagrams import new_session
+from lossytp.network.probe.control import LENGTH
 from lossytp.network.udp.mesh import Cargo, Mesh
 
 
-def test_a_stranger_at_the_door_is_turned_away() -> None:
+def framed(content: object) -> bytes:
+    text = json.dumps(content).encode()
+    return LENGTH.pack(len(text)) + text
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\n\r\n", framed({"kind": "rank", "rank": 1, "session": "00" * 16, "arrays": []})]
+)
+def test_a_stranger_at_the_door_is_turned_away(sent: bytes) -> None:
     first, second = Mesh(0), Mesh(1)
     addresses, session = {0: first.address, 1: second.address}, new_session()
     with socket.create_connection(first.address) as stranger, ThreadPoolExecutor(2) as pool:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.sendall(sent)
         list(pool.map(lambda mesh: mesh.connect(addresses, session), (first, second), timeout=30))
         stranger.settimeout(10)
         with contextlib.suppress(ConnectionResetError):  # what it sent was not read to its end
             assert stranger.recv(100) == b""
-    assert first.ranks == second.ranks == {0, 1}
+        cargo = Cargo(1, np.zeros(8, np.uint8), 8, 0, 8, np.empty(0, np.int64))
+        exchanged = pool.map(
+            lambda mesh, *sides: mesh.exchange(*sides), (first, second), ([cargo], []), ([], [cargo._replace(rank=0)])
+        )
+        assert [list(lost) for lost in exchanged] == [[(0, 1)]] * 2
     first.close()
     second.close()
 
