@@ -104,10 +104,7 @@ def fit_lines(fitted: Fitted, trace: str) -> Iterator[str]:
         low, high = fitted.intervals[name]
         yield f"  {name:18} {value:.5g} ({low:.5g} to {high:.5g})"
     if fitted.together > TOGETHER:
-        yield (
-            f"the flows lose packets at the same time (correlation {fitted.together:.2f}): the intervals are too narrow, "
-            "because they take the flows for independent"
-        )
+        yield f"flows lose packets at the same time (correlation {fitted.together:.2f}): these intervals are too narrow"
     yield ""
     for name, law in (("bursts", fitted.goodness.bursts), ("gaps", fitted.goodness.gaps)):
         yield (

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossytp.network.fitting import Comparison, Goodness
@@ -39,7 +40,7 @@ def run_lengths(goodness: Goodness) -> Figure:
     return figure
 
 
-def _survival(ax: plt.Axes, runs: Comparison) -> None:
+def _survival(ax: Axes, runs: Comparison) -> None:
     """Draw both laws down to the share of half a recorded run."""
     smallest = 0.5 / max(int(runs.recorded.counts.sum()), 1)
     for label, law in (("fitted", runs.fitted), ("recorded", runs.recorded)):
