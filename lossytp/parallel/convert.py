@@ -179,11 +179,6 @@ def parallelize(
             f"own_copies = True for {type(model).__name__}, whose ranks sum the gradients of replicated norms: leave "
             "it out"
         )
-    if not collective.wiring.one_stream and any(split.whole for split in splits):
-        raise ValueError(
-            f"{type(model).__name__} needs all outputs of some sharded layers on every rank, and these are gathered "
-            "reliably: give reliable_gather = True and no sequence_parallel"
-        )
 
     def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return ColumnParallelLinear(

@@ -207,12 +207,6 @@ def test_half_a_plan_shards_half_a_model() -> None:
             "own_copies = True for Qwen3ForCausalLM, whose ranks sum the gradients of replicated norms: leave it out",
         ),
         (
-            lambda: tiny("olmo2"),
-            {"reliable_gather": False},
-            ValueError,
-            "Olmo2ForCausalLM needs all outputs of some sharded layers on every rank",
-        ),
-        (
             lambda: ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2),
             {},
             TypeError,
@@ -232,7 +226,6 @@ def test_half_a_plan_shards_half_a_model() -> None:
         "half a block",
         "no linear",
         "copies",
-        "gathers",
         "twice",
         "no head",
     ],
