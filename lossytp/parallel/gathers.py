@@ -1,14 +1,14 @@
-"""Reliable gathers of what a model's processes hold in shards: weights, and activations that each process needs whole.
+"""Gather weights, and activations that every process needs whole, from the shards of processes, reliably.
 
-Some models need all outputs of a sharded layer on every rank, such as those that normalise all queries together. Each
-rank then computes the same on whole activations. A gather loses no packets.
+Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each rank
+then does the same computation on whole activations. These gathers lose no packets.
 
 If ranks have streams of their own, a rank's columns are in its own rows, and all rows are equal after a gather. The
-training loss is then the mean over the L local ranks, whose gradients are L times as large where layers are sharded (as
-in `lossytp.parallel.functions`), but not where each rank computes on whole activations.
+training loss is then the mean over the L local ranks. Gradients are L times as large where layers are sharded (as in
+`lossytp.parallel.functions`), but not where each rank computes on whole activations.
 
-Shapes: ... any leading axes, B the first of them, L ranks in this process, R ranks, O the columns of this process: by
-projection, then by rank; `widths` one rank's outputs of each projection.
+Shapes: ... any leading axes, B the first of them; L ranks in this process, of R; O the columns of this process, by
+projection, then by rank. `widths` are the outputs of one rank, for each projection.
 """
 
 from typing import Any
@@ -60,7 +60,9 @@ def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -
         return own_columns(whole, widths, group)
     streams = whole.unflatten(0, (len(group.local), -1))
     pieces = [piece.unflatten(-1, (group.size, -1)) for piece in streams.split([group.size * w for w in widths], -1)]
-    return torch.cat([torch.cat([piece[n, ..., rank, :] for n, rank in enumerate(group.local)]) for piece in pieces], -1)
+    return torch.cat(
+        [torch.cat([piece[n, ..., rank, :] for n, rank in enumerate(group.local)]) for piece in pieces], -1
+    )
 
 
 def _streams(collective: LossyCollective) -> int:
@@ -106,15 +108,15 @@ class _SumGradient(Function):
 
 
 def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return the columns of all ranks; backward takes a rank's own, since all hold the same gradient."""
+    """Return the columns of all ranks. Backward keeps each rank's own, since all hold the same gradient."""
     return _GatherColumns.apply(y, widths, collective)
 
 
 def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return this process's columns, or each stream's own; backward gathers the gradients of all."""
+    """Return the columns of this process's ranks. Backward gathers the gradients of all ranks."""
     return _SplitColumns.apply(x, widths, collective)
 
 
 def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
-    """Return `parameter`; backward sums its gradient over processes, each of which sees its own heads only."""
+    """Return `parameter`. Backward sums its gradient over processes, since each of them sees only its own heads."""
     return _SumGradient.apply(parameter, group)

@@ -28,13 +28,13 @@ class Pipeline:
     """One process's stage of a decoder, and its schedule.
 
     Args:
-        model: the whole classifier or language model; this stage takes over its blocks, so that memory holds them once.
+        model: the whole classifier or language model. This stage uses its blocks, so that memory holds them once.
         process_group: the stages, in order.
         schedule: "gpipe" or "1f1b".
-        num_microbatches: of a training batch; for 1F1B at least as many as stages.
-        device: where the model and the batches are.
-        exact_adjoint: a stage returns no gradient for elements that did not reach it. It knows them; a layer whose sums
-            others receive does not. A lost token, normalised from zero, has a gradient that dwarfs all others'.
+        num_microbatches: number of microbatches of a training batch; for 1F1B at least the number of stages.
+        device: the device of the model and the batches.
+        exact_adjoint: whether a stage returns no gradient for elements that did not reach it. It knows which these are,
+            unlike the sender of a sum. A lost token is normalised from zero, so its gradient would dwarf all others.
 
     Raises:
         TypeError: for a model with another head, or whose base model does not list its blocks.
@@ -62,7 +62,7 @@ class Pipeline:
                 f"keep busy: give {self.num_stages} or more, or gpipe"
             )
         self.stage = Stage(model, self.index, self.num_stages, exact_adjoint)
-        # the last batch's schedule, by examples and tokens: each holds a whole batch of hidden states
+        # only the last batch's schedule, by examples and tokens: it holds the hidden states of a whole batch
         self._training: dict[tuple[int, int], Any] = {}
         self._evaluation: dict[tuple[int, int], Any] = {}
         self._counted: Tensor | None = None  # tokens that a microbatch predicts, on average over the batch
@@ -74,7 +74,7 @@ class Pipeline:
     def forward_backward(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Compute the gradients of the mean training loss over `batch`.
 
-        A batch that the microbatches do not divide, as at the end of an epoch, runs whole.
+        A batch that cannot be split evenly into microbatches, as at the end of an epoch, runs whole.
 
         Args:
             batch: input_ids (B, T); labels, (B,) of a classifier and (B, T) of a language model; and an attention_mask

@@ -1,4 +1,4 @@
-"""Quantities of a model that is spread over processes, without losses: gradient norm, replica drift, means."""
+"""Compute, without losses, quantities of a model that is spread over processes: gradient norm, drift, means."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -106,7 +106,7 @@ def on_rank_zero(decide: Callable[[], T], network: LossyNetwork) -> T:
 
 
 def merge_counters(network: LossyNetwork) -> None:
-    """Let every process's network know what all of them sent and lost.
+    """Add up what all processes sent and lost, in the network of every process.
 
     Raises:
         ValueError: if two processes disagree on a link that both know: they lost different packets.
@@ -140,7 +140,7 @@ def placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str], int]]:
             if id(parameter) in seen:  # tied
                 continue
             seen.add(id(parameter))
-            axes = set()
+            axes = {"dp"} if hasattr(parameter, "sharded_over_replicas") else set()  # a piece of `FlatUnit`
             if isinstance(parameter, DTensor):
                 names = parameter.device_mesh.mesh_dim_names or ()
                 placements = zip(names, parameter.placements, strict=True)

@@ -16,13 +16,16 @@ from lossytp.training.heads import ENDINGS, head_class, saved_class
 from lossytp.training.tokenizer import check_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 MODELS = Path(__file__).resolve().parents[2] / "models"  # a checkout's committed pretrained models
 SCRATCH = "-scratch"
 SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # a GPT-2's, in the order of `Shape`
 OTHER_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout", "residual_dropout")
+DROPOUTS = (
+    *("embd_pdrop", "attn_pdrop", "resid_pdrop"),
+    *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
+)
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 DEFAULT_LOSS = "ForCausalLM"  # transformers' own default, which warns if a model's class name implies no loss
 PRESETS: dict[str, dict[str, Any]] = {
@@ -242,10 +245,11 @@ def _pretrained(name: str, kind: Any) -> Any:
     return model
 
 
-def build_language_model(name: str, tokenizer: "PreTrainedTokenizerFast", *, seed: int) -> "GPT2LMHeadModel":
-    """Return the named preset with a language-modelling head, weights drawn from `seed`, and no dropout."""
-    model: Any = build_model(name + SCRATCH, "generation", tokenizer=tokenizer, dropout=0.0, seed=seed)
-    return model
+def build_language_model(
+    name: str, tokenizer: "PreTrainedTokenizerFast", *, dropout: float, seed: int
+) -> "PreTrainedModel":
+    """Return the named preset with a language-modelling head, and weights drawn from `seed`."""
+    return build_model(name + SCRATCH, "generation", tokenizer=tokenizer, dropout=dropout, seed=seed)
 
 
 def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedConfig":

@@ -207,6 +207,13 @@ def test_half_a_plan_shards_half_a_model() -> None:
             "own_copies = True for Qwen3ForCausalLM, whose ranks sum the gradients of replicated norms: leave it out",
         ),
         (
+            lambda: tiny("starcoder2", residual_dropout=0.1),
+            {"reliable_gather": False},
+            ValueError,
+            "residual_dropout = 0.1 does not work with reliable_gather = False, because Starcoder2ForCausalLM would drop "
+            "other elements on each rank: load the model with residual_dropout = 0",
+        ),
+        (
             lambda: ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2),
             {},
             TypeError,
@@ -226,6 +233,7 @@ def test_half_a_plan_shards_half_a_model() -> None:
         "half a block",
         "no linear",
         "copies",
+        "dropout",
         "twice",
         "no head",
     ],

@@ -29,12 +29,10 @@ class ComputeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(Settings):
-    """The task and its training batches."""
+    """The task and its examples."""
 
     dataset: str = "docstrings"
     """The task: docstrings (which library is it from?), on every machine; or another of TASKS: sst2, mnli..."""
-    batch_size: Count = 32
-    """Examples a step, over all replicas."""
     max_length: Count = 64
     """Tokens to cut an example to, a prompt together with its answer; the record counts the cut ones."""
     max_samples: CountFromZero | None = None
@@ -71,38 +69,30 @@ class AdamWSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimisationSettings(AdamWSettings):
-    """The steps of fine-tuning."""
+    """The optimizer's steps."""
 
-    max_steps: Count = 600
-    """Optimiser steps."""
+    batch_size: Count = 32
+    """Examples a step, over all replicas."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to zero after the warm-up; constant keeps it."""
+    """How the learning rate falls after the warm-up; constant keeps it."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Of embeddings, attention and residuals; heads in different processes share their attention masks."""
-    gradient_accumulation_steps: Count = 1
-    """Number of microbatches accumulated per optimiser step; it changes no result but for rounding."""
     gradient_checkpointing: bool = False
     """Recompute a block's activations in backward, with the packet losses of the first pass."""
     unfreeze_last_layers: CountFromZero | None = None
     """Train only this many last blocks, the last norm and the head; 0 trains the norm and the head alone."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_warmup("max_steps")
-
 
 @dataclass(frozen=True, kw_only=True)
 class WatchingSettings(Settings):
-    """When a run is evaluated and stopped, and what it saves."""
+    """When a run is evaluated, and what it saves."""
 
     eval_steps: Count | None = None
     """Steps between evaluations; if left out, evaluate only at the end."""
-    patience: Count | None = None
-    """Evaluations in a row without a better score over the lossy network after which to stop."""
-    target_accuracy: float | None = None
-    """Record when the score over the lossy network reaches this and holds it at the next evaluation."""
     checkpoint_steps: Count | None = 200
     """Steps between checkpoints of the unfinished run; the same command resumes from the last one."""
+    checkpoint_path: str | None = None
+    """A checkpoint to resume from, or a folder, whose newest checkpoint counts; if left out, output_dir's if any."""
     save_model: bool = False
     """Save the model with the best lossy evaluation, and the last one, as folders best and last."""
     tensorboard: bool = False
@@ -115,6 +105,20 @@ class WatchingSettings(Settings):
     """Round trip of that link, in microseconds."""
     output_dir: str = "output"
     """Folder for record.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuningSettings(WatchingSettings):
+    """The steps of fine-tuning, and the scores that it waits for."""
+
+    max_steps: Count = 600
+    """Optimiser steps."""
+    gradient_accumulation_steps: Count = 1
+    """Number of microbatches accumulated per optimiser step; it changes no result but for rounding."""
+    patience: Count | None = None
+    """Evaluations in a row without a better score over the lossy network after which to stop."""
+    target_accuracy: float | None = None
+    """Record when the score over the lossy network reaches this and holds it at the next evaluation."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from lossytp.network.checks import check_known, check_names
 from lossytp.training.config.bounds import check_bounds
@@ -35,6 +35,9 @@ class Settings:
         ValueError: if a value is of another type than its field, or out of the field's bounds.
     """
 
+    neutral: ClassVar[tuple[str, ...]] = ("output_dir", "checkpoint_path", "checkpoint_steps", "tensorboard", "wandb")
+    """Fields that change no result."""
+
     def __post_init__(self) -> None:
         kinds = _kinds(type(self))
         for name, kind in kinds.items():
@@ -53,6 +56,15 @@ class Settings:
     def as_dict(self) -> dict[str, Any]:
         """Return field names and values, which JSON can hold."""
         return asdict(self)
+
+    def result_settings(self) -> dict[str, Any]:
+        """Return the settings that the result depends on, as records hold them."""
+        return {name: value for name, value in self.as_dict().items() if name not in self.neutral}
+
+    @classmethod
+    def result_defaults(cls) -> dict[str, Any]:
+        """Return the defaults of the settings that the result depends on."""
+        return {field.name: field.default for field in fields(cls) if field.name not in cls.neutral}
 
     def group(self, kind: type["Settings"]) -> dict[str, Any]:
         """Return names and values of one group of settings."""
