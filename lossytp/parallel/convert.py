@@ -29,6 +29,7 @@ from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParalle
 from lossytp.parallel.mixed_classes import mixed
 from lossytp.parallel.own_streams import OwnStreams, give_own_streams_, shared_again, take_first_ranks_
 from lossytp.parallel.plans import (
+    GPT2_PLAN,
     LayerSplit,
     Plan,
     blocks_of,
@@ -336,6 +337,19 @@ def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan |
     splits = splits_of(model, plan_of(model) if plan is None else plan)
     check_size(model, splits, tensor_parallel_size)
     return splits
+
+
+def gpt2_splits(model: PreTrainedModel, tensor_parallel_size: int, implementation: str) -> list[LayerSplit]:
+    """Return the layers to shard of a GPT-2, as `dense_splits`, for layers that this project did not write.
+
+    Raises:
+        TypeError: for another family.
+    """
+    if isinstance(model, PreTrainedModel) and not isinstance(model, GPT2PreTrainedModel):
+        raise TypeError(
+            f"implementation = {implementation!r} supports GPT-2, not a {type(model).__name__}: give 'lossytp'"
+        )
+    return dense_splits(model, tensor_parallel_size, GPT2_PLAN)
 
 
 def _dense_layers(layer: Any) -> list[nn.Module]:

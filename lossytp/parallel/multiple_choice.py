@@ -1,8 +1,8 @@
 """Decoders for multiple choice: each option is scored separately, and the option with the largest score is the answer.
 
 This follows Radford et al., "Improving Language Understanding by Generative Pre-Training" (2018), figure 1.
-Any classifier of transformers becomes one. Its class has the family's name, such as `LlamaForMultipleChoice`, and can be
-imported from this module, as copies and pickles do.
+Any classifier of transformers becomes one. Its class bears the family's name, such as `LlamaForMultipleChoice`.
+Copies and pickles import it from this module.
 
 Shapes: B examples, O options of the example with the most options, T tokens.
 """

@@ -210,8 +210,8 @@ def test_half_a_plan_shards_half_a_model() -> None:
             lambda: tiny("starcoder2", residual_dropout=0.1),
             {"reliable_gather": False},
             ValueError,
-            "residual_dropout = 0.1 does not work with reliable_gather = False, because Starcoder2ForCausalLM would drop "
-            "other elements on each rank: load the model with residual_dropout = 0",
+            "residual_dropout = 0.1 does not work with reliable_gather = False, because Starcoder2ForCausalLM would "
+            "drop other elements on each rank: load the model with residual_dropout = 0",
         ),
         (
             lambda: ltp.parallelize(tiny("llama"), bernoulli(0.0), tensor_parallel_size=2),

@@ -33,7 +33,7 @@ def folder(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("how", [{}, {"reliable_gather": False}], ids=["shared", "own streams"])
-@pytest.mark.parametrize("kind", ["classification", "regression", "generation", "multiple choice"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "generation", "choice"])
 def test_it_is_trained_saved_and_evaluated(tmp_path, folder, kind, how):
     record = train(tmp_path, kind, model_name=str(folder), tensor_parallel_size=4, **how)
     assert record["network"]["training"]["lost"] > 0
