@@ -14,7 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.bucketed_ddp import BucketedDDP
 from lossytp.parallel.convert import fuse_gelu_, parallelize
+from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.plans import blocks_of
@@ -26,6 +28,7 @@ from lossytp.training.microbatches import counted, microbatches
 from lossytp.training.side_by_side import SideBySide
 
 INSTALL_MEGATRON = "pip install megatron-core"
+WRAPPERS = (DistributedDataParallel, BucketedDDP, FlatFSDP)  # hold the model as `module`
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -82,7 +85,8 @@ class Engine:
             from lossytp.parallel.data_parallel import data_parallel
 
             assert layout.mesh is not None
-            self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type)
+            custom = config.custom_data_parallel
+            self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
         alone = self.implementation == "dense" and layout.world_size == 1 and config.dropout == 0
         self._threads = SideBySide(config.threads) if alone and config.threads and device.type == "cpu" else None
 
@@ -156,7 +160,7 @@ class Engine:
 
     def _averaging_gradients(self, last: bool) -> AbstractContextManager:
         """Average a batch's gradients in one message, with its last microbatch, under DDP; FSDP does so each time."""
-        if isinstance(self.module, DistributedDataParallel) and not last:
+        if isinstance(self.module, DistributedDataParallel | BucketedDDP) and not last:
             return self.module.no_sync()
         return nullcontext()
 
@@ -273,7 +277,7 @@ class Engine:
         first rank's.
         """
         self.module.eval()
-        model: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        model: Any = self.module.module if isinstance(self.module, WRAPPERS) else self.module
         with self._autocast(), torch.no_grad():
             ids: Tensor = model.generate(
                 **self._to_device(prompts),
@@ -333,7 +337,7 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
 def _implementation(config: RunSettings, layout: Layout) -> str:
     if config.tensor_parallel_size == 1:
         return "dense"
-    if config.implementation == "megatron":
+    if config.tensor_parallel_layers == "megatron":
         from lossytp.parallel.megatron import megatron_is_installed
 
         if not megatron_is_installed():
@@ -343,4 +347,4 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
                     file=sys.stderr,
                 )
             return "lossytp"
-    return config.implementation
+    return config.tensor_parallel_layers

@@ -50,6 +50,8 @@ class PretrainConfig(RunSettings, TextSettings):
     """Blocks a step, over all replicas."""
     microbatch_size: Count = 4
     """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
+    implementation: Literal["custom", "pytorch"] = "pytorch"  # type: ignore[assignment]
+    """Whose DDP and FSDP: this project's or PyTorch's."""
     tensor_parallel_size: int = 1
     """Tensor-parallel ranks; spread over the processes under torchrun, else virtual."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
@@ -107,6 +109,14 @@ class PretrainConfig(RunSettings, TextSettings):
     @property
     def task(self) -> str:
         return path_end(self.data_glob) or ""
+
+    @property
+    def tensor_parallel_layers(self) -> str:
+        return "lossytp"
+
+    @property
+    def custom_data_parallel(self) -> bool:
+        return self.implementation == "custom"
 
     @property
     def microbatches(self) -> int:
