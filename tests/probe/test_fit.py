@@ -6,18 +6,11 @@ import numpy as np
 import pytest
 
 from lossytp.network import GilbertElliott, Trace, loss_process_named
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.probe import fit
 from lossytp.probe.recorded import flows_of, read
+from tests.probe.traces import trace_file
 
 TRUTH = GilbertElliott(p_good_to_bad=0.01, p_bad_to_good=0.1, loss_bad=0.5, loss_good=0.002)
-
-
-def trace_file(tmp_path, *flows):
-    path = tmp_path / "trace.parquet"
-    traces = [FlowTrace(lost=np.array(lost, bool)) for lost in flows]
-    write_trace(path, ProbeTrace(flows=dict(enumerate(traces))))
-    return path
 
 
 def simulated(length, seed):
