@@ -22,6 +22,7 @@ from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.replicas import gathered, mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
+from lossytp.parallel.vocabulary import split_vocabulary_
 from lossytp.training.config import RunSettings
 from lossytp.training.config.combinations import check_blocks
 from lossytp.training.microbatches import counted, microbatches
@@ -115,7 +116,7 @@ class Engine:
             group = layout.process_group("tp")
             assert group is not None
             return parallelize_megatron(dense, group)
-        return parallelize(
+        parallel = parallelize(
             dense,
             self.network,
             tensor_parallel_size=config.tensor_parallel_size,
@@ -123,6 +124,9 @@ class Engine:
             own_copies=config.replicated_gradients != "reliable",
             wiring=self.wiring,
         )
+        if config.splits_vocabulary:
+            split_vocabulary_(parallel)
+        return parallel
 
     def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
         """Compute the gradients of the mean training loss over this process's share of `batch`.

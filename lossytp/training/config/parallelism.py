@@ -68,6 +68,11 @@ class ParallelismSettings(NetworkSettings):
         return False
 
     @property
+    def splits_vocabulary(self) -> bool:
+        """Return whether tensor-parallel ranks also share the vocabulary, and compute the training loss together."""
+        return False
+
+    @property
     def fully_sharded(self) -> bool:
         """Return whether replicas shard the parameters, and gather them over the lossy network."""
         return self.data_parallel_size > 1 and self.data_parallel_type == "fsdp"
