@@ -10,6 +10,8 @@ import seaborn as sns
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
+from lossytp.study.figures.style import shared_legend
+
 SENDS = {
     "tensor parallelism": "sums of activations",
     "data parallelism": "averages of gradients",
@@ -19,6 +21,7 @@ SENDS = {
 ABSENT, WEIGHTS, EXAMPLES = range(3)
 BACKWARD_TIME = 2  # forward passes that a backward pass takes: it computes two gradients
 SMOOTHED_OVER = 10  # steps
+WAYS = ("without_losses", "with_losses")
 
 
 def holdings(ranks: int = 2, layers: int = 4) -> Figure:
@@ -132,13 +135,14 @@ def training_losses(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     Args:
         results: of `lab.train`, by the name of a panel.
     """
-    figure, axes = plt.subplots(1, len(results), figsize=(1.8 * len(results), 1.9), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(1, len(results), figsize=(1.5 * len(results), 2.1), squeeze=False, layout="constrained")
     for ax, (name, result) in zip(axes[0], results.items(), strict=True):
-        for way in ("without_losses", "with_losses"):
+        for way in WAYS:
             if way in result:
                 smooth = pd.Series(result[way]["losses"]).rolling(SMOOTHED_OVER, min_periods=1).mean()
-                ax.plot(smooth, label=f"{way.replace('_', ' ')}: {result[way]['accuracy']:.2f}")
-        ax.set(title=name, xlabel="step", ylim=(0, None))
-        ax.legend(title="accuracy", loc="upper right")
+                ax.plot(smooth, label=way.replace("_", " "))
+        accuracies = [f"{result[way]['accuracy']:.2f}" for way in WAYS if way in result]
+        ax.set(title=f"{name}\naccuracy {', '.join(accuracies)}", xlabel="step", ylim=(0, None))
     axes[0, 0].set_ylabel("training loss (nats)")
+    shared_legend(figure, axes[0, 0])
     return figure
