@@ -4,7 +4,7 @@ import pytest
 
 from lossytp.labs.data_parallel import DataParallelConfig
 from lossytp.labs.lab import perceptron
-from tests.labs.dense import SMALL, dense_losses, run_lab
+from tests.labs.dense import SMALL, dense_losses, refusal, run_lab
 
 OPERATIONS = {"ddp": {"all_reduce"}, "fsdp": {"all_gather", "reduce_scatter"}}
 
@@ -29,4 +29,4 @@ def test_each_kind_loses_packets_of_its_own_operations(processes, tmp_path, kind
 def test_a_batch_that_replicas_cannot_share_is_refused(processes):
     message = "batch_size = 15 cannot be split over 2 ranks: give a multiple of 2"
     values = {"batch_size": 15}
-    assert processes(2, run_lab, "data_parallel", "DataParallelConfig", values) == [message, message]
+    assert processes(2, refusal, "data_parallel", "DataParallelConfig", values) == [message, message]

@@ -3,7 +3,7 @@
 import pytest
 
 from lossytp.labs.pipeline import PipelineLabConfig, batch_of, transformer
-from tests.labs.dense import dense_losses, run_lab
+from tests.labs.dense import dense_losses, refusal, run_lab
 
 TINY = {"steps": 5, "batch_size": 8, "hidden_dim": 16, "input_dim": 16, "num_layers": 2, "learning_rate": 0.01}
 LAB = ("pipeline", "PipelineLabConfig")
@@ -32,4 +32,4 @@ def test_sizes_that_do_not_divide_are_refused(processes):
         "num_layers": (1, "pipeline_parallel_size = 2 is above the model's 1 blocks: give fewer"),
     }
     for name, (value, message) in messages.items():
-        assert processes(2, run_lab, *LAB, {name: value}) == [message, message]
+        assert processes(2, refusal, *LAB, {name: value}) == [message, message]

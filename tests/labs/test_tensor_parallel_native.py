@@ -6,7 +6,7 @@ import pytest
 
 from lossytp.labs.lab import BackendLabConfig, perceptron
 from lossytp.labs.tensor_parallel_native import run
-from tests.labs.dense import SMALL, dense_losses, run_lab
+from tests.labs.dense import SMALL, dense_losses, refusal, run_lab
 
 LAB = ("tensor_parallel_native", "BackendLabConfig")
 
@@ -31,7 +31,7 @@ def test_a_single_process_and_indivisible_sizes_are_refused(processes):
     ):
         run(BackendLabConfig())
     message = "hidden_dim = 63 cannot be split over 2 ranks: give a multiple of 2"
-    assert processes(2, run_lab, *LAB, {"hidden_dim": 63}) == [message, message]
+    assert processes(2, refusal, *LAB, {"hidden_dim": 63}) == [message, message]
 
 
 def test_a_port_in_use_and_an_unknown_address_are_one_line(processes):
@@ -40,7 +40,7 @@ def test_a_port_in_use_and_an_unknown_address_are_one_line(processes):
         taken.listen()
         port = taken.getsockname()[1]
         variables = {"MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        (message,) = processes(1, run_lab, *LAB, {}, variables)
+        (message,) = processes(1, refusal, *LAB, {}, variables)
     assert message == f"MASTER_PORT = {port} is in use on 127.0.0.1: choose another, the same for all ranks"
-    (message,) = processes(1, run_lab, *LAB, {}, {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "2"})
+    (message,) = processes(1, refusal, *LAB, {}, {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "2"})
     assert message.startswith("MASTER_ADDR = 'nowhere.invalid' names no machine ")
