@@ -20,7 +20,7 @@ class _Change(NamedTuple):
     """An operation that writes to a weight, or to a part of it."""
 
     operation: Any
-    part: tuple[Any, Any, int]  # size, stride and offset of what it writes to
+    part: tuple[Any, ...]  # size, stride and offset of what it writes to
     random_state: Tensor | None  # of torch's generator before it; None if it draws nothing
     arguments: tuple
     named: dict[str, Any]
@@ -41,7 +41,7 @@ class _Record(TorchDispatchMode):
         state = None
         if torch.Tag.nondeterministic_seeded in func.tags:
             state = torch.get_rng_state()
-            func(torch.empty(target.shape, dtype=target.dtype), *args[1:], **named)
+            func(torch.empty(target.shape, dtype=target.dtype, device="cpu"), *args[1:], **named)
         part = (target.size(), target.stride(), target.storage_offset())
         change = _Change(func, part, state, args[1:], named)
         self.changes.setdefault(target.untyped_storage()._cdata, []).append(change)
@@ -77,7 +77,7 @@ def values_of(parameter: Tensor) -> Tensor:
         return parameter
     if not hasattr(parameter, "changes"):
         raise ValueError("a parameter is on the meta device, and how to draw it is not known: build with deferred()")
-    values = torch.empty(parameter.shape, dtype=parameter.dtype)
+    values = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")  # whose generator the record is of
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         for change in parameter.changes:
             if change.random_state is not None:
