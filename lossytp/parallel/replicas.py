@@ -140,7 +140,7 @@ def placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str], int]]:
             if id(parameter) in seen:  # tied
                 continue
             seen.add(id(parameter))
-            axes = set()
+            axes = {"dp"} if hasattr(parameter, "sharded_over_replicas") else set()  # a piece of `FlatUnit`
             if isinstance(parameter, DTensor):
                 names = parameter.device_mesh.mesh_dim_names or ()
                 placements = zip(names, parameter.placements, strict=True)

@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def measure_and_print(config: ToleranceConfig) -> None:
-    """Measure, print a table that fills meanwhile, and end with advice."""
+    """Measure, print each row of the table as it is finished, and end with advice."""
     if rank_and_world_size()[1] > 1:
         raise ValueError("lossytp.tolerance runs in one process, with virtual ranks: start it without torchrun")
     check_there(config.model_name)

@@ -6,18 +6,11 @@ import numpy as np
 import pytest
 
 from lossytp.network import GilbertElliott, Trace, loss_process_named
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.probe import fit
 from lossytp.probe.recorded import flows_of, read
+from tests.probe.traces import trace_file
 
 TRUTH = GilbertElliott(p_good_to_bad=0.01, p_bad_to_good=0.1, loss_bad=0.5, loss_good=0.002)
-
-
-def trace_file(tmp_path, *flows):
-    path = tmp_path / "trace.parquet"
-    traces = [FlowTrace(lost=np.array(lost, bool)) for lost in flows]
-    write_trace(path, ProbeTrace(flows=dict(enumerate(traces))))
-    return path
 
 
 def simulated(length, seed):
@@ -37,6 +30,13 @@ def test_prints_the_chosen_fit_as_netem_and_as_a_loss_type(tmp_path, capsys):
     assert by_name.loss_rate == pytest.approx(TRUTH.loss_rate, rel=0.1)
     assert isinstance(replayed, Trace)
     assert "does not describe" not in lines
+    assert "at the same time" not in lines
+
+
+def test_says_when_flows_lose_together(tmp_path, capsys):
+    lost = simulated(5_000, 1)
+    fit.main([str(trace_file(tmp_path, lost, lost))])
+    assert "flows lose packets at the same time (correlation 1.00)" in capsys.readouterr().out
 
 
 def test_says_when_no_family_describes_the_trace(tmp_path, capsys):

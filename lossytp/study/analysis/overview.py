@@ -12,7 +12,7 @@ from lossytp.study.grid import Experiment
 from lossytp.study.records import ACCURACIES
 from lossytp.training.models import Shape, shape_of
 
-NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that leave training as it is
+NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that do not change training
 LARGER_MODEL = "gpt2"
 GPU_FLOPS_PER_S = 1e13  # assumed for batches as small as the study's, not measured
 

@@ -14,6 +14,7 @@ from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.pretrain import PretrainConfig
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import check_cells
+from lossytp.training.config.task import TaskSettings
 from lossytp.training.config.train import TrainConfig
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "NetworkSettings",
     "PretrainConfig",
     "RunSettings",
+    "TaskSettings",
     "TrainConfig",
     "run_settings",
     "settings_class",

@@ -17,6 +17,7 @@ def check_combinations(config: "RunSettings") -> None:
             f"control = {config.control!r} does not work with loss_type = {config.loss_type!r}: its losses, or its "
             "noise, are independent; give loss_type = 'ber'"
         )
+    _check_transport(config)
     _check_parallelism(config)
     _check_backend(config)
     _check_replicas(config)
@@ -24,8 +25,19 @@ def check_combinations(config: "RunSettings") -> None:
     _check_training(config)
 
 
+def _check_transport(config: "RunSettings") -> None:
+    """Refuse what cannot really be sent."""
+    allowed = {"implementation": "lossytp", "data_parallel_size": 1, "pipeline_parallel_size": 1, "bf16": False}
+    for name, needed in (allowed | {"fp16": False}).items() if config.transport == "udp" else ():
+        if getattr(config, name) != needed:
+            raise ValueError(
+                f"{name} = {getattr(config, name)!r} does not work with transport = 'udp', which carries float32 of "
+                "this project's tensor parallelism alone: leave one out"
+            )
+
+
 def _check_parallelism(config: "RunSettings") -> None:
-    """Refuse implementations, pipelines and batches that do not go together."""
+    """Refuse implementations, pipelines and batch sizes that do not work together."""
     if config.implementation == "megatron" and (config.bf16 or config.fp16):
         raise ValueError(
             "implementation = 'megatron' does not work with bf16 or fp16, because its layers do not know autocast: "
@@ -78,7 +90,7 @@ def _check_parallelism(config: "RunSettings") -> None:
 
 
 def _check_backend(config: "RunSettings") -> None:
-    """Refuse what only this project's layers can do, and repairs that other traffic cannot have."""
+    """Refuse settings that need this project's layers, and repairs that other traffic does not support."""
     own_layers = config.implementation == "lossytp" and config.tensor_parallel_size > 1
     stages_alone = config.pipeline_parallel_size > 1 and config.tensor_parallel_size == 1
     if not own_layers:
@@ -155,7 +167,7 @@ def _check_scope(config: "RunSettings") -> None:
 
 
 def _check_replicas(config: "RunSettings") -> None:
-    """Refuse settings of streams and copies of their own for ranks that share theirs."""
+    """Refuse settings of ranks' own streams and copies if ranks share them."""
     if not config.reliable_gather and config.tensor_parallel_size * config.data_parallel_size == 1:
         raise ValueError(
             "reliable_gather = False has no effect where nothing is summed: give tensor_parallel_size above 1"

@@ -6,23 +6,24 @@ from lossytp.parallel.layout import Layout
 from lossytp.training.config.bounds import Count
 from lossytp.training.config.groups import ComputeSettings
 from lossytp.training.config.network import NetworkSettings
+from lossytp.training.config.task import TaskSettings
 from lossytp.training.config.train import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(NetworkSettings, ComputeSettings):
-    """What a model answers over a network, and where the answers go."""
+class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
+    """A model, a network, the task or text to evaluate the model on, and the output folder."""
 
     model_name: str = "gpt2-nano"
     """A folder that training wrote (best or last), or a language model by name."""
     dataset: str | None = None
-    """The task to score; if left out, the one that the model was fine-tuned on, if any."""
+    """The task to score, or a YAML file that declares one; if left out, the one that the model was fine-tuned on."""
     data_glob: str | None = None
     """Text files for a language model's perplexity, or stdlib: the sources of Python's standard library."""
     prompt: str | None = None
     """A text for a language model to continue."""
     max_length: Count | None = None
-    """Tokens to cut an example, or a block of text, to; if left out, as in its fine-tuning, else 64 or all it reads."""
+    """Largest number of tokens of an example or a block of text. If left out, as in fine-tuning, else 64 or all."""
     new_tokens: Count = 40
     """Tokens of the continuation."""
     output_dir: str = "output/evaluate"
@@ -35,7 +36,7 @@ class EvaluateConfig(NetworkSettings, ComputeSettings):
             raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
 
     def training(self) -> TrainConfig:
-        """Return a training run's configuration with this network and precision, which checks them.
+        """Return a training run's configuration with this network and precision; it checks them.
 
         Raises:
             ValueError: if training would refuse a value, or a combination.
@@ -45,6 +46,8 @@ class EvaluateConfig(NetworkSettings, ComputeSettings):
             **self.group(ComputeSettings),
             model_name=self.model_name,
             dataset=self.dataset or TrainConfig.dataset,
+            declaration=self.declaration,
+            task_folder=self.task_folder,
             max_length=self.max_length or 1,
         )
 
