@@ -23,7 +23,7 @@ def run_lab(name: str, kind: str, values: dict[str, Any]) -> dict[str, Any]:
 def refusal(name: str, kind: str, values: dict[str, Any], variables: dict[str, str] | None = None) -> str:
     """Return the message of the ValueError that the lab raises, with these variables of the environment."""
     os.environ.update(variables or {})
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=": ") as error:  # the fix follows a colon
         run_lab(name, kind, values)
     return str(error.value)
 
