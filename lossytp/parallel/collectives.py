@@ -1,4 +1,4 @@
-"""Collectives over a lossy network, computed from the losses alone.
+"""Collectives over a lossy network, computed from an exact sum and the losses.
 
 An algorithm decides which elements of each rank survive to the sum, and which results reach each rank
 (`lossytp.network.routes`). In between, the sum is exact. Every process computes all losses of the group itself, so
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class LossyCollective:
         `unit`s.
 
         Returns:
-            The sum (...), or each local rank's result (L, ...) if ranks have streams of their own.
+            The sum (...), or each local rank's result (L, ...) if ranks have their own streams.
         """
         return self.begin_sum_(parts, site, unit).wait()
 
@@ -129,7 +130,8 @@ class LossyCollective:
         if self.wiring.control == "noise":
             add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
             return NOTHING_MISSING
-        missing = network.send(hops, self._itemsize(rows_LN), repair=repair, group=self.group.name, site=site)
+        itemsize, rows = self._itemsize(rows_LN), _on_wire(rows_LN) if network.carries_rows else None
+        missing = network.send(hops, itemsize, repair=repair, group=self.group.name, site=site, rows=rows)
         memory = self._memory(site) if repair.remembers else None
         message = self._message(rows_LN, hops, missing)
         return settle_(message._replace(in_gather=in_gather, own_LN=own_LN, memory=memory), repair)
@@ -158,6 +160,17 @@ class LossyCollective:
             del self.memories[other]
         memory: Memory = self.memories.setdefault(block, {}).setdefault(site, {})
         return memory
+
+
+def _on_wire(rows_LN: Tensor) -> np.ndarray:
+    """Return the rows' own memory, which a network that carries them changes."""
+    if rows_LN.device.type != "cpu" or rows_LN.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"messages of {rows_LN.dtype} on {rows_LN.device}: a network that sends them takes float32 or float64 on "
+            "the CPU; use a simulated network"
+        )
+    rows: np.ndarray = rows_LN.detach().numpy()
+    return rows
 
 
 class Sum(NamedTuple):

@@ -189,7 +189,7 @@ def _check_plain(name: str, path: str) -> None:
     if not PLAIN_PATH.fullmatch(path):
         raise ValueError(
             f"{name} {path!r} could confuse the shell or Snakemake, or lead out of the results: write letters, digits, "
-            "_, - and . alone, and / between folders"
+            "_, - and . only, and / between folders"
         )
 
 

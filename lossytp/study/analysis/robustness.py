@@ -38,7 +38,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
         the evaluation's `packets` and `lost`.
 
     Raises:
-        ValueError: if `config` saves no model or loses packets in backward alone, if there is no rate or one is
+        ValueError: if `config` saves no model or loses packets only in backward, if there is no rate or one is
             outside [0, 1], or if an evaluation is missing and its model was deleted. A model trained anew elsewhere
             could differ in its last digits from the one evaluated before.
     """

@@ -17,11 +17,23 @@ def check_combinations(config: "RunSettings") -> None:
             f"control = {config.control!r} does not work with loss_type = {config.loss_type!r}: its losses, or its "
             "noise, are independent; give loss_type = 'ber'"
         )
+    _check_transport(config)
     _check_parallelism(config)
     _check_backend(config)
     _check_replicas(config)
     _check_scope(config)
     _check_training(config)
+
+
+def _check_transport(config: "RunSettings") -> None:
+    """Refuse what cannot really be sent."""
+    allowed = {"implementation": "lossytp", "data_parallel_size": 1, "pipeline_parallel_size": 1, "bf16": False}
+    for name, needed in (allowed | {"fp16": False}).items() if config.transport == "udp" else ():
+        if getattr(config, name) != needed:
+            raise ValueError(
+                f"{name} = {getattr(config, name)!r} does not work with transport = 'udp', which carries float32 of "
+                "this project's tensor parallelism alone: leave one out"
+            )
 
 
 def _check_parallelism(config: "RunSettings") -> None:

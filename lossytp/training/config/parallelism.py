@@ -48,6 +48,11 @@ class ParallelismSettings(NetworkSettings):
                 f"implementation = {self.implementation!r} needs a process for each tensor-parallel rank: start with "
                 f"torchrun --standalone --nproc_per_node {needed}"
             )
+        if self.transport == "udp" and (world_size != self.tensor_parallel_size or world_size == 1):
+            raise ValueError(
+                "transport = 'udp' needs a process for each of 2 or more tensor-parallel ranks, and no others: start "
+                f"with torchrun --standalone --nproc_per_node {max(2, self.tensor_parallel_size)}"
+            )
         own_copies = self.replicated_gradients != "reliable" and layout.tensor_processes != self.tensor_parallel_size
         if own_copies and self.fully_sharded:
             raise ValueError(
