@@ -41,6 +41,7 @@ from lossytp.parallel.plans import (
     weight_and_bias,
 )
 from lossytp.parallel.reach import check_layers, check_reaches
+from lossytp.parallel.vocabulary import dense_vocabulary
 
 SHARDED = (ColumnParallelLinear, RowParallelLinear)
 GPT2_HEADS = ("GPT2LMHeadModel", "GPT2ForSequenceClassification")
@@ -286,7 +287,7 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
             replacements[id(module)] = dense_layers[id(module.layer)][module.index]
         elif isinstance(module, SummedGradients):
             replacements[id(module)] = copy.deepcopy(module.module)
-    replacements |= shared_again(model)
+    replacements |= shared_again(model) | dense_vocabulary(model)
     dense: Any = copy.deepcopy(model, replacements)
     own_streams = isinstance(dense, OwnStreams)
     dense.__class__ = dense.base_class

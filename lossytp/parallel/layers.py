@@ -76,7 +76,7 @@ class ColumnParallelLinear(nn.Module):
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
-        x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
+        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
             function = SharedColumn if self.collective.wiring.one_stream else OwnColumn
             y = function.apply(x, weight, bias, self.widths, self.collective, self.site)
@@ -174,7 +174,7 @@ class RowParallelLinear(nn.Module):
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
-        x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
+        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
             if self.split_input:
                 x = split_columns(x, (weight.shape[1],), self.collective)
@@ -201,7 +201,7 @@ def _copy(shard: Tensor) -> Tensor:
     return shard.clone(memory_format=torch.contiguous_format)
 
 
-def _cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
+def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
     """Return the tensors in autocast's dtype for matrix products; autocast does not reach inside a Function.
 
     float64 stays, as under autocast, and so does None.

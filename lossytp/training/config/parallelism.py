@@ -42,7 +42,7 @@ class ParallelismSettings(NetworkSettings):
         layout = Layout(
             self.tensor_parallel_size, self.data_parallel_size, self.pipeline_parallel_size, rank, world_size
         )
-        if self.implementation != "lossytp" and layout.tensor_processes != self.tensor_parallel_size:
+        if self.tensor_parallel_layers != "lossytp" and layout.tensor_processes != self.tensor_parallel_size:
             needed = self.tensor_parallel_size * self.data_parallel_size * self.pipeline_parallel_size
             raise ValueError(
                 f"implementation = {self.implementation!r} needs a process for each tensor-parallel rank: start with "
@@ -61,6 +61,21 @@ class ParallelismSettings(NetworkSettings):
                 f"--nproc_per_node {self.tensor_parallel_size * self.data_parallel_size}"
             )
         return layout
+
+    @property
+    def tensor_parallel_layers(self) -> str:
+        """Return whose tensor-parallel layers run."""
+        return self.implementation
+
+    @property
+    def custom_data_parallel(self) -> bool:
+        """Return whether replicas run this project's DDP or FSDP in place of PyTorch's."""
+        return False
+
+    @property
+    def splits_vocabulary(self) -> bool:
+        """Return whether tensor-parallel ranks also share the vocabulary, and compute the training loss together."""
+        return False
 
     @property
     def fully_sharded(self) -> bool:
