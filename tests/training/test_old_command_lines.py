@@ -82,7 +82,16 @@ PRETRAINING = {  # systems 3 and 4
         "data_parallel_size": 2,
         "eval_steps": 25,
     },
-    "--data_parallel_size 2 --data_parallel_type fsdp": {"data_parallel_size": 2, "data_parallel_type": "fsdp"},
+    "--data_parallel_size 2 --data_parallel_type fsdp --implementation custom": {
+        "data_parallel_size": 2,
+        "data_parallel_type": "fsdp",
+        "implementation": "custom",
+    },
+    "--tensor_parallel_size 2 --data_parallel_size 2 --implementation pytorch --enable_loss_parallelism": {
+        "tensor_parallel_size": 2,
+        "data_parallel_size": 2,
+        "enable_loss_parallelism": True,
+    },
     "--data-parallel-size 4 --data-parallel-type ddp --gradient-clipping 0.5 --tensorboard": {
         "data_parallel_size": 4,
         "gradient_clipping": 0.5,
