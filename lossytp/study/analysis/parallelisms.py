@@ -17,6 +17,7 @@ def label(config: dict) -> str:
     parts = [f"{axis} {config[size]} ({config[kind]})" for axis, (size, kind) in used.items()]
     words = [" x ".join(parts) or "one process"]
     words += [config["repair"]] * (config["repair"] != "zero")
+    words += ["bf16"] * config["bf16"]
     words += ["clipped"] * (config["gradient_clipping"] is not None)
     words += ["exact adjoint"] * config["exact_adjoint"]
     return ", ".join(words)

@@ -27,6 +27,7 @@ from lossytp.training.record import read_record
             "pp 2 (gpipe), clipped, exact adjoint",
         ),
         ({"tensor_parallel_size": 2, "repair": "rescale"}, "tp 2 (lossytp), rescale"),
+        ({"tensor_parallel_size": 2, "bf16": True}, "tp 2 (lossytp), bf16"),
     ],
 )
 def test_label(sizes, expected):
