@@ -1,6 +1,7 @@
 """The graph of the study: experiments -> records -> figures -> paper. Run it with ./run_all.sh.
 
-Config: profile (smoke, laptop or paper); figures_only (draw what is there, run no cell).
+Config: profile (smoke, small, laptop or paper); figures_only (draw what is there, run no cell). The laptop profile runs
+some of the paper's cells again and compares them with the published ones.
 """
 
 import csv
@@ -12,6 +13,7 @@ from lossytp.study.grid import load_experiments
 
 PROFILE = config.get("profile", "laptop")
 RESULTS = f"results/{PROFILE}"
+REPRODUCES = PROFILE == "laptop"
 CELLS_EXIST = bool(config.get("figures_only"))
 CHECKS = ["channel.csv", "bursts.csv", "baseline.json", "collective_errors.csv", "collective_times.csv", "step_times.csv"]
 FEW_STEPS = {"samples": 2, "bandwidths_gbits": [10], "round_trips_us": [100], "loss_rates": [0.0, 0.2], "tokens": 256}
@@ -25,6 +27,7 @@ TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" 
 BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples, "max_length": TOLERANCE[0].max_length, "model_name": TOLERANCE[0].model_name}
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # of the runs that figures were drawn from
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
+INFERENCE = "--model_name gpt2-nano --text stdlib --loss_rates 0.1 --repairs 'hadamard(64)' --min_draws 6 --max_draws 6"
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
 if workflow.remote_exec:  # a cluster's job: ./run_all.sh is on another machine, so its notebook ends with the job
@@ -40,8 +43,10 @@ localrules:
 rule all:
     input:
         # by name: what is missing is not made for the sake of figures that are there
-        [] if CELLS_EXIST else [*RECORDS, *TABLES, *[f"{RESULTS}/{name}" for name in CHECKS]],
-        f"{RESULTS}/lossytp.pdf",
+        [] if CELLS_EXIST else [*RECORDS, *TABLES],
+        [] if CELLS_EXIST or REPRODUCES else [f"{RESULTS}/{name}" for name in CHECKS],
+        f"{RESULTS}/inference/tolerance.json" if PROFILE == "paper" and not CELLS_EXIST else [],
+        f"{RESULTS}/reproduction.pdf" if REPRODUCES else f"{RESULTS}/lossytp.pdf",
 
 
 rule paper:
@@ -80,7 +85,40 @@ rule figures:
         RUN
 
 
+rule reproduction:
+    input:
+        RECORDS,
+        f"{RESULTS}/inference/tolerance.json",
+        "paper/reproduction.typ",
+        "paper/numbers.typ",
+        ancient("notebooks/51_reproduction.ipynb"),
+    output:
+        f"{RESULTS}/reproduction.json",
+        f"{RESULTS}/figures/reproduction.svg",
+        f"{RESULTS}/reproduction.pdf",
+    log:
+        f"{RESULTS}/notebooks/51_reproduction.ipynb",
+    params:
+        notebook="51_reproduction",
+        values=json.dumps(
+            {
+                "profile": PROFILE,
+                "results_dir": RESULTS,
+                "published_dir": "results/paper",
+                "experiments_dir": "notebooks/experiments",
+            }
+        ),
+    shell:
+        RUN + " && python -m lossytp.study.typeset paper/reproduction.typ {output[2]} --results {RESULTS}"
+
+
 if not CELLS_EXIST:
+
+    rule inference:
+        output:
+            f"{RESULTS}/inference/tolerance.json",
+        shell:
+            "python -m lossytp.tolerance {INFERENCE} --output_dir {RESULTS}/inference > /dev/null"
 
     rule channel_check:
         input:
