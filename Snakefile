@@ -14,6 +14,7 @@ from lossytp.study.grid import load_experiments
 PROFILE = config.get("profile", "laptop")
 RESULTS = f"results/{PROFILE}"
 REPRODUCES = PROFILE == "laptop"
+TEXT = "lossytp" if PROFILE == "paper" else "report"
 CELLS_EXIST = bool(config.get("figures_only"))
 CHECKS = ["channel.csv", "bursts.csv", "baseline.json", "collective_errors.csv", "collective_times.csv", "step_times.csv"]
 FEW_STEPS = {"samples": 2, "bandwidths_gbits": [10], "round_trips_us": [100], "loss_rates": [0.0, 0.2], "tokens": 256}
@@ -46,19 +47,19 @@ rule all:
         [] if CELLS_EXIST else [*RECORDS, *TABLES],
         [] if CELLS_EXIST or REPRODUCES else [f"{RESULTS}/{name}" for name in CHECKS],
         f"{RESULTS}/inference/tolerance.json" if PROFILE == "paper" and not CELLS_EXIST else [],
-        f"{RESULTS}/reproduction.pdf" if REPRODUCES else f"{RESULTS}/lossytp.pdf",
+        f"{RESULTS}/reproduction.pdf" if REPRODUCES else f"{RESULTS}/{TEXT}.pdf",
 
 
 rule paper:
     input:
         f"{RESULTS}/paper.json",
-        f"{RESULTS}/figures/accuracy_vs_loss.svg",
+        f"{RESULTS}/figures/tolerance.svg",
         f"{RESULTS}/figures/burst_lengths.svg",
         sorted(str(file) for file in Path("paper").iterdir()),
     output:
-        f"{RESULTS}/lossytp.pdf",
+        f"{RESULTS}/{TEXT}.pdf",
     shell:
-        "python -m lossytp.study.typeset paper/lossytp.typ {output} --results {RESULTS}"
+        "python -m lossytp.study.typeset paper/{TEXT}.typ {output} --results {RESULTS}"
 
 
 rule figures:
@@ -68,11 +69,12 @@ rule figures:
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_figures.ipynb",
+        sorted(str(file) for file in Path(RESULTS).glob("real_model/**/tolerance.json")),
         sorted(str(file) for file in Path("lossytp/study").rglob("*.py")),
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",
-        f"{RESULTS}/figures/accuracy_vs_loss.svg",
+        f"{RESULTS}/figures/tolerance.svg",
         f"{RESULTS}/figures/burst_lengths.svg",
     log:
         f"{RESULTS}/notebooks/50_figures.ipynb",

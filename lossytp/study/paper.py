@@ -20,13 +20,13 @@ from lossytp.study.analysis.parallelisms import against_tensor_parallelism
 from lossytp.study.analysis.real_model import rises
 from lossytp.study.analysis.repairs import advise, helpful_repairs, sufficient_repairs, with_retests
 from lossytp.study.analysis.robustness import evaluation_changes, gains
+from lossytp.study.analysis.together import lost_together, packet_size_effect
 from lossytp.study.analysis.tolerance import (
     gain_from_longer_training,
     task_settings,
     tolerance_curves,
     tune_learning_rates,
 )
-from lossytp.study.analysis.together import lost_together
 from lossytp.study.claims import check_claims
 from lossytp.study.comparisons import MARGIN, drops_and_gains, unlearned_trainings
 from lossytp.study.figures.arms import drops_against, drops_by_arm, replica_divergence
@@ -36,7 +36,13 @@ from lossytp.study.figures.curves import (
     burst_distribution,
     price_against_loss,
 )
-from lossytp.study.figures.main import collapse, cost_against_bytes, delayed_or_lost, fall_against_loss, real_model_rises
+from lossytp.study.figures.main import (
+    collapse,
+    cost_against_bytes,
+    delayed_or_lost,
+    fall_against_loss,
+    real_model_rises,
+)
 from lossytp.study.figures.style import save
 from lossytp.study.grid import Experiment, load_experiments
 from lossytp.study.records import complete_seeds, json_rows, read_experiment, with_lossless
@@ -54,6 +60,7 @@ from lossytp.training.models import MODELS, shape_of
 from lossytp.training.record import write_atomically
 
 FEWEST_SEEDS = 3  # an interval of two says nothing
+FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 HEADLINE = "01_tolerance"
 
 
@@ -61,6 +68,7 @@ HEADLINE = "01_tolerance"
 class Study:
     """A profile's experiments, with the records that are finished."""
 
+    profile: str
     results: Path
     experiments: dict[str, Experiment]
     tables: dict[str, pd.DataFrame]
@@ -77,6 +85,7 @@ class Study:
         loaded = {each.name: each for each in load_experiments(experiments, profile, results)}
         read = {name: read_experiment(experiment) for name, experiment in loaded.items()}
         study = cls(
+            profile,
             results,
             loaded,
             {name: table for name, (table, _) in read.items()},
@@ -198,7 +207,8 @@ def comparisons(study: Study) -> dict[str, Any]:
     for name, compared in others.items():
         write_atomically(study.results / "comparisons" / f"{name}.csv", compared.to_csv(index=False))
         study.draw(drops_by_arm(compared), name)
-    repairs = {name: with_retests(others, name) for name in others if name.startswith("06_")}
+    tried = {name: with_retests(others, name) for name in others if name.startswith("06_")}
+    repairs = {name: compared for name, compared in tried.items() if compared is not None}
     if "06_repair" in others:
         axes = {"extra_packet_share": "packets beyond, share", "time": "time, relative"}
         study.draw(drops_against(others["06_repair"], axes, front=True), "06_repair_cost")
@@ -218,6 +228,8 @@ def law(study: Study) -> dict[str, Any]:
     configs = [config for _, each in compared for config in each]
     coherence = {task: each["coherence"] for task, each in study.baselines.items()}
     arms = law_arms(pd.concat([table for table, _ in compared], ignore_index=True), configs, base, coherence)
+    if arms[~arms["both_phases"]].groupby("task").size().min() < FEWEST_ARMS:
+        return {}
     fitted = {
         str(task): fit_power_law(*(ours[name].to_numpy() for name in ("squared_error", "fall", "standard_error")))
         for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
@@ -248,7 +260,20 @@ def together(study: Study) -> dict[str, Any]:
     kept = [number for number, config in enumerate(configs) if config.model_name == usual and config.wire_dtype is None]
     table = lost_together(rows.iloc[kept].reset_index(drop=True), [configs[number] for number in kept])
     study.draw(cost_against_bytes(table), "bytes_together")
-    return {"together": json_rows(table)}
+    found = {"together": json_rows(table)}
+    if "10_packets_again" in study.tables:
+        found["packet_size"] = json_rows(packet_size_effect(_runs_by_packet_size(study, usual)))
+    return found
+
+
+def _runs_by_packet_size(study: Study, model_name: str) -> pd.DataFrame:
+    """Return the unrepaired runs that differ in packet size alone, of every experiment that has some."""
+    names = ("10_carry_over", "10_packets_again", HEADLINE)
+    every = pd.concat([study.tables[name] for name in names], ignore_index=True)
+    lossy = study.tables["10_carry_over"].query("loss_rate > 0")
+    rates = every["task"].map(lossy.groupby("task")["loss_rate"].first())
+    usual = (every["model_name"] == model_name) & every["wire_dtype"].isna() & every["reliable_gather"]
+    return every[usual & (every["loss_rate"] == rates)]
 
 
 def longer(study: Study) -> dict[str, Any]:
@@ -271,7 +296,7 @@ def _falls_by_length(study: Study) -> pd.DataFrame:
     """Return the falls of networks that were trained for several lengths, with the usual learning rate."""
     usual = study.records[HEADLINE][0]["config"]["learning_rate"]
     rows = []
-    for name in ("01_training", HEADLINE, "01_tolerance_of_both_phases"):
+    for name in {"01_training", HEADLINE, "01_tolerance_of_both_phases"} & study.comparisons.keys():
         for row, config in zip(study.comparisons[name].to_dict("records"), study.configs(name), strict=True):
             if config.learning_rate == usual and row["loss_rate"] > 0:
                 phases = "one phase" if config.reliable_gather else "both phases"
@@ -333,7 +358,9 @@ def robustness(study: Study) -> dict[str, Any]:
 def price(study: Study) -> dict[str, Any]:
     """Return how many times longer reliable steps take, and when losing beats retransmitting."""
     step_times = pd.read_csv(study.results / "step_times.csv")
-    prices, found, ratios = price_of_reliability(step_times), {}, {}
+    prices = price_of_reliability(step_times)
+    found: dict[str, Any] = {}
+    ratios: dict[str, pd.DataFrame] = {}
     table, records = study.complete("01_training")
     if not table.empty:
         longest = [record for record in records if record["config"]["max_steps"] == table["max_steps"].max()]
@@ -362,10 +389,11 @@ SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
 
 
 def make(study: Study) -> dict[str, Any]:
-    """Draw all figures, check the claims, and write and return paper.json."""
+    """Draw all figures, check the claims of the paper's profile, and write and return paper.json."""
     paper: dict[str, Any] = {}
     for section in SECTIONS:
         paper |= section(study)
-    paper["claims"] = check_claims(paper)
+    if study.profile == "paper":
+        paper["claims"] = check_claims(paper)
     write_atomically(study.results / "paper.json", json.dumps(paper, indent=1, allow_nan=False) + "\n")
     return paper

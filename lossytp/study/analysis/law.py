@@ -51,9 +51,7 @@ class PowerLaw(NamedTuple):
 
 def fit_power_law(squared_error: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -> PowerLaw:
     """Fit the law to A arms by least squares, weighted by the falls' standard errors, (A,) each."""
-    law, covariance = curve_fit(
-        _power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True
-    )
+    law, covariance = curve_fit(_power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
     residual = fall - _power(squared_error, *law)
     deviations = np.sqrt(np.diag(covariance))
     return PowerLaw(

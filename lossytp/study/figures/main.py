@@ -38,7 +38,8 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
             value, low, high = POINTS * np.array(estimates).T
             color = f"C{number}"
             ax.plot(rates, value, marker=MARKERS[number], color=color, markersize=3)
-            ax.fill_between(rates[1:], low[1:], high[1:], color=color, alpha=0.2, linewidth=0)
+            if np.isfinite(low[1:]).all():  # a single seed has no interval
+                ax.fill_between(rates[1:], low[1:], high[1:], color=color, alpha=0.2, linewidth=0)
             ends.append((value[-1], str(arm), color))
         _one_point(ax)
         loss_rate_axis(ax, runs["loss_rate"])
