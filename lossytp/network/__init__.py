@@ -6,12 +6,12 @@ from lossytp.network.correlated import Correlated
 from lossytp.network.counters import Site
 from lossytp.network.four_state import FourState
 from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.loss_process import LossProcess
 from lossytp.network.loss_processes import LOSS_PROCESSES, loss_process_named
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
 from lossytp.network.per_packet import PerPacket
 from lossytp.network.presets import PRESETS, from_netem, gilbert_elliott_preset
-from lossytp.network.process import LossProcess
 from lossytp.network.repairs import REPAIRS
 from lossytp.network.routes import SWITCH
 from lossytp.network.scope import Scope

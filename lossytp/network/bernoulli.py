@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lossytp.network.checks import check_probability
-from lossytp.network.process import mean_burst
+from lossytp.network.loss_process import mean_burst
 from lossytp.network.streams import Key, Stream
 
 NEVER = 2**62  # a packet index no run reaches

@@ -8,7 +8,7 @@ import numpy as np
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import check_is, check_probability
 from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.process import LinkLosses, LossProcess, check_process, mean_burst
+from lossytp.network.loss_process import LinkLosses, LossProcess, check_process, mean_burst
 from lossytp.network.streams import Key
 
 

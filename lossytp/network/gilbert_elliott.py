@@ -11,7 +11,7 @@ import numpy as np
 
 from lossytp.network.bernoulli import NEVER, NO_PACKETS, BernoulliLosses, block_size, geometric
 from lossytp.network.checks import check_probability, is_finite, shown
-from lossytp.network.process import mean_burst
+from lossytp.network.loss_process import mean_burst
 from lossytp.network.streams import Key, Stream
 
 GOOD, BAD = 0, 1

@@ -6,7 +6,7 @@ from numbers import Real
 
 import numpy as np
 
-from lossytp.network.process import LossProcess
+from lossytp.network.loss_process import LossProcess
 
 
 def described(value: object) -> str:

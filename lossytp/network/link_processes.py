@@ -6,7 +6,7 @@ from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import shown
 from lossytp.network.identity import process_described
 from lossytp.network.links import Link, checked_link
-from lossytp.network.process import LossProcess, check_process
+from lossytp.network.loss_process import LossProcess, check_process
 
 LOSSLESS = Bernoulli(loss_rate=0.0)
 

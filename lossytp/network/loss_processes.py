@@ -6,9 +6,9 @@ from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.correlated import Correlated
 from lossytp.network.four_state import FourState
 from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.loss_process import LossProcess
 from lossytp.network.notation import build
 from lossytp.network.presets import from_netem
-from lossytp.network.process import LossProcess
 from lossytp.network.trace import Trace
 
 LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {

@@ -21,8 +21,8 @@ from lossytp.network.counters import COUNTED, Counters, Site
 from lossytp.network.identity import described
 from lossytp.network.link_processes import LinkProcesses
 from lossytp.network.links import Link
+from lossytp.network.loss_process import LinkLosses, LossProcess
 from lossytp.network.packets import Wire
-from lossytp.network.process import LinkLosses, LossProcess
 from lossytp.network.repairs import ZERO, Repair
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.scope import EVERYWHERE, Scope

@@ -15,8 +15,8 @@ import numpy as np
 
 from lossytp.network.algorithms import algorithm_named
 from lossytp.network.checks import check_at_least, check_not_negative
+from lossytp.network.loss_process import LossProcess
 from lossytp.network.packets import Wire
-from lossytp.network.process import LossProcess
 from lossytp.network.schedules import Schedule
 from lossytp.network.transport import BestEffort, Path, Transport
 

@@ -19,8 +19,8 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from lossytp.network.checks import check_at_least, check_not_negative, check_positive
+from lossytp.network.loss_process import LinkLosses
 from lossytp.network.packets import Wire
-from lossytp.network.process import LinkLosses
 from lossytp.network.retransmissions import go_back_n, selective_repeat
 
 STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact

@@ -91,7 +91,7 @@ class LossyCollective:
 
         return Sum(finish, hops, missing)
 
-    def gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
+    def all_gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Return each local rank's copy (L, ...) of `x` (...), whose chunks lie on one rank each.
 
         If the gather is reliable, all copies are the same memory.

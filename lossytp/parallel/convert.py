@@ -29,8 +29,8 @@ from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParalle
 from lossytp.parallel.mixed_classes import mixed
 from lossytp.parallel.own_streams import OwnStreams, give_own_streams_, shared_again, take_first_ranks_
 from lossytp.parallel.plans import (
+    LayerSplit,
     Plan,
-    Split,
     blocks_of,
     check_size,
     named_by,
@@ -185,7 +185,7 @@ def parallelize(
             "reliably: give reliable_gather = True and no sequence_parallel"
         )
 
-    def column(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return ColumnParallelLinear(
             weight,
             bias,
@@ -196,7 +196,7 @@ def parallelize(
             gather_output=split.whole,
         )
 
-    def row(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return RowParallelLinear(
             weight,
             bias,
@@ -221,9 +221,9 @@ def parallelize(
 
 def with_layers(
     model: PreTrainedModel,
-    splits: list[Split],
-    column: Callable[[Split, Tensor, Tensor | None], nn.Module],
-    row: Callable[[Split, Tensor, Tensor | None], nn.Module],
+    splits: list[LayerSplit],
+    column: Callable[[LayerSplit, Tensor, Tensor | None], nn.Module],
+    row: Callable[[LayerSplit, Tensor, Tensor | None], nn.Module],
     *,
     shards: int,
     replacements: dict[int, Any] | None = None,
@@ -314,7 +314,7 @@ def assert_converted(model: PreTrainedModel, plan: Plan | None = None) -> None:
         raise AssertionError(f"block {layer} was not converted: {names} left as they were")
 
 
-def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan | None = None) -> list[Split]:
+def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan | None = None) -> list[LayerSplit]:
     """Return the layers to shard of a dense model, by `plan` or its own plan.
 
     Raises:

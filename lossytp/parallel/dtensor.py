@@ -11,7 +11,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from transformers import PreTrainedModel
 
 from lossytp.parallel.convert import dense_splits, with_layers
-from lossytp.parallel.plans import GPT2_PLAN, Split, blocks_of
+from lossytp.parallel.plans import GPT2_PLAN, LayerSplit, blocks_of
 
 PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
     "attn.c_attn": ColwiseParallel,
@@ -28,13 +28,13 @@ def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedM
     """
     ranks = mesh.size()
 
-    def column(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Linear:
         assert bias is not None
         weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
         bias_PRF = bias.detach().view(split.projections, ranks, -1)
         return _linear(weight_DPRF.permute(2, 1, 3, 0).flatten(0, 2), bias_PRF.transpose(0, 1).flatten())
 
-    def row(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Linear:
         assert bias is not None
         return _linear(weight.detach().t(), bias.detach())
 

@@ -116,7 +116,7 @@ class OwnColumn(Function):
         ranks_here, d_width = len(collective.group.local), x.shape[-1]
         if collective.wiring.sequence_parallel:
             forth = site._replace(direction="forward")
-            x_LTD = collective.gather(x.contiguous(), forth, unit=d_width).reshape(ranks_here, -1, d_width)
+            x_LTD = collective.all_gather(x.contiguous(), forth, unit=d_width).reshape(ranks_here, -1, d_width)
         else:
             x_LTD = x.reshape(ranks_here, -1, d_width)
         ctx.save_for_backward(x_LTD, weight_DO)
@@ -165,7 +165,7 @@ class OwnRow(Function):
         dy = gradients[0]
         if ctx.collective.wiring.sequence_parallel:
             back = ctx.site._replace(direction="backward")
-            dy_LTD = ctx.collective.gather(dy.contiguous(), back, unit=d_width).reshape(ranks_here, -1, d_width)
+            dy_LTD = ctx.collective.all_gather(dy.contiguous(), back, unit=d_width).reshape(ranks_here, -1, d_width)
         else:
             dy_LTD = ranks_here * dy.reshape(ranks_here, -1, d_width)
         dx = dweight = None

@@ -37,7 +37,7 @@ def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Ten
     return torch.cat([piece.unflatten(-1, (group.size, -1))[..., here, :].flatten(-2) for piece in pieces], -1)
 
 
-class _Gather(Function):
+class _GatherColumns(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
         ctx.widths, ctx.collective = widths, collective
@@ -50,7 +50,7 @@ class _Gather(Function):
         return own_columns(gradients[0], ctx.widths, ctx.collective.group), None, None
 
 
-class _Split(Function):
+class _SplitColumns(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
         ctx.widths, ctx.collective = widths, collective
@@ -79,12 +79,12 @@ class _SumGradient(Function):
 
 def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
     """Return the columns of all processes; backward takes this process's, since all hold the same gradient."""
-    return _Gather.apply(y, widths, collective)
+    return _GatherColumns.apply(y, widths, collective)
 
 
 def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
     """Return this process's columns; backward gathers the gradients of all."""
-    return _Split.apply(x, widths, collective)
+    return _SplitColumns.apply(x, widths, collective)
 
 
 def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:

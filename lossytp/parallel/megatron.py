@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
 from lossytp.parallel.convert import dense_splits, with_layers
-from lossytp.parallel.plans import GPT2_PLAN, Split
+from lossytp.parallel.plans import GPT2_PLAN, LayerSplit
 
 
 def megatron_is_installed() -> bool:
@@ -56,14 +56,14 @@ def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) ->
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[0]
 
-    def column(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         assert bias is not None
         weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
         bias_PRF = bias.detach().view(split.projections, ranks, -1)
         linear = Column(*weight.shape, gather_output=False, **common)
         return _filled(linear, weight_DPRF[:, :, rank].flatten(1).t(), bias_PRF[:, rank].flatten())
 
-    def row(split: Split, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         assert bias is not None
         linear = Row(*weight.shape, input_is_parallel=True, **common)
         return _filled(linear, weight.detach().chunk(ranks)[rank].t(), bias.detach())

@@ -39,7 +39,7 @@ EXAMPLE = '{"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwis
 
 
 @dataclass(frozen=True)
-class Split:
+class LayerSplit:
     """Dense linear layers that become one tensor-parallel layer.
 
     Attributes:
@@ -99,7 +99,7 @@ def plan_of(model: PreTrainedModel) -> Plan:
     return dict(plan)
 
 
-def splits_of(model: PreTrainedModel, plan: Plan) -> list[Split]:
+def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
     """Return the layers of a dense model that `plan` shards.
 
     Raises:
@@ -125,13 +125,13 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[Split]:
         parent = name.rpartition(".")[0]
         block = "attention" if "att" in parent else "mlp"
         if kind in ROW:
-            rows.append(Split((module,), True, ROW[kind], 1, layer, block))
+            rows.append(LayerSplit((module,), True, ROW[kind], 1, layer, block))
             continue
         weight, bias = weight_and_bias(module)
         alike = (len(weight), weight.dtype, weight.requires_grad, bias is not None and bias.requires_grad, bias is None)
         split = (COLUMN[kind], int(projections or 1), layer, block)
         columns.setdefault((parent, split, alike), []).append(module)
-    splits = [Split(tuple(linears), False, *split) for (_, split, _), linears in columns.items()] + rows
+    splits = [LayerSplit(tuple(linears), False, *split) for (_, split, _), linears in columns.items()] + rows
     sites = [{(split.layer, split.module) for split in splits if split.row is row} for row in (False, True)]
     if sites[0] != sites[1]:
         layer, block = min(sites[0] ^ sites[1])
@@ -147,7 +147,7 @@ def summed_modules(model: PreTrainedModel, plan: Plan) -> list[nn.Module]:
     return [module for _, _, style, module in named_by(plan, model) if style == SUMMED]
 
 
-def check_size(model: PreTrainedModel, splits: list[Split], size: int) -> None:
+def check_size(model: PreTrainedModel, splits: list[LayerSplit], size: int) -> None:
     """Raise ValueError unless every rank gets the same number of heads and of every sharded layer's units."""
     config: Any = model.config
     inner = next((len(weight_and_bias(each.linears[0])[0]) for each in splits if each.row and each.module == "mlp"), 0)

@@ -194,7 +194,7 @@ def tolerance(study: Study) -> dict[str, Any]:
         pretrained = {name: measured[name] for name in wanted} | {"data_glob": measured["config"]["data_glob"]}
     return {
         "tasks": task_settings(records, study.baselines),
-        "shape": shape and shape._asdict(),
+        "shape": shape and {name: getattr(shape, name) for name in ("width", "layers", "heads", "positions")},
         "pretrained": pretrained,
         "tolerance": tolerance_curves(curves),
         "tolerance_contrasts": json_rows(study.comparisons[HEADLINE]),

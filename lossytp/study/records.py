@@ -85,7 +85,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
         rows.append(
             {
                 "task": record["config"]["dataset"],
-                **record["config"],
+                **(records[-1]["config"] | record["config"]),  # in the newest record's order
                 "loss_rate": float(f"{process.loss_rate:.12g}"),  # a preset's rate is not in the configuration
                 "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # drops a closed form's last digits
                 "status": record["status"],

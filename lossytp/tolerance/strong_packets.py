@@ -26,7 +26,7 @@ from lossytp.network.checks import check_at_least, check_known
 from lossytp.network.scope import MODULES
 from lossytp.parallel.convert import dense_splits
 from lossytp.parallel.functions import rank_by_rank
-from lossytp.parallel.plans import Split, weight_and_bias
+from lossytp.parallel.plans import LayerSplit, weight_and_bias
 from lossytp.tolerance.damage import checked_layers, token_losses
 from lossytp.training.config.network import NetworkSettings
 
@@ -137,15 +137,15 @@ def by_norm(
     return pd.DataFrame(rows)
 
 
-def _sums(dense: PreTrainedModel, settings: NetworkSettings, layers: Sequence[int]) -> list[Split]:
+def _sums(dense: PreTrainedModel, settings: NetworkSettings, layers: Sequence[int]) -> list[LayerSplit]:
     """Return the row-parallel layers, whose products the ranks sum, in the order of their layers."""
     splits = [each for each in dense_splits(dense, settings.tensor_parallel_size) if each.row and each.layer in layers]
     return sorted(splits, key=lambda split: (split.layer, split.module))
 
 
 def _contributions(
-    dense: PreTrainedModel, ids_T: Tensor, sums: Sequence[Split], ranks: int
-) -> Iterator[tuple[Split, Tensor]]:
+    dense: PreTrainedModel, ids_T: Tensor, sums: Sequence[LayerSplit], ranks: int
+) -> Iterator[tuple[LayerSplit, Tensor]]:
     """Yield the ranks' contributions (R, M) to each of the sums."""
     inputs: dict[Any, Tensor] = {}
     handles = [

@@ -12,11 +12,11 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
 from lossytp.training.config import EvaluateConfig
+from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
 from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import check_positions, first_line, load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
-from lossytp.training.processes import connected_processes, this_device
 from lossytp.training.record import check_writable, describe, write_atomically
 from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.tasks import task_named

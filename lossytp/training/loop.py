@@ -16,13 +16,13 @@ from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
 from lossytp.training.checkpoint import Checkpoints, restore_, training_state
 from lossytp.training.config import TrainConfig
+from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, load_data, trace_sha256
 from lossytp.training.logs import Logs, check_installed
 from lossytp.training.models import build_model, check_configuration
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
-from lossytp.training.processes import connected_processes, this_device
 from lossytp.training.progress import Progress
 from lossytp.training.record import describe, write_record
 from lossytp.training.saved_models import BEST, LAST, check_folders, save_model

@@ -48,7 +48,8 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the folder's record, or None if it has none.
 
-    Parameters that an older record lacks get their defaults, which leave newer features off.
+    Settings keep the file's order, so that tables of old records do not change. Settings that an older record lacks
+    follow with their defaults, which leave newer features off.
 
     Raises:
         ValueError: if the file cannot be read, or is not a record.
@@ -63,7 +64,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
         raise ValueError(f"{file} is not a record: delete it to run again")
     written = {name: value for name, value in record["config"].items() if name not in RESULT_NEUTRAL}
-    record["config"] = {**result_settings(TrainConfig()), **written}
+    record["config"] = written | {n: v for n, v in result_settings(TrainConfig()).items() if n not in written}
     return record
 
 

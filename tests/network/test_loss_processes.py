@@ -20,7 +20,7 @@ from lossytp.network import (
     gilbert_elliott_preset,
     loss_process_named,
 )
-from lossytp.network.process import mean_burst
+from lossytp.network.loss_process import mean_burst
 from lossytp.training.command_line import parse
 from lossytp.training.config import TrainConfig
 

@@ -40,5 +40,5 @@ def run(collective: LossyCollective, parts_RN: Tensor, unit: int) -> Tensor:
     """Each local rank's result: of an all-reduce, or of a reduce-scatter and the all-gather behind it."""
     total = collective.sum_(parts_RN.clone(), unit=unit)
     if collective.wiring.sequence_parallel:
-        return torch.cat([total[None], collective.gather(total, unit=unit)])
+        return torch.cat([total[None], collective.all_gather(total, unit=unit)])
     return total if collective.wiring.own_streams else total.expand(len(parts_RN), -1)

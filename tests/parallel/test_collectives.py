@@ -48,7 +48,7 @@ def test_a_sum_is_one_for_all_ranks_or_one_for_each() -> None:
     }.items():
         collective = LossyCollective(bernoulli(0.2), RankGroup(4), Wiring.named(**how))
         total = collective.sum_(parts.clone(), unit=20)
-        copies = collective.gather(torch.ones(3, 20))
+        copies = collective.all_gather(torch.ones(3, 20))
         how = collective.wiring
         shapes[name] = tuple(total.shape), tuple(copies.shape), how.one_stream, how.own_streams
     assert shapes == {
@@ -62,10 +62,10 @@ def test_a_sum_is_one_for_all_ranks_or_one_for_each() -> None:
 def test_a_reliable_gather_copies_nothing_and_a_lossy_one_leaves_its_input_as_it_is() -> None:
     x = torch.ones(40)
     network = bernoulli(1.0)
-    reliable = LossyCollective(network, RankGroup(2), Wiring(sequence_parallel=True)).gather(x)
+    reliable = LossyCollective(network, RankGroup(2), Wiring(sequence_parallel=True)).all_gather(x)
     assert reliable.data_ptr() == x.data_ptr()
     assert network.counters.rows() == []
-    lossy = LossyCollective(network, RankGroup(2), Wiring(sequence_parallel=True, reliable_gather=False)).gather(x)
+    lossy = LossyCollective(network, RankGroup(2), Wiring(sequence_parallel=True, reliable_gather=False)).all_gather(x)
     assert lossy.tolist() == [[1] * 20 + [0] * 20, [0] * 20 + [1] * 20]
     assert x.tolist() == [1] * 40
 
@@ -76,7 +76,7 @@ def test_shards_are_of_whole_units() -> None:
     wiring = Wiring(sequence_parallel=True, reliable_gather=False)
     collective = LossyCollective(network, RankGroup(2), wiring)
     assert collective.sum_(torch.ones(2, 30), unit=10).tolist() == [2] * 20 + [1] * 10
-    assert collective.gather(torch.ones(30), unit=10)[1].tolist() == [0] * 20 + [1] * 10
+    assert collective.all_gather(torch.ones(30), unit=10)[1].tolist() == [0] * 20 + [1] * 10
 
 
 def test_each_phase_is_counted_at_a_site_of_its_own() -> None:
@@ -92,7 +92,7 @@ def test_each_phase_is_counted_at_a_site_of_its_own() -> None:
         collective = LossyCollective(network, RankGroup(2), wiring)
         total = collective.sum_(torch.ones(2, 1000), site)
         if wiring.sequence_parallel:
-            collective.gather(total, site)
+            collective.all_gather(total, site)
         rows = network.counters.rows()
         assert {(row["operation"], row["phase"]) for row in rows} == expected
         assert {(row["layer"], row["module"], row["direction"]) for row in rows} == {(1, "mlp", "forward")}

@@ -40,7 +40,7 @@ def test_a_sequence_parallel_gather_is_noisy_on_the_ranks_that_it_reaches() -> N
     wiring = Wiring(sequence_parallel=True, reliable_gather=False, control="noise")
     collective = LossyCollective(bernoulli(0.5), RankGroup(2), wiring)
     x = torch.arange(1.0, 9)
-    copies = collective.gather(x)
+    copies = collective.all_gather(x)
     for rank, own, others in ((0, slice(4), slice(4, 8)), (1, slice(4, 8), slice(4))):
         assert torch.equal(copies[rank, own], x[own])
         assert (copies[rank, others] != x[others]).all()

@@ -140,7 +140,7 @@ def on_rank_compare_with_virtual_ranks(algorithm: str) -> list[str]:
             wanted = {
                 "all_reduce": total if reliable_gather else total[me],
                 "reduce_scatter": scattered.sum_(x_RN.clone()).chunk(num_ranks)[me],
-                "all_gather": shards.gather(x_RN.flatten())[me],
+                "all_gather": shards.all_gather(x_RN.flatten())[me],
             }
             for name, values in wanted.items():
                 (result,) = LOSSY[name][0](x_RN[me], group)

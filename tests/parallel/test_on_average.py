@@ -32,7 +32,7 @@ def shares_delivered(algorithm: str, repair: str, phase: str) -> tuple[float, fl
     how = {"algorithm": algorithm, "repair": repair, "reliable_gather": phase == "reduce"}
     if phase == "sequence-parallel":
         collective = LossyCollective(lossy, RankGroup(RANKS), Wiring.named(sequence_parallel=True, **how))
-        shares = [collective.gather(collective.sum_(x_RN.clone())).mean() / RANKS for _ in range(NUM_MESSAGES)]
+        shares = [collective.all_gather(collective.sum_(x_RN.clone())).mean() / RANKS for _ in range(NUM_MESSAGES)]
     else:
         shares = [all_reduce(x_RN, lossy, **how).mean() / RANKS for _ in range(NUM_MESSAGES)]
     return estimate(shares)

@@ -16,7 +16,7 @@ import lossytp as ltp
 from lossytp.network import theory
 from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.process import LossProcess
+from lossytp.network.loss_process import LossProcess
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup

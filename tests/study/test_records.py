@@ -1,13 +1,14 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from lossytp.study.comparisons import unlearned_trainings
 from lossytp.study.grid import Cell, Experiment
 from lossytp.study.records import complete_seeds, json_rows, read_experiment, tidy, with_lossless
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import result_settings, write_record
+from lossytp.training.record import read_record, result_settings, write_record
 
 
 def test_a_row_a_record_in_their_order_without_seconds(study):
@@ -21,6 +22,15 @@ def test_a_row_a_record_in_their_order_without_seconds(study):
 def test_a_run_that_was_not_finite_counts_as_the_most_frequent_class(record):
     broken = record(loss_rate=0.2, seed=0, accuracy=None, status="not finite")
     assert tidy([broken])["accuracy_lossy"].tolist() == [0.3]
+
+
+def test_the_committed_summary_has_the_columns_of_todays_table():
+    results = Path(__file__).parents[2] / "results" / "paper"
+    summary = pd.read_csv(results / "experiment_summary.csv", low_memory=False)
+    runs = summary[summary["experiment"] == "01_tolerance"]["run"]
+    records = [read_record(results / "runs" / run) for run in (runs.iloc[0], runs.iloc[-1])]
+    places = [list(summary).index(name) for name in tidy(records) if name in records[0]["config"]]
+    assert places == sorted(places), "./run_all.sh figures would write another table"
 
 
 def test_a_presets_rate_is_its_process_own(record):

@@ -88,6 +88,7 @@ def test_values_of_an_older_record_are_kept(toy, tmp_path):
     write_record(tmp_path, {"config": {"max_steps": 7, "of_old": 1}, "final": {}})
     config = read_record(tmp_path)["config"]
     assert (config["max_steps"], config["of_old"], config["seed"]) == (7, 1, TrainConfig().seed)
+    assert list(config)[:2] == ["max_steps", "of_old"], "in the file's order, which tables show"
 
 
 def test_a_processor_is_named_with_its_generation_if_known(monkeypatch):

@@ -5,7 +5,7 @@ import pandas as pd
 
 from lossytp.network import LossyNetwork
 from lossytp.network.checks import check_at_least
-from lossytp.network.process import LossProcess
+from lossytp.network.loss_process import LossProcess
 
 STRETCHES = 100  # of packets, each long compared with a burst; their spread gives the standard errors
 

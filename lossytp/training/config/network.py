@@ -8,11 +8,11 @@ from annotated_types import Ge, Lt
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import check_probability
 from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.loss_process import LossProcess
 from lossytp.network.loss_processes import loss_process_named
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
 from lossytp.network.presets import gilbert_elliott_preset
-from lossytp.network.process import LossProcess
 from lossytp.network.scope import Scope, layers_named, links_named
 from lossytp.network.wiring import Wiring
 from lossytp.training.config.settings import Settings

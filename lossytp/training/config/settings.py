@@ -45,7 +45,7 @@ class Settings:
                 if abs(value) > sys.float_info.max:
                     raise ValueError(f"{name} = {value} is beyond a float's 1.8e308: give a smaller number")
                 object.__setattr__(self, name, value := float(value))
-            if name == "output_dir":
+            if name == "output_dir" and value is not None:
                 object.__setattr__(self, name, _folder(value))
             if kind.bounds and value is not None:
                 check_bounds(name, value, kind.bounds)

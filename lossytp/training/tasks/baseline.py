@@ -9,7 +9,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 
 from lossytp.network.checks import check_known
 from lossytp.training.tasks import TASKS, Classification
-from lossytp.training.tasks.data import Dataset, Split
+from lossytp.training.tasks.data import Dataset, TokenizedSplit
 
 
 def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
@@ -52,5 +52,5 @@ def _classifier(**options: Any) -> Pipeline:
     return make_pipeline(TfidfVectorizer(sublinear_tf=True, min_df=2, **options), LogisticRegression(C=10, tol=1e-3))
 
 
-def _token_lists(split: Split) -> list[list[int]]:
+def _token_lists(split: TokenizedSplit) -> list[list[int]]:
     return [part.tolist() for part in np.split(split.tokens, split.offsets[1:-1])]

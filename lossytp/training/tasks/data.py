@@ -18,7 +18,7 @@ from lossytp.network.streams import Stream
 from lossytp.training.tasks import task_named
 from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tasks.kinds import Example, Task
-from lossytp.training.tasks.sources import Split as SplitName
+from lossytp.training.tasks.sources import Split
 
 BUCKET_BATCHES = 50  # examples of this many batches are sorted by length together
 ANSWER_TOKENS = 32  # largest number of tokens of a generated answer
@@ -26,7 +26,7 @@ IGNORED = -100  # the label of tokens that training does not predict
 
 
 @dataclass(frozen=True)
-class Split:
+class TokenizedSplit:
     """Token ids of many examples of one kind of task.
 
     Sequence s is `tokens[offsets[s]:offsets[s + 1]]`. Example i has the sequences `first[i]` to `first[i + 1] - 1`: one
@@ -114,13 +114,15 @@ class Dataset:
     """A task's splits as token ids, the tokenizer that made them, and a hash of tokens and labels."""
 
     task: Task
-    train: Split
-    test: Split
+    train: TokenizedSplit
+    test: TokenizedSplit
     tokenizer: PreTrainedTokenizerFast
     sha256: str
 
 
-def training_batches(split: Split, *, batch_size: int, seed: int, skip: int = 0) -> Iterator[dict[str, Tensor]]:
+def training_batches(
+    split: TokenizedSplit, *, batch_size: int, seed: int, skip: int = 0
+) -> Iterator[dict[str, Tensor]]:
     """Yield training batches endlessly, in random order, with examples of similar length in a batch.
 
     Sorting by length leaves little padding. Padding would hide losses, since a lost packet of padding is harmless.
@@ -149,7 +151,7 @@ def training_batches(split: Split, *, batch_size: int, seed: int, skip: int = 0)
         epoch += 1
 
 
-def evaluation_batches(split: Split, *, batch_size: int) -> Iterator[np.ndarray]:
+def evaluation_batches(split: TokenizedSplit, *, batch_size: int) -> Iterator[np.ndarray]:
     """Yield the indices of all examples, each once, sorted by length; examples of equal length are shuffled.
 
     Files often list a class's examples one after another. Unshuffled, a batch and the next would share a class, and the
@@ -177,7 +179,7 @@ def load_dataset(
     task = task_named(name)
     digest = hashlib.sha256()
     splits = {}
-    wanted: dict[SplitName, int | None] = {"train": train_samples, "test": test_samples}
+    wanted: dict[Split, int | None] = {"train": train_samples, "test": test_samples}
     for split, samples in wanted.items():
         splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
         for array in (splits[split].tokens, splits[split].offsets, splits[split].first, splits[split].labels):
@@ -186,8 +188,8 @@ def load_dataset(
 
 
 def _load_split(
-    name: str, task: Task, split: SplitName, tokenizer: PreTrainedTokenizerFast, max_length: int, samples: int | None
-) -> Split:
+    name: str, task: Task, split: Split, tokenizer: PreTrainedTokenizerFast, max_length: int, samples: int | None
+) -> TokenizedSplit:
     vocabulary = hashlib.blake2b(tokenizer.backend_tokenizer.to_str().encode(), digest_size=8).hexdigest()
     key = json.dumps([split, samples, max_length, task.fingerprint(), vocabulary, code_digest(__name__)])
     folder = cached(
@@ -195,7 +197,9 @@ def _load_split(
     )
     answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
     with np.load(folder / "arrays.npz") as arrays:
-        return Split(**arrays, kind=task.kind, answers=tuple(map(tuple, answers)), pad_id=int(tokenizer.pad_token_id))
+        return TokenizedSplit(
+            **arrays, kind=task.kind, answers=tuple(map(tuple, answers)), pad_id=int(tokenizer.pad_token_id)
+        )
 
 
 def _prepare(

@@ -1,10 +1,14 @@
 """Check the table of implementations and parallelisms."""
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, compare, label
+from lossytp.study.grid import load_experiment
 from lossytp.training.config import TrainConfig
+from lossytp.training.record import read_record
 
 
 @pytest.mark.parametrize(
@@ -98,3 +102,11 @@ def test_parallelisms_are_compared_at_equal_loss_and_repair():
     assert table["ddp 2", "zero"] == pytest.approx(0.035)
     assert table["ddp 2", "rescale"] == pytest.approx(-0.02)
     assert compared["clean"].dropna().to_dict() == pytest.approx((table.dropna() / 2).to_dict())
+
+
+def test_the_committed_table_holds_every_committed_run(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[3])
+    experiment = load_experiment(Path("notebooks/experiments/07_parallelisms.yaml"), "paper", Path("results/paper"))
+    table = compare([read_record(Path(cell.config.output_dir)) for cell in experiment.cells])
+    (file,) = map(Path, experiment.outputs)
+    assert file.read_text(encoding="utf-8") == table.to_csv(index=False)

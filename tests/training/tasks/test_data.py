@@ -9,7 +9,7 @@ from lossytp.training.models import load_tokenizer
 from lossytp.training.tasks.data import (
     ANSWER_TOKENS,
     IGNORED,
-    Split,
+    TokenizedSplit,
     evaluation_batches,
     load_dataset,
     training_batches,
@@ -24,7 +24,7 @@ def split_of(sequences, options=None, labels=None, **values):
     counts = options or [1] * len(sequences)
     defaults = {"kind": "classification", "answer_lengths": np.zeros(len(sequences), dtype=int), "answers": ()}
     defaults |= {"parts": np.array([""] * len(counts)), "cut": np.zeros(len(counts), dtype=bool)}
-    return Split(
+    return TokenizedSplit(
         tokens=np.concatenate(sequences),
         offsets=np.cumsum([0, *map(len, sequences)]),
         first=np.cumsum([0, *counts]),

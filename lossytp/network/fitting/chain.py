@@ -1,0 +1,58 @@
+"""A loss process as a hidden Markov chain, and the laws of its bursts and gaps.
+
+Shapes: K states.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Chain(NamedTuple):
+    """A stationary chain. The state before a packet's transition decides the packet's loss.
+
+    Attributes:
+        transition: probabilities of stepping from a state (rows) to a state (columns), (K, K).
+        loss: the probability of a loss in each state, (K,).
+        start: the stationary law of the states, (K,).
+    """
+
+    transition: np.ndarray
+    loss: np.ndarray
+    start: np.ndarray
+
+    @property
+    def received(self) -> np.ndarray:
+        """Return the probability that a packet is received and the chain steps from row to column, (K, K)."""
+        return (1 - self.loss)[:, None] * self.transition
+
+    @property
+    def lost(self) -> np.ndarray:
+        """Return the probability that a packet is lost and the chain steps from row to column, (K, K)."""
+        return self.loss[:, None] * self.transition
+
+    def burst_survival(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the probability that a burst has at least these lengths, from 1, shape of `lengths`."""
+        return _survival(self.start @ self.received, self.lost, lengths)
+
+    def gap_survival(self, lengths: np.ndarray) -> np.ndarray:
+        """Return the probability that a run of received packets has at least these lengths, from 1."""
+        return _survival(self.start @ self.lost, self.received, lengths)
+
+
+def _survival(before: np.ndarray, step: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return P(a run >= length): before @ step**length @ 1, over its value at length 1."""
+    at_least = (before @ powers(step, np.asarray(lengths))).sum(axis=-1)
+    return at_least / (before @ step).sum()
+
+
+def powers(base: np.ndarray, exponents: np.ndarray) -> np.ndarray:
+    """Return the powers of one matrix, (..., K, K) for exponents of shape (...), by repeated squaring."""
+    result = np.broadcast_to(np.eye(len(base)), (*exponents.shape, *base.shape)).copy()
+    left = exponents.copy()
+    while left.any():
+        odd = left % 2 == 1
+        result[odd] = result[odd] @ base
+        base = base @ base
+        left //= 2
+    return result

@@ -1,0 +1,112 @@
+"""Messages between the ends of a measurement over TCP: JSON, followed by arrays.
+
+A message is the length of its JSON (4 bytes, network byte order), the JSON, and the bytes of the arrays that it lists
+under "arrays" as [name, dtype, length].
+"""
+
+import json
+import socket
+import struct
+import time
+from typing import Any
+
+import numpy as np
+
+LENGTH = struct.Struct(">I")
+MOST_JSON_BYTES = 2**16
+DTYPES = ("uint8", "uint16", "uint32", "int64")
+PIECE_BYTES = 2**20
+
+
+class Vanished(Exception):
+    """The other end closed the connection, was silent for too long, or does not speak this protocol."""
+
+
+class Control:
+    """One end of the connection.
+
+    Args:
+        connection: a connected TCP socket.
+        patience_s: how long the other end may be silent, or take for a message.
+        most_array_bytes: of a message; more are refused.
+    """
+
+    def __init__(self, connection: socket.socket, patience_s: float, most_array_bytes: int = 0) -> None:
+        self._connection, self._patience_s, self._most = connection, patience_s, most_array_bytes
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def allow(self, most_array_bytes: int) -> None:
+        """Accept messages with arrays of so many bytes from now on."""
+        self._most = most_array_bytes
+
+    def send(self, content: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
+        """Send names and values, and arrays of one dimension.
+
+        Raises:
+            Vanished: if the other end is gone.
+        """
+        arrays = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
+        content = content | {"arrays": [[name, str(array.dtype), len(array)] for name, array in arrays.items()]}
+        text = json.dumps(content).encode()
+        self._connection.settimeout(self._patience_s)
+        try:
+            self._connection.sendall(LENGTH.pack(len(text)) + text)
+            for array in arrays.values():
+                self._connection.sendall(array.data.cast("B"))
+        except OSError as error:
+            raise Vanished(_reason(error)) from error
+
+    def receive(self, *kinds: str) -> dict[str, Any]:
+        """Return the next message, which must be of one of these "kinds", with its arrays by name.
+
+        Raises:
+            Vanished: if it does not come whole, in time, and in this form.
+        """
+        deadline, wanted = time.monotonic() + self._patience_s, " or ".join(kinds)
+        try:
+            (length,) = LENGTH.unpack(self._bytes(LENGTH.size, deadline))
+            if length > MOST_JSON_BYTES:
+                raise Vanished(f"it sent something else than a message of {wanted}")
+            content = json.loads(self._bytes(length, deadline))
+            if "refused" in content:
+                raise Vanished(f"it refused: {content['refused']}")
+            if content["kind"] not in kinds:
+                raise Vanished(f"it sent {content['kind']!r} instead of {wanted}")
+            sizes = [(name, np.dtype(dtype), int(count)) for name, dtype, count in content["arrays"]]
+            total = sum(dtype.itemsize * count for _, dtype, count in sizes)
+            if any(str(dtype) not in DTYPES or count < 0 for _, dtype, count in sizes) or total > self._most:
+                raise Vanished(f"it sent arrays of {total} bytes, above {self._most}")
+            for name, dtype, count in sizes:
+                content[name] = np.frombuffer(self._bytes(dtype.itemsize * count, deadline), dtype)
+        except OSError as error:
+            raise Vanished(_reason(error)) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise Vanished(f"it sent something else than a message of {wanted}") from error
+        return content
+
+    def _bytes(self, count: int, deadline: float) -> bytes:
+        parts = []
+        while count:
+            self._connection.settimeout(max(1e-3, deadline - time.monotonic()))
+            part = self._connection.recv(min(count, PIECE_BYTES))
+            if not part:
+                raise Vanished("it closed the connection")
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+def _reason(error: OSError) -> str:
+    return "it was silent for too long" if isinstance(error, TimeoutError) else str(error)
+
+
+def checked_counts(values: object, number: int, most: int) -> list[int]:
+    """Return whole numbers from 0 to `most` that the other end sent.
+
+    Raises:
+        Vanished: if they are none, or not as many as `number`.
+    """
+    whole = isinstance(values, list) and len(values) == number and all(type(value) is int for value in values)
+    if not whole or not all(0 <= value <= most for value in values):  # type: ignore[attr-defined]
+        raise Vanished(f"it sent {values!r}, which are not {number} counts up to {most}")
+    return list(values)  # type: ignore[call-overload]

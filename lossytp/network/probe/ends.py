@@ -1,0 +1,90 @@
+"""What both ends of a measurement share: constants, the outcome, their clocks, and the trace of a flow."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lossytp.network.probe.plan import Plan
+from lossytp.network.probe.receiving import fates
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
+
+PROTOCOL = "lossytp.probe 1"
+PORT = 29470
+BEAT_S = 0.5
+"""How often the sender asks how much has arrived."""
+LATE_S = 1.0
+"""How long the datagrams sent last may take to arrive."""
+PATIENCE_S = 10.0
+"""How long the other end may be silent before it counts as vanished."""
+
+
+class Measurement(NamedTuple):
+    """A measurement that has ended."""
+
+    trace: ProbeTrace
+    ended_early: str
+    """Why it ended before all packets were sent; "" if it did not."""
+
+
+def clock_name() -> str:
+    """Return a name of this machine's clock, the same in all its processes and containers; "" if it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def same_clock(theirs: object) -> bool:
+    """Return whether the other end reads the clock that this end reads."""
+    return theirs != "" and theirs == clock_name()
+
+
+class Log(NamedTuple):
+    """Arrivals in their order, (arrivals,) each."""
+
+    flow: np.ndarray
+    sequence: np.ndarray
+    time_ns: np.ndarray
+    """By the receiver's clock; 0 if unknown."""
+
+
+def flow_traces(
+    plan: Plan, log: Log, counts: list[int], sent_ns: np.ndarray | None, ends: tuple[str, str], same: bool
+) -> list[FlowTrace]:
+    """Return the traces of the flows of one direction.
+
+    Args:
+        plan: that they follow.
+        log: of what arrived.
+        counts: (flows,) packets of each flow.
+        sent_ns: (packets of all flows,) when they left, flow after flow, or None if unknown.
+        ends: names of the sending and the receiving machine.
+        same: whether both read one clock.
+    """
+    bounds = np.cumsum([0, *counts])
+    firsts = [] if sent_ns is None else [sent_ns[at] for at, count in zip(bounds, counts, strict=False) if count]
+    traces = []
+    for flow, count in enumerate(counts):
+        found = fates(log.sequence[log.flow == flow], log.time_ns[log.flow == flow], count)
+        delay_s = sent_s = np.full(count, np.nan)
+        if sent_ns is not None:
+            times_ns = sent_ns[bounds[flow] : bounds[flow + 1]]
+            sent_s = (times_ns - min(firsts, default=0)) * 1e-9
+            delay_s = np.where(found.arrived_ns == 0, np.nan, (found.arrived_ns - times_ns) * 1e-9)
+            if not same and not np.isnan(delay_s).all():
+                delay_s = delay_s - np.nanmin(delay_s)
+        traces.append(
+            FlowTrace(
+                lost=found.lost,
+                sent_s=sent_s,
+                delay_s=delay_s,
+                reordered=found.reordered,
+                duplicates=found.duplicates,
+                src=ends[0],
+                dst=ends[1],
+                packet_bytes=plan.packet_bytes,
+                rate_packets_per_s=plan.rate_packets_per_s,
+            )
+        )
+    return traces

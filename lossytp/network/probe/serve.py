@@ -1,0 +1,175 @@
+"""The receiving end of measurements, which waits for others to start them.
+
+It answers only whom it has shaken hands with over TCP, and sends datagrams only to the address that its partner's
+datagrams come from: never more bytes than have come in, so that nobody can use it to flood another.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lossytp.network.datagrams import bound, flow_key, new_session, udp_socket
+from lossytp.network.probe.control import Control, Vanished, checked_counts
+from lossytp.network.probe.ends import (
+    PATIENCE_S,
+    PORT,
+    PROTOCOL,
+    Log,
+    Measurement,
+    clock_name,
+    flow_traces,
+    same_clock,
+)
+from lossytp.network.probe.plan import Plan
+from lossytp.network.probe.receiving import Receiver
+from lossytp.network.probe.sending import Route, Sender
+from lossytp.network.probe.trace_file import ProbeTrace
+
+HELLO_S = 5.0
+TOLD_AGAIN = 2048  # packets whose arrival is told again, since some may have come late
+
+
+class Limits(NamedTuple):
+    """What a partner may ask for."""
+
+    max_mbits: float = 100.0
+    """In one direction."""
+    max_packets: int = 20_000_000
+    """Of all flows of one direction together; each takes up to 60 bytes of memory."""
+
+
+def serve(
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    limits: Limits = Limits(),  # noqa: B008, an immutable value
+    patience_s: float = PATIENCE_S,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Measurement]:
+    """Take part in measurements, one after the other, and yield what each showed of the flows that came in.
+
+    Args:
+        host: address of this machine to listen at; "0.0.0.0" for all.
+        port: to listen at, TCP and UDP.
+        limits: what a partner may ask for.
+        patience_s: how long a partner may be silent; a measurement then ends with what is known.
+        say: is called with a line when a partner comes or is turned away.
+
+    Raises:
+        ValueError: if the port is in use, or the address is none of this machine's.
+    """
+    with bound(socket.SOCK_STREAM, host, port) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        udp_socket(host, port).close()  # to complain now
+        say(f"waiting at {host}, port {port} (TCP and UDP)")
+        while True:
+            connection, (partner, _) = listener.accept()
+            with connection:
+                try:
+                    run = _Run(connection, port, limits, patience_s)
+                except Vanished as reason:
+                    say(f"{partner} takes no part in a measurement: {reason}")
+                    continue
+                say(f"{partner} sends {run.plan.flows} x {run.plan.packets} packets, {run.plan.mbits_per_s:.1f} Mbit/s")
+                yield run.measurement()
+
+
+class _Run:
+    def __init__(self, connection: socket.socket, port: int, limits: Limits, patience_s: float) -> None:
+        self.ends = str(connection.getpeername()[0]), str(connection.getsockname()[0])
+        hello = Control(connection, HELLO_S).receive("hello")
+        self.control, self.patience_s = Control(connection, patience_s), patience_s
+        try:
+            if hello.get("protocol") != PROTOCOL:
+                raise ValueError(f"it speaks {hello.get('protocol')!r}, this end {PROTOCOL!r}: use one version")
+            self.plan = plan = Plan.from_dict(hello.get("plan"))
+            plan.check_rate(limits.max_mbits)
+            if plan.flows * plan.packets > limits.max_packets:
+                raise ValueError(f"{plan.flows} x {plan.packets} packets are above max_packets = {limits.max_packets}")
+        except (TypeError, ValueError) as error:
+            self.control.send({"refused": str(error)})
+            raise Vanished(f"refused: {error}") from error
+        self.control.allow(8 * plan.flows * plan.packets)
+        self.same, session = same_clock(hello.get("clock")), new_session()
+        keys = [flow_key(session, flow) for flow in range(2 * plan.flows)]
+        self.socket = udp_socket(self.ends[1], port)
+        self.receiver = Receiver([self.socket], keys[: plan.flows], plan.packets, plan.datagram_bytes, self.ends[0])
+        self.back = Sender(plan, lambda flow: self._route(flow, keys[plan.flows + flow]), self._may_send)
+        self.told = [0] * plan.flows
+        self.end: dict[str, Any] | None = None
+        self.control.send({"kind": "welcome", "session": session.hex(), "clock": clock_name()})
+
+    def _route(self, flow: int, key: bytes) -> Route | None:
+        """Return the way back to where a flow comes from, once it has come."""
+        address = self.receiver.addresses.get(flow)
+        return None if address is None else Route(self.socket, address, key)
+
+    def _may_send(self) -> bool:
+        """Return whether as many bytes have come in as will have been sent back."""
+        return (sum(self.back.counts) + 1) * self.plan.datagram_bytes <= self.receiver.bytes
+
+    def measurement(self) -> Measurement:
+        """Receive until the partner has sent all, or vanishes; return what is known."""
+        ended_early = ""
+        with self.socket:
+            self.receiver.start()
+            if self.plan.both_directions:
+                self.back.start()
+            try:
+                while self.end is None:
+                    self._answer(self.control.receive("beat", "end"))
+            except Vanished as reason:
+                ended_early = str(reason)
+            finally:
+                self.back.stop()
+                self.receiver.stop()
+            own_losses = self.receiver.own_losses()
+        return Measurement(self._trace(ended_early, own_losses), ended_early)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        if message["kind"] == "end":
+            self._end(message)
+            return
+        newest = self.receiver.newest()
+        first = [max(0, told - TOLD_AGAIN) for told in self.told]
+        bits = {
+            f"bits{flow}": np.packbits(self.receiver.arrived[flow, first[flow] : newest[flow]])
+            for flow in range(self.plan.flows)
+        }
+        self.control.send({"kind": "beat", "first": first, "newest": newest}, bits)
+        self.told = newest
+
+    def _end(self, message: dict[str, Any]) -> None:
+        sent = checked_counts(message.get("sent"), self.plan.flows, self.plan.packets)
+        sent_ns = message.get("sent_ns")
+        if not isinstance(sent_ns, np.ndarray) or len(sent_ns) != sum(sent):
+            raise Vanished("it did not say when it sent")
+        deadline = time.monotonic() + self.patience_s / 2
+        while self.back.is_alive() and self._may_send() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self.back.stop()
+        flow, sequence, time_ns = self.receiver.log()
+        arrays = {"flow": flow, "sequence": sequence, "time_ns": time_ns}
+        arrays["sent_ns"] = np.concatenate([self.back.times_ns(number) for number in range(self.plan.flows)])
+        answer = {"kind": "end", "sent": self.back.counts, "own_losses": self.receiver.own_losses()}
+        self.end = {"sent": sent, "sent_ns": sent_ns}
+        with contextlib.suppress(Vanished):  # this end knows all that it needs
+            self.control.send(answer, arrays)
+
+    def _trace(self, ended_early: str, own_losses: int | None) -> ProbeTrace:
+        counts, sent_ns = self.receiver.newest(), None
+        if self.end is not None:
+            counts, sent_ns = self.end["sent"], self.end["sent_ns"]
+        flows = flow_traces(self.plan, Log(*self.receiver.log()), counts, sent_ns, self.ends, self.same)
+        return ProbeTrace(
+            flows={number: flow for number, flow in enumerate(flows) if flow.num_packets},
+            clocks="same" if self.same else "different",
+            complete=not ended_early,
+            own_losses=own_losses,
+            source=f"UDP from {self.ends[0]} to {self.ends[1]}",
+        )

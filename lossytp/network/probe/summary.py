@@ -1,0 +1,102 @@
+"""What a trace shows: the loss rate with its interval, the lengths of bursts, and the delays."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
+
+CONFIDENCE = 0.95
+BLOCKS = 100
+SHARES = (0.5, 0.9, 0.99, 0.999)
+BURSTS_SHOWN = 8
+
+
+class LossRate(NamedTuple):
+    """The share of lost packets, and its confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def loss_rate(lost: np.ndarray, confidence: float = CONFIDENCE) -> LossRate:
+    """Return the loss rate, with an interval that holds for bursts too.
+
+    Bursts leave fewer independent packets than there are. The variance of the losses in `BLOCKS` consecutive blocks,
+    relative to that of independent losses, says by which factor (batch means; Law, "Simulation Modeling and Analysis",
+    5th ed., 9.5.3). The interval is Wilson's (1927) for so many packets, with Student's quantile. It is too narrow if
+    bursts reach the length of a block.
+
+    Args:
+        lost: bool, (packets,).
+        confidence: of the interval.
+
+    Raises:
+        ValueError: if there are no packets.
+    """
+    packets = len(lost)
+    if not packets:
+        raise ValueError("a flow of 0 packets has no loss rate: send some")
+    rate = float(np.mean(lost))
+    blocks = min(BLOCKS, packets)
+    length = packets // blocks
+    independent = float(packets)
+    if blocks > 1 and 0 < rate < 1:
+        sums = np.asarray(lost)[: blocks * length].reshape(blocks, length).sum(1)
+        independent = packets / max(1.0, float(sums.var(ddof=1)) / (length * rate * (1 - rate)))
+    quantile = float(stats.t.ppf((1 + confidence) / 2, max(1, blocks - 1)))
+    weight = quantile**2 / independent
+    middle = (rate + weight / 2) / (1 + weight)
+    half = quantile / (1 + weight) * math.sqrt(rate * (1 - rate) / independent + weight / (4 * independent))
+    return LossRate(rate, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def burst_lengths(lost: np.ndarray) -> np.ndarray:
+    """Return the lengths of the runs of consecutive losses, in order: int64 (bursts,)."""
+    edges = np.diff(np.concatenate(([0], np.asarray(lost, np.int8), [0])))
+    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
+
+
+def summary_lines(trace: ProbeTrace) -> Iterator[str]:
+    """Yield the lines of a summary to read."""
+    for number, flow in sorted(trace.flows.items()):
+        yield f"flow {number}, {flow.src} to {flow.dst}: {flow.num_packets} packets{_speed(flow)}"
+        yield from (f"  {line}" for line in _flow_lines(flow))
+    if trace.clocks == "different":
+        yield "delays are beyond each flow's fastest packet, because the two machines' clocks differ"
+    if trace.own_losses:
+        yield (
+            f"{trace.own_losses} of the lost packets reached a machine that was too slow to take them: they are no "
+            "losses of the network; send slower, or raise net.core.rmem_max there"
+        )
+
+
+def _speed(flow: FlowTrace) -> str:
+    seconds = float(flow.sent_s[-1] - flow.sent_s[0])
+    if not seconds > 0:  # also of unknown times
+        return ""
+    asked = flow.rate_packets_per_s
+    return f" at {(flow.num_packets - 1) / seconds:.0f}/s" + ("" if asked is None else f" of {asked:g}/s")
+
+
+def _flow_lines(flow: FlowTrace) -> Iterator[str]:
+    rate, bursts = loss_rate(flow.lost), burst_lengths(flow.lost)
+    yield (
+        f"lost {int(flow.lost.sum())}: {rate.value:.3%} ({CONFIDENCE:.0%} interval {rate.low:.3%} to {rate.high:.3%}); "
+        f"reordered {int(flow.reordered.sum())}, duplicates {int(flow.duplicates.sum())}"
+    )
+    if len(bursts):
+        lengths, counts = np.unique(bursts, return_counts=True)
+        shown = [f"{length}: {count}" for length, count in zip(lengths, counts, strict=True)]
+        more = f", ... up to {lengths[-1]}" if len(shown) > BURSTS_SHOWN else ""
+        yield f"bursts by length: {', '.join(shown[:BURSTS_SHOWN])}{more}; mean {bursts.mean():.2f} packets"
+    delays_ms = flow.delay_s[~np.isnan(flow.delay_s)] * 1e3
+    if len(delays_ms):
+        parts = [
+            f"{share:.1%}".replace(".0%", "%") + f" within {np.quantile(delays_ms, share):.3f}" for share in SHARES
+        ]
+        yield f"delay in ms: {', '.join(parts)}, longest {delays_ms.max():.3f}"

@@ -1,0 +1,33 @@
+"""Measure the packet losses of a real network.
+
+python -m lossytp.probe receive --host 10.0.0.2         on one machine
+python -m lossytp.probe send 10.0.0.2 --packets 200000  on another
+
+Each command has a --help of its own.
+"""
+
+import importlib
+import sys
+
+from lossytp.network.checks import check_known
+from lossytp.training.command_line import run_as_command
+
+COMMANDS = {
+    "receive": "lossytp.probe.receive",
+    "send": "lossytp.probe.send",
+}
+"""The module of each command: its `main` takes the words after the command's name."""
+
+
+def main() -> None:
+    """Run the command that the first word names."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(f"{__doc__}\ncommands: {', '.join(COMMANDS)}")
+        return
+    check_known("command", words[0], COMMANDS)
+    importlib.import_module(COMMANDS[words[0]]).main(words[1:])
+
+
+if __name__ == "__main__":
+    run_as_command(main)

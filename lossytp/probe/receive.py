@@ -1,0 +1,68 @@
+"""Wait for measurements that other machines start with `python -m lossytp.probe send`.
+
+python -m lossytp.probe receive                   # from this machine alone
+python -m lossytp.probe receive --host 10.0.0.2   # from whoever reaches that address
+
+Keep it running only as long as you measure. It sends nothing but answers, and never more than has come in.
+"""
+
+import sys
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+
+from lossytp.network.probe.ends import PATIENCE_S, PORT
+from lossytp.network.probe.serve import Limits, serve
+from lossytp.network.probe.summary import summary_lines
+from lossytp.network.probe.trace_file import write_trace
+from lossytp.probe.send import trace_path
+from lossytp.training.command_line import parse
+from lossytp.training.config.bounds import Count, Positive
+from lossytp.training.config.settings import Settings
+from lossytp.training.files import saving
+from lossytp.training.record import check_writable
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiveConfig(Settings):
+    """Where to listen, and what a partner may ask for."""
+
+    host: str = "127.0.0.1"
+    """Address of this machine to listen at; 0.0.0.0 for all."""
+    port: Annotated[int, Ge(1), Lt(2**16)] = PORT
+    """Port to listen at, TCP and UDP."""
+    max_mbits: Positive = 100.0
+    """Refuse measurements that are faster than this in one direction."""
+    max_packets: Count = Limits().max_packets
+    """Refuse measurements of more packets in one direction, which would need more memory."""
+    measurements: Count | None = None
+    """End after so many measurements; if left out, wait until Ctrl-C."""
+    patience_s: Positive = PATIENCE_S
+    """Seconds for which a partner may be silent; the measurement then ends with what is known."""
+    output_dir: str | None = None
+    """Folder for traces of what came in; if left out, only the sender writes one."""
+
+
+def main(words: list[str]) -> None:
+    """Take part in measurements, and print what each showed."""
+    config: ReceiveConfig = parse(ReceiveConfig, __doc__, words)
+    if config.output_dir is not None:
+        check_writable(config.output_dir)
+    limits = Limits(config.max_mbits, config.max_packets)
+    measurements = serve(config.host, config.port, limits=limits, patience_s=config.patience_s, say=_say)
+    for trace, ended_early in islice(measurements, config.measurements):
+        print(*summary_lines(trace), sep="\n", flush=True)
+        if ended_early:
+            _say(f"the measurement ended early, because {ended_early}: this is what is known")
+        if config.output_dir is not None:
+            path = trace_path(Path(config.output_dir))
+            with saving(path):
+                write_trace(path, trace)
+            print(f"see {path}", flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

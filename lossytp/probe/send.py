@@ -1,0 +1,98 @@
+"""Send numbered packets to a machine where `python -m lossytp.probe receive` runs, and say what became of them.
+
+python -m lossytp.probe send                                       # to this machine itself
+python -m lossytp.probe send 10.0.0.2 --packets 200000 --flows 3 --both_directions
+"""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Ge, Lt
+from tqdm import tqdm
+
+from lossytp.network.probe.ends import PATIENCE_S, PORT
+from lossytp.network.probe.measure import measure
+from lossytp.network.probe.plan import Plan
+from lossytp.network.probe.summary import summary_lines
+from lossytp.network.probe.trace_file import write_trace
+from lossytp.training.command_line import parse
+from lossytp.training.config.bounds import Count, Positive
+from lossytp.training.config.settings import Settings
+from lossytp.training.files import saving
+from lossytp.training.record import check_writable
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendConfig(Settings):
+    """What to send, where to, and how fast."""
+
+    host: str = "127.0.0.1"
+    """The other machine, by name or IPv4 address; also the first word of the command."""
+    port: Annotated[int, Ge(1), Lt(2**16)] = PORT
+    """Its port, TCP and UDP."""
+    packets: Count = 10_000
+    """Packets of each flow."""
+    flows: Count = 1
+    """Streams of packets at once, each with a port of its own, as between a rank and its peers."""
+    packet_bytes: Count = 1500
+    """Size of a packet, with the headers of IP (20 bytes), UDP (8) and this program (16)."""
+    rate: Positive = 1000.0
+    """Packets a second of each flow."""
+    burst_packets: Count = 1
+    """Packets that leave back to back, as in a collective; the rate stays."""
+    both_directions: bool = False
+    """Let the other machine send as much at the same time."""
+    max_mbits: Positive = 100.0
+    """Refuse to send faster than this, all flows together. Raise it if the network has room for more."""
+    patience_s: Positive = PATIENCE_S
+    """Seconds for which the other machine may be silent."""
+    output_dir: str = "output/probe"
+    """Folder for the trace, which is named by the time of day."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.plan().check_rate(self.max_mbits)
+
+    def plan(self) -> Plan:
+        """Return what to send."""
+        return Plan(
+            packets=self.packets,
+            flows=self.flows,
+            packet_bytes=self.packet_bytes,
+            rate_packets_per_s=self.rate,
+            burst_packets=self.burst_packets,
+            both_directions=self.both_directions,
+        )
+
+
+def main(words: list[str]) -> None:
+    """Measure, print a summary, and write the trace."""
+    if words and not words[0].startswith("-"):
+        words = ["--host", *words]
+    config: SendConfig = parse(SendConfig, __doc__, words)
+    check_writable(config.output_dir)
+    plan = config.plan()
+    with tqdm(total=plan.flows * plan.packets, unit="packet", leave=False, disable=not sys.stderr.isatty()) as bar:
+
+        def show(sent: int, arrived: int) -> None:
+            bar.set_postfix(missing=sent - arrived, refresh=False)
+            bar.update(sent - bar.n)
+
+        trace, ended_early = measure(plan, config.host, config.port, patience_s=config.patience_s, watch=show)
+    path = trace_path(Path(config.output_dir))
+    with saving(path):
+        write_trace(path, trace)
+    print(*summary_lines(trace), sep="\n")
+    if ended_early:
+        print(f"the measurement ended early, because {ended_early}: this is what is known", file=sys.stderr)
+    print(f"see {path}")
+
+
+def trace_path(folder: Path) -> Path:
+    """Return the path of a new trace, named by the time; one that is there already keeps its name."""
+    name = f"trace_{time.strftime('%Y%m%d_%H%M%S')}"
+    paths = (folder / f"{name}{again}.parquet" for again in ("", *(f"_{number}" for number in range(2, 10**6))))
+    return next(path for path in paths if not path.exists())

@@ -1,0 +1,42 @@
+"""Families: their chains are their processes' own laws."""
+
+import numpy as np
+import pytest
+
+from lossytp.network.fitting import FAMILIES
+from tests.network.fitting.recordings import VALUES
+
+LENGTHS = np.arange(1, 4000)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_chain_has_the_loss_rate_and_autocorrelation_of_its_process(name):
+    values = np.array(VALUES[name])
+    process, chain = FAMILIES[name].process(values), FAMILIES[name].chain(values)
+    rate = chain.start @ chain.loss
+    assert rate == pytest.approx(process.loss_rate)
+    np.testing.assert_allclose(chain.start @ chain.transition, chain.start, atol=1e-12)
+    np.testing.assert_allclose(chain.received + chain.lost, chain.transition)
+    for lag in (1, 2, 7):
+        steps = np.linalg.matrix_power(chain.transition, lag)
+        both = (chain.start * chain.loss) @ steps @ chain.loss
+        assert (both - rate**2) / (rate * (1 - rate)) == pytest.approx(process.autocorrelation(lag), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_survival_of_runs_adds_up_to_their_mean_length(name):
+    """Sum over n >= 1 of P(length >= n) is the mean; a cycle of a burst and a gap has the loss rate."""
+    values = np.array(VALUES[name])
+    process, chain = FAMILIES[name].process(values), FAMILIES[name].chain(values)
+    burst, gap = chain.burst_survival(LENGTHS), chain.gap_survival(LENGTHS)
+    assert burst[0] == gap[0] == pytest.approx(1)
+    assert burst.sum() == pytest.approx(process.mean_burst_packets)
+    assert burst.sum() / (burst.sum() + gap.sum()) == pytest.approx(process.loss_rate)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_parameters_of_one_choice_share_a_row(name):
+    family = FAMILIES[name]
+    assert len(family.parameters) == len(family.rows) == len(VALUES[name])
+    together = family.same_row.sum(axis=0)
+    assert together.tolist() == ([2, 2, 2, 1, 2] if name == "four-state Markov" else [1] * len(together))
