@@ -1,4 +1,4 @@
-"""Tensor-parallel GPT-2 over networks that lose packets.
+"""Tensor-parallel language models over networks that lose packets.
 
 >>> import lossytp as ltp
 >>> network = ltp.LossyNetwork(ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.01, mean_burst_packets=8), seed=0)
@@ -6,8 +6,8 @@
 >>> loss = model(**batch).loss; loss.backward()
 >>> report = network.report()                                         # per layer, direction, link: packets, lost, rate
 
-`lossytp.network` loses packets, `lossytp.parallel` shards GPT-2 over it, `lossytp.training` trains it on a task,
-`lossytp.study` turns many runs into figures.
+`lossytp.network` loses packets, `lossytp.parallel` shards a model over it, `lossytp.training` trains the model on a
+task, and `lossytp.study` turns many runs into figures.
 """
 
 import importlib
@@ -66,7 +66,7 @@ _NEEDS_TORCH = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch and transformers, which take seconds, when it is first asked for."""
+    """Import a name that needs torch and transformers on its first use, because they take seconds to import."""
     if name in _NEEDS_TORCH:
         return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
     raise AttributeError(f"module 'lossytp' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Links that lose packets, and collectives as packet routes over them. Knows nothing of torch or of models."""
+"""Links that lose packets, and collectives as packet routes over them. Nothing here imports torch or knows models."""
 
 from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.bernoulli import Bernoulli

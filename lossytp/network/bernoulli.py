@@ -11,9 +11,9 @@ from lossytp.network.streams import Key, Stream
 
 NEVER = 2**62  # a packet index no run reaches
 LONGEST_GAP = 2.0**45  # keeps the sum of a block of gaps inside int64 ...
-RAREST = 1e-11  # ... and reached only below this rate, log(2**-52) being -36
+RAREST = 1e-11  # ... and only rates below this can reach it, since log(2**-52) is -36
 SMALLEST_BLOCK = 64  # gaps drawn at once: amortises numpy's call overhead over several messages
-LARGEST_BLOCK = 2**13  # keeps what is worked on inside the processor's cache
+LARGEST_BLOCK = 2**13  # keeps the working set inside the processor's cache
 
 NO_PACKETS = np.empty(0, dtype=np.int64)
 NO_PACKETS.setflags(write=False)
@@ -34,7 +34,7 @@ class Bernoulli:
         return mean_burst(self.loss_rate, 0.0)
 
     def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of losses of two packets `lag` apart: 0 but at lag 0."""
+        """Return the correlation of the losses of two packets `lag` apart: 0, except at lag 0."""
         return float(lag == 0)
 
     def to_netem(self) -> str:
@@ -91,7 +91,7 @@ class BernoulliLosses:
             self._next_lost = int(self._upcoming[0])
 
     def _draw_block(self, *, after: int, needed_packets: int) -> None:
-        """Set `_upcoming` to the sorted losses after packet `after`, on the link's own clock; none is taken yet."""
+        """Set `_upcoming` to the next sorted losses after packet `after`, counted from the link's first packet."""
         block = block_size(needed_packets * self._loss_rate)
         self._upcoming = geometric(self._loss_rate, self._gaps.uniforms(block))
         np.cumsum(self._upcoming, out=self._upcoming)

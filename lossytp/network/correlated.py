@@ -14,11 +14,11 @@ from lossytp.network.streams import Key
 
 @dataclass(frozen=True, kw_only=True)
 class Correlated:
-    """Lose a packet if the switch loses it or the link does: `common` is drawn once a switch, `private` once a link.
+    """Lose a packet if its switch or its link loses it: `common` is drawn once per switch, `private` once per link.
 
     All links of a group that have this process and the same `switch` see the same common losses at the same time. Time
-    is the number of packets that a link has sent. Links that send unequal numbers of packets therefore drift apart.
-    Links of different groups share nothing, because each group has clocks of its own.
+    is the number of packets that a link has sent, so links that send unequal numbers of packets drift apart. Links of
+    different groups share nothing, because each group has its own clocks.
     """
 
     common: LossProcess
@@ -34,10 +34,10 @@ class Correlated:
     def from_loss_and_share(
         cls, *, loss_rate: float, shared: float, mean_burst_packets: float | None = None, switch: int | str = 0
     ) -> "Correlated":
-        """Return links of this loss rate, with the share `shared`, in [0, 1], of their losses at the switch.
+        """Return a process with this loss rate, of which the share `shared`, in [0, 1], is lost at the switch.
 
-        Both parts are Bernoulli. With a mean burst, both are simple Gilbert channels of equal bursts, and the link's
-        own runs of consecutive losses have that mean.
+        Both parts are Bernoulli. With a mean burst, both are simple Gilbert channels with equal bursts, and a link's
+        runs of consecutive losses have that mean.
 
         Raises:
             ValueError: if no bursts are short enough.
@@ -112,7 +112,7 @@ class CorrelatedLosses:
         common, private = self._common.take(num_packets), self._private.take(num_packets)
         if not len(common) or not len(private):
             return common if len(common) else private
-        lost = np.sort(np.concatenate([common, private]), kind="stable")  # merges what is sorted already
+        lost = np.sort(np.concatenate([common, private]), kind="stable")  # merges two sorted arrays
         return lost[np.diff(lost, prepend=-1) > 0]
 
     def state_dict(self) -> dict:

@@ -1,4 +1,4 @@
-"""Count packets sent and lost, and collectives that lost something, by site in the model, direction and link."""
+"""Count packets sent and lost, and collectives that lost something, by place in the model, direction and link."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -8,10 +8,11 @@ from lossytp.network.checks import check_known
 
 
 class Site(NamedTuple):
-    """Where a message comes from.
+    """The place in a model that a message comes from.
 
     `module` is "attention" or "mlp". `phase` is "reduce" for contributions on their way to a sum, and "gather" for a
-    result on its way to the ranks. PyTorch's own parallelisms do not know layer and module: they are None.
+    result on its way to the ranks. `layer` and `module` are None for PyTorch's own parallelisms, which do not know
+    them.
     """
 
     layer: int | None
@@ -40,7 +41,7 @@ class Counters:
         self._messages: dict[Messages, list[int]] = {}  # messages, those that lost something
 
     def add(self, row: Row, packets: int, lost: int, extra: int, missing: int) -> None:
-        """Count packets that entered a link, and how many of them it lost; the class explains `extra` and `missing`."""
+        """Count packets that entered a link, and how many of them it lost. The class explains `extra` and `missing`."""
         _add(self._totals, row, (packets, lost, extra, missing))
 
     def add_message(self, key: Messages, lossy: bool) -> None:
@@ -48,7 +49,7 @@ class Counters:
         _add(self._messages, key, (1, int(lossy)))
 
     def rows(self, purpose: str | None = None) -> list[dict]:
-        """Return one dict for each row of a table, of one purpose or of all."""
+        """Return the rows of a table as dicts, those of one purpose or all."""
         return [
             {
                 "purpose": row_purpose,
@@ -65,7 +66,7 @@ class Counters:
     def summary(self, purpose: str) -> dict:
         """Return the totals of one purpose, whole and grouped, with observed loss rates, and messages by direction.
 
-        If several groups use the same link's name, for perhaps other ends, the group's name goes before it.
+        If several groups have a link of the same name, the group's name precedes it.
 
         Raises:
             ValueError: if the purpose is neither "training" nor "evaluation".

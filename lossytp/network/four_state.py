@@ -27,8 +27,8 @@ ROUNDING = 1e-12
 class FourState:
     """`p13` is the probability of stepping from state 1 to state 3, and so on; positions as in netem's notation.
 
-    With `p32` = `p14` = 0 it is the simple Gilbert channel. If `p13` or `p31` is 0, the chain may leave some states for
-    ever. The stationary law is then the one to which it settles from state 1, where the kernel starts.
+    With `p32` = `p14` = 0 it is the simple Gilbert channel. If `p13` or `p31` is 0, the chain may leave some states
+    forever. Its stationary law is then the one that it reaches from state 1, where the kernel starts.
     """
 
     p13: float
@@ -58,7 +58,7 @@ class FourState:
     @property
     def shares(self) -> np.ndarray:
         """Return the stationary probabilities of states 1 to 4, (4,), from the balance equations of Salsano et al."""
-        back = self.p31 if self.p13 else 1.0  # what cannot be reached weighs nothing
+        back = self.p31 if self.p13 else 1.0  # states that cannot be reached have weight 0
         again = self.p23 if self.p13 and self.p32 else 1.0
         weights = np.array([back * again, self.p13 * self.p32, self.p13 * again, self.p14 * back * again])
         return weights / weights.sum()
@@ -81,7 +81,7 @@ class FourState:
         return self.loss_rate / self.bursts_per_packet
 
     def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of losses of two packets `lag` apart; 0 for a process that never varies."""
+        """Return the correlation of the losses of two packets `lag` apart; 0 for a process that never varies."""
         rate = self.loss_rate
         if lag == 0 or rate in (0, 1):
             return float(lag == 0)
@@ -109,9 +109,9 @@ class FourState:
 class FourStateLosses:
     """Find a link's lost packets by drawing one cycle after the other: a pause, then a run of losses.
 
-    Cycle j takes numbers 4j to 4j + 3 of one stream: whether a pause in state 1 ends in a single loss, whether a run
-    in state 3 is followed by a pause in state 2, the length of the pause, the length of the run. So a
-    cycle's number, first packet and pause state suffice to draw it again.
+    Cycle j takes numbers 4j to 4j + 3 of one stream. They decide whether a pause in state 1 ends in a single loss,
+    whether a pause in state 2 follows a run in state 3, and how long the pause and the run are. So a cycle can be drawn
+    again from its number, its first packet and the state of its pause.
     """
 
     def __init__(self, process: FourState, key: Key) -> None:
@@ -133,7 +133,7 @@ class FourStateLosses:
         self._cursor = 0  # cycles in `_runs` that are over
         self._runs = np.empty((3, 0), dtype=np.int64)  # a run's first packet, the one after it, whether in state 2
         self._numbers.seek(4 * cycle)
-        if self._cycles_per_packet:  # otherwise the chain rests where its losses never vary
+        if self._cycles_per_packet:  # otherwise the chain stays where its losses never vary
             self._draw_past(packets)
 
     def _draw_past(self, packet: int) -> None:
@@ -148,14 +148,15 @@ class FourStateLosses:
         """Return the next `count` cycles' runs of losses, int64 (3, count)."""
         process = self._process
         leave_gap, leave_losses, leave_pause = process.leave_gap or 1, process.leave_losses or 1, process.p23 or 1
-        numbers = self._numbers.uniforms(4 * count).reshape(count, 4)  # where a state has no way out, it has none in
+        numbers = self._numbers.uniforms(4 * count).reshape(count, 4)  # a state without a way out has no way in
         alone = numbers[:, 0] < process.p14 / leave_gap
         goes_on = numbers[:, 1] >= process.p31 / leave_losses
         if self._drawn == 0 and self._first_state == LOST_ALONE:
             alone[0] = True
 
-        # A cycle hands the next one a pause in state 2 if its run was in state 3 and goes on. That is `goes_on`,
-        # whatever the pause before, but where a single loss leads from state 1 to 1 and a burst would lead from 2 to 2.
+        # The next pause is in state 2 if this cycle's run is in state 3 and the burst goes on. `goes_on` alone decides,
+        # except where `alone` is true too. Then a pause in state 1 ends in a single loss, and the next pause is in
+        # state 1; a pause in state 2 ends in a run in state 3, and the next pause is in state 2.
         known = np.where(alone & goes_on, 0, np.arange(1, count + 1))
         known = np.maximum.accumulate(known)
         handed = np.where(known > 0, goes_on[known - 1], self._next_within)

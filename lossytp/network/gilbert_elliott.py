@@ -66,7 +66,7 @@ class GilbertElliott:
         return self.share_bad * self.loss_bad + (1 - self.share_bad) * self.loss_good
 
     def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of losses of two packets `lag` apart; 0 for a process that never varies.
+        """Return the correlation of the losses of two packets `lag` apart; 0 for a process that never varies.
 
         The chain's second eigenvalue is 1 - p_good_to_bad - p_bad_to_good. Loss adds independent noise to each packet.
         """
@@ -113,10 +113,10 @@ class GilbertElliottLosses:
         self._packets = packets  # taken so far
         self._sojourn = sojourn  # index of the one that the next packet falls in
         self._sojourn_start = sojourn_start
-        self._ends = NO_PACKETS  # ends of sojourns `sojourn`, `sojourn + 1`, ..., less those before `_cursor`
+        self._ends = NO_PACKETS  # from `_cursor` on: ends of sojourns `sojourn`, `sojourn + 1`, ...
         self._cursor = 0
         for state in (GOOD, BAD):
-            # sojourns of a state before number `sojourn`: every second one, counted from the first state
+            # this state's sojourns before number `sojourn`: every second one, counted from the first state
             before = (sojourn + (state == self._first_state)) // 2
             self._sojourns[state].seek(before)
         self._draw_up_to(packets)

@@ -1,4 +1,4 @@
-"""The settings of a network as text, which match a saved state with the network that loads it."""
+"""The settings of a network as text, to check that a saved state belongs to the network that loads it."""
 
 from dataclasses import fields, is_dataclass
 from hashlib import blake2b
@@ -10,9 +10,9 @@ from lossytp.network.loss_process import LossProcess
 
 
 def described(value: object) -> str:
-    """Return one line that names settings, the same in every run and for numpy's and Python's numbers.
+    """Return one line that describes settings, the same in every run, and for numpy's numbers as for Python's.
 
-    A dataclass is named with its fields, an array by a hash. All else, such as a function, is named by its type alone.
+    It gives a dataclass's fields and an array's hash. Of anything else, such as a function, it gives only the type.
     """
     if isinstance(value, Real):
         return f"{float(value):.12g}"
@@ -29,5 +29,5 @@ def described(value: object) -> str:
 
 
 def process_described(process: LossProcess) -> str:
-    """Return one line that names a loss process and its rate; the rate tells apart what `described` cannot name."""
+    """Return one line that describes a loss process. Its rate tells apart functions, which `described` does not."""
     return f"{described(process)} of loss rate {process.loss_rate:.6g}"

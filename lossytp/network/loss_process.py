@@ -1,4 +1,4 @@
-"""The interface of a loss process: any object with these four members. `LOSS_PROCESSES` lists the existing ones."""
+"""The interface of a loss process: any object with four members. `LOSS_PROCESSES` lists those of this project."""
 
 import math
 from typing import Protocol, runtime_checkable
@@ -20,11 +20,11 @@ class LinkLosses(Protocol):
         ...
 
     def state_dict(self) -> dict:
-        """Return what resuming needs besides the process and the key, as JSON-ready values."""
+        """Return the state that resuming needs beside the process and the key, as JSON-ready values."""
         ...
 
     def load_state_dict(self, state: dict) -> None:
-        """Resume from `state_dict()`, with the same losses as if never stopped."""
+        """Resume from `state_dict()`: the next losses are those of a link that never stopped."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Loss processes by name, as a flag, a grid or a notebook gives them: ``correlated(shared=0.5)``."""
+"""Find loss processes by the name in a flag, a grid or a notebook: ``correlated(shared=0.5)``."""
 
 from collections.abc import Callable
 
@@ -26,9 +26,9 @@ def loss_process_named(text: str, **given: float | None) -> LossProcess:
     """Return the process that `text` names, as ``name`` or ``name(1, option=2)``.
 
     Args:
-        text: the name, with values.
-        given: `loss_rate` and `mean_burst_packets`, for parameters of these names that the text leaves open. 0 fills in
-            only parameters without a default, None nothing.
+        text: the name, with values if any.
+        given: values of `loss_rate` and `mean_burst_packets`, for parameters with these names that the text leaves out.
+            0 is used only for parameters without a default, None for none.
 
     Raises:
         ValueError: if a name is unknown, a value is missing, or values do not go together.

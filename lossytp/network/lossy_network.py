@@ -1,10 +1,10 @@
 """A network whose directed links lose packets.
 
 A message is a tensor in row-major order. `direct` and `ring` cut it into as many chunks as ranks, of ceil(n / R)
-elements; other algorithms send it whole (`lossytp.network.routes`). What crosses a link travels in packets of whole
-elements (`lossytp.network.packets`). A lost packet of a contribution is missing from the sum. A lost packet of a result
-is missing for the ranks that it was on its way to. All contributions are summed before any result is sent. The repair
-decides what replaces missing elements (`lossytp.network.repairs`); without one they are zero.
+elements; other algorithms send it whole (`lossytp.network.routes`). A link carries packets of whole elements
+(`lossytp.network.packets`). A lost packet of a contribution is missing from the sum. A lost packet of a result is
+missing on the ranks that it was sent to. All contributions are summed before any result is sent. The repair decides
+what replaces missing elements (`lossytp.network.repairs`). Without a repair they are zero.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from lossytp.network.bernoulli import NO_PACKETS
-from lossytp.network.checks import check_is, check_number, shown
+from lossytp.network.checks import check_at_least, check_is, check_number, shown
 from lossytp.network.counters import COUNTED, Counters, Site
 from lossytp.network.identity import described
 from lossytp.network.link_processes import LinkProcesses
@@ -36,23 +36,23 @@ TRAINING: tuple[str, int] = ("training", 0)
 
 
 class LossyNetwork:
-    """Lose packets on directed links, reproducibly, each link by a loss process of its own.
+    """Lose packets on directed links, reproducibly. Each link has its own loss process.
 
-    A link's state advances once a packet and carries over from message to message. It starts stationary.
+    A link's state starts stationary. It advances once per packet and carries over from message to message.
 
-    A deep copy, or the copy in a copied model, has its own states and counters. From then on each of the two loses its
-    own packets and reports only its own.
+    A deep copy of the network, or of a model that uses it, has its own link states and counters. From then on, original
+    and copy each lose and report their own packets.
 
     Args:
         process: the process of every link, or `{(src, dst): process}` for named links.
-        default: the process of links that a mapping does not name; lossless if left out.
-        seed: names the random streams; the same seed loses the same packets in any process layout.
+        default: the process of links that a mapping does not name. If left out, they are lossless.
+        seed: selects the random streams. The same seed loses the same packets in any process layout.
         wire: packet geometry.
         scope: which messages may lose packets; all if left out.
 
     Raises:
-        TypeError: if an argument is of another type, or a link is no pair of ranks.
-        ValueError: if a process is none, a mapping names no link, or `default` is given without a mapping.
+        TypeError: if an argument is of another type, or a link is not a pair of ranks.
+        ValueError: if a process is not a loss process, a mapping is empty, or `default` is given without a mapping.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LossyNetwork:
     ) -> None:
         self._processes = LinkProcesses(process, default)
         check_number("seed", seed, Integral, "one, such as 0")
-        self.seed = index(seed)  # numpy's integers would name other streams
+        self.seed = index(seed)  # numpy's integers would select other streams
         self.wire = Wire() if wire is None else wire
         check_is("wire", self.wire, Wire, "one, such as Wire(mtu_bytes=1500)")
         check_is("scope", scope, Scope, 'one, such as Scope(direction="forward")')
@@ -85,7 +85,7 @@ class LossyNetwork:
 
     @property
     def named_links(self) -> tuple[Link, ...]:
-        """Return the links that have a process by name."""
+        """Return the links that the mapping names."""
         return tuple(self._processes.named)
 
     def lost_packets(
@@ -98,16 +98,16 @@ class LossyNetwork:
         Args:
             src: rank at the link's start.
             dst: rank at its end.
-            num_packets: to send.
-            group: its streams are its own on each link, so its ranks need not know what other groups send.
-            site: where to count the packets.
+            num_packets: number of packets to send.
+            group: name of the group of ranks. Each group has its own streams on a link, so its ranks need not know what
+                other groups send.
+            site: where in the model the packets are counted.
 
         Returns:
             Sorted indices, int64 (num_lost,).
         """
         src, dst, num_packets = index(src), index(dst), index(num_packets)
-        if num_packets < 0:
-            raise ValueError(f"num_packets = {num_packets} is negative: give 0 or more")
+        check_at_least("num_packets", num_packets, 0)
         if self._is_reliable(site):
             return NO_PACKETS
         lost = self._take(group, src, dst, num_packets)
@@ -126,8 +126,8 @@ class LossyNetwork:
     ) -> Missing:
         """Send one message of `itemsize`-byte elements over `hops`; return the packets that each hop lacks.
 
-        If the network is reliable, within `reliable()` or outside its scope, no link advances and nothing is counted. A
-        tape that replays gives the recorded losses.
+        Within `reliable()`, and outside the network's scope, no link advances and nothing is counted. While a tape
+        replays, the recorded losses are returned.
         """
         if self._tape is not None and self._tape.replaying:
             missing: Missing = self._tape.next()
@@ -163,10 +163,10 @@ class LossyNetwork:
         return missing
 
     def normals(self, hops: Hops, *, group: str = "tp", site: Site | None = None) -> list[np.ndarray]:
-        """Return standard normal numbers for the elements of each hop, from a stream of each link's own.
+        """Return standard normal numbers for the elements of each hop, each from its link's stream.
 
-        Nothing is counted. The list is empty if the network is reliable. A tape that replays gives the recorded
-        numbers.
+        Nothing is counted. The list is empty where the network is reliable. While a tape replays, the recorded numbers
+        are returned.
         """
         if self._tape is not None and self._tape.replaying:
             recorded: list[np.ndarray] = self._tape.next()
@@ -191,19 +191,19 @@ class LossyNetwork:
 
     @property
     def block(self) -> tuple[str, int]:
-        """Return ("training", 0), or ("evaluation", n) within the n-th block of `evaluation`, for any step."""
+        """Return ("training", 0), or ("evaluation", n) within the n-th block of `evaluation`, whatever its step."""
         return self._block
 
     @property
     def suspended(self) -> bool:
-        """Return whether the network is reliable for now."""
+        """Return whether the program is within `reliable()`."""
         return self._suspended
 
     @contextmanager
     def reliable(self) -> Iterator[None]:
         """Lose nothing within the block: no link advances and nothing is counted.
 
-        This holds for the whole network, and so for all threads that send over it meanwhile.
+        The block affects the whole network, so also messages that other threads send meanwhile.
         """
         before, self._suspended = self._suspended, True
         try:
@@ -248,7 +248,7 @@ class LossyNetwork:
         return self.counters.summary(purpose)
 
     def state_dict(self) -> dict:
-        """Return every training link's state, all counters and what names the network, as JSON-ready values.
+        """Return the state of every training link, all counters and the network's settings, as JSON-ready values.
 
         Raises:
             ValueError: within `evaluation()`.
@@ -266,14 +266,14 @@ class LossyNetwork:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Resume from `state_dict()`. If it is refused, nothing changes.
+        """Resume from `state_dict()`. A state that is refused changes nothing.
 
-        A state that an older version saved names its seed alone.
+        Of the settings, a state from an older version holds only the seed.
 
         Raises:
-            TypeError: if `state` is no dict.
-            ValueError: if the state is of a network with another seed, process, wire or scope, if it is no state, or
-                within `evaluation()`.
+            TypeError: if `state` is not a dict.
+            ValueError: if the state is of a network with another seed, process, wire or scope, if `state` is not what
+                `state_dict()` returns, or within `evaluation()`.
         """
         if self._purpose != TRAINING:
             raise ValueError("load_state_dict() within evaluation(): call it after the block")
@@ -308,7 +308,7 @@ class LossyNetwork:
         return links, normals, counters
 
     def _settings(self) -> dict[str, str]:
-        """Return what must be equal for a state to go on with the same losses."""
+        """Return the settings that must be equal for a resumed network to lose the same packets."""
         return self._processes.described() | {"wire": described(self.wire), "scope": described(self.scope)}
 
     def _check_settings(self, theirs: dict[str, str]) -> None:

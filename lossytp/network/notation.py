@@ -1,4 +1,4 @@
-"""Objects named in one line of text, as a flag or a YAML file gives them: ``fec(10, 8, depth=4)``."""
+"""Build objects from one line of text, as in a flag or a YAML file: ``fec(10, 8, depth=4)``."""
 
 import ast
 import functools

@@ -14,9 +14,9 @@ class Wire:
 
     Args:
         mtu_bytes: size of a whole packet, at most `MOST`.
-        header_bytes: the header's share of it. The default, 44, is IP 20, UDP 8, and 16 for the key, sequence number
-            and offset that let a receiver see what is missing.
-        elements: elements that a packet carries, whatever their size; the bytes decide when left out.
+        header_bytes: bytes of it that the header takes. The default, 44, is IP 20, UDP 8, and 16 for the key, sequence
+            number and offset that let a receiver see what is missing.
+        elements: elements that a packet carries, whatever their size. If left out, they follow from the bytes.
 
     Raises:
         ValueError: if a packet has no room for an element of 8 bytes, or a value is above `MOST`.

@@ -1,4 +1,4 @@
-"""A loss process from one function of the packets' numbers: the short way to your own process."""
+"""Make a loss process of one function of the packets' numbers: the short way to a process of your own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class PerPacket:
     """Lose a packet if `is_lost(packets, uniforms)` is True for it; it returns bool (num_packets,).
 
     `packets` are the packets' numbers on their link, from 0, int64 (num_packets,). `uniforms` are as many independent
-    numbers in [0, 1) of the link's own. A packet's loss must depend on its own two numbers alone:
+    numbers in [0, 1), drawn for this link. A packet's loss must depend only on its own two numbers:
 
     >>> every_tenth = PerPacket(lambda packets, uniforms: packets % 10 == 0)
 
@@ -57,7 +57,7 @@ class PerPacket:
         return self._measured.autocorrelation(lag)
 
     def losses(self, key: Key) -> "PerPacketLosses":
-        """Return the losses of one link, with numbers from the stream below `key`."""
+        """Return the losses of one link, with uniform numbers from a stream below `key`."""
         return PerPacketLosses(self.is_lost, key)
 
 

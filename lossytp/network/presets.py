@@ -1,7 +1,7 @@
 """Named loss processes: the Gilbert-Elliott settings of an earlier study, and netem's notation.
 
-The ids, with their spelling mistakes, are those that the earlier study's command lines pass to ``--ge_config``. Several
-names state another loss rate than their values have: trust `loss_rate`, not the name.
+The earlier study's command lines pass these ids, spelling mistakes included, to ``--ge_config``. Several ids state a
+loss rate that differs from that of their values: trust `loss_rate`, not the id.
 """
 
 import re
@@ -53,7 +53,7 @@ def gilbert_elliott_preset(name: str) -> GilbertElliott:
 def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
     """Return the process that ``tc netem`` runs for `text`.
 
-    That is ``loss [random] 1%``, ``loss gemodel p [r [1-h [1-k]]]`` or ``loss state p13 [p31 [p32 [p23 [p14]]]]``.
+    The text is ``loss [random] 1%``, ``loss gemodel p [r [1-h [1-k]]]`` or ``loss state p13 [p31 [p32 [p23 [p14]]]]``.
     Percent signs are optional, as for tc. Values that are left out have netem's defaults (r = 1 - p, 1-h = 100 %, 1-k =
     0 %; p31 = 1 - p13, p32 = 0 %, p23 = 100 %, p14 = 0 %).
 

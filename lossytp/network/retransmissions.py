@@ -1,8 +1,8 @@
 """When packets leave a sender, given which of them are lost: selective repeat and go-back-N, many links at once.
 
-The unit of time is a gap, the time from one packet's start to the next one's. A sender starts at most one packet per
-gap. It idles only when it may send nothing, and only losses make it idle. So a message costs its packets plus its
-idling, and the functions step through the losses, one of each link at a time, not through the packets.
+The unit of time is a gap, the time between the starts of two consecutive packets. A sender starts at most one packet
+per gap, and idles only when it may send nothing, which only losses cause. So a message takes the time of its packets
+plus the idle time, and the functions step through the losses, one per link at a time, not through the packets.
 
 All functions take the same arguments:
     lost: for each link, the sorted indices of its lost packets among all that it sends; int64 (num_lost,).
@@ -10,7 +10,7 @@ All functions take the same arguments:
         A message starts when the one before it is complete, and its times count from its start.
     window: packet n may leave only after all packets up to n - window are acknowledged.
     timeout: gaps from the start of a lost packet until it is due again, at least 1.
-and return
+They return
     starts: when each message's last missing packet starts, in gaps: float64 (links, messages).
     sent: packets that each link sent, retransmissions included: float64 (links,).
 Whole and dyadic times are exact, so rounding never decides which of two coinciding events is first.
@@ -25,7 +25,7 @@ class _Links:
     """The state of each link still at work: `sent` packets, in message `message`; its next loss is `lost[cursor]`."""
 
     def __init__(self, lost: list[np.ndarray], num_packets: int, num_messages: int) -> None:
-        never = np.array([NEVER], dtype=np.float64)  # ends each link's losses, for the cursor to point at in the end
+        never = np.array([NEVER], dtype=np.float64)  # ends each link's losses, so that the cursor always points at one
         self.lost = np.concatenate([piece for losses in lost for piece in (losses, never)])
         lengths = np.array([len(losses) + 1 for losses in lost])
         self.cursor = np.cumsum(lengths) - lengths
@@ -39,7 +39,7 @@ class _Links:
         self.num_packets, self.num_messages = num_packets, num_messages
 
     def begin(self, which: np.ndarray) -> None:
-        """Begin the next message that meets a loss; those before it take one gap per packet."""
+        """Begin the next message that loses a packet. Messages before it take one gap per packet."""
         unharmed = (self.lost[self.cursor[which]] - self.sent[which]) // self.num_packets
         unharmed = np.minimum(unharmed, self.num_messages - self.message[which])
         self.message[which] += unharmed.astype(np.int64)
@@ -47,14 +47,14 @@ class _Links:
         self.time[which] = self.next[which] = 0
 
     def finish(self, which: np.ndarray, starts: np.ndarray) -> np.ndarray | None:
-        """Note when the messages of these links ended, and begin their next; return which links have some left."""
+        """Record when the messages of these links ended, and begin the next. Return which links have messages left."""
         self.starts[self.row[which], self.message[which]] = starts
         self.message[which] += 1
         self.begin(which)
         return self.still_at_work()
 
     def still_at_work(self) -> np.ndarray | None:
-        """Return a mask of the links that have messages left, None if all have; note the other links' packets."""
+        """Return a mask of the links with messages left, or None if all have some; record the other links' packets."""
         working = self.message < self.num_messages
         if working.all():
             return None
@@ -72,13 +72,13 @@ def go_back_n(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Time go-back-N (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.2): receivers take packets in order.
 
-    After a lost packet the sender goes on in vain until that packet's timeout or the end of the window. It then sends
-    everything again from the lost packet on. It first finishes a packet that is under way at the timeout.
+    After a lost packet the sender goes on in vain until that packet's timeout or the end of the window. It then
+    finishes the packet that it is sending, and sends everything from the lost packet on again.
     """
     links = _Links(lost, num_packets, num_messages)
     links.begin(np.arange(len(lost)))
     in_vain = min(np.ceil(timeout), window) - 1
-    apart = links.lost[links.lost < NEVER].max(initial=0) + 2  # of two links' losses, so that all are in one order
+    apart = links.lost[links.lost < NEVER].max(initial=0) + 2  # between two links, so that one sorted array holds all
     in_order = np.minimum(links.lost, apart - 1) + np.repeat(links.row * apart, [len(losses) + 1 for losses in lost])
     working = links.still_at_work()
     while True:

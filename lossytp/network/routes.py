@@ -32,11 +32,10 @@ class Missing(NamedTuple):
     """What a message lacks after each of its hops: sorted numbers of packets, int64, hop by hop.
 
     Attributes:
-    Attributes:
-        packets: of each hop, numbered among the packets that are not protected.
-        reliable: the network was reliable, and there is nothing to repair.
-        protected: of each hop, the sorted numbers of the packets that `protect` sent reliably; empty without `protect`,
-            and until the tensor side has chosen them.
+        packets: for each hop, the missing packets, numbered among those that are not protected.
+        reliable: whether the network was reliable, so that there is nothing to repair.
+        protected: for each hop, the sorted numbers of the packets that `protect` sent reliably. It is empty without
+            `protect`, and until `lossytp.parallel.missing` has chosen them.
     """
 
     packets: list[np.ndarray]
@@ -44,7 +43,7 @@ class Missing(NamedTuple):
     protected: Sequence[np.ndarray] = ()
 
     def backwards(self) -> "Missing":
-        """Return the same with the last hop first."""
+        """Return the same, with the last hop first."""
         return self._replace(packets=self.packets[::-1], protected=self.protected[::-1])
 
     @property
@@ -56,9 +55,9 @@ Hops = tuple[Hop, ...]  # a hop comes after those whose data it carries
 
 
 class Routes(Protocol):
-    """Return the hops of `num_elements` among `ranks`, in chunks of whole `unit`s.
+    """Return the hops of a message of `num_elements` among `ranks`, in chunks of whole `unit`s of elements.
 
-    A unit is 1, or a token's elements if chunks are shards of a residual stream.
+    A unit is one element, or those of a token if chunks are shards of a residual stream.
     """
 
     def __call__(self, num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops: ...
@@ -91,12 +90,12 @@ class Algorithm(NamedTuple):
         return algorithm_named, (self.name,)
 
     def pair(self, sequence_parallel: bool) -> tuple[Routes, Routes]:
-        """Return the two phases: of an all-reduce, or reduce-scatter and all-gather."""
+        """Return the two phases of an all-reduce, or reduce-scatter and all-gather if `sequence_parallel`."""
         return (self.reduce_scatter, self.all_gather) if sequence_parallel else (self.reduce, self.gather)
 
     @property
     def sum_reaches_all(self) -> bool:
-        """Return whether no packet of a sum can be lost on its way back."""
+        """Return whether the sum reaches every rank, because no link carries it back."""
         return self.gather is no_hops
 
     @property
@@ -105,7 +104,7 @@ class Algorithm(NamedTuple):
         return any(hop.dst != SWITCH for routes in (self.reduce, self.gather) for hop in routes(16, (0, 1, 2, 3)))
 
     def hops_carry_one(self, sequence_parallel: bool = False) -> bool:
-        """Return whether every loss on a hop concerns one rank alone."""
+        """Return whether every lost packet affects only one rank."""
         return all(
             len(hop.positions) == 1 for routes in self.pair(sequence_parallel) for hop in routes(16, (0, 1, 2, 3))
         )

@@ -12,9 +12,9 @@ class Schedule(NamedTuple):
     """The messages of an all-reduce among R ranks, and when all ranks have the result.
 
     Each of `links(R)` links carries `messages(R)` messages, one after the other. A message has `chunks(R)` chunks of
-    ceil(n / R) elements if `split`, else all n elements. A rank that sends to several at once has one port for all
-    (`direct`, whose chunks are one message) or one for each (`tree`). `complete` maps the messages' seconds,
-    `(messages, samples, links)`, to those of the collectives, `(samples,)`.
+    ceil(n / R) elements if `split`, else all n elements. A rank that sends to several ranks at once has one port for
+    all of them (`direct`, whose chunks form one message) or one port for each (`tree`). `complete` computes the seconds
+    of the collectives, `(samples,)`, from those of the messages, `(messages, samples, links)`.
     """
 
     links: Callable[[int], int]
@@ -35,7 +35,7 @@ def in_steps(seconds: np.ndarray) -> np.ndarray:
 
 
 def around_ring(seconds: np.ndarray) -> np.ndarray:
-    """Start rank r's message k + 1 when its message k has arrived and rank r - 1's message k has reached it.
+    """Time a ring: rank r's message k + 1 starts once its message k has arrived and rank r - 1's has reached it.
 
     2 (R - 1) steps of chunks (Patarasuk and Yuan, JPDC 2009). Only neighbours wait for each other, so the time is
     a recursion in max and plus (Baccelli et al., "Synchronization and linearity", 1992), not the sum of slowest links.
@@ -64,7 +64,7 @@ def over_tree(seconds: np.ndarray) -> np.ndarray:
 
 
 def through_switch(seconds: np.ndarray) -> np.ndarray:
-    """Let the switch send the sum once it has every rank's message; rank r's uplink is r, its downlink R + r.
+    """Time a switch that sends the sum once it has every rank's message. Rank r's uplink is r, its downlink R + r.
 
     In-network aggregation (Sapio et al., "Scaling distributed machine learning with in-network aggregation", NSDI
     2021) without their streaming, which would let the way down overlap the way up.

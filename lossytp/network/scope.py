@@ -1,4 +1,4 @@
-"""Where in a model packets may be lost. A study of where losses hurt makes one part lossy and the rest reliable."""
+"""Say where in a model packets may be lost, to study where losses hurt: one part is lossy, the rest reliable."""
 
 import re
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ PHASES = ("reduce", "gather")
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Messages that may lose packets. A part left out is not restricted; all other messages are reliable, not counted.
+    """The messages that may lose packets. All others are reliable, and not counted. None means no restriction.
 
     Args:
         direction: "forward" or "backward".
@@ -22,8 +22,8 @@ class Scope:
         layers: first transformer layer and the layer after the last, counted from 0.
         phase: "reduce" (contributions on their way to a sum) or "gather" (the sum on its way to the ranks).
 
-    Messages that belong to no layer, such as a data-parallel gradient's, lie outside any range of layers or module.
-    Links are restricted by name, `LossyNetwork({(0, 1): process})`.
+    Messages that belong to no layer, such as data-parallel gradients, lie outside every range of layers and every
+    module. To restrict links, name them: `LossyNetwork({(0, 1): process})`.
     """
 
     direction: str | None = None

@@ -1,12 +1,12 @@
-"""Record losses, for collectives that gradient checkpointing runs a second time."""
+"""Record losses, and replay them for collectives that gradient checkpointing runs again."""
 
 from typing import Any
 
 
 class LossTape:
-    """Record the losses of a stretch of forward pass the first time it runs; replay them each time after.
+    """Record the losses of a part of the forward pass on its first run, and replay them on every later run.
 
-    A recomputation may stop early, so every replay starts from the beginning (`LossyNetwork.recording`).
+    A recomputation may stop early, so every replay starts at the beginning (`LossyNetwork.recording`).
     """
 
     def __init__(self) -> None:
@@ -15,15 +15,15 @@ class LossTape:
         self.replaying = False
 
     def record(self, what: object) -> None:
-        """Record what a message lacked, or what a repair put in."""
+        """Record what a message lacked, or what a repair filled in."""
         self._messages.append(what)
 
     def next(self) -> Any:
-        """Return what was recorded at this place."""
+        """Return the next recorded item."""
         self._cursor += 1
         return self._messages[self._cursor - 1]
 
     def rewind(self) -> None:
-        """Replay from the first collective on."""
+        """Start a replay at the first collective."""
         self._cursor = 0
         self.replaying = True

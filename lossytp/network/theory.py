@@ -41,8 +41,8 @@ def expected_squared_error(
         ranks: R.
         loss_rate: stationary, of every link.
         coherence: rho, above -1 / (R - 1), where the parts sum to nothing, and at most 1, where they are equal.
-        energy_at_risk: for `protect`, the share of the sum of squares in packets that it does not protect, as
-            `unprotected_energy` measures it; if left out, that of packets of equal norms.
+        energy_at_risk: for `protect`, the share of the sum of squares that lies in unprotected packets, as
+            `unprotected_energy` measures it. If left out, all packets count as equally strong.
 
     E[sum^2] is R + rho R (R - 1). With algorithm "direct" and a reliable gather, the error is this, divided by that:
 
@@ -95,20 +95,21 @@ def unprotected_energy(squares: np.ndarray, protect: Protect) -> float:
 def mean_weights(wiring: Wiring, ranks: int, loss_rate: float) -> np.ndarray:
     """Return E[a_r] of rank r's part in an element of chunk c, (chunks c, ranks r), the mean over the results.
 
-    Less 1, it is a repair's bias; all 1 with `rescale`. With `rescale_counted` in a direct exchange, an owner's own
-    part weighs (1 - p^R) / q on average, R / (1 + how many of the others arrived) (Chao and Strawderman, "Negative
-    moments of positive random variables", JASA 1972), and each other the rest, (R - (1 - p^R) / q) / (R - 1). Where
-    owners have no part that is surer to arrive ("sender", "switch") each weighs 1 - p^R. With `stale`, it is the
-    weight of the part's present value: the probability that this is not an old one.
+    Minus 1, it is a repair's bias; with `rescale` it is 1. With `rescale_counted` in a direct exchange, an owner's own
+    part has the weight R / (1 + number of others that arrived), on average (1 - p^R) / q (Chao and Strawderman,
+    "Negative moments of positive random variables", JASA 1972). The others share the rest: each has
+    (R - (1 - p^R) / q) / (R - 1). Where all parts are equally likely to arrive ("sender", "switch"), each has 1 - p^R.
+    With `stale`, it is the probability that the part is current.
     """
     means = [mean_R for mean_R, _ in _moments(wiring, ranks, loss_rate)]
     return np.reshape(means, (ranks, -1, ranks)).mean(1)
 
 
 def missing_share(wiring: Wiring, ranks: int, loss_rate: float) -> float:
-    """Return the share of the contributions that a rank's result lacks on average, or has as a substitute.
+    """Return the mean share of contributions that a rank's result lacks, or that a substitute replaces.
 
-    What `fec` and `retransmit` restore is not missing. In a direct exchange whose gather is reliable (R - 1) p / R.
+    Packets that `fec` or `retransmit` restores are not missing. In a direct exchange with a reliable gather, the share
+    is (R - 1) p / R.
     """
     check_probability("loss_rate", loss_rate)
     rate = wiring.repair.missing_rate(loss_rate)

@@ -2,10 +2,10 @@
 
 A collective is a schedule of messages, some of which wait for others (`lossytp.network.schedules`).
 `lossytp.network.transport` times each message, with losses of the processes that training draws from. Adding takes no
-time. Repairs send no packets here: time them as longer messages or more round trips. On each link a message starts when
-the one before it is complete. Without loss a message of m packets takes alpha + beta: half a round trip, and m packets
-on the wire (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
-2005, section 3). All chunks count as the largest, ceil(n / R).
+time. Repairs send no packets here: time them as longer messages or more round trips. On each link, a message starts
+when the previous one is complete. Without loss a message of m packets takes alpha + beta: half a round trip, and m
+packets on the wire (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+IJHPCA 2005, section 3). All chunks count as the largest, ceil(n / R).
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from lossytp.network.schedules import Schedule
 from lossytp.network.transport import BestEffort, Path, Transport
 
 LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
-LOSSES_AT_ONCE = 2**22  # keeps a portion of the samples, down to a single one, within about 600 MB
+LOSSES_AT_ONCE = 2**22  # keeps what is computed at once, a sample at least, within about 600 MB
 
 
 class CollectiveTimes(NamedTuple):
@@ -72,7 +72,7 @@ class AllReduce:
 
 @dataclass(frozen=True, kw_only=True)
 class Channel:
-    """What every link is: its speed, its transport and its losses.
+    """The properties of every link: its speed, its transport and its losses.
 
     Raises:
         ValueError: if the transport can never deliver.
@@ -90,10 +90,10 @@ class Channel:
 def collective_times(all_reduce: AllReduce, channel: Channel, *, samples: int, seed: int = 0) -> CollectiveTimes:
     """Time `samples` all-reduces.
 
-    Every link has a copy of the channel's process, which carries over from message to message and from collective to
-    collective; between groups of samples that fit into memory, some unused packets are skipped. Samples come from
-    independent runs of such a network, so that many links are computed together: two neighbours come mostly, but not
-    always, from one run. The same arguments give the same times.
+    Every link has its own copy of the channel's process, whose state carries over from message to message and from
+    collective to collective. Between groups of samples that fit into memory, some unused packets are skipped. Samples
+    come from several independent runs, so that many links are computed together. Neighbouring samples are usually, but
+    not always, from one run. The same arguments give the same times.
     """
     check_at_least("samples", samples, 1)
     schedule, ranks = all_reduce.schedule, all_reduce.ranks
@@ -124,7 +124,7 @@ def collective_times(all_reduce: AllReduce, channel: Channel, *, samples: int, s
 
 
 class Tail(NamedTuple):
-    """Mean and quantiles of a time, in seconds. A quantile q needs well over 1 / (1 - q) samples."""
+    """The mean and quantiles of a time, in seconds. A quantile q needs well over 1 / (1 - q) samples."""
 
     mean_s: float
     p50_s: float

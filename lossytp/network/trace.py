@@ -1,4 +1,4 @@
-"""Recorded packet losses, replayed in a circle."""
+"""Recorded packet losses, replayed without end."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from lossytp.network.streams import Key, Stream
 class Trace:
     """Replay a recording of `num_packets` packets; those at the sorted indices `lost`, int64 (num_lost,), were lost.
 
-    Each link starts at a uniform offset of its own and wraps from the last packet to the first. The closed forms are
-    exact for that circle. Traces of equal content are equal.
+    Each link starts at its own random offset, and wraps from the last packet to the first. The closed forms are exact
+    for this circle of packets. Traces with equal content are equal.
     """
 
     lost: np.ndarray | Sequence[int] = field(repr=False)
@@ -51,7 +51,7 @@ class Trace:
 
     @classmethod
     def from_indicators(cls, is_lost: np.ndarray | Sequence[int]) -> "Trace":
-        """Return the trace of one number a packet, (num_packets,): 1 or True if it was lost, else 0 or False."""
+        """Return the trace of one number per packet, (num_packets,): 1 or True for a lost one, else 0 or False."""
         indicators = np.asarray(is_lost)
         if indicators.ndim != 1 or not np.isin(indicators, (0, 1)).all():
             raise ValueError(
@@ -95,7 +95,7 @@ class Trace:
         return (self._both_lost(lag) / self.num_packets - rate**2) / (rate * (1 - rate))
 
     def _both_lost(self, lag: int) -> int:
-        """Return how many lost packets have a lost one `lag` later."""
+        """Return for how many lost packets the packet `lag` later is lost too."""
         later = (np.asarray(self.lost) + lag) % self.num_packets
         return int(np.isin(later, self.lost).sum())
 
@@ -115,11 +115,11 @@ class TraceLosses:
 
     @property
     def wraps(self) -> int:
-        """Return how many times the recording ended and began again."""
+        """Return how many times the recording has started again."""
         return (self._offset + self._packets) // self._length
 
     def _lost_before(self, packet: int) -> int:
-        """Return the losses before `packet`, both counted from the first beginning of the recording."""
+        """Return the number of losses before `packet`, counting both from where the recording first began."""
         laps, packet_of_lap = divmod(packet, self._length)
         return laps * len(self._lost) + int(self._lost.searchsorted(packet_of_lap))
 

@@ -1,13 +1,13 @@
-"""The time of a message on one link, reliably or with a deadline, given the packets that the link loses.
+"""The time that a message takes on one link, reliably or with a deadline, given the packets that the link loses.
 
 Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take the
 other half and no bandwidth, and are never lost. Every packet counts as a full one, also a message's last. A
 retransmission is one more packet of its link, which loses it like any other.
 
-The times of this model are exact: they equal those of a packet-by-packet event simulation. One thing is a choice. If
-the window is smaller than what one round trip holds, the sender is paced: one packet every round trip / window (RFC
-9002, 7.7). Without pacing it sends each window in a burst. It then finishes at most a round trip sooner without loss,
-and about 3 to 12 % sooner at 1 to 5 % loss with windows of an eighth to a half of a round trip.
+The times are exact: they equal those of a packet-by-packet event simulation. One thing is a choice. If the window is
+smaller than what one round trip holds, the sender is paced: it sends one packet every round trip / window (RFC 9002,
+7.7). A sender without pacing sends each window in a burst. It finishes at most a round trip sooner without loss, and
+about 3 to 12 % sooner at 1 to 5 % loss with windows of an eighth to a half of a round trip.
 """
 
 import math
@@ -26,7 +26,7 @@ from lossytp.network.retransmissions import go_back_n, selective_repeat
 STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
 TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
 TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
-WORST_RATE = 0.9  # bounds the loss rate seen so far, which predicts the packets needed; too few are extended
+WORST_RATE = 0.9  # bounds the observed loss rate, from which the number of packets is predicted
 
 
 class Deliveries(NamedTuple):
@@ -69,7 +69,7 @@ class BestEffort:
     """Send each packet once, and give up the missing ones.
 
     The receiver finishes when the last packet arrives, or `deadline_s` after the message's start if that packet is lost
-    or late. Packets that it lacks then are missing. There is no window, because nothing is acknowledged.
+    or late. Packets that have not arrived by then are missing. There is no window, because nothing is acknowledged.
 
     This is a bounded transport as in OptiReduce (Warraich et al., NSDI 2025). A link keeps packets in order, so after
     the last one nothing more comes.
@@ -84,7 +84,7 @@ class BestEffort:
     def patient(cls, num_packets: int, path: Path) -> "BestEffort":
         """Return a transport whose receiver waits a round trip longer than `num_packets` packets take without loss.
 
-        No packet is then late that was not lost.
+        So every packet that is not lost is in time.
         """
         return cls(deadline_s=num_packets * path.packet_s + 1.5 * path.round_trip_s)
 
@@ -120,11 +120,11 @@ class _Reliable(ABC):
 
     @classmethod
     def prompt(cls, path: Path, timeout_round_trips: float = TIMEOUT_ROUND_TRIPS) -> Self:
-        """Return the transport at its best: without congestion control, and with the round trip known.
+        """Return the transport with its best settings: no congestion control, and a known round trip.
 
-        Its times are lower bounds. A packet without acknowledgement is sent again after so many round trips and a few
-        packets; a timer of RFC 6298 or of an RDMA adapter waits far longer. The window covers a loss and its repair,
-        (timeout + round trip) x bandwidth, so it binds only if a packet is lost twice.
+        Its times are lower bounds. A packet that is not acknowledged is sent again after `timeout_round_trips` and the
+        time of a few packets. A timer of RFC 6298 or of an RDMA adapter waits far longer. The window covers a loss and
+        its repair, (timeout + round trip) x bandwidth, so it limits only if a packet is lost twice.
         """
         timeout_s = timeout_round_trips * path.round_trip_s + TIMEOUT_PACKETS * path.packet_s
         window = math.ceil((timeout_s + path.packet_s + path.round_trip_s) / path.packet_s)

@@ -1,4 +1,4 @@
-"""How ranks exchange messages: one object, made once from names and passed down whole."""
+"""How ranks exchange messages: one object, made once from names and passed on whole."""
 
 from dataclasses import dataclass, fields
 from typing import Any, Self
@@ -19,18 +19,18 @@ class Wiring:
 
     Args:
         algorithm: the packets' routes.
-        repair: what is done about lost packets.
-        reliable_gather: False loses packets of the results too. Each rank then has a residual stream of its own, or,
-            with `sequence_parallel`, its own holes in what it gathers.
+        repair: what to do about lost packets.
+        reliable_gather: False also loses packets of the results. Each rank then has its own residual stream or, with
+            `sequence_parallel`, its own holes in the stream that it gathers.
         sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
-        exact_adjoint: backward knows what forward lost, which no sender does.
-        wire_dtype: "fp32" or "bf16", to which contributions and results are rounded for sending; partial sums on their
-            way are not. None keeps their own dtype.
-        control: "noise" adds Gaussian noise of the losses' expected squared error in place of losses.
+        exact_adjoint: whether backward uses what forward lost, although no real sender knows it.
+        wire_dtype: "fp32" or "bf16": round contributions and results to it for sending, but not partial sums on their
+            way. None keeps the messages' own dtype.
+        control: "noise" adds Gaussian noise with the losses' expected squared error, instead of losing packets.
 
     Raises:
-        TypeError: a value is of another type.
-        ValueError: a name is unknown, or two settings cannot be combined.
+        TypeError: if a value is of another type.
+        ValueError: if a name is unknown, or two settings cannot be combined.
     """
 
     algorithm: Algorithm = ALGORITHMS["direct"]

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_at_least, check_known
 from lossytp.training.command_line import run_as_command
 from lossytp.training.config import TrainConfig
 from lossytp.training.plain_yaml import read_yaml
@@ -121,15 +121,13 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         elif "cells_per_notebook" in settings:
             raise ValueError("cells_per_notebook does not apply to outputs, which are made of all cells: leave one out")
         for key, value in counts.items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{key} = {value!r} is not a positive whole number: give one, such as 3")
+            check_at_least(key, value, 1)
         base = _of(dict, "base", settings["base"])
         for name in OTHER_KEYS:
             if name in base:
                 raise ValueError(f"base sets {name}, which the grid sets for each cell: leave it out")
         first_seed = settings.get("first_seed", 0)
-        if isinstance(first_seed, bool) or not isinstance(first_seed, int) or first_seed < 0:
-            raise ValueError(f"first_seed = {first_seed!r} is not a whole number of at least 0: give one, such as 5")
+        check_at_least("first_seed", first_seed, 0)
         notebook = _notebook(file.parents[1], content["notebook"], counts["processes"])
         place = results / "runs"
         tasks = _tasks(file.parents[1] / "tasks.yaml", settings.get("tasks"))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import TrainConfig
+from lossytp.training.config.settings import Settings
 from lossytp.training.record import read_record
 
 OWN_ERROR = re.compile(r"rank \d+: error: ")
@@ -36,21 +37,36 @@ def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, 
         return done
     if processes is None:
         processes = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
+    start("lossytp.train", config, processes, shown=("training:", "evaluation:", config.dataset, "megatron-core"))
+    record = read_record(Path(config.output_dir))
+    assert record is not None
+    return record
+
+
+def start(module: str, config: Settings, processes: int, *, shown: tuple[str, ...] = ("training:",)) -> None:
+    """Run an entry point on several processes of this machine, and wait for its end.
+
+    Args:
+        module: the entry point, which reads `--config FILE`, such as "lossytp.labs.pipeline".
+        config: its configuration.
+        processes: number of processes.
+        shown: beginnings of the lines that go to stderr; the others are not shown.
+
+    Raises:
+        ValueError: with the failing rank's own error, if the run fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"  # JSON is YAML
         file.write_text(json.dumps(config.as_dict()), encoding="utf-8")
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-        command = [*launcher, "-m", "lossytp.train", "--config", str(file)]
+        command = [*launcher, "-m", module, "--config", str(file)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
             try:
-                lines = _pass_on(run, ("training:", "evaluation:", config.dataset, "megatron-core"))
+                lines = _pass_on(run, shown)
             finally:
                 run.terminate()  # on an interrupt too; torchrun then ends its processes
     if run.returncode != 0:
         raise ValueError(_reason(lines))
-    record = read_record(Path(config.output_dir))
-    assert record is not None
-    return record
 
 
 def _pass_on(run: subprocess.Popen[str], passed: tuple[str, ...]) -> list[str]:

@@ -1,6 +1,6 @@
-"""Collective algorithms, one a file, each by the name of its file: packet routes and nothing else.
+"""Collective algorithms: packet routes, one algorithm a file, which has the algorithm's name.
 
-A new algorithm is a new file here that defines `ALGORITHM`. Nothing else needs to know about it.
+To add an algorithm, add a file here that defines `ALGORITHM`. Nothing else has to change.
 """
 
 import pkgutil

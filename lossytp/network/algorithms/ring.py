@@ -1,4 +1,4 @@
-"""Every rank sends to its neighbour alone; chunks travel round the ring twice, first as growing sums, then as sums.
+"""Every rank sends only to its neighbour. Chunks travel round the ring twice, first as growing sums, then as sums.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009, section 4.
 Rank c owns the sum of chunk c: its partial sum starts at rank c + 1.

@@ -1,6 +1,6 @@
-"""Earlier studies' abstraction: a rank's packets cross one lossy link of its own, and everyone lacks what is lost.
+"""The abstraction of earlier studies: each rank has one lossy link, and a packet lost there is lost for every rank.
 
-No network works like this. Studies that zero a rank's message before a plain all-reduce model it.
+No network works like this. It models studies that zero parts of a rank's message before a plain all-reduce.
 """
 
 from functools import lru_cache
@@ -23,7 +23,7 @@ def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops
     return tuple(Hop(rank, SWITCH, start, stop, everyone) for rank, (start, stop) in chunks if stop > start)
 
 
-# the way back is free
+# the sum returns in no time
 SCHEDULE = Schedule(lambda ranks: ranks, lambda ranks: 1, lambda ranks: 1, False, in_steps)
 ALGORITHM = Algorithm(
     reduce=reduce, gather=no_hops, reduce_scatter=reduce, all_gather=all_gather, schedule=SCHEDULE, name="sender"

@@ -12,19 +12,19 @@ from lossytp.network.schedules import Schedule, through_switch
 
 @lru_cache(maxsize=1024)
 def reduce(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Route contributions up; a loss on a rank's uplink concerns its contribution."""
+    """Route contributions up. A loss on a rank's uplink affects only its contribution."""
     return tuple(Hop(rank, SWITCH, 0, num_elements, (position,)) for position, rank in enumerate(ranks) if num_elements)
 
 
 @lru_cache(maxsize=1024)
 def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Route the sum down; a loss on a rank's downlink concerns this rank alone."""
+    """Route the sum down. A loss on a rank's downlink affects only this rank."""
     return tuple(Hop(SWITCH, rank, 0, num_elements, (position,)) for position, rank in enumerate(ranks) if num_elements)
 
 
 @lru_cache(maxsize=1024)
 def reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Route each rank's chunk of the sum down to it alone; a loss there loses all contributions."""
+    """Route each rank's chunk of the sum down to this rank only. A loss there loses all contributions."""
     everyone = tuple(range(len(ranks)))
     chunks = zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True)
     down = (Hop(SWITCH, rank, start, stop, everyone) for rank, (start, stop) in chunks if stop > start)
@@ -33,7 +33,7 @@ def reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> 
 
 @lru_cache(maxsize=1024)
 def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Route each rank's chunk up, where a loss starves all others, and down to each of them."""
+    """Route each rank's chunk up, where a loss starves all other ranks, and down to each of them."""
     chunks = chunk_bounds(num_elements, len(ranks), unit)
     positions = range(len(ranks))
     up = [Hop(ranks[c], SWITCH, *chunks[c], tuple(p for p in positions if p != c)) for c in positions]

@@ -43,9 +43,9 @@ def reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> 
 
 @lru_cache(maxsize=1024)
 def all_gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Route each rank's chunk up its branch, where a loss starves all others, then everything down to all.
+    """Route each rank's chunk up its branch, where a loss starves all other ranks, then all chunks down the tree.
 
-    A rank keeps its own chunk. It takes the others' chunks from above, and passes on all that comes from there.
+    A rank keeps its own chunk. It receives the other chunks from its parent, and passes all of them on.
     """
     size = len(ranks)
     chunks = chunk_bounds(num_elements, size, unit)

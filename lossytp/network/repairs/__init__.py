@@ -1,7 +1,7 @@
-"""Every repair, by the name that a flag or a YAML file gives it.
+"""All repairs, by the names that flags and YAML files use.
 
-A new repair is one file with a `Repair`, and one line in `REPAIRS`. A repair that puts something other than zero in
-place of what is missing also says how, with `lossytp.parallel.missing.fills`. Repairs of different stages can be
+To add a repair, add a file with a `Repair`, and its name to `REPAIRS`. A repair that replaces missing elements by
+something other than zero also registers how, with `lossytp.parallel.missing.fills`. Repairs of different stages can be
 joined: ``protect(0.01) + hadamard(64)``.
 """
 
@@ -43,7 +43,7 @@ def repair_named(text: str) -> Repair:
     """Return the repair that `text` names, such as ``fec(10, 8, depth=4)`` or ``protect(0.01) + hadamard(64)``.
 
     Raises:
-        ValueError: a name is unknown, a value does not fit its repair, or the repairs cannot be joined.
+        ValueError: if a name is unknown, a value does not fit its repair, or the repairs cannot be joined.
     """
     check_is("repair", text, str, "a name, or name(1, option=2)")
     parts = split_outside_parentheses(text, "+")

@@ -14,17 +14,17 @@ STAGES = {"select": "protect", "deliver": "fec or retransmit", "fill": "a repair
 
 @dataclass(frozen=True)
 class Chain(Repair):
-    """Select packets to protect, then deliver the others, then fill in what is missing in the end.
+    """Select packets to protect, then deliver the others, then fill in what is still missing.
 
     Args:
-        repairs: at most one of each stage, in this order.
+        repairs: at most one for each stage, in this order.
 
-    Protected packets travel as they are. The others form a shorter message, which the other repairs treat as any
-    message: `hadamard` mixes only elements of packets that are not protected, and `rescale` scales only these, by what
-    `fec` or `retransmit` leaves missing of independent losses.
+    Protected packets travel unchanged. The others form a shorter message, which the other repairs treat like any
+    message. `hadamard` mixes, and `rescale` scales, only packets that are not protected. `rescale` goes by the loss
+    rate that `fec` or `retransmit` leaves if losses are independent.
 
     Raises:
-        ValueError: the repairs are of one stage or in another order, or cannot follow `protect`.
+        ValueError: if two repairs are of one stage, the order is another, or a repair cannot follow `protect`.
     """
 
     name = "chain"
@@ -69,7 +69,7 @@ class Chain(Repair):
         return deliver.deliver(num_packets, send)
 
     def _split(self, num_elements: int, capacity: int) -> tuple[int, int]:
-        """Return how many elements travel in protected packets and in others, all of them full."""
+        """Return how many elements fit into the protected packets and into the others."""
         select, num_packets = self.part("select"), -(-num_elements // capacity)
         count = select.num_protected(num_packets) if isinstance(select, Protect) else 0
         return count * capacity, (num_packets - count) * capacity
@@ -78,7 +78,7 @@ class Chain(Repair):
         return sum(repair.round_trips(loss_rate, num_packets) for repair in self.repairs)
 
     def weight(self, loss_rate: float) -> float:
-        """Weigh what is not protected."""
+        """Return the factor for packets that are not protected."""
         return self.part("fill").weight(self.part("deliver").missing_rate(loss_rate))
 
     def missing_rate(self, loss_rate: float) -> float:

@@ -20,17 +20,17 @@ MOST_PACKETS = 2**16
 
 @dataclass(frozen=True)
 class Fec(Zero):
-    """Send `n` packets for each block of `k` of a message; a last, shorter block gets n - k parity packets too.
+    """Send `n` packets for each block of `k` packets of a message. A shorter last block also gets n - k parity packets.
 
     Args:
         n, k: packets of a block, and how many of them are the message's own.
         depth: number of interleaved blocks. Neighbours on the wire belong to different blocks, so that a burst of up
-            to `depth` packets takes one of each. A message's last packets form as few blocks as hold them.
-        code: "mds", maximum-distance-separable, such as Reed and Solomon's (1960), restores any n - k losses of a
-            block. "xor" adds every (n - k)-th packet modulo two into each parity packet, which restores one of those
-            that it covers (RFC 5109). With n = k + 1 they are the same.
+            to `depth` packets takes one of each. A message's last packets form as few blocks as can hold them.
+        code: "mds", maximum distance separable, such as Reed and Solomon's (1960), restores any n - k losses of a
+            block. "xor" adds every (n - k)-th packet modulo two into each parity packet, which restores one packet of
+            those that it covers (RFC 5109). For n = k + 1 both are the same.
 
-    Costs (n - k) / k of the message's packets, and up to depth * n packets' time until a block is complete.
+    It sends (n - k) / k packets more. A block is complete after the time of up to depth * n packets.
     """
 
     name = "fec"
@@ -79,9 +79,9 @@ class Fec(Zero):
 def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:
     """Return each packet's number in the message (-1 for parity) and its group, in the order of sending.
 
-    A group restores its losses together: it is a block, or with "xor" a parity packet and those that it covers. The
-    message's own packets keep their order. Each run of `depth` blocks sends first its own packets, then its parity,
-    dealt out to the blocks in turn.
+    A group restores its losses together. It is a block or, with "xor", a parity packet and the packets that it covers.
+    The message's own packets keep their order. Each run of `depth` blocks sends first its own packets, dealt out to the
+    blocks in turn, then its parity.
     """
     parity = code.n - code.k
     packets, groups, first_group = [], [], 0

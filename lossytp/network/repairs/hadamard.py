@@ -12,15 +12,15 @@ MOST_BLOCK = 4096  # a product with a matrix of block x block
 class Hadamard(Zero):
     """Send the randomised Hadamard coefficients of each block, spread so that a packet carries at most one of a block.
 
-    A lost packet then costs every element of a block a little, instead of some elements everything. The expected
-    squared error is zero-fill's: a hop projects a block by P, with E[P] = q and E[PP] = E[P]. The worst element's is
-    smaller (Suresh et al., "Distributed mean estimation with limited communication", ICML 2017, section 3; OptiReduce,
-    NSDI 2025).
+    A lost packet then takes a little from every element of a block, instead of everything from some elements. The
+    expected squared error equals that of `zero`: a hop projects a block by P, with E[P] = q and E[PP] = E[P]. The error
+    of the worst element is smaller (Suresh et al., "Distributed mean estimation with limited communication", ICML 2017,
+    section 3; OptiReduce, NSDI 2025).
 
     Args:
-        block: a power of two. A message of fewer packets takes smaller blocks, one of a single packet takes none.
+        block: a power of two. A message with fewer packets gets smaller blocks, one with a single packet none.
 
-    It costs less than a block of padding. Coefficient i of block j is number i * (number of blocks) + j on the wire.
+    The padding is less than a block. Coefficient i of block j is number i * (number of blocks) + j on the wire.
     Element e of a hop has sign e.
     """
 

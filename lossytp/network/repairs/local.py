@@ -1,4 +1,4 @@
-"""Put in the receiver's own part."""
+"""Fill in the receiver's own part."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,19 +10,18 @@ from lossytp.network.repairs.repair import Moments, Repair
 
 @dataclass(frozen=True)
 class Local(Repair):
-    """The receiver puts in its own contribution.
+    """The receiver fills in its own contribution.
 
-    In a reduce phase it does so once for all that a hop did not deliver, also where it adds its own part besides. In a
-    gather phase each rank puts its own contribution in place of the result that it lacks, as layers whose
-    synchronisation is left out do (Lamprecht et al., "CAAT-Net", NeurIPS 2025). A switch has no part of its own and
-    leaves zero.
+    In a reduce phase it does so once for everything that a hop did not deliver, in addition to adding its own part as
+    usual. In a gather phase each rank replaces the result that it lacks by its own contribution, as layers without
+    synchronisation do (Lamprecht et al., "CAAT-Net", NeurIPS 2025). A switch has no part of its own and leaves zero.
     """
 
     name = "local"
     uses_own_part: ClassVar[bool] = True
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Go hop after hop: a loss takes its parts' weights and adds 1 to the receiver's, unless that is a switch."""
+        """Go hop by hop: a loss sets its parts' weights to 0 and adds 1 to the receiver's, unless that is a switch."""
         mean_R, second_RR = np.ones(crosses_HR.shape[1]), np.ones((crosses_HR.shape[1],) * 2)
         for crosses_R, receiver in zip(crosses_HR, receivers, strict=True):
             kept_R = 1 - crosses_R

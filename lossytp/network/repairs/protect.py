@@ -1,4 +1,4 @@
-"""Send the packets that matter most reliably."""
+"""Send the strongest packets reliably."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MOST_TRIES = 10_000
 
 @dataclass(frozen=True)
 class Protect(Zero):
-    """Send a share of each hop's packets reliably, before the others. Leave zero where others are lost.
+    """Send a share of each hop's packets reliably, before the others. Leave zero where other packets are lost.
 
     Deep pretrained models have a few tokens and channels with activations a thousand times the others' (Sun et al.,
     "Massive activations in large language models", COLM 2024). The packets that carry them have the largest norms.
@@ -73,7 +73,7 @@ class Protect(Zero):
         """Send `count` packets until they have arrived, and let `others` deliver the remaining ones.
 
         Raises:
-            ValueError: the link seems to deliver nothing.
+            ValueError: if the link seems to deliver nothing.
         """
         outstanding = send(count)
         for _ in range(MOST_TRIES):

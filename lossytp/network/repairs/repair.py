@@ -1,8 +1,8 @@
-"""What a repair is, and the plainest one.
+"""The base class of repairs, and the simplest repair.
 
-A repair has four sides. This package holds three: the transport (which packets a message takes, and which are missing
-in the end), the theory (the moments of the weights that contributions have in a result) and what `timing` must know.
-The fourth, what stands where packets are missing, needs tensors: `lossytp.parallel.missing`.
+A repair has four sides. This package holds three of them: the transport (which packets a message takes, and which stay
+missing), the theory (the moments of the contributions' weights in a result) and the waiting time. The fourth, what
+replaces missing packets, needs tensors: `lossytp.parallel.missing`.
 
 Suffixes: R ranks, H hops that carry an element.
 """
@@ -22,18 +22,18 @@ Moments = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Repair:
-    """Do something about lost packets. A repair that changes nothing about transport overrides nothing of it."""
+    """The base class of repairs. Its methods describe a repair that does not change the transport."""
 
     name: ClassVar[str]
-    """What flags, YAML files and records call it."""
+    """Its name in flags, YAML files and records."""
     stage: ClassVar[str] = "fill"
-    """What it works on: "select", "deliver" or "fill". `Chain` joins repairs of different stages."""
+    """When it works: "select", "deliver" or "fill". `Chain` joins repairs of different stages."""
     remembers: ClassVar[bool] = False
-    """Whether the receiver keeps what last arrived from message to message."""
+    """Whether the receiver keeps what last arrived until the next message."""
     uses_own_part: ClassVar[bool] = False
-    """Whether the receiver needs its own contribution as it was before the sum."""
+    """Whether the receiver needs its own contribution from before the sum."""
     sends_more: ClassVar[bool] = False
-    """Whether it sends packets of its own, which `lossytp.network.timing` does not time."""
+    """Whether it sends additional packets, which `lossytp.network.timing` does not time."""
 
     def __str__(self) -> str:
         """Return the repair as a flag names it, such as ``fec(10, 8, 4, 'mds')``."""
@@ -57,7 +57,7 @@ class Repair:
         return self.deliver(-(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet), send)
 
     def weight(self, loss_rate: float) -> float:
-        """Return the factor for what crossed a link of this stationary loss rate."""
+        """Return the factor by which to scale what crossed a link of this stationary loss rate."""
         return 1.0
 
     def missing_rate(self, loss_rate: float) -> float:
@@ -69,11 +69,11 @@ class Repair:
 
         Args:
             crosses_HR: 1 where hop h of the reduce phase carries rank r's contribution, else 0.
-            receivers: the rank that each hop ends at, or `SWITCH`.
+            receivers: for each hop, the rank at its end, or `SWITCH`.
             rate: share of packets that stay missing, from `missing_rate`.
 
         Raises:
-            ValueError: the repair has no closed form.
+            ValueError: if the repair has no closed form.
         """
         raise ValueError(f"repair = {self} has no expected squared error: give {type(self).__name__} sum_moments")
 
@@ -85,7 +85,7 @@ class Repair:
 
 @dataclass(frozen=True)
 class Zero(Repair):
-    """Leave missing elements at zero: the sum shrinks towards zero by the loss rate, on average."""
+    """Leave missing elements at zero. On average, the sum shrinks by the loss rate."""
 
     name = "zero"
 

@@ -1,4 +1,4 @@
-"""Scale up what arrives, so that a sum keeps its size."""
+"""Scale up what arrives, so that a sum keeps its size on average."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Rescale(Repair):
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
         """E[a_r] = 1 and E[a_r a_s] = q^-c(r, s), with c(r, s) hops in common (Horvitz and Thompson)."""
-        if rate == 1:  # nothing ever arrives that could be scaled
+        if rate == 1:  # nothing arrives that could be scaled
             return ZERO.sum_moments(crosses_HR, receivers, rate)
         return np.ones(crosses_HR.shape[1]), (1.0 - rate) ** -(crosses_HR.T @ crosses_HR)
 
@@ -36,9 +36,9 @@ class Rescale(Repair):
 class RescaleCounted(Repair):
     """Multiply each element of a sum by R / (contributions that arrived), which the receiver counts.
 
-    A ratio estimator (Cochran, "Sampling Techniques", 1977, section 6): biased where some contributions are surer to
-    arrive than others, as an owner's own is. The element is zero where nothing arrived. A gather phase has nothing to
-    count and leaves zero too.
+    This is a ratio estimator (Cochran, "Sampling Techniques", 1977, section 6). It is biased if some contributions are
+    more likely to arrive than others, as an owner's own is. An element is zero if no contribution arrived. In a gather
+    phase there is nothing to count, and missing elements are zero.
     """
 
     name = "rescale_counted"

@@ -13,11 +13,11 @@ MOST_BUDGET = 100
 
 @dataclass(frozen=True)
 class Retransmit(Zero):
-    """Send what is lost again, at most `budget` times; leave zero for what is lost then.
+    """Send lost packets again, at most `budget` times. Leave zero for packets that are still missing.
 
-    Selective repeat, cut short (Kurose and Ross, "Computer Networking", section 3.4). Over a Bernoulli link p^(b + 1)
-    stays missing, and p + ... + p^b is sent beyond the message. Retransmissions follow at once on the link, so a burst
-    may take them too. Each costs a round trip.
+    This is selective repeat with a limit (Kurose and Ross, "Computer Networking", section 3.4). Over a Bernoulli link,
+    the share p^(b + 1) stays missing, and p + ... + p^b is sent in addition. Retransmissions follow at once on the
+    link, so one burst may take them too. Each costs a round trip.
     """
 
     name = "retransmit"

@@ -1,4 +1,4 @@
-"""Put in what last arrived."""
+"""Fill in what last arrived."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,19 +11,20 @@ from lossytp.network.repairs.repair import ZERO, Moments, Repair
 
 @dataclass(frozen=True)
 class Stale(Repair):
-    """The receiver puts in what last arrived at this place, and passes it on.
+    """The receiver fills in what last arrived at the same place, and passes it on.
 
-    A place is a layer, direction, hop and position in the message. It holds zero at first, and after a change of the
-    message's size. "Distributed training under packet loss" (arXiv 2507.07114) does so with parameters. Stale costs
-    memory: a copy of all that crosses a hop, which training's checkpoints hold and `LossyNetwork.state_dict` does not.
+    A place is a layer, direction, hop and position in the message. It holds zero at first, and again after the
+    message's size has changed. "Distributed training under packet loss" (arXiv 2507.07114) does so with parameters.
+    Stale needs memory for a copy of everything that crosses a hop. Checkpoints of training hold this copy;
+    `LossyNetwork.state_dict` does not.
     """
 
     name = "stale"
     remembers: ClassVar[bool] = True
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """E[a_r] is the probability that the part is not an old one, E[a_r a_s] that two are equally old."""
-        if rate == 1:  # nothing ever arrives that could grow old
+        """E[a_r] is the probability that a part is current, E[a_r a_s] that two parts are equally old."""
+        if rate == 1:  # nothing arrives that could grow old
             return ZERO.sum_moments(crosses_HR, receivers, rate)
         _check_meet_and_stay_together(crosses_HR)
         crossed_R, common_RR = crosses_HR.sum(0), crosses_HR.T @ crosses_HR
@@ -36,7 +37,7 @@ class Stale(Repair):
 
 
 def same_age(hops_RR: np.ndarray, others_RR: np.ndarray, rate: float) -> np.ndarray:
-    """Return P(two parts are of the same message), which crossed m hops and n others before all that they share.
+    """Return P(two parts are of the same message) if they crossed m and n hops before those that they share.
 
     A hop's output is k messages older than its input with probability q p^k. Two sums of such ages are equal with
     probability q^(m + n) sum_k binom(m + k - 1, k) binom(n + k - 1, k) p^2k = q^(m + n) F(m, n; 1; p^2) (DLMF 15.2.1),

@@ -193,8 +193,7 @@ def coherence(model: nn.Module, batches: Sequence[dict[str, Tensor]], ranks: int
     Returns:
         The mean over the sums after every layer's attention and MLP.
     """
-    if ranks < 2:
-        raise ValueError(f"ranks = {ranks} is below 2, and one rank shares no sum: give 2 or more")
+    check_at_least("ranks", ranks, 2)
     transformer: Any = model.get_submodule("transformer")
     layers = [layer for block in transformer.h for layer in (block.attn.c_proj, block.mlp.c_proj)]
     squares = torch.zeros(len(layers), 2, dtype=torch.float64)  # of the sums and of the contributions

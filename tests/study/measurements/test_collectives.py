@@ -119,7 +119,7 @@ def test_coherence_is_the_mean_product_over_the_mean_square_of_real_tokens(model
 
 
 def test_one_rank_shares_no_sum(model, batch):
-    with pytest.raises(ValueError, match="ranks = 1 is below 2, and one rank shares no sum"):
+    with pytest.raises(ValueError, match="ranks = 1 is not a whole number of at least 2"):
         coherence(model, [batch], 1)
 
 

@@ -1,0 +1,271 @@
+"""The parts that all labs share: flags, digits, the multilayer perceptron, the training loop.
+
+Shapes: N images, B of them in a batch, I pixels, C classes.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from annotated_types import Ge
+from torch import Tensor, nn
+
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.layout import Layout, rank_and_world_size, under_torchrun
+from lossytp.parallel.replicas import mean_over_processes, merge_counters
+from lossytp.training.config import NetworkSettings
+from lossytp.training.config.bounds import Count, CountFromZero, Positive
+from lossytp.training.progress import Progress
+from lossytp.training.record import write_atomically
+from lossytp.training.tasks.sources import DATA_VARIABLE, Files, Source
+
+DEFAULT_EPOCHS = 8
+VIRTUAL_RANKS = 2
+TEST_EVERY = 5  # of scikit-learn's digits, which have no official split
+EVALUATED_AT_ONCE = 1000
+MNIST = Source(path="ylecun/mnist", name="mnist", splits={"train": "train", "test": "test"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabConfig(NetworkSettings):
+    """A multilayer perceptron on handwritten digits, and the network between its ranks."""
+
+    tensor_parallel_size: CountFromZero = 0
+    """Ranks; 0 stands for one a process, or two virtual ranks without torchrun."""
+    dataset: Literal["digits", "mnist"] | None = None
+    """digits (scikit-learn's, 8 x 8 pixels) or mnist. If left out, mnist if it is on disc, else digits."""
+    data_dir: str | None = None
+    """Folder that has ylecun/mnist, laid out like the hub; LOSSYTP_DATA if left out."""
+    epochs: Count | None = None
+    """Passes over the training images; 8 if neither epochs nor steps are given."""
+    steps: Count | None = None
+    """Optimiser steps, in place of epochs."""
+    batch_size: Count = 64
+    """Images a step, over all ranks."""
+    learning_rate: Positive = 1e-3
+    """Learning rate of Adam."""
+    input_dim: Count | None = None
+    """Pixels to scale each image to, a square number; as many as it has if left out."""
+    hidden_dim: Count = 512
+    """Width of the hidden layers."""
+    num_classes: Annotated[int, Ge(2)] = 10
+    """Outputs; with fewer than 10, images of larger digits are left out."""
+    output_dir: str = "output/labs"
+    """Folder for the result, a JSON file named after the lab."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError(f"steps = {self.steps} and epochs = {self.epochs} are both given: give one")
+        if self.sequence_parallel:
+            raise ValueError("sequence_parallel = True is not part of the labs: leave it out")
+        side = math.isqrt(self.input_dim or 0)
+        if self.input_dim is not None and side**2 != self.input_dim:
+            raise ValueError(
+                f"input_dim = {self.input_dim} is not a square number: give {side**2} or {(side + 1) ** 2}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendLabConfig(LabConfig):
+    """A lab whose messages PyTorch sends, over the backend `lossy`, which does not know where a message is from."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("wire_dtype", "lossy_module", "lossy_layers"):
+            self._refuse(name, getattr(self, name) is not None)
+        self._refuse("control", self.control == "noise")
+        self._refuse("repair", self.wiring().repair.remembers)
+
+    def _refuse(self, name: str, asked: bool) -> None:
+        if asked:
+            raise ValueError(
+                f"{name} = {getattr(self, name)!r} works only in this project's layers: leave it out, or run "
+                "lossytp.labs.tensor_parallel_manual"
+            )
+
+
+def place(config: LabConfig, needs_processes: str | None = None) -> Layout:
+    """Return this process's place among the ranks.
+
+    Args:
+        config: the lab's flags.
+        needs_processes: name of the lab, if it cannot run virtual ranks.
+
+    Raises:
+        ValueError: if the processes do not fit the ranks, or there is only one rank and it should lose packets.
+    """
+    started, (rank, world) = under_torchrun(), rank_and_world_size()
+    if needs_processes and not started:
+        raise ValueError(
+            f"{needs_processes} needs a process for each rank: start it with torchrun --standalone --nproc_per_node 2 "
+            f"-m lossytp.labs.{needs_processes}"
+        )
+    ranks = config.tensor_parallel_size or (world if started else VIRTUAL_RANKS)
+    if needs_processes and ranks != world:
+        raise ValueError(
+            f"tensor_parallel_size = {ranks} differs from the {world} processes, which hold one rank each: leave it "
+            f"out, or start with torchrun --standalone --nproc_per_node {ranks}"
+        )
+    layout = Layout(ranks, rank=rank, world_size=world)
+    if ranks == 1 and config.process().loss_rate > 0:
+        raise ValueError(
+            f"loss_rate = {config.process().loss_rate:g} has no effect on a single rank, which sends nothing: start "
+            "more processes, or leave it out"
+        )
+    return layout
+
+
+def check_splits(name: str, size: int, parts: int, what: str = "ranks") -> None:
+    """Raise ValueError unless `size` can be split evenly."""
+    if size % parts:
+        raise ValueError(f"{name} = {size} cannot be split over {parts} {what}: give a multiple of {parts}")
+
+
+class Digits(NamedTuple):
+    """Images (N, I) with grey levels from 0 to 1, and their labels (N,), for training and for test."""
+
+    name: str
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
+def load_digits(config: LabConfig, device: torch.device) -> Digits:
+    """Load MNIST or scikit-learn's digits, as the flags say.
+
+    Raises:
+        ValueError: if `dataset` is "mnist", which is neither on disc nor on the hub.
+    """
+    source = _mnist(config)
+    if source is None:
+        from sklearn.datasets import load_digits as bundled
+
+        pixels, labels = bundled(return_X_y=True)
+        tested = np.arange(len(labels)) % TEST_EVERY == 0
+        parts = [(pixels[chosen].reshape(-1, 8, 8) / 16, labels[chosen]) for chosen in (~tested, tested)]
+    else:
+        rows = [source.rows("train"), source.rows("test")]
+        parts = [(np.stack([np.asarray(image) for image in each["image"]]) / 255, each["label"]) for each in rows]
+    train, test = (_prepared(config, torch.tensor(images), torch.tensor(labels), device) for images, labels in parts)
+    return Digits("digits" if source is None else "mnist", train, test)
+
+
+def _mnist(config: LabConfig) -> Files | Source | None:
+    """Return where to read MNIST from; None for scikit-learn's digits."""
+    folder = Path(config.data_dir or os.environ.get(DATA_VARIABLE, ""), MNIST.path, "mnist").expanduser()
+    train, test = (sorted(folder.glob(f"{split}-*.parquet")) for split in ("train", "test"))
+    if config.dataset == "digits" or (config.dataset is None and not (train and test)):
+        return None
+    return Files(train=train[0], test=test[0]) if train and test else MNIST
+
+
+def _prepared(config: LabConfig, images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    kept = labels < config.num_classes
+    images, side = images[kept].float(), math.isqrt(config.input_dim or images[0].numel())
+    if images.shape[-1] != side:
+        images = F.interpolate(images[:, None], size=(side, side), mode="bilinear", antialias=True)
+    return images.flatten(1).to(device), labels[kept].to(device)
+
+
+def perceptron(config: LabConfig, pixels: int) -> nn.Sequential:
+    """Return the dense model, with weights that the seed alone determines.
+
+    It has two pairs of layers, as a transformer block has. Tensor parallelism splits the first of a pair by columns and
+    the second by rows. With a single pair, backward would send nothing: images need no gradient.
+    """
+    widths = [pixels, *[config.hidden_dim] * 3, config.num_classes]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        layers = [nn.Linear(*each) for each in pairwise(widths)]
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2], nn.ReLU(), layers[3])
+
+
+class Passes(NamedTuple):
+    """The two passes of a model, over all ranks. Their results are None where another process has them."""
+
+    training_loss: Callable[[Tensor, Tensor], float | None]
+    """Computes the gradients for images (B, I) and labels (B,)."""
+    logits: Callable[[Tensor], Tensor | None]
+    """Returns (B, C), or (ranks, B, C)."""
+
+
+def train(
+    name: str, config: LabConfig, digits: Digits, passes: Passes, model: nn.Module, network: LossyNetwork
+) -> dict[str, Any]:
+    """Train and evaluate; rank 0 prints the outcome and writes it to `output_dir`.
+
+    Args:
+        name: the lab's.
+        config: the lab's flags.
+        digits: the same on all ranks.
+        passes: compute gradients and logits.
+        model: this process's part, whose parameters Adam updates.
+        network: counts the packets.
+
+    Returns:
+        The training loss of each step, accuracies over the lossy network and without losses, and packets.
+
+    Raises:
+        ValueError: if the training loss is not finite.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    first = rank_and_world_size()[0] == 0
+    batches = list(_batches(config, len(digits.train[1])))
+    progress, losses = Progress(len(batches), shown=first), []
+    for step, batch in enumerate(batches, 1):
+        optimizer.zero_grad()
+        loss = passes.training_loss(*(each[batch] for each in digits.train))
+        optimizer.step()
+        losses.append(mean_over_processes(loss, network))
+        progress.show(step, losses[-1])
+        if not math.isfinite(losses[-1]):
+            raise ValueError(f"the training loss is not finite at step {step}: lower learning_rate or loss_rate")
+    with network.reliable():
+        clean = _accuracy(passes, digits, network)
+    with network.evaluation(len(batches)):
+        lossy = _accuracy(passes, digits, network)
+    merge_counters(network)
+    traffic = {key: network.summary("training")[key] for key in ("packets", "lost", "by_direction", "by_operation")}
+    result = {"dataset": digits.name, "losses": losses, "accuracy_clean": clean, "accuracy_lossy": lossy, **traffic}
+    if first:
+        file = Path(config.output_dir) / f"{name}.json"
+        write_atomically(file, json.dumps({"config": config.as_dict(), **result}, indent=1) + "\n")
+        print(
+            f"{digits.name}: accuracy {lossy:.4f} with loss, {clean:.4f} without, after {len(batches)} steps in which "
+            f"{traffic['packets']:,} packets were sent and {traffic['lost']:,} lost: see {file}"
+        )
+    return result
+
+
+def _batches(config: LabConfig, examples: int) -> Iterator[Tensor]:
+    """Yield the indices of each step's images: every epoch in another order, without its incomplete batch."""
+    generator = torch.Generator().manual_seed(config.seed)
+    size = min(config.batch_size, examples)
+    steps = config.steps or (config.epochs or DEFAULT_EPOCHS) * (examples // size)
+    order = torch.empty(0, dtype=torch.long)
+    for _ in range(steps):
+        if len(order) < size:
+            order = torch.randperm(examples, generator=generator)
+        batch, order = order[:size], order[size:]
+        yield batch
+
+
+@torch.no_grad()
+def _accuracy(passes: Passes, digits: Digits, network: LossyNetwork) -> float:
+    """Return the share of test images whose largest logit is their label's, averaged over ranks."""
+    images, labels = digits.test
+    right = []
+    for start in range(0, len(labels), EVALUATED_AT_ONCE):
+        part = slice(start, start + EVALUATED_AT_ONCE)
+        logits = passes.logits(images[part])
+        if logits is not None:
+            right.append((logits.argmax(-1) == labels[part]).float().flatten())
+    return mean_over_processes(torch.cat(right).mean().item() if right else None, network)

@@ -1,0 +1,109 @@
+"""A pipeline: a transformer's blocks lie on several ranks, and microbatches flow through them.
+
+torchrun --standalone --nproc_per_node 2 -m lossytp.labs.pipeline
+torchrun --standalone --nproc_per_node 2 -m lossytp.labs.pipeline --pipeline_schedule 1f1b --loss_rate 0.02
+
+Huang et al., "GPipe", NeurIPS 2019. Each rank, a stage, holds some of the blocks. It receives hidden states from the
+stage before it, computes its blocks, and sends the result on. In backward, gradients travel the other way. A batch is
+split into microbatches, so that stages work at the same time. At the start of a batch, later stages wait for the first
+microbatch, and at its end, earlier stages wait for the last gradients: that is the bubble.
+
+The transformer is a small GPT-2. It reads an image pixel by pixel, as 64 tokens of 17 grey levels, and names the digit
+after the last one. The last stage computes the training loss. Gradients reach every stage, and all of them train.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import GPT2Config, GPT2ForSequenceClassification
+
+from lossytp.labs.lab import BackendLabConfig, Passes, check_splits, load_digits, place, train
+from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
+from lossytp.training.command_line import parse, run_as_command
+from lossytp.training.config.bounds import Count
+from lossytp.training.connected_processes import connected_processes, this_device
+
+GREY_LEVELS = 17
+HEADS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineLabConfig(BackendLabConfig):
+    """A transformer on handwritten digits, and the network between its stages."""
+
+    input_dim: Count | None = 64
+    """Pixels to scale each image to, a square number; each is a token."""
+    hidden_dim: Count = 64
+    """Width of the transformer."""
+    num_layers: Count = 4
+    """Blocks of the transformer."""
+    pipeline_schedule: PipelineSchedule = "gpipe"
+    """Order of the microbatches' passes."""
+    pipeline_microbatches: Count = 4
+    """Microbatches of a batch."""
+
+
+def transformer(config: PipelineLabConfig, pixels: int) -> GPT2ForSequenceClassification:
+    """Return the whole model, with weights that the seed alone determines."""
+    check_splits("hidden_dim", config.hidden_dim, HEADS, "heads")
+    settings: dict[str, Any] = {
+        "vocab_size": GREY_LEVELS + 1,
+        "pad_token_id": GREY_LEVELS,  # of no pixel, since no image is padded
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "n_positions": pixels,
+        "n_embd": config.hidden_dim,
+        "n_layer": config.num_layers,
+        "n_head": HEADS,
+        "num_labels": config.num_classes,
+        "use_cache": False,
+    }
+    no_dropout: dict[str, Any] = dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return GPT2ForSequenceClassification(GPT2Config(**settings, **no_dropout))
+
+
+def batch_of(images: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+    """Return images (B, I) as tokens, and their labels."""
+    tokens = (images * (GREY_LEVELS - 1)).round().long()
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    return batch if labels is None else {**batch, "labels": labels}
+
+
+def run(config: PipelineLabConfig) -> dict[str, Any]:
+    """Train this process's stage of the transformer; return the result."""
+    layout = place(config, needs_processes="pipeline")
+    check_splits("batch_size", config.batch_size, config.pipeline_microbatches, "microbatches")
+    device = this_device(layout)
+    with connected_processes(config, layout) as network:
+        digits = load_digits(config, device)
+        model: Any = transformer(config, digits.train[0].shape[1])
+        pipeline = Pipeline(
+            model.to(device),
+            init_device_mesh(device.type, (layout.world_size,)).get_group(),
+            schedule=config.pipeline_schedule,
+            num_microbatches=config.pipeline_microbatches,
+            device=device,
+        )
+
+        def training_loss(images: Tensor, labels: Tensor) -> float | None:
+            loss = pipeline.forward_backward(batch_of(images, labels))
+            return None if loss is None else loss.item()
+
+        def logits(images: Tensor) -> Tensor | None:
+            return pipeline.logits(batch_of(images))
+
+        return train("pipeline", config, digits, Passes(training_loss, logits), pipeline.stage, network)
+
+
+def main() -> None:
+    """Run the lab from the command line."""
+    run(parse(PipelineLabConfig, __doc__))
+
+
+if __name__ == "__main__":
+    run_as_command(main)

@@ -1,0 +1,58 @@
+"""Tensor parallelism by PyTorch's own API: say how each layer is split, and DTensor does the rest.
+
+torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_native
+torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_native --loss_rate 0.1
+
+The pairs of layers, and the sums between the ranks, are those of `tensor_parallel_manual`. There they are written out;
+here `ColwiseParallel` and `RowwiseParallel` insert them. PyTorch sends its messages over the backend `lossy`, so
+they lose packets although no layer knows of it.
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from lossytp.labs.lab import BackendLabConfig, Passes, check_splits, load_digits, perceptron, place, train
+from lossytp.parallel.reach import check_reaches
+from lossytp.training.command_line import parse, run_as_command
+from lossytp.training.connected_processes import connected_processes, this_device
+
+PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
+    "0": ColwiseParallel,
+    "2": RowwiseParallel,
+    "4": ColwiseParallel,
+    "6": RowwiseParallel,
+}
+
+
+def run(config: BackendLabConfig) -> dict[str, Any]:
+    """Train the perceptron, a shard of each layer in this process; return the result."""
+    layout = place(config, needs_processes="tensor_parallel_native")
+    check_splits("hidden_dim", config.hidden_dim, layout.world_size)
+    device = this_device(layout)
+    with connected_processes(config, layout) as network:
+        check_reaches(network, layout.tensor_group(), config.wiring())
+        digits = load_digits(config, device)
+        dense = perceptron(config, digits.train[0].shape[1]).to(device)
+        mesh = init_device_mesh(device.type, (layout.world_size,))
+        with network.reliable():  # rank 0 sends the shards
+            model = parallelize_module(dense, mesh, {name: style() for name, style in PLAN.items()})
+
+        def training_loss(images: Tensor, labels: Tensor) -> float:
+            loss = F.cross_entropy(model(images), labels)
+            loss.backward()
+            return loss.item()
+
+        return train("tensor_parallel_native", config, digits, Passes(training_loss, model), model, network)
+
+
+def main() -> None:
+    """Run the lab from the command line."""
+    run(parse(BackendLabConfig, __doc__))
+
+
+if __name__ == "__main__":
+    run_as_command(main)

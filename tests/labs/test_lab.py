@@ -1,0 +1,115 @@
+"""Check the flags, the images and the batches that labs share."""
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, Features, Image, Value
+
+from lossytp.labs.data_parallel import DataParallelConfig
+from lossytp.labs.lab import BackendLabConfig, LabConfig, _batches, load_digits, place
+from lossytp.labs.pipeline import PipelineLabConfig
+from lossytp.training.command_line import parse
+from tests.labs.dense import SMALL
+
+CPU = torch.device("cpu")
+FLAGS = "--epochs 3 --data-dir data --input-dim 1024 --hidden-dim 2048 --num-classes 10"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch, tmp_path):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOSSYTP_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("kind", [LabConfig, BackendLabConfig, DataParallelConfig, PipelineLabConfig])
+@pytest.mark.parametrize("flags", [FLAGS, FLAGS.replace("-dim", "_dim").replace("-dir", "_dir").replace("m-c", "m_c")])
+def test_every_lab_takes_the_flags_of_the_earlier_lab(kind, flags):
+    config = parse(kind, None, flags.split())
+    assert (config.epochs, config.data_dir, config.num_classes) == (3, "data", 10)
+    assert (config.input_dim, config.hidden_dim) == (1024, 2048)
+    assert parse(kind, None, ["--steps", "5"]).steps == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "message"),
+    [
+        (LabConfig, {"steps": 5, "epochs": 2}, "steps = 5 and epochs = 2 are both given: give one"),
+        (LabConfig, {"input_dim": 1000}, "input_dim = 1000 is not a square number: give 961 or 1024"),
+        (LabConfig, {"sequence_parallel": True}, "sequence_parallel = True is not part of the labs: leave it out"),
+        (BackendLabConfig, {"wire_dtype": "bf16"}, "wire_dtype = 'bf16' works only in this project's layers: .*manual"),
+        (BackendLabConfig, {"lossy_layers": "0:1"}, "lossy_layers = '0:1' works only"),
+        (BackendLabConfig, {"control": "noise"}, "control = 'noise' works only"),
+        (BackendLabConfig, {"repair": "stale"}, "repair = 'stale' works only"),
+    ],
+)
+def test_values_that_contradict_each_other_or_have_no_effect_are_refused(kind, values, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        kind(**values)
+
+
+def test_a_lab_without_torchrun_says_how_to_start_it_or_runs_virtual_ranks(monkeypatch):
+    with pytest.raises(
+        ValueError, match=r"start it with torchrun --standalone --nproc_per_node 2 -m lossytp.labs.some$"
+    ):
+        place(LabConfig(), needs_processes="some")
+    assert place(LabConfig()).tensor_parallel_size == 2
+    for name, value in {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert (place(LabConfig()).tensor_parallel_size, place(LabConfig()).rank) == (4, 1)
+    assert place(LabConfig(tensor_parallel_size=8)).tensor_parallel_size == 8
+    with pytest.raises(ValueError, match=r"tensor_parallel_size = 8 differs from the 4 processes.*--nproc_per_node 8$"):
+        place(LabConfig(tensor_parallel_size=8), needs_processes="some")
+
+
+def test_a_single_rank_has_nothing_to_lose():
+    with pytest.raises(ValueError, match=r"^loss_rate = 0.1 has no effect on a single rank"):
+        place(LabConfig(tensor_parallel_size=1, loss_rate=0.1))
+    assert place(LabConfig(tensor_parallel_size=1)).world_size == 1
+
+
+def test_the_bundled_digits_are_split_and_scaled():
+    digits = load_digits(LabConfig(), CPU)
+    assert (digits.name, len(digits.train[1]), len(digits.test[1])) == ("digits", 1437, 360)
+    assert digits.train[0].shape == (1437, 64)
+    assert (digits.train[0].min(), digits.train[0].max()) == (0, 1)
+    larger = load_digits(LabConfig(input_dim=1024, num_classes=3), CPU)
+    assert larger.train[0].shape[1] == 1024
+    assert set(larger.train[1].tolist()) == {0, 1, 2}
+    kept = digits.test[1] < 3
+    smaller = torch.nn.functional.avg_pool2d(larger.test[0].view(-1, 1, 32, 32), 4).flatten(1)
+    assert (smaller - digits.test[0][kept]).abs().mean() < 0.1, "the same images"
+
+
+@pytest.mark.parametrize("by", ["data_dir", "LOSSYTP_DATA"])
+def test_mnist_is_read_from_a_folder_laid_out_like_the_hub(tmp_path, monkeypatch, by):
+    folder = tmp_path / "ylecun" / "mnist" / "mnist"
+    folder.mkdir(parents=True)
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 28, 28), dtype=np.uint8)
+    features = Features({"image": Image(), "label": Value("int64")})
+    for split, chosen in (("train", slice(0, 4)), ("test", slice(4, 6))):
+        rows = {"image": list(pixels[chosen]), "label": list(range(6))[chosen]}
+        Dataset.from_dict(rows, features=features).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+    config = LabConfig(data_dir=str(tmp_path)) if by == "data_dir" else LabConfig()
+    if by == "LOSSYTP_DATA":
+        monkeypatch.setenv("LOSSYTP_DATA", str(tmp_path))
+    digits = load_digits(config, CPU)
+    assert digits.name == "mnist"
+    assert torch.equal((digits.test[0] * 255).round().byte(), torch.tensor(pixels[4:]).flatten(1))
+    assert digits.test[1].tolist() == [4, 5]
+    assert load_digits(LabConfig(data_dir=str(tmp_path), dataset="digits"), CPU).name == "digits"
+
+
+def test_mnist_that_is_asked_for_and_not_there_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match=r"^data set ylecun/mnist, mnist, is neither in LOSSYTP_DATA.*nor .*the hub"):
+        load_digits(LabConfig(dataset="mnist", data_dir=str(tmp_path)), CPU)
+
+
+def test_an_epoch_shows_each_image_at_most_once_in_another_order_than_the_next():
+    batches = list(_batches(LabConfig(epochs=2, batch_size=10), 35))
+    epochs = torch.cat(batches[:3]).tolist(), torch.cat(batches[3:]).tolist()
+    assert len(batches) == 6
+    assert [len(set(epoch)) for epoch in epochs] == [30, 30]
+    assert epochs[0] != epochs[1]
+    assert len(list(_batches(LabConfig(**SMALL), 35))) == SMALL["steps"]
+    assert torch.equal(next(_batches(LabConfig(batch_size=50), 35)).sort().values, torch.arange(35))
