@@ -110,7 +110,7 @@ def protection_ends_the_collapse(results: Results) -> Claim:
 
 
 def forward_losses_hurt(results: Results) -> Claim:
-    """Require that the backward pass alone is not shown to cost anything, and ends below where the forward begins."""
+    """Require that the backward pass alone is not shown to cost anything, and costs less than the forward pass."""
     arms = results["comparisons"]["04_where"]
     numbers: dict[str, float] = {}
     holds = True

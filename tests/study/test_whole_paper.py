@@ -1,4 +1,4 @@
-"""Make the numbers and figures of the paper from made-up records of every cell, and typeset the paper and the report."""
+"""Make numbers and figures from made-up records of every cell, and typeset the paper and the report."""
 
 import copy
 import json
