@@ -117,7 +117,10 @@ def forward_losses_hurt(results: Results) -> Claim:
     for task in _tasks(results):
         forward, backward = _row(arms, task, "forward only"), _row(arms, task, "backward only")
         holds &= backward["p_holm"] > 1 - CONFIDENCE and backward["difference"] > forward["high"]
-        numbers |= {f"{task}, backward": -POINTS * backward["difference"], f"{task}, forward": -POINTS * forward["high"]}
+        numbers |= {
+            f"{task}, backward": -POINTS * backward["difference"],
+            f"{task}, forward": -POINTS * forward["high"],
+        }
     return Claim(holds, numbers)
 
 

@@ -20,6 +20,8 @@ from lossytp.training.record import read_record, result_settings, write_record
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "paper"
 SEEDS = 3
+
+
 def fall(config: TrainConfig) -> float:
     """Return a made-up drop in accuracy: two points at 10 % loss, half as much with a repair."""
     return 0.2 * config.loss_rate * (1.0 if config.repair == "zero" else 0.5)
