@@ -123,28 +123,3 @@ def sufficient_repairs(compared: pd.DataFrame) -> list[str]:
     tried = compared.dropna(subset=["difference"])
     enough = (-tried["low"] < ONE_POINT).groupby(tried["arm"], sort=False).all()  # False without an interval
     return [str(arm) for arm in enough.index[enough]]
-
-
-def as_markdown(rows: list[dict[str, Any]]) -> str:
-    """Format the rows of `advise` as the README's table."""
-    tasks = list(dict.fromkeys(task for row in rows for task in row["falls"]))
-    lines = [
-        "| loss rate | losses | algorithm | seeds, at least |"
-        + "".join(f" points lost in `{task}` |" for task in tasks)
-        + " what to do |",
-        f"|---|---|---|---|{'---|' * len(tasks)}---|",
-    ]
-    for row in rows:
-        rates = ", ".join(f"{100 * rate:g} %" for rate in row["loss_rates"])
-        cells = [rates, row["losses"], row["algorithm"], str(row["seeds"])]
-        cells += [_points(row["falls"].get(task)) for task in tasks]
-        advice = f"{row['advice']}: `{row['repair']}`" if row["repair"] else row["advice"]
-        lines.append(f"| {' | '.join([*cells, advice])} |")
-    return "\n".join(lines)
-
-
-def _points(drop: dict[str, float | None] | None) -> str:
-    if drop is None:
-        return "not run"
-    mean, low, high = ("" if value is None else f"{100 * value:z.1f}" for value in drop.values())
-    return f"{mean} ({low} to {high})" if low else mean
