@@ -18,7 +18,7 @@ from lossytp.study.analysis.law import fit_power_law, law_arms
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism
 from lossytp.study.analysis.real_model import rises
-from lossytp.study.analysis.repairs import advise, helpful_repairs, sufficient_repairs, with_retests
+from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.together import lost_together, packet_size_effect
 from lossytp.study.analysis.tolerance import (
@@ -207,17 +207,12 @@ def comparisons(study: Study) -> dict[str, Any]:
     for name, compared in others.items():
         write_atomically(study.results / "comparisons" / f"{name}.csv", compared.to_csv(index=False))
         study.draw(drops_by_arm(compared), name)
-    tried = {name: with_retests(others, name) for name in others if name.startswith("06_")}
-    repairs = {name: compared for name, compared in tried.items() if compared is not None}
     if "06_repair" in others:
         axes = {"extra_packet_share": "packets beyond, share", "time": "time, relative"}
         study.draw(drops_against(others["06_repair"], axes, front=True), "06_repair_cost")
     return {
         "comparisons": {name: json_rows(compared) for name, compared in others.items()},
         "practice": advise(study.comparisons),
-        "repairs": {name: json_rows(compared) for name, compared in repairs.items()},
-        "helpful": {name: helpful_repairs(compared) for name, compared in repairs.items()},
-        "sufficient": {name: sufficient_repairs(compared) for name, compared in repairs.items()},
     }
 
 
@@ -234,6 +229,10 @@ def law(study: Study) -> dict[str, Any]:
         str(task): fit_power_law(*(ours[name].to_numpy() for name in ("squared_error", "fall", "standard_error")))
         for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
     }
+    by_share = {
+        str(task): fit_power_law(*(ours[name].to_numpy() for name in ("missing_share", "fall", "standard_error")))
+        for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
+    }
     study.draw(collapse(arms, fitted), "collapse")
     both = arms[arms["both_phases"]]
     costlier = {  # the fall in both phases over what the law expects, where the fall is more than two standard errors
@@ -244,6 +243,7 @@ def law(study: Study) -> dict[str, Any]:
     }
     return {
         "law": {task: each._asdict() for task, each in fitted.items()},
+        "law_of_missing_share": {task: each._asdict() for task, each in by_share.items()},
         "law_both_phases": costlier,
         "law_arms": json_rows(arms),
     }

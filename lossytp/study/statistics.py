@@ -4,7 +4,6 @@ Shapes: S seeds, R loss rates in ascending order, C comparisons.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,12 +65,6 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p_values, dtype=float)[order]))
     return adjusted
-
-
-def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """Return Spearman's rank correlation of (C,) and (C,) values, or 0 if either is constant."""
-    first, second = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    return 0.0 if np.ptp(first) == 0 or np.ptp(second) == 0 else float(stats.spearmanr(first, second).statistic)
 
 
 def rate_of_drop(rates: np.ndarray, drops: np.ndarray) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import curve_fit
 
-from lossytp.network.theory import expected_squared_error
+from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.study.statistics import student_quantile
 from lossytp.training.config import TrainConfig
 
@@ -87,7 +87,8 @@ def law_arms(
 
     Returns:
         Columns `arm`, `task`, `loss_rate`, `algorithm`, `ranks`, `repair`, `both_phases`, `seeds`; `squared_error`, the
-        expected one of a sum, relative; and `fall` in accuracy, as a share, with `low`, `high` and `standard_error`.
+        expected one of a sum, relative; `missing_share`, the expected share of the contributions that a sum lacks; and
+        `fall` in accuracy, as a share, with `low`, `high` and `standard_error`.
     """
     chosen = [
         number
@@ -106,6 +107,7 @@ def law_arms(
             "repair": [config.repair for config in configs],
             "both_phases": [not config.reliable_gather for config in configs],
             "squared_error": [_squared_error(config, coherence[config.dataset]) for config in configs],
+            "missing_share": [_missing_share(config) for config in configs],
             "fall": -rows["difference"].to_numpy(),
             "low": -rows["high"].to_numpy(),
             "high": -rows["low"].to_numpy(),
@@ -126,3 +128,7 @@ def _shares_settings(config: TrainConfig, base: TrainConfig) -> bool:
 def _squared_error(config: TrainConfig, coherence: Mapping[str, float]) -> float:
     ranks = config.tensor_parallel_size
     return expected_squared_error(config.wiring(), ranks, config.process().loss_rate, coherence[str(ranks)])
+
+
+def _missing_share(config: TrainConfig) -> float:
+    return missing_share(config.wiring(), config.tensor_parallel_size, config.process().loss_rate)

@@ -110,16 +110,3 @@ def helpful_repairs(compared: pd.DataFrame, where: Collection[str] | None = None
     best = by_arm.agg(extra=("extra_packet_share", "max"), gain=("gain", "min"))
     best = best.sort_values(["extra", "gain"], ascending=[True, False]).reset_index()
     return json_rows(best[["arm", "extra"]])
-
-
-def sufficient_repairs(compared: pd.DataFrame) -> list[str]:
-    """Return the arms whose drop has an interval below one point in every task.
-
-    If the unrepaired reference is among them, nothing needs repair.
-
-    Args:
-        compared: from `comparisons.drops_and_gains`.
-    """
-    tried = compared.dropna(subset=["difference"])
-    enough = (-tried["low"] < ONE_POINT).groupby(tried["arm"], sort=False).all()  # False without an interval
-    return [str(arm) for arm in enough.index[enough]]

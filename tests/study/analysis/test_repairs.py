@@ -3,7 +3,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.repairs import advise, helpful_repairs, sufficient_repairs, with_retests
+from lossytp.study.analysis.repairs import advise, helpful_repairs, with_retests
 
 ROOT = Path(__file__).parents[3]
 
@@ -104,14 +104,6 @@ def test_helpful_repairs_gain_somewhere_hurt_nowhere_and_come_cheapest_first():
     assert [each["arm"] for each in helpful_repairs(hurting)] == ["r", "p"]
     assert [each["arm"] for each in helpful_repairs(hurting, {"a"})] == ["r", "p"], "it hurts elsewhere"
     assert helpful_repairs(both, {"b"}) == helpful_repairs(both, set()) == []
-
-
-def test_sufficient_repairs_cost_every_task_less_than_a_point():
-    rows = [("zero", -0.009), ("enough", -0.009), ("too little in b", -0.009), ("one seed", None)]
-    a = compared([("a", "no loss", 0.0, None, None, None), *(("a", arm, 0.2, -0.005, low, 0.0) for arm, low in rows)])
-    b = a.assign(task="b", low=[None, -0.02, -0.001, -0.011, None])
-    assert sufficient_repairs(a) == ["zero", "enough", "too little in b"], "the reference needs no repair"
-    assert sufficient_repairs(pd.concat([a, b])) == ["enough"]
 
 
 def test_a_retest_on_fresh_seeds_replaces_the_first_test():
