@@ -21,9 +21,7 @@ FALLS = {"fall": 0.02, "low": 0.01, "high": 0.03}
 
 def marks(ax):
     """Return the x and y of each drawn series of marks."""
-    return [
-        (list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_marker() not in ("None", "")
-    ]
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_marker() in [*MARKERS]]
 
 
 @pytest.fixture
