@@ -1,23 +1,36 @@
-"""Pretrain a small GPT-2 on running text, for fine-tuning to start from.
+"""Pretrain a small language model on running text, for fine-tuning to start from.
 
 python -m lossytp.pretrain --output_dir output/pretrain
 python -m lossytp.pretrain --data_glob "FOLDER/train-*.parquet" --validation_glob "FOLDER/validation-*.parquet"
+torchrun --standalone --nproc_per_node 2 -m lossytp.pretrain --tensor_parallel_size 2 --loss_rate 0.05
 """
 
+from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import PretrainConfig
+from lossytp.training.logs import check_installed
 
 
 def main() -> None:
     """Pretrain from the command line, and print the validation loss."""
     config = parse(PretrainConfig, __doc__)
+    layout = config.layout(*rank_and_world_size())
+    check_installed(config)
 
-    from lossytp.training.pretraining.run import run  # torch takes seconds to import: check the arguments first
+    from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
 
-    statistics = run(config)
+    record = run(config)
+    if layout.rank > 0:
+        return
+    if record["status"] == "not finite":
+        raise ValueError(
+            f"the training loss is not finite at step {record['timing']['steps']}: lower learning_rate = "
+            f"{config.learning_rate:g}, and give another output_dir"
+        )
+    final, tokens = record["final"], config.total_steps * config.batch_size * config.block_size
     print(
-        f"validation loss {statistics['validation_loss']:.4f} nats a token, perplexity {statistics['perplexity']:.2f} "
-        f"after {statistics['tokens']:,} tokens: see {config.output_dir}/README.md"
+        f"validation loss {final['cross_entropy_clean']:.4f} nats a token, {final['cross_entropy_lossy']:.4f} over the "
+        f"lossy network, after {tokens:,} tokens: see {config.output_dir}/record.json"
     )
 
 

@@ -61,8 +61,18 @@ class Trace:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Trace":
-        """Return the trace in a file of 0 or 1 a packet: a .npy array, or text with or without commas and spaces."""
+        """Return the trace in a file of 0 or 1 a packet: a .npy array, or text with or without commas and spaces.
+
+        A .parquet file is a measurement of `lossytp.probe`; its flows follow one another.
+        """
         file = Path(str(path))
+        if file.suffix == ".parquet":
+            from lossytp.network.probe.trace_file import read_trace  # which builds on this module
+
+            lost = read_trace(file).all_lost()
+            if not len(lost):
+                raise ValueError(f"trace {file} holds no packet: measure again")
+            return cls.from_indicators(lost)
         try:
             if file.suffix == ".npy":
                 return cls.from_indicators(np.load(file))

@@ -1,8 +1,8 @@
 """Collectives over a lossy network, computed from the losses alone.
 
-Every algorithm is defined by the elements of each rank that survive to the sum, an exact sum, and the results that
-reach each rank (`lossytp.network.routes`). Every process computes all losses of the group itself, so processes exchange
-nothing but the sum.
+An algorithm decides which elements of each rank survive to the sum, and which results reach each rank
+(`lossytp.network.routes`). In between, the sum is exact. Every process computes all losses of the group itself, so
+processes exchange only the sum.
 
 Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
 """
@@ -34,7 +34,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class LossyCollective:
     """Exchange messages between the ranks of `group` over `network`.
 
-    `memories` hold what last arrived, for a repair that remembers: by the network's block, then by site.
+    `memories` hold what last arrived, for repairs that remember it: by the network's block, then by site.
 
     Raises:
         TypeError: if an argument is of another type.
@@ -51,10 +51,10 @@ class LossyCollective:
         check_is("wiring", self.wiring, Wiring, 'one, such as Wiring.named(algorithm="ring")')
 
     def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
-        """Sum `parts` (L, ...), one contribution a local rank, as the network delivers them.
+        """Sum `parts` (L, ...), one contribution per local rank, as the network delivers them.
 
-        `parts` is overwritten. With `sequence_parallel` the result is the ranks' shards side by side, of whole `unit`s
-        each.
+        `parts` is overwritten. With `sequence_parallel` the result is the ranks' shards side by side, each of whole
+        `unit`s.
 
         Returns:
             The sum (...), or each local rank's result (L, ...) if ranks have streams of their own.
@@ -62,7 +62,7 @@ class LossyCollective:
         return self.begin_sum_(parts, site, unit).wait()
 
     def begin_sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> "Sum":
-        """Begin `sum_`, and return at once."""
+        """Begin `sum_`, and return without waiting for it."""
         wiring = self.wiring
         if wiring.sequence_parallel:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
@@ -72,7 +72,7 @@ class LossyCollective:
         reduce, gather = wiring.algorithm.pair(wiring.sequence_parallel)
         hops = reduce(parts_LN.shape[1], self.group.ranks, unit)
         if self._chooses_by_partial_sums(hops):
-            parts = self.group.all_rows(parts)  # a process alone does not know what the senders hold
+            parts = self.group.all_rows(parts)  # no process knows alone what the senders hold
         missing = self._lose_(parts.view(len(parts), -1), hops, site, own_LN)
         total = parts.sum(0) if len(parts) > 1 else parts[0]
         wait = self.group.begin_sum_(total) if len(parts) == len(self.group.local) else nothing_to_wait_for
@@ -92,7 +92,7 @@ class LossyCollective:
         return Sum(finish, hops, missing)
 
     def all_gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
-        """Return each local rank's copy (L, ...) of `x` (...), whose chunks lie on one rank each.
+        """Return each local rank's copy (L, ...) of `x` (...), of which each rank holds one chunk.
 
         If the gather is reliable, all copies are the same memory.
         """
@@ -111,7 +111,7 @@ class LossyCollective:
         adjoint_(self._message(gradients.view(len(gradients), -1), hops, missing), self.wiring.repair)
 
     def memories_state(self) -> list:
-        """Return what the repair remembers of training, as lists and tensors."""
+        """Return what the repair remembers from training, as lists and tensors."""
         memories = self.memories.get(TRAINING, {})
         return [[site and tuple(site), list(memory.items())] for site, memory in memories.items()]
 
@@ -140,7 +140,7 @@ class LossyCollective:
         return Message(rows_LN, positions, self.group.ranks, hops, missing, self.network, capacity)
 
     def _chooses_by_partial_sums(self, hops: Hops) -> bool:
-        """Return whether senders choose packets by sums of contributions that lie in several processes."""
+        """Return whether a sender must choose packets by a partial sum that spans several processes."""
         protects = stage_of(self.wiring.repair, "select") != ZERO
         return protects and self.group.processes > 1 and any(len(hop.positions) > 1 for hop in hops)
 
@@ -152,7 +152,7 @@ class LossyCollective:
         return message.to(DTYPES[self.wiring.wire_dtype]).to(message.dtype) if self.wiring.wire_dtype else message
 
     def _memory(self, site: Site | None) -> Memory:
-        """Return what last arrived of this site's messages. Each block of evaluation has its own memory."""
+        """Return what last arrived of the messages of this site. Each block of evaluation has its own memory."""
         block = self.network.block
         for other in [kept for kept in self.memories if kept[0] == block[0] and kept != block]:
             del self.memories[other]
@@ -161,7 +161,7 @@ class LossyCollective:
 
 
 class Sum(NamedTuple):
-    """A sum under way. The losses of its contributions are known already."""
+    """A sum that is being computed. The losses of its contributions are known already."""
 
     wait: Callable[[], Tensor]
     hops: Hops
@@ -175,10 +175,10 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
     """Sum R stacked messages over a lossy network.
 
     Args:
-        x_RN: (ranks, elements), one floating-point message a rank. It is not changed, and not differentiated through.
-        network: advances by the packets of the messages.
-        wiring: as in `Wiring.named`, such as `algorithm` and `repair`; without `sequence_parallel`, which is no
-            all-reduce, and without the repair "stale", which needs earlier messages, as a `LossyCollective` has.
+        x_RN: (ranks, elements), one floating-point message per rank. It is not changed, and no gradient flows through.
+        network: its links advance by the packets of the messages.
+        wiring: settings of `Wiring.named`, such as `algorithm` and `repair`. `sequence_parallel` is refused, since it
+            is no all-reduce; so is the repair "stale", which needs the earlier messages of a `LossyCollective`.
 
     Returns:
         (ranks, elements): the result that each rank holds.
@@ -198,12 +198,13 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
     check_reaches(network, collective.group, collective.wiring)
     if not any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES):
         raise ValueError(
-            f"scope = {network.scope} in a single sum, which belongs to no layer, module or direction: give a phase "
-            "alone, or no scope"
+            f"scope = {network.scope} leaves out a single sum, which belongs to no layer, module or direction: give "
+            "only a phase, or no scope"
         )
     if collective.wiring.repair.remembers:
         raise ValueError(
-            f"repair = '{collective.wiring.repair}' in a single sum, before which nothing arrived: choose another"
+            f"repair = '{collective.wiring.repair}' does not work for a single sum, before which nothing arrived: "
+            "choose another"
         )
     result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
     return result if collective.wiring.own_streams else result.expand_as(x_RN).clone()

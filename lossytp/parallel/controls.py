@@ -1,6 +1,6 @@
-"""Controls for a study of packet loss: other damage of equal expected squared error, to see whether its form matters.
+"""A control for studies of packet loss: Gaussian noise with the same expected squared error.
 
-`Wire(elements=1)` loses independent elements. This module adds Gaussian noise.
+It shows whether the form of the damage matters. A second control, independent lost elements, is `Wire(elements=1)`.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Convert a dense decoder of transformers to a tensor-parallel one, and back.
 
-The model's code stays Hugging Face's. By the model's plan, column-parallel layers replace the linear layers that begin
-attention and the MLP of every block, and row-parallel layers replace those that end them. A column-parallel layer's
-outputs are in the dense order. Heads therefore fall to ranks as attention expects them, and its code runs unchanged,
-with its cache and masks.
+The model's code stays Hugging Face's. The model's plan says which linear layers to replace: column-parallel layers
+replace those that begin attention and the MLP of every block, and row-parallel layers replace those that end them. The
+outputs of a column-parallel layer are in the dense order. So each rank gets whole heads, and attention's own code runs
+unchanged, with its cache and masks.
 """
 
 import copy
@@ -81,7 +81,7 @@ class TensorParallelBlock:
 
 
 class SavesDense:
-    """The method that `parallelize` adds to a model's class, which keeps its name: libraries find models by it."""
+    """The method that `parallelize` adds to a model's class. The class keeps its name, by which libraries find it."""
 
     def save_pretrained(
         self, save_directory: Any, is_main_process: bool = True, state_dict: dict | None = None, **how: Any
@@ -96,8 +96,7 @@ class SavesDense:
         """
         if state_dict is not None:
             raise ValueError(
-                f"state_dict of {len(state_dict)} tensors for a tensor-parallel model, which gathers its own: leave it "
-                "out"
+                f"state_dict has {len(state_dict)} tensors, but a tensor-parallel model gathers its own: leave it out"
             )
         model: Any = self
         dense = gather(model)
@@ -106,7 +105,7 @@ class SavesDense:
 
 
 class SummedGradients(nn.Module):
-    """A replicated module between sharded layers: its processes sum the gradients of its parameters, reliably."""
+    """A replicated module between sharded layers. Processes sum the gradients of its parameters reliably."""
 
     def __init__(self, module: nn.Module, group: RankGroup) -> None:
         super().__init__()
@@ -138,15 +137,16 @@ def parallelize(
         model: a decoder of transformers with a head for language modelling or classification: GPT-2, or one whose
             configuration carries a tensor-parallel plan, such as a Llama, Mistral, Qwen or Gemma. It is not changed. It
             must be the same on every process.
-        network: shared by all layers; `network.report()` shows what each of them sent and lost.
-        tensor_parallel_size: number of ranks; must divide the heads, the key-value heads and the MLP's width.
-        group: where the ranks live. If left out, they are spread over all processes of torch.distributed, and this copy
-            holds this process's shards; without torch.distributed they are virtual ranks of this process.
-        own_copies: whether each rank has its own copies of replicated parameters, which may drift apart; needs
-            `reliable_gather=False`. If not, the ranks of a process share them.
+        network: the network that all layers share. `network.report()` shows what each layer sent and lost.
+        tensor_parallel_size: number of ranks. It must divide the heads, the key-value heads and the MLP's width.
+        group: the ranks and their processes. If left out, the ranks are spread over all processes of torch.distributed,
+            and this copy holds the shards of this process. Without torch.distributed they are virtual ranks of this
+            process.
+        own_copies: whether each rank has its own copies of replicated parameters, which may drift apart. This needs
+            `reliable_gather=False`. Otherwise the ranks of a process share them.
         wiring: how the ranks exchange messages. If left out, `settings` make it.
-        plan: which layers are sharded, and how, as in `lossytp.parallel.plans`; if left out, the model's own plan.
-        settings: as in `Wiring.named`: algorithm, repair, reliable_gather and others.
+        plan: which layers to shard, and how, as in `lossytp.parallel.plans`. If left out, the model's own plan.
+        settings: settings of `Wiring.named`: algorithm, repair, reliable_gather and others.
 
     Raises:
         TypeError: if the model or an argument is of another type.
@@ -233,11 +233,11 @@ def with_layers(
     Args:
         model: a dense decoder; not changed.
         splits: the layers, as `dense_splits` returns them.
-        column: makes a column-parallel layer of the weight (inputs, outputs) and bias of a split, those of all its
-            linear layers side by side. Its outputs are those of this process, projections side by side.
+        column: makes a column-parallel layer from a split, and the weight (inputs, outputs) and bias of all its linear
+            layers side by side. The layer returns the outputs of this process, projections side by side.
         row: makes a row-parallel layer, which takes this process's inputs.
-        shards: number of parts into which attention's heads fall, of which attention sees one.
-        replacements: modules that replace others, by the other's id.
+        shards: number of parts into which the heads are split. Attention sees one part.
+        replacements: further modules to replace, by the id of the module.
     """
     memo: dict[int, Any] = dict(replacements or {})  # deepcopy takes these in place of copies
     for split in splits:
@@ -264,10 +264,10 @@ def fuse_gelu_(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def gather(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the dense copy of a parallelized model, as transformers knows it; `gather(parallelize(m))` is bitwise m.
+    """Return a dense copy of a parallelized model, as transformers knows it: `gather(parallelize(m))` is bitwise m.
 
-    If the ranks are spread over processes, every process must call this, and each gets the whole model. If ranks have
-    drifted apart, the result has the first rank's parameters.
+    If the ranks are spread over processes, every process must call this, and each gets the whole model. If the ranks'
+    copies have drifted apart, the result has the first rank's parameters.
 
     Raises:
         TypeError: for a model that `parallelize` did not make.
@@ -336,7 +336,7 @@ def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan |
 
 
 def _dense_layers(layer: Any) -> list[nn.Module]:
-    """Return the dense layers that a tensor-parallel one was made of; every process of the group must call this."""
+    """Return the dense layers that a tensor-parallel one was made of. Every process of the group must call this."""
     weight, bias = layer.dense()
     kinds, outputs = zip(*layer.made_of, strict=True)
     biases = [None] * len(kinds) if bias is None else bias.split(outputs)

@@ -1,4 +1,4 @@
-"""Replicas that see different examples and average their gradients: PyTorch's own DDP and FSDP2.
+"""Data parallelism by DDP and FSDP, PyTorch's or this project's: replicas see different examples and average gradients.
 
 Li et al., "PyTorch Distributed", VLDB 2020; Zhao et al., "PyTorch FSDP", VLDB 2023. Over the backend `lossy` DDP's
 all-reduce of gradients loses packets, and FSDP's all-gather of parameters and reduce-scatter of gradients do.
@@ -12,16 +12,29 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+from lossytp.parallel.bucketed_ddp import BucketedDDP
+from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.plans import blocks_of
 
 DataParallelType = Literal["ddp", "fsdp"]
 
 
-def data_parallel(model: PreTrainedModel, mesh: DeviceMesh, kind: DataParallelType) -> nn.Module:
-    """Return `model` as one of the replicas along the 1-D `mesh`; call the result in its place.
+def data_parallel(
+    model: PreTrainedModel, mesh: DeviceMesh, kind: DataParallelType, *, custom: bool = False
+) -> nn.Module:
+    """Return `model` as one of the replicas along the 1-D `mesh`. Call the result instead of `model`.
 
-    "ddp" wraps it; "fsdp" shards its parameters in place, block by block.
+    Args:
+        model: on its device.
+        mesh: the replicas.
+        kind: "ddp" replicates the parameters, "fsdp" shards them, block by block.
+        custom: whether to use this project's code in place of PyTorch's. PyTorch's FSDP2 changes `model` itself, the
+            others wrap it.
     """
+    if custom and kind == "fsdp":
+        return FlatFSDP(model, mesh.get_group(), blocks=blocks_of(model))
+    if custom:
+        return BucketedDDP(model, mesh.get_group())
     if kind == "ddp":
         return DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
     sharded: Any = fully_shard

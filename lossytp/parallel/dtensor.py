@@ -1,7 +1,7 @@
-"""GPT-2 by PyTorch's own tensor parallelism, for comparison: `parallelize_module` over the backend `lossy`.
+"""GPT-2 with PyTorch's own tensor parallelism, for comparison: `parallelize_module` over the backend `lossy`.
 
-Its column-wise and row-wise styles know `nn.Linear` only. GPT-2's Conv1D layers therefore become linear layers, with
-the outputs of q, k and v ordered by rank: a rank's contiguous share then holds its heads' q, k and v.
+PyTorch's column-wise and row-wise styles support only `nn.Linear`. So GPT-2's Conv1D layers become linear layers. Their
+q, k and v are ordered by rank, so that a rank's contiguous share holds the q, k and v of its heads.
 """
 
 import torch
@@ -24,7 +24,7 @@ PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
 def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
     """Return a tensor-parallel copy of `model` over the processes of a 1-D mesh, one rank each.
 
-    It raises the errors of `lossytp.parallelize`.
+    The errors are those of `lossytp.parallelize`.
     """
     ranks = mesh.size()
 

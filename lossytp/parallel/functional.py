@@ -1,16 +1,16 @@
 """PyTorch's functional all-gather into a given tensor, over process groups that are written in Python.
 
-PyTorch's own kernel calls a C++ method that Python cannot override. Over the backend `lossy` its message would lose
-nothing. The kernel here calls the method of the group, whatever the group is.
+PyTorch's own kernel calls a C++ method that Python cannot override, so over the backend `lossy` its message would lose
+nothing. This kernel calls the method of the group, whatever the group is.
 """
 
 import torch
-import torch.distributed._functional_collectives  # its operations must exist
+import torch.distributed._functional_collectives  # defines the operations
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, _register_work, _resolve_process_group
 from torch.distributed import ProcessGroup
 
-_library = torch.library.Library("_c10d_functional", "IMPL")  # the kernels live as long as this
+_library = torch.library.Library("_c10d_functional", "IMPL")  # the kernels exist as long as this object
 
 
 def all_gather_into_tensor_out(

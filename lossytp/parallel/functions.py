@@ -3,14 +3,15 @@
 Shoeybi et al., "Megatron-LM", 2019, section 3: f copies the input in forward and all-reduces its gradient in backward;
 g all-reduces the output in forward and is the identity in backward (a sender does not learn what was lost).
 
-The layout of the residual stream on the ranks makes three cases:
-- one stream that all ranks share, because all have the same results: `SharedColumn`, `SharedRow`;
-- a stream on each rank, because each result lacks other packets: `OwnColumn`, `OwnRow`, rank-major along the batch;
-- one sharded stream (sequence-parallel), which each rank gathers for itself: also the latter two. f is then an
+There are three cases, by how the ranks hold the residual stream:
+- All ranks share one stream, because all receive the same results: `SharedColumn`, `SharedRow`.
+- Each rank has its own stream, because each result lacks other packets: `OwnColumn`, `OwnRow`, rank-major along the
+  batch.
+- One stream is sharded (sequence-parallel), and each rank gathers it: also `OwnColumn` and `OwnRow`. f is then an
   all-gather whose backward is a reduce-scatter, and g the reverse (Korthikanti et al., "Reducing activation
   recomputation in large transformer models", MLSys 2023, section 4.2).
 
-If ranks have streams of their own, a process's training loss is the mean over its L ranks. That mean suits the
+If ranks have their own streams, a process's training loss is the mean over its L ranks. This mean is right for the
 parameters that they share. A rank's own shard needs the gradient of its own training loss, which is L times as large.
 So between g and f, gradients in backward are L times as large.
 
@@ -147,7 +148,7 @@ class OwnColumn(Function):
 
 
 class OwnRow(Function):
-    """Compute the product and g after it, with a result for each rank, or in shards."""
+    """Compute the product and g after it. The result is one for each rank, or sharded."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
@@ -193,17 +194,17 @@ class OwnGradient(torch.autograd.Function):
 
 
 def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
-    """Return `parameter` with its own rank's gradient, if the training loss is the mean over local ranks."""
+    """Return `parameter`. Scale its gradient from that of the mean over local ranks to that of its own rank."""
     return OwnGradient.apply(parameter, ranks_here) if ranks_here > 1 else parameter
 
 
 def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
-    """Return the products (L, T, D) of each local rank's matrices; one rank takes a plain product, which is faster."""
+    """Return the products (L, T, D) of each local rank's matrices. For one rank, a plain product is faster."""
     return torch.bmm(a_LTK, b_LKD) if len(a_LTK) > 1 else torch.mm(a_LTK[0], b_LKD[0]).unsqueeze(0)
 
 
 def _unit(collective: LossyCollective, d_width: int) -> int:
-    """Return the elements of which chunks are multiples: whole tokens if chunks are shards of a stream."""
+    """Return the number of elements that chunks are multiples of: a token's if chunks are shards of a stream."""
     return d_width if collective.wiring.sequence_parallel else 1
 
 
@@ -226,10 +227,10 @@ def _from_ranks(y_LTO: Tensor, widths: tuple[int, ...]) -> Tensor:
 
 
 def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widths: tuple[int, ...]) -> Tensor:
-    """Return what passes between two layers as attention and activation expect it, with leading axes `shape`.
+    """Return outputs of a layer in the layout that attention and activations expect, with leading axes `shape`.
 
-    It is rank-major if ranks have streams of their own. If not, all local ranks' heads or units lie side by side, in
-    the dense order.
+    It is rank-major if ranks have their own streams. Otherwise all local ranks' heads or units lie side by side, in the
+    dense order.
     """
     if collective.wiring.own_streams:
         return y_LTO.view(*shape, -1)

@@ -1,10 +1,10 @@
-"""Reliable gathers of what a model's processes hold in shards: weights, and activations that each process needs whole.
+"""Gather weights, and activations that every process needs whole, from the shards of processes, reliably.
 
-Some models need all outputs of a sharded layer on every rank, such as those that normalise all queries together. Each
-rank then computes the same on whole activations. A gather loses no packets.
+Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each rank
+then does the same computation on whole activations. These gathers lose no packets.
 
-Shapes: ... any leading axes, O the columns of this process: by projection, then by rank; `widths` one rank's outputs of
-each projection.
+Shapes: ... any leading axes; O the columns of this process, by projection, then by rank. `widths` are the outputs of
+one rank, for each projection.
 """
 
 from typing import Any
@@ -78,15 +78,15 @@ class _SumGradient(Function):
 
 
 def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return the columns of all processes; backward takes this process's, since all hold the same gradient."""
+    """Return the columns of all processes. Backward keeps this process's, since all hold the same gradient."""
     return _GatherColumns.apply(y, widths, collective)
 
 
 def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return this process's columns; backward gathers the gradients of all."""
+    """Return this process's columns. Backward gathers the gradients of all processes."""
     return _SplitColumns.apply(x, widths, collective)
 
 
 def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
-    """Return `parameter`; backward sums its gradient over processes, each of which sees its own heads only."""
+    """Return `parameter`. Backward sums its gradient over processes, since each of them sees only its own heads."""
     return _SumGradient.apply(parameter, group)

@@ -1,4 +1,4 @@
-"""The ranks that sum their messages, and those of them in this process."""
+"""The ranks that sum their messages, and which of them are in this process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +19,14 @@ class RankGroup:
 
     Args:
         size: number of ranks.
-        process_group: spreads the ranks evenly over its processes, in order. Without it all are virtual ranks of this
-            process, on an axis of its tensors.
-        first_rank: global rank of the first, which names the links; if left out, that of the group's first process.
-        name: tells groups on the same link apart; if left out, it follows from the first rank.
+        process_group: the processes over which the ranks are spread evenly, in order. Without it, all are virtual ranks
+            of this process, along an axis of its tensors.
+        first_rank: global rank of the first rank, by which links are named. If left out, it follows from the group's
+            first process.
+        name: distinguishes groups on the same link. If left out, it follows from the first rank.
 
     Raises:
-        ValueError: if `size` is not positive, or no multiple of the number of processes.
+        ValueError: if `size` is below 1, or not a multiple of the number of processes.
     """
 
     size: int
@@ -57,7 +58,7 @@ class RankGroup:
 
     @property
     def world_size(self) -> int:
-        """Global ranks in all: those of this group, and of the same groups in other processes."""
+        """Return the number of global ranks: those of this group, and those of its counterparts in other processes."""
         from torch.distributed import get_world_size, is_available, is_initialized
 
         processes = get_world_size() if is_available() and is_initialized() else self.processes
@@ -85,9 +86,9 @@ class RankGroup:
         return getattr(self.process_group, "wrapped", self.process_group)
 
     def begin_sum_(self, partial: "Tensor") -> Callable[[], object]:
-        """Begin to add up the processes' partial sums, in place; return a function that waits for the end.
+        """Begin to add up the processes' partial sums in place; return a function that waits for the result.
 
-        Nothing is lost here. Every process has already applied the losses that `LossyNetwork` drew. If the process
+        Nothing is lost here: every process has already applied the losses that `LossyNetwork` drew. If the process
         group is lossy, the group that it wraps carries the sum.
         """
         if self.process_group is None or self.processes == 1:
@@ -103,7 +104,7 @@ class RankGroup:
 
 
 def nothing_to_wait_for() -> None:
-    """Do nothing, in place of waiting for a sum that is complete."""
+    """Do nothing, instead of waiting for a sum that is already complete."""
 
 
 def check_divides(tensor_parallel_size: int, *, heads: int, inner: int, key_value_heads: int = 0) -> None:

@@ -28,7 +28,7 @@ BACKENDS = ("gloo", "nccl")
 
 @dataclass
 class _Settings:
-    """The settings of the backend's sub-groups. There is one instance a process, as torch.distributed has one world."""
+    """The settings of the backend's groups: one instance per process, as torch.distributed has one world."""
 
     network: LossyNetwork
     wraps: str
@@ -50,17 +50,17 @@ def init_process_group(
     """Initialise torch.distributed with the backend `lossy`, for sub-groups and meshes too.
 
     Args:
-        network: the same seed, processes and wire on every rank.
-        wraps: "gloo" (CPU, and CUDA tensors) or "nccl" (CUDA, one rank a GPU; gloo carries CPU tensors).
+        network: the network, with the same seed, processes and wire on every rank.
+        wraps: "gloo" (CPU and CUDA tensors) or "nccl" (CUDA tensors, one rank per GPU; gloo carries CPU tensors).
         algorithm: of every operation, as in `Wiring.named`.
         repair: of every operation, as in `Wiring.named`.
-        reliable_gather: False also loses packets of an all-reduce's result, different ones on every rank. It changes
-            nothing with "sender", whose sum reaches all ranks.
-        join_timeout_s: seconds to wait for the other ranks, unless torchrun's agent has brought them together.
+        reliable_gather: False also loses packets of an all-reduce's result, different ones on every rank. It has no
+            effect with "sender", whose sum reaches all ranks.
+        join_timeout_s: seconds to wait for the other ranks, unless torchrun's agent has connected them.
 
     Raises:
-        ValueError: if torchrun did not start this process, a variable is missing, the port is in use, ranks do not
-            come, a name is unknown, or torch.distributed is already initialised.
+        ValueError: if torchrun did not start this process, a variable is missing, the port is in use, not all ranks
+            join, a name is unknown, or torch.distributed is already initialised.
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
@@ -84,7 +84,7 @@ def init_process_group(
 
 
 def backend_wiring(*, algorithm: str = "direct", repair: str = "zero", reliable_gather: bool = True) -> Wiring:
-    """Return the wiring of every operation of the backend; "sender" has no gather that could lose packets."""
+    """Return the wiring of every operation of the backend. "sender" has no gather that could lose packets."""
     wiring = Wiring.named(algorithm=algorithm, repair=repair)
     return replace(wiring, reliable_gather=reliable_gather or wiring.algorithm.sum_reaches_all)
 
@@ -96,7 +96,7 @@ def joined() -> bool:
 
 @contextmanager
 def reliable() -> Iterator[None]:
-    """Lose nothing over the backend `lossy` within the block, and advance no link; every rank must enter it.
+    """Lose nothing over the backend `lossy` within the block, and advance no link. Every rank must enter it.
 
     Raises:
         ValueError: before `init_process_group`.
@@ -120,10 +120,10 @@ def _join(rank: int, world: int, timeout_s: float) -> TCPStore:
             ) from error
         if rank == 0:
             raise ValueError(
-                f"not all of the {world} ranks came within {timeout_s:g} s: start them all, or correct WORLD_SIZE"
+                f"not all of the {world} ranks joined within {timeout_s:g} s: start them all, or correct WORLD_SIZE"
             ) from error
         raise ValueError(
-            f"rank {rank} found no rank 0 at {host}:{port}, or not all of the {world} ranks came, within "
+            f"rank {rank} found no rank 0 at {host}:{port}, or not all of the {world} ranks joined, within "
             f"{timeout_s:g} s: start them all, or correct MASTER_ADDR, MASTER_PORT or WORLD_SIZE"
         ) from error
 
@@ -138,7 +138,7 @@ def _make_group(options: Any, _: Any) -> LossyProcessGroup:
     if _settings.wraps == "nccl":
         settings: Any = dist.ProcessGroupNCCL.Options()
         settings._timeout = options.timeout
-        store = PrefixStore("nccl", options.store)  # gloo has its own keys in it
+        store = PrefixStore("nccl", options.store)  # gloo uses the store's other keys
         nccl: Any = dist.ProcessGroupNCCL(store, rank, size, settings)
         backends["cuda"] = (ProcessGroup.BackendType.NCCL, nccl)
     for device, (kind, backend) in backends.items():

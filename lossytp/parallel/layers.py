@@ -3,9 +3,8 @@
 Shoeybi et al., "Megatron-LM", 2019, section 3: a column-parallel layer splits its weight by outputs, a row-parallel one
 by inputs. `lossytp.parallel.functions` computes them.
 
-Each layer holds the shards of the L ranks in this process, on a separate axis, in the order of the dense weight. A
-product that no packet crosses is therefore one dense matrix product; only products that are summed over ranks are
-computed rank by rank.
+Each layer holds the shards of the L ranks in this process, in the order of the dense weight. So a product before which
+no packets travel is one dense matrix product. Only products that are summed over ranks are computed rank by rank.
 
 Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
 layer holds side by side (3 for q, k, v), K inputs of one rank, O outputs of all projections in this process.
@@ -37,7 +36,7 @@ class ColumnParallelLinear(nn.Module):
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
-        gather_output: whether every process needs the outputs of all; the gather is reliable.
+        gather_output: whether every process needs the outputs of all processes, which are gathered reliably.
     """
 
     sharded_over_ranks = ("weight", "bias")
@@ -70,7 +69,7 @@ class ColumnParallelLinear(nn.Module):
 
     @property
     def widths_out(self) -> list[int]:
-        """Outputs of each projection, as `forward` returns them side by side."""
+        """Return the number of outputs of each projection, which `forward` returns side by side."""
         group, wiring = self.collective.group, self.collective.wiring
         ranks = group.size if self.gather_output else 1 if wiring.own_streams else len(group.local)
         return [ranks * width for width in self.widths]
@@ -91,17 +90,18 @@ class ColumnParallelLinear(nn.Module):
             return weight, None if self.bias is None else all_columns(self.bias.detach(), self.widths, group)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out of copies what `Projection` has computed ahead."""
+        """Leave what `Projection` has computed in advance out of copies."""
         return {name: value for name, value in self.__dict__.items() if name != "computed"}
 
 
 class Projection(nn.Module):
     """One of several linear layers that read the same input, such as q, k and v, and are computed as one layer.
 
-    The first that is called computes all of them. The others return their part, if their input is the same tensor.
+    The projection that is called first computes all of them. The others return their part if their input is the same
+    tensor.
 
     Args:
-        fused: computes all. The projection with index 0 owns it.
+        fused: the layer that computes all. The projection with index 0 owns it.
         index: number of this projection.
     """
 
@@ -114,7 +114,7 @@ class Projection(nn.Module):
 
     @property
     def layer(self) -> ColumnParallelLinear:
-        """The layer that computes all."""
+        """Return the layer that computes all projections."""
         return self._layer[0]
 
     @outside_graphs
@@ -142,8 +142,9 @@ class RowParallelLinear(nn.Module):
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
-        own_bias: whether each rank has its own copy of the bias, (L, D), which may drift from the others'.
-        split_input: whether every process holds the inputs of all, (..., R * K); backward gathers reliably.
+        own_bias: whether each rank has its own copy of the bias, (L, D), which may drift from the others.
+        split_input: whether every process holds the inputs of all processes, (..., R * K). Backward then gathers
+            reliably.
     """
 
     sharded_over_ranks = ("weight",)

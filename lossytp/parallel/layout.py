@@ -1,4 +1,4 @@
-"""The layout of a run over processes, and the place of this process."""
+"""How a run is laid out over processes, and the place of this process."""
 
 import os
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # torchrun set
 class Layout:
     """Pipeline stages of data-parallel replicas of tensor-parallel ranks, over `world_size` processes.
 
-    The `tensor_parallel_size` ranks of a replica are spread evenly over its processes, one or several each, neighbours
-    first, as in Megatron-LM (Narayanan et al., SC 2021). A single process holds all ranks as virtual ones.
+    The `tensor_parallel_size` ranks of a replica are spread evenly over its processes, one or several each.
+    Neighbouring processes share a replica, as in Megatron-LM (Narayanan et al., SC 2021). A single process holds all
+    ranks as virtual ranks.
 
     Raises:
-        ValueError: if the processes cannot be laid out so.
+        ValueError: if the sizes do not fit the number of processes.
     """
 
     tensor_parallel_size: int = 1
@@ -50,22 +51,22 @@ class Layout:
 
     @property
     def tensor_processes(self) -> int:
-        """Processes that share one replica's tensor-parallel ranks."""
+        """Return the number of processes that share one replica's tensor-parallel ranks."""
         return self.world_size // (self.data_parallel_size * self.pipeline_parallel_size)
 
     @property
     def data_index(self) -> int:
-        """Index of the replica that this process belongs to."""
+        """Return the index of the replica that this process belongs to."""
         return self.rank // self.tensor_processes % self.data_parallel_size
 
     @property
     def pipeline_index(self) -> int:
-        """Index of the stage that this process belongs to."""
+        """Return the index of the stage that this process belongs to."""
         return self.rank // (self.tensor_processes * self.data_parallel_size)
 
     @cached_property
     def mesh(self) -> "DeviceMesh | None":
-        """PyTorch's device mesh, with the axes of `AXES`; None for one process. Every process must ask for it."""
+        """Return PyTorch's device mesh, with the axes of `AXES`; None for one process. Every process must call this."""
         if self.world_size == 1:
             return None
         import torch
@@ -75,7 +76,7 @@ class Layout:
         return init_device_mesh("cuda" if torch.cuda.is_available() else "cpu", shape, mesh_dim_names=AXES)
 
     def process_group(self, axis: str) -> "ProcessGroup | None":
-        """Return the processes that differ from this one along `axis` only; None if there are no others."""
+        """Return the processes that differ from this one only along `axis`; None if there are no others."""
         return None if self.mesh is None or self.mesh[axis].size() == 1 else self.mesh.get_group(axis)
 
     def tensor_group(self) -> RankGroup:
@@ -93,7 +94,7 @@ class Layout:
 
 
 def under_torchrun() -> bool:
-    """Return whether torchrun, or a person, set its variables for this process.
+    """Return whether torchrun's variables are set for this process.
 
     Raises:
         ValueError: if one of them is missing.
@@ -113,7 +114,7 @@ def under_torchrun() -> bool:
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Return rank and world size from torchrun's variables, (0, 1) without them.
+    """Return the rank and the world size from torchrun's variables; (0, 1) without them.
 
     Raises:
         ValueError: if the variables contradict each other.

@@ -1,18 +1,19 @@
 """The c10d backend `lossy`: any PyTorch parallelism over a network that loses packets.
 
-A `LossyProcessGroup` passes every operation on to the group it wraps (gloo or NCCL), and takes from the messages what
-the network loses. Lossy are all-gather, all-to-all and send, and the sums and averages of all-reduce and
-reduce-scatter, where the message is of dense floating-point numbers and fills more than one packet. All else is
-reliable: MAX, MIN, integers, complex numbers, sparse tensors, objects, broadcasts, barriers, smaller messages, and
-everything within `LossyNetwork.reliable()`.
+A `LossyProcessGroup` passes every operation on to the group that it wraps (gloo or NCCL), and removes from the messages
+what the network loses. All-gathers, all-to-alls, sends, and the sums and averages of all-reduces and reduce-scatters
+lose packets if their message is dense, floating-point and longer than one packet. Everything else is reliable: MAX,
+MIN, integers, complex numbers, sparse tensors, objects, broadcasts, barriers, smaller messages, and everything within
+`LossyNetwork.reliable()`.
 
 The wrapped group is a plain `ProcessGroup`, so each method has the same name and arguments on both sides.
 
 Links are named by global ranks. Every rank of a group knows the routes of a collective, and advances the same links.
-Only the sender knows the routes of a send or an all-to-all, so these have streams that the sender alone advances.
+Only the sender knows the routes of a send or an all-to-all, so these have their own streams, which only the sender
+advances.
 
-Activation checkpointing repeats collectives, and each repetition draws new losses, as new traffic does. The project's
-own layers replay theirs (`lossytp.parallel.convert`).
+Activation checkpointing repeats collectives. Each repetition draws new losses, like any new message. This project's own
+layers replay their losses instead (`lossytp.parallel.convert`).
 """
 
 import inspect
@@ -47,12 +48,12 @@ class LossyProcessGroup(ProcessGroup):
 
     Args:
         wrapped: the group that carries the messages.
-        name: PyTorch's name of the group; name and first rank tell the group's streams from other groups'.
+        name: PyTorch's name of the group. The name and the first rank select the group's streams.
         ranks: global ranks, by position in the group.
-        network: the same seed and processes on every rank.
-        wiring: algorithm, repair and reliable_gather of every operation. The first lossy message refuses a repair that
-            remembers, because this group does not know which message follows which. "local" leaves zero in an
-            all-gather, where no rank has a part.
+        network: the network, with the same seed and processes on every rank.
+        wiring: algorithm, repair and reliable_gather of every operation. A repair that remembers is refused at the
+            first lossy message, because this group does not know which message follows which. "local" leaves zero in an
+            all-gather, where no rank has its own part.
     """
 
     def __init__(
@@ -86,13 +87,13 @@ class LossyProcessGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """The devices of the wrapped backends; PyTorch's state dicts and object collectives ask for them."""
+        """Return the devices of the wrapped backends, which PyTorch's state dicts and object collectives ask for."""
         return self.wrapped._device_types
 
     def get_group_store(self) -> Any:
         return self.wrapped.get_group_store()
 
-    # sums: a rank's own part is lost before it is sent
+    # sums: losses are removed from a rank's own part before it is sent
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         return self._all_reduce(tensors, opts or dist.AllreduceOptions(), self.wrapped.allreduce)
@@ -130,14 +131,14 @@ class LossyProcessGroup(ProcessGroup):
         pairs = zip(outputs, inputs, strict=True)  # gloo has no coalesced form
         return self._then([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
 
-    # gathers: what arrives has holes, other ones on every rank
+    # gathers: losses are removed from what arrives, different ones on every rank
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         arrivals = self._lost_on_arrival(outputs)
         return self._then([self.wrapped.allgather(outputs, inputs, opts or AllgatherOptions())], arrivals)
 
     def allgather_coalesced(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Gather several inputs at once; rank r's i-th input goes to `outputs[r][i]`."""
+        """Gather several inputs at once: rank r's i-th input goes to `outputs[r][i]`."""
         each = [list(pieces) for pieces in zip(*outputs, strict=True)]
         return self._then([self.allgather([pieces], [input]) for pieces, input in zip(each, inputs, strict=True)])
 
@@ -149,7 +150,7 @@ class LossyProcessGroup(ProcessGroup):
         pairs = zip(outputs, inputs, strict=True)
         return self._then([self.all_gather_single(output, input, opts) for output, input in pairs])
 
-    # from one rank to one other: the sender drops packets from a copy, autograd may need the original
+    # from one rank to another: the sender removes losses from a copy, since autograd may need the original
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         bounds = _bounds(piece.numel() for piece in inputs)
@@ -167,7 +168,7 @@ class LossyProcessGroup(ProcessGroup):
         return self.wrapped.all_to_all_single(output, lost, output_splits, input_splits, opts or dist.AllToAllOptions())
 
     def send(self, tensors: list[Tensor], dst: int, tag: int = 0) -> Work:
-        """`dst` is a position in the group."""
+        """Send to the rank at position `dst` in the group."""
         lost = []
         for tensor in tensors:
             bounds = [(0, tensor.numel() if position == dst else 0) for position in range(self.size())]
@@ -188,7 +189,7 @@ class LossyProcessGroup(ProcessGroup):
         return list(self._lose_from_copy(torch.stack(pieces)).unbind())
 
     def _lost_on_arrival(self, messages: list[list[Tensor]]) -> list[Callable[[], None]]:
-        """Draw the losses of gathered messages, each in pieces; return what takes them out once all have arrived."""
+        """Draw the losses of gathered messages, each in pieces; return functions that apply them on arrival."""
         arrivals: list[Callable[[], None]] = []
         for pieces in messages:
             elements = sum(piece.numel() for piece in pieces)
@@ -207,14 +208,14 @@ class LossyProcessGroup(ProcessGroup):
                 piece.copy_(part.view_as(piece))
 
     def _then(self, works: list[Work], arrivals: Sequence[Callable[[], None]] = ()) -> Work:
-        """Return a handle of operations under way; `arrivals` run once all are complete.
+        """Return a handle for running operations. `arrivals` run once all of them are complete.
 
-        A single operation that nothing follows keeps its own handle: PyTorch's C++ code can wait for it.
+        A single operation without arrivals keeps its own handle, for which PyTorch's C++ code can wait.
         """
         return Then(works, arrivals, self._under_way) if arrivals or len(works) > 1 else works[0]
 
     def _lose_sent(self, message: Tensor, bounds: list[tuple[int, int]], operation: str) -> Tensor:
-        """Return a copy of `message` without the lost ones of elements [start, stop) for each position."""
+        """Return a copy of `message` without losses; `bounds` are the elements [start, stop) for each position."""
         if not self._is_lossy(message):
             return message
         me = self.rank()
@@ -229,7 +230,7 @@ class LossyProcessGroup(ProcessGroup):
         return copy
 
     def _lose_(self, message: Tensor, hops: Hops, operation: str) -> None:
-        """Take from this rank's contribution to a sum what is lost of it."""
+        """Remove the lost packets from this rank's contribution to a sum."""
         if stage_of(self._repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops):
             raise ValueError(
                 f"repair = '{self._repair}' over the backend with algorithm = {self._routes.name!r}, whose packets "
@@ -265,7 +266,7 @@ class LossyProcessGroup(ProcessGroup):
         return self.network.send(hops, message.element_size(), repair=self._repair, group=name, site=site)
 
     def _is_lossy(self, message: Tensor, elements: int | None = None) -> bool:
-        """Return whether `message` may lose packets; `elements` counts those of all its pieces."""
+        """Return whether `message` may lose packets; `elements` are those of all its pieces together."""
         if not message.is_floating_point() or message.layout != torch.strided:
             return False
         if self.size() == 1 or self.network.suspended:
@@ -285,7 +286,7 @@ FORWARDED = ("barrier", "broadcast", "gather", "monitored_barrier", "recv", "rec
 for _name in (*FORWARDED, "_get_sequence_number_for_group", "_set_sequence_number_for_group"):
     setattr(LossyProcessGroup, _name, _forward(_name))
 
-# PyTorch's C++ code calls these methods, in compiled programs too, where the compiler would take them for the user's
+# PyTorch's C++ code calls these methods, also in compiled programs. The compiler must not trace them as user code.
 for _name, _method in list(vars(LossyProcessGroup).items()):
     if inspect.isfunction(_method) and _name != "__init__":
         setattr(LossyProcessGroup, _name, _disable_dynamo(_method))
@@ -305,6 +306,6 @@ def _check_equal(operation: str, pieces: list[Tensor]) -> None:
 
 
 def _bounds(counts: Iterable[int]) -> list[tuple[int, int]]:
-    """[start, stop) of pieces of so many elements, one after another."""
+    """Return [start, stop) of consecutive pieces with these numbers of elements."""
     stops = list(itertools.accumulate(counts))
     return list(zip([0, *stops], stops, strict=False))

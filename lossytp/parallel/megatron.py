@@ -1,4 +1,4 @@
-"""GPT-2 by Megatron-core's tensor-parallel layers, for comparison, over the backend `lossy`.
+"""GPT-2 with Megatron-core's tensor-parallel layers, for comparison, over the backend `lossy`.
 
 Megatron-core is an optional extra: `pip install megatron-core`.
 """
@@ -24,8 +24,10 @@ def megatron_is_installed() -> bool:
 def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) -> PreTrainedModel:
     """Return a tensor-parallel copy of `model` over the processes of a group, one rank each, in Megatron's layers.
 
-    Its layers do not support autocast: on the CPU their backward fails under it. It raises the errors of
-    `lossytp.parallelize`, and ModuleNotFoundError without Megatron-core.
+    Megatron's layers do not support autocast: on the CPU their backward fails under it.
+
+    Raises:
+        ModuleNotFoundError: without Megatron-core. Other errors are those of `lossytp.parallelize`.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # each of its layers warns without it
     with warnings.catch_warnings():

@@ -1,7 +1,7 @@
 """The tensor side of `lossytp.network.repairs`: what replaces missing packets.
 
-A sum is linear in the ranks' contributions, even if a ring or a tree repairs partial sums on the way. Each row here is
-therefore one rank's contribution, followed through all hops, and a process needs only its own ranks' rows.
+A sum is linear in the ranks' contributions, even if a ring or a tree repairs partial sums on the way. So each row here
+is one rank's contribution, followed through all hops, and a process needs only the rows of its own ranks.
 
 Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major; B blocks of S elements.
 """
@@ -24,7 +24,7 @@ from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.streams import Stream
 
 Memory = dict[tuple[int, int, int], Tensor]
-"""What last arrived, by the message's size, the hop's number and the rank's position."""
+"""What last arrived, by the size of the message, the number of the hop and the position of the rank."""
 FEW_SPANS = 2000  # up to this number, a loop over numpy slices is fastest
 
 
@@ -40,23 +40,23 @@ class Message(NamedTuple):
     ranks: Sequence[int]
     hops: Hops
     missing: Missing
-    """What `network.send` said about the hops."""
+    """What `network.send` returned for the hops."""
     network: LossyNetwork
-    """The network that the message crossed: it knows loss rates, the tape and the seed of Hadamard's signs."""
+    """The network that the message crossed. It has the loss rates, the tape and the seed of Hadamard's signs."""
     capacity: int
     """Elements of a packet."""
     in_gather: bool = False
     own_LN: Tensor | None = None
-    """The ranks' own contributions as they were, for repairs that use them; None where there are none."""
+    """The ranks' own contributions from before the sum, for repairs that use them; None if there are none."""
     memory: Memory | None = None
-    """What last arrived, for repairs that remember; changed, unless the network's tape replays."""
+    """What last arrived, for repairs that remember it. It is updated unless the network's tape replays."""
     deliver: Repair = ZERO
-    """The repair that has delivered some of the packets that links lost."""
+    """The repair that has restored some of the packets that links lost."""
     first_hop: int = 0
-    """Number of the first hop of `hops` in the whole message."""
+    """The number that the first of `hops` has in the whole message."""
 
     def rows_of(self, positions: Sequence[int]) -> list[int]:
-        """Return the rows of those positions that are in this process."""
+        """Return the rows of those of the positions that are in this process."""
         return [self.positions.index(position) for position in positions if position in self.positions]
 
     def num_packets(self, hop: Hop) -> int:
@@ -64,13 +64,13 @@ class Message(NamedTuple):
         return -(-(hop.stop - hop.start) // self.capacity)
 
     def lost(self) -> Iterator[tuple[Hop, np.ndarray]]:
-        """Yield each hop and the numbers of its missing packets in the hop, protected ones counted."""
+        """Yield each hop and the numbers of its missing packets, counted over all packets of the hop."""
         for hop, packets, protected in zip(self.hops, self.missing.packets, self.protected(), strict=True):
             others = np.delete(np.arange(self.num_packets(hop)), protected) if len(protected) else None
             yield hop, packets if others is None else others[packets]
 
     def lacking(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
-        """Yield each hop that lost something of rows here: the hop, its missing packets and the rows."""
+        """Yield each hop whose losses affect rows of this process: the hop, its missing packets and the rows."""
         for hop, packets in self.lost():
             rows = self.rows_of(hop.positions) if len(packets) else []
             if rows:
@@ -89,13 +89,12 @@ class Message(NamedTuple):
 
 Fill = Callable[[Message, Any], None]
 FILLS: dict[type[Repair], Fill] = {}
-"""How each repair fills in what a message lacks; a repair that is not here does as the nearest class that it extends.
-"""
+"""How each repair fills in what a message lacks. A repair that is not listed does as the nearest listed base class."""
 AnyFill = TypeVar("AnyFill", bound=Fill)
 
 
 def fills(kind: type[Repair]) -> Callable[[AnyFill], AnyFill]:
-    """Return a decorator that registers a function to fill in for repairs of this `kind`."""
+    """Return a decorator that registers a function as the fill of repairs of this `kind`."""
 
     def register(fill: AnyFill) -> AnyFill:
         FILLS[kind] = fill
@@ -121,7 +120,7 @@ def settle_(message: Message, repair: Repair) -> Missing:
         _fill_(message, fill)
         return message.missing
     chosen = []
-    for number, hop in enumerate(message.hops):  # a sender chooses by what it holds after the hops before
+    for number, hop in enumerate(message.hops):  # a sender chooses by what it holds after the earlier hops
         chosen.append(_protected(message, hop, protect))
         missing = Missing([message.missing.packets[number]], protected=[chosen[-1]])
         _fill_(message._replace(hops=(hop,), missing=missing, first_hop=number), fill)
@@ -131,12 +130,14 @@ def settle_(message: Message, repair: Repair) -> Missing:
 def _fill_(message: Message, repair: Repair) -> None:
     fill = next((FILLS[kind] for kind in type(repair).__mro__ if kind in FILLS), None)
     if fill is None:
-        raise ValueError(f"repair = {repair} fills in nothing: decorate a function with fills({type(repair).__name__})")
+        raise ValueError(
+            f"repair = {repair} has no function that fills in: decorate one with fills({type(repair).__name__})"
+        )
     fill(message, repair)
 
 
 def _protected(message: Message, hop: Hop, protect: Protect) -> np.ndarray:
-    """Return which packets of a hop its sender protects. It holds the sum of the rows, or in a gather each of them."""
+    """Return the packets of a hop that its sender protects, by the sum of the rows, or in a gather by one of them."""
     rows, num_packets = message.rows_of(hop.positions), message.num_packets(hop)
     if not rows:
         return NO_PACKETS
@@ -152,8 +153,8 @@ def _protected(message: Message, hop: Hop, protect: Protect) -> np.ndarray:
 def adjoint_(message: Message, repair: Repair) -> None:
     """Apply the adjoint of `settle_` to the contributions' gradients, the last hop first.
 
-    Except for `Local`, a hop is a symmetric map of each row. The maps do not commute if Hadamard's blocks are padded.
-    What a repair remembered comes from earlier messages and has no gradient.
+    Except for `Local`, a hop is a symmetric linear map of each row. These maps do not commute if Hadamard's blocks are
+    padded. What a repair remembers comes from earlier messages, so no gradient flows to it.
     """
     if message.missing.reliable:
         return
@@ -202,7 +203,7 @@ def rescale_(message: Message, repair: Rescale) -> None:
         for row in message.rows_of(hop.positions) if weight != 1 else ():
             crossed_N = message.rows_LN[row, hop.start : hop.stop]
             scaled_N = crossed_N * weight
-            for packet in protected.tolist():  # these arrive for certain
+            for packet in protected.tolist():  # these certainly arrive
                 span = slice(packet * message.capacity, (packet + 1) * message.capacity)
                 scaled_N[span] = crossed_N[span]
             crossed_N.copy_(scaled_N)
@@ -211,7 +212,7 @@ def rescale_(message: Message, repair: Rescale) -> None:
 
 @fills(RescaleCounted)
 def rescale_counted_(message: Message, repair: RescaleCounted) -> None:
-    """Scale each element by R / (contributions that arrived); every process counts those of all ranks."""
+    """Scale each element by R / (contributions that arrived). Every process counts those of all ranks."""
     zero_(message, repair)
     if message.in_gather or not message.missing.any:
         return
@@ -228,7 +229,7 @@ def rescale_counted_(message: Message, repair: RescaleCounted) -> None:
 
 @fills(Stale)
 def stale_(message: Message, repair: Stale) -> None:
-    """Fill in what last arrived, and remember what arrived now; a replay repeats the first result."""
+    """Fill in what last arrived, and remember what arrived now. A replay repeats the first result."""
     tape, memory = message.network.tape, message.memory
     assert memory is not None
     hops = list(message.lost())
@@ -241,7 +242,7 @@ def stale_(message: Message, repair: Stale) -> None:
         return
     size = message.rows_LN.shape[1]
     for other in [place for place in memory if place[0] != size]:
-        del memory[other]  # a message of another size numbers its hops and pieces differently
+        del memory[other]  # hops and pieces of a message of another size have other numbers
     pieces = []
     for number, (hop, packets) in enumerate(hops, message.first_hop):
         for row in message.rows_of(hop.positions):
@@ -280,7 +281,7 @@ def local_(message: Message, repair: Local) -> None:
 
 @fills(Hadamard)
 def hadamard_(message: Message, repair: Hadamard) -> None:
-    """Set the coefficients in missing packets to zero, and transform back; complete blocks stay as they are.
+    """Set the coefficients in missing packets to zero, and transform back. Complete blocks do not change.
 
     Coefficient i of block j is number i * (number of blocks) + j on the wire.
     """
@@ -302,7 +303,7 @@ def hadamard_(message: Message, repair: Hadamard) -> None:
 
 
 def _without_coefficients(sent_LN: Tensor, packets: np.ndarray, message: Message, repair: Hadamard) -> Tensor:
-    """Return rows whose coefficients were lost in these packets; complete blocks stay as they are."""
+    """Return the rows without the coefficients that these packets carry. Complete blocks do not change."""
     (rows, length), capacity = sent_LN.shape, message.capacity
     size = repair.block_for(length, capacity)
     blocks = -(-length // size)

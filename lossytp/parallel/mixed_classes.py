@@ -10,7 +10,7 @@ _made: dict[tuple[type, ...], type] = {}
 
 
 class Mixed:
-    """What every class of `mixed` has: `base_class`, and a way to be pickled."""
+    """The base of all classes of `mixed`: they know their `base_class` and can be pickled."""
 
     base_class: type
     mixins: tuple[type, ...]

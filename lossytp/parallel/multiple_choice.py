@@ -1,7 +1,7 @@
-"""GPT-2 for multiple choice: every option is scored on its own, and the largest score is the answer.
+"""GPT-2 for multiple choice: each option is scored separately, and the option with the largest score is the answer.
 
-The form is that of Radford et al., "Improving Language Understanding by Generative Pre-Training" (2018), figure 1.
-Shapes: B examples, O options of the example with most options, T tokens.
+This follows Radford et al., "Improving Language Understanding by Generative Pre-Training" (2018), figure 1.
+Shapes: B examples, O options of the example with the most options, T tokens.
 """
 
 from typing import Any

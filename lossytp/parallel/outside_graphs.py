@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 
 
 def outside_graphs(method: Callable) -> Callable:
-    """Return `method` so that `torch.compile` breaks its graph and calls it, and compiles what lies around it.
+    """Return `method`, changed so that `torch.compile` breaks its graph there, and compiles only the code around it.
 
     Outside a compiler the method runs as it is.
 

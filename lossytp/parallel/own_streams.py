@@ -1,11 +1,11 @@
 """Diverging replicas: every rank computes on its own residual stream, from the embeddings to the logits.
 
-If results lose packets too, ranks that should hold the same activations do not. The streams of the L ranks in this
-process lie along the batch, rank-major, (L * B, T, D). The inputs are repeated at the start and the logits are split at
-the end, so the model's own code runs in between. The training loss is the mean over the ranks.
+If results lose packets too, the activations of the ranks differ. The streams of the L ranks in this process lie along
+the batch, rank-major, (L * B, T, D). The inputs are repeated at the start and the logits are split at the end, so the
+model's own code runs in between. The training loss is the mean over the ranks.
 
-Replicated parameters (embeddings, norms, biases after a sum, the head) are shared by all ranks of a process, which
-keeps their copies equal. If copies may drift, each rank has one, stacked on a leading axis.
+All ranks of a process share the replicated parameters (embeddings, norms, biases after a sum, the head), so their
+copies stay equal. If copies may drift, each rank has its own, stacked on a leading axis.
 """
 
 import copy
@@ -63,9 +63,9 @@ def _on_own_streams(forward: Callable) -> Callable:
 
 
 class OwnStreams:
-    """Return the first rank's logits, and each local rank's as `rank_logits` (L, B, ...), from a model's forward.
+    """A model whose forward returns the first rank's logits, and each local rank's as `rank_logits` (L, B, ...).
 
-    Average a training loss of your own over `rank_logits`: every rank's shard needs its rank's loss.
+    If you compute a training loss yourself, average it over `rank_logits`: each rank's shard needs its rank's loss.
     """
 
     rank_group: RankGroup
@@ -77,7 +77,7 @@ class OwnStreams:
 
 
 class SharedDropout(nn.Dropout):
-    """Dropout with one mask for all ranks of this process, as for ranks that share a seed."""
+    """Dropout with the same mask for all ranks of this process, as if they shared a seed."""
 
     def __init__(self, p: float, ranks_here: int) -> None:
         super().__init__(p)
@@ -113,7 +113,7 @@ class PerRank(nn.Module):
         )
 
     def first(self) -> nn.Module:
-        """Return a module with the first rank's current parameters, with their dtype and `requires_grad`."""
+        """Return a module with the first rank's current parameters, their dtype and `requires_grad`."""
         module = copy.deepcopy(self.template[0])
         for name in self.per_rank:
             copies = getattr(self, name)
@@ -122,9 +122,9 @@ class PerRank(nn.Module):
 
 
 def give_own_streams_(model: PreTrainedModel, group: RankGroup, *, own_copies: bool) -> None:
-    """Let `model`, whose blocks are tensor-parallel, compute on a stream for each rank; its class is not changed.
+    """Prepare `model`, whose blocks are tensor-parallel, to compute on one stream per rank. Its class does not change.
 
-    With `own_copies` each rank also has its own copies of replicated parameters.
+    With `own_copies` each rank also gets its own copies of replicated parameters.
     """
     ranks_here = len(group.local)
     own: Any = model
@@ -142,13 +142,13 @@ def give_own_streams_(model: PreTrainedModel, group: RankGroup, *, own_copies: b
 
 
 def _is_replicated(module: nn.Module) -> bool:
-    """Return whether the module, and not one within it, has parameters that every rank holds whole."""
+    """Return whether the module itself, not one within it, has parameters that every rank holds whole."""
     sharded = getattr(module, "sharded_over_ranks", ())
     return not sharded and any(True for _ in module.parameters(recurse=False))
 
 
 def shared_again(model: nn.Module) -> dict[int, Any]:
-    """Return, for `deepcopy`, the modules of one stream that replace those of `give_own_streams_`."""
+    """Return the modules, for `deepcopy`, that replace those of `give_own_streams_` in a model with one stream."""
     group = getattr(model, "rank_group", None)
     replacements: dict[int, Any] = {id(group): group}  # process groups cannot be copied
     for module in model.modules():
@@ -161,7 +161,7 @@ def shared_again(model: nn.Module) -> dict[int, Any]:
 
 @contextmanager
 def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
-    """Measure within the block how far apart the ranks' streams are after each transformer layer.
+    """Measure how far apart the ranks' streams are after each transformer layer, within the block.
 
     Yields:
         A function to call after the block. It returns, for each layer and over all forward passes, the root mean square
@@ -200,13 +200,13 @@ def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
 
 
 def _check_cache(past: Any, rows: int) -> None:
-    """Refuse beam search, which would reorder the rows of a cache as if they were the batch's."""
+    """Refuse beam search, which would reorder the rows of a cache as if they were those of one batch."""
     if past is not None and past.get_seq_length() and len(past.layers[0].keys) != rows:
-        raise ValueError("no beam search where ranks have streams of their own: sample, or search greedily")
+        raise ValueError("beam search does not work if ranks have their own streams: sample, or search greedily")
 
 
 def _first_ranks(logits: Tensor, group: RankGroup) -> Tensor:
-    """Return the logits of the group's first rank on every process, so that all decide alike."""
+    """Return the logits of the group's first rank on every process, so that all make the same decision."""
     if torch.is_grad_enabled() or group.processes == 1:
         return logits
     logits = logits.contiguous().clone()

@@ -9,7 +9,7 @@ the base model, to styles; `*` stands for the number of the block. The styles ar
 - "rowwise_split_input": "rowwise", where every rank holds all inputs;
 - "replicated_with_grad_allreduce": replicated between the two; ranks sum the gradients of its parameters.
 
-"colwise:3" is this project's own: one layer holds three projections side by side, as GPT-2's does.
+"colwise:3" is this project's own style: one layer holds three projections side by side, as GPT-2's does.
 """
 
 import re
@@ -45,7 +45,8 @@ class LayerSplit:
     Attributes:
         linears: the layers; several if they read the same input, such as q, k and v.
         row: whether they are split by inputs, and not by outputs.
-        whole: whether every rank needs all outputs of a column-parallel layer, or holds all inputs of a row-parallel.
+        whole: whether every rank needs all outputs of a column-parallel layer, or holds all inputs of a row-parallel
+            one.
         projections: number of projections that each layer holds side by side.
         layer: number of the block.
         module: "attention" or "mlp".
@@ -60,7 +61,7 @@ class LayerSplit:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Outputs of each projection."""
+        """Return the number of outputs of each projection."""
         outputs = (weight_and_bias(linear)[0].shape[1] for linear in self.linears)
         return tuple(width // self.projections for width in outputs for _ in range(self.projections))
 
@@ -169,11 +170,11 @@ def blocks_of(model: Any) -> list[Any]:
 
 
 def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, Any]]:
-    """Return name, number of the block, style and module of every module that the plan names, in the model's order."""
+    """Return the name, block number, style and module of every module that the plan names, in the model's order."""
     patterns = {
         re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+")): style
         for pattern, style in plan.items()
-        if "*" in pattern  # what lies outside the blocks stays replicated
+        if "*" in pattern  # modules outside the blocks stay replicated
     }
     found: Any = [
         (name, int(match[1]), style, module)

@@ -1,4 +1,4 @@
-"""Check that a network can lose something of the traffic of a group, so that no setting is silently ignored."""
+"""Check that a network can lose some of a group's packets, so that no setting is silently ignored."""
 
 from collections.abc import Iterable
 
@@ -15,8 +15,8 @@ MOST_SHOWN = 8  # links in a message
 def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> None:
     """Raise ValueError if the network's scope or named links cover nothing that the group may lose.
 
-    Other axes of parallelism send other messages. A group that is not the whole world is therefore checked only for
-    links of ranks that do not exist.
+    Other axes of parallelism send other messages. So if the group is not the whole world, only links between ranks that
+    do not exist are refused.
     """
     if stage_of(wiring.repair, "select") != ZERO:
         check_delivers(network, wiring.lossy_links(group.ranks, None), wiring.repair)
@@ -29,8 +29,8 @@ def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> No
         return
     if not lossy:
         raise ValueError(
-            f"scope = Scope(phase={phase!r}) where the gather phase is reliable: give reliable_gather = False and an "
-            "algorithm whose sum can be lost on its way back, or leave phase out"
+            f"scope = Scope(phase={phase!r}) loses nothing, because the gather phase is reliable: give "
+            "reliable_gather = False and an algorithm whose sum can be lost on its way back, or leave phase out"
         )
     if named and not named & lossy:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Quantities of a model that is spread over processes, without losses: gradient norm, replica drift, means."""
+"""Compute, without losses, quantities of a model that is spread over processes: gradient norm, drift, means."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -25,10 +25,13 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
     # squared norms by whether the parameter is sharded over tensor-parallel processes, and over data-parallel ones
     squares = torch.zeros(2, 2, dtype=torch.float64)
     gradients = []
+    tied = getattr(model, "counted_by_first_stage", None)
     for parameter, axes, copies in placed(model):
         if parameter.grad is not None:
             gradient = local(parameter.grad)
             gradients.append(gradient)
+            if parameter is tied:
+                continue
             squares[int("tp" in axes), int("dp" in axes)] += gradient.double().square().sum().cpu() / copies
     with network.reliable():
         squares[0] = _sum_over(layout, "tp", squares[0]) / layout.tensor_processes  # replicas may have drifted apart
@@ -103,7 +106,7 @@ def on_rank_zero(decide: Callable[[], T], network: LossyNetwork) -> T:
 
 
 def merge_counters(network: LossyNetwork) -> None:
-    """Let every process's network know what all of them sent and lost.
+    """Add up what all processes sent and lost, in the network of every process.
 
     Raises:
         ValueError: if two processes disagree on a link that both know: they lost different packets.
@@ -137,7 +140,7 @@ def placed(model: nn.Module) -> Iterator[tuple[nn.Parameter, set[str], int]]:
             if id(parameter) in seen:  # tied
                 continue
             seen.add(id(parameter))
-            axes = set()
+            axes = {"dp"} if hasattr(parameter, "sharded_over_replicas") else set()  # a piece of `FlatUnit`
             if isinstance(parameter, DTensor):
                 names = parameter.device_mesh.mesh_dim_names or ()
                 placements = zip(names, parameter.placements, strict=True)

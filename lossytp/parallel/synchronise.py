@@ -1,7 +1,7 @@
 """Keep the copies of replicated parameters together: embeddings, norms, biases after a sum, the head.
 
-Tensor-parallel ranks hold copies of them. Their gradients differ if the ranks' streams do, or if each copy is averaged
-with other data-parallel replicas over its own links.
+Tensor-parallel ranks hold copies of them. The gradients of the copies differ if the ranks' streams differ, or if each
+copy is averaged with other data-parallel replicas over its own links.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ GRADIENTS = Site(None, None, "backward")
 def synchronise_gradients_(model: nn.Module, layout: Layout, network: LossyNetwork, *, lossy: bool = False) -> None:
     """Set every replicated parameter's gradient to the mean over tensor-parallel ranks.
 
-    With `lossy`, their sum is one message over the network, of which each rank may lack other packets.
+    If `lossy`, their sum is one message over the network, and each rank may lack different packets of it.
 
     Raises:
         ValueError: if `lossy`, and ranks of this process share their copies.
@@ -32,9 +32,7 @@ def synchronise_gradients_(model: nn.Module, layout: Layout, network: LossyNetwo
     collective = next((m.collective for m in model.modules() if hasattr(m, "collective")), None)
     if lossy and isinstance(collective, LossyCollective):
         if not collective.wiring.own_streams or copies != len(collective.group.local):
-            raise ValueError(
-                "lossy = True where ranks have no copies of their own: give own_copies = True to parallelize"
-            )
+            raise ValueError("lossy = True needs ranks with copies of their own: give own_copies = True to parallelize")
         _in_one_message_(gradients, copies, lambda each: collective.sum_(each, GRADIENTS) / collective.group.size)
     elif lossy:
         _in_one_message_(gradients, copies, lambda each: _mean(each, layout))
@@ -57,7 +55,7 @@ def resynchronise_(model: nn.Module, layout: Layout, network: LossyNetwork) -> N
 
 
 def _in_one_message_(tensors: list[Tensor], copies: int, mean: Callable[[Tensor], Tensor]) -> None:
-    """Replace the tensors, whose first axis holds several copies if there are any, by their `mean`."""
+    """Replace the tensors by their `mean`, sent as one message. If `copies` > 1, the first axis holds the copies."""
     if not tensors:
         return
     sizes = [tensor.numel() // copies for tensor in tensors]

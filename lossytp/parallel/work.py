@@ -1,4 +1,4 @@
-"""The handle of lossy operations under way, in place of torch's."""
+"""The handle of running lossy operations, in place of torch's."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,15 +11,15 @@ from torch.distributed import Work
 
 
 class Then(Work):
-    """Wait for several operations, then act once, before anybody learns that they are complete.
+    """Wait for several operations, then act once, before any caller learns that they are complete.
 
-    PyTorch's C++ code may keep only the C++ half of this object, and that half cannot wait without the Python half. So
-    `alive` holds the handle until somebody has waited for it.
+    PyTorch's C++ code may keep only the C++ half of this object, which cannot wait without the Python half. So `alive`
+    holds the handle until a caller has waited for it.
 
     Args:
         works: the operations.
-        actions: what to do once all of them are complete, in order.
-        alive: the handles that must live on; this one joins them.
+        actions: functions to call, in order, once all operations are complete.
+        alive: the set of handles that must stay alive; this one is added.
     """
 
     def __init__(self, works: Sequence[Work], actions: Sequence[Callable[[], None]], alive: set[Work]) -> None:
@@ -32,7 +32,7 @@ class Then(Work):
         alive.add(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        waited = [work.wait(timeout) for work in self._works]  # for each, also after one that is not done
+        waited = [work.wait(timeout) for work in self._works]  # wait for each, even if one is not complete
         self._complete = all(waited)
         self._act()
         return self._complete
@@ -43,7 +43,7 @@ class Then(Work):
     def get_future(self) -> Any:
         def act(future: Any) -> list[Tensor]:
             results = [part.value() for part in future.value()]
-            self._complete = True  # the operations themselves may say so a little later
+            self._complete = True  # the operations may report it a little later
             self._act()
             return [tensor for tensors in results for tensor in tensors]
 

@@ -2,6 +2,9 @@
 
 python -m lossytp.probe receive --host 10.0.0.2         on one machine
 python -m lossytp.probe send 10.0.0.2 --packets 200000  on another
+python -m lossytp.probe fit TRACE                       losses as a process, for tc netem and --loss_type
+python -m lossytp.probe report TRACE                    what these losses cost your model
+python -m lossytp.probe import FILE                     a trace of losses that another program recorded
 
 Each command has a --help of its own.
 """
@@ -15,6 +18,9 @@ from lossytp.training.command_line import run_as_command
 COMMANDS = {
     "receive": "lossytp.probe.receive",
     "send": "lossytp.probe.send",
+    "fit": "lossytp.probe.fit",
+    "report": "lossytp.probe.report",
+    "import": "lossytp.probe.import_trace",
 }
 """The module of each command: its `main` takes the words after the command's name."""
 

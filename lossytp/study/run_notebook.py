@@ -25,8 +25,8 @@ from lossytp.network.checks import check_names
 from lossytp.training.command_line import run_as_command
 
 WATCH_SECONDS = 0.5
-NO_WIDGETS = "ignore:IProgress not found"  # tqdm's advice to install widgets, which a notebook that is run needs not
-IN_ONE_LINE = ("ValueError", "FileNotFoundError", "PermissionError")  # what a cell raises of what it was given
+NO_WIDGETS = "ignore:IProgress not found"  # tqdm's advice to install widgets, which papermill does not need
+IN_ONE_LINE = ("ValueError", "FileNotFoundError", "PermissionError")  # a cell's errors about its parameters
 
 
 def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
@@ -41,7 +41,7 @@ def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
 
 
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
-    """Run `notebook` and save it to `output`; what it writes to stderr goes to stderr too.
+    """Run `notebook`, save it to `output`, and copy its stderr to this process's stderr.
 
     Raises:
         ValueError: in one line, if a cell raises one of `IN_ONE_LINE`, or `output` cannot be written.
@@ -86,11 +86,11 @@ def end_with(pid: int) -> None:
         os._exit(1)
 
     def watch() -> None:
-        with suppress(psutil.NoSuchProcess):  # it ends between the two questions
+        with suppress(psutil.NoSuchProcess):  # it may end between the two calls
             while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(WATCH_SECONDS)
         for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):  # one that ends just now must not save the others
+            with suppress(psutil.Error):  # if one child has just ended, kill the others all the same
                 child.kill()
         os._exit(1)
 

@@ -19,8 +19,12 @@ TITLES = ("algorithm", "phase", "repair", "loss rate", "rise (nats)", "collapsed
 
 
 def main() -> None:
-    """Measure, print a table that fills meanwhile, and end with advice."""
-    config: ToleranceConfig = parse(ToleranceConfig, __doc__)
+    """Measure as the command line says."""
+    measure_and_print(parse(ToleranceConfig, __doc__))
+
+
+def measure_and_print(config: ToleranceConfig) -> None:
+    """Measure, print each row of the table as it is finished, and end with advice."""
     if rank_and_world_size()[1] > 1:
         raise ValueError("lossytp.tolerance runs in one process, with virtual ranks: start it without torchrun")
     check_there(config.model_name)

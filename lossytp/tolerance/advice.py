@@ -9,7 +9,7 @@ SMALL, LARGE = 0.01, 0.1  # nats a token
 
 
 def advice(rows: Sequence[Row]) -> list[str]:
-    """Return sentences about the rows. A rate is borne if the whole interval of the rise is below the bound."""
+    """Return sentences about the rows. The model bears a rate if the rise's whole interval is below the bound."""
     lines = []
     for network in dict.fromkeys(row.cell[:2] for row in rows):
         mine = [row for row in rows if row.cell[:2] == network]

@@ -25,7 +25,7 @@ DEFAULT_RATES = "0.001,0.01,0.03,0.1"
 
 
 class Cell(NamedTuple):
-    """What is measured in one row of the table."""
+    """The network and the repair of one row of the table."""
 
     algorithm: str
     phase: str
@@ -35,25 +35,25 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ToleranceConfig(Settings):
-    """A model, a text, the networks to try, and how narrow the intervals are to be."""
+    """A model, a text, the networks to try, and the width of the intervals to reach."""
 
     model_name: str = "gpt2-nano"
     """A language model: a name such as smollm2-135m, a folder, or a .gguf file."""
     text: str | None = None
     """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
-    LOSSYTP_DATA). If left out, wikitext-2 where it is there, else stdlib."""
+    LOSSYTP_DATA). If left out, wikitext-2 if LOSSYTP_DATA has it, else stdlib."""
     tensor_parallel_size: Count | None = None
     """Tensor-parallel ranks. If left out, the first of 4, 3 and 2 that divides the model."""
     loss_rates: str | None = None
-    """Packet loss rates of every link, separated by commas; 0.001,0.01,0.03,0.1 if left out. A loss type that has a
-    rate of its own, such as a trace, takes none."""
+    """Packet loss rates of every link, separated by commas; 0.001,0.01,0.03,0.1 if left out. A loss type with its own
+    rate, such as a trace, takes none."""
     algorithms: str = "direct"
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
     """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
     repairs: str = "zero,hadamard(64),protect(0.01) + hadamard(64),retransmit(1)"
-    """Repairs, separated by commas, such as "rescale,protect(0.01) + stale". zero, which leaves lost packets out, is
-    always measured."""
+    """Repairs, separated by commas, such as "rescale,protect(0.01) + stale". zero, which repairs nothing, is always
+    measured too."""
     loss_type: str = "ber"
     """Loss process, as in training: ber, g-e, or another such as "trace(losses.csv)"."""
     mean_burst_packets: float | None = None
@@ -61,19 +61,19 @@ class ToleranceConfig(Settings):
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     block_size: Annotated[int, Ge(2)] | None = None
-    """Tokens a block of text. If left out, 512, or the model's positions if these are fewer."""
+    """Tokens per block of text. If left out, 512, or the model's positions if these are fewer."""
     blocks: Count | None = None
-    """Blocks of text, the first of the text. If left out, as many as have 2,048 tokens together."""
+    """Number of blocks, from the text's beginning. If left out, as many as have 2,048 tokens together."""
     min_draws: Annotated[int, Ge(2)] = 3
-    """Draws of losses for each row, at least; the seeds follow from `seed`."""
+    """Smallest number of draws of losses for each row; their seeds follow from `seed`."""
     max_draws: Annotated[int, Ge(2)] = 6
-    """Draws of losses for each row, at most."""
+    """Largest number of draws of losses for each row."""
     precision: Positive = 0.005
-    """Half-width of the 95 % interval, in nats, at which a row is done. A fifth of the rise is enough too."""
+    """A row is done once its 95 % interval has this half-width, in nats, or a fifth of the rise."""
     bf16: bool = False
     """Compute matrix products in bfloat16, and send bfloat16."""
     seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
-    """Of packet losses."""
+    """Seed of the packet losses."""
     output_dir: str = "output/tolerance"
     """Folder for tolerance.json and the figure."""
 
@@ -102,7 +102,7 @@ class ToleranceConfig(Settings):
         return first_size(self.model_name, counts)
 
     def own_rate(self) -> float | None:
-        """Return the loss rate of a loss type that has one of its own, such as a trace; None for others.
+        """Return the loss rate of a loss type that has its own, such as a trace; None for others.
 
         Raises:
             ValueError: if the loss type is unknown, or `loss_rates` are given too.
@@ -116,8 +116,8 @@ class ToleranceConfig(Settings):
         rate = settings.process().loss_rate
         if self.loss_rates is not None:
             raise ValueError(
-                f"loss_rates = {self.loss_rates!r} with loss_type = {self.loss_type!r}, which has a loss rate of its "
-                f"own, {rate:.3g}: leave out loss_rates"
+                f"loss_rates = {self.loss_rates!r} does not apply to loss_type = {self.loss_type!r}, which has "
+                f"its own loss rate, {rate:.3g}: leave out loss_rates"
             )
         return rate
 
@@ -138,7 +138,7 @@ class ToleranceConfig(Settings):
         return sorted(set(rates))
 
     def cells(self) -> list[Cell]:
-        """Return the rows to measure: by algorithm and phase, then by rate, without a repair first."""
+        """Return the rows to measure, by algorithm, phase and rate; for each rate, the row without a repair first."""
         for phase in parts(self.phases):
             check_known("phases", phase, PHASES)
         repairs = list(dict.fromkeys([NO_REPAIR, *parts(self.repairs)]))
@@ -169,7 +169,7 @@ class ToleranceConfig(Settings):
         )
 
     def with_text(self) -> "ToleranceConfig":
-        """Return the configuration with the text that stands for none."""
+        """Return the configuration with the default text if it has none."""
         return self if self.text is not None else replace(self, text=WIKITEXT if wikitext() else STDLIB)
 
     def files(self) -> str:

@@ -1,9 +1,9 @@
 """Find where losses damage a language model: in which layer and module, and at which tokens of a block.
 
-The same blocks of text are scored without losses and with each draw of them, as in `lossytp.tolerance.measure`. Repairs
-and both phases are those of the settings. Intervals are Student's over draws, for this text.
+The same blocks of text are scored without losses and with each draw of losses, as in `lossytp.tolerance.measure`. The
+settings say which repair works and which phases lose packets. Intervals are Student's over draws, for this text.
 
-Shapes: N blocks, T tokens a block, L the ranks' logits.
+Shapes: N blocks, T tokens per block, L ranks with their own logits.
 """
 
 from collections.abc import Sequence
@@ -37,23 +37,23 @@ def by_site(
     layers: Sequence[int] | None = None,
     draws: int = DRAWS,
 ) -> pd.DataFrame:
-    """Measure the rise of cross-entropy if a single layer's attention or MLP loses packets, and nothing else does.
+    """Measure the rise of cross-entropy if only one layer's attention or MLP loses packets.
 
-    Every row has draws of its own, so rows are independent.
+    Every row has its own draws, so rows are independent.
 
     Args:
         dense: a language model in evaluation mode.
         blocks_NT: token ids, on the model's device.
-        settings: the network and the tensor-parallel size; layers and module of its scope are replaced.
+        settings: the network and the tensor-parallel size. Layers and module of its scope are replaced.
         layers: numbers of the layers to try, from 0; all if left out.
-        draws: of losses, for each row.
+        draws: number of draws of losses for each row.
 
     Returns:
-        A row for each layer and module: layer, module, rise, low, high; the rise in nats a token, with its 95 %
+        A row for each layer and module: layer, module, rise, low, high. The rise is in nats per token, with its 95 %
         interval.
 
     Raises:
-        ValueError: if the model does not fit the tensor-parallel size, or a layer is not there.
+        ValueError: if the model does not fit the tensor-parallel size, or has no such layer.
     """
     check_at_least("draws", draws, 1)
     numbers = checked_layers(dense, layers)
@@ -78,11 +78,11 @@ def by_position(
         dense: a language model in evaluation mode.
         blocks_NT: token ids, on the model's device.
         settings: the network and the tensor-parallel size.
-        draws: of losses.
+        draws: number of draws of losses.
 
     Returns:
-        A row for each bin: first, last (its positions, both included), rise, low, high; the mean rise of a token's
-        cross-entropy in nats, with its 95 % interval.
+        A row for each bin: first, last (its positions, both included), rise, low, high. The rise is the mean over the
+        bin's tokens, in nats, with its 95 % interval.
 
     Raises:
         ValueError: if the model does not fit the tensor-parallel size.
@@ -118,7 +118,7 @@ def checked_layers(model: PreTrainedModel, layers: Sequence[int] | None) -> list
     """Return the numbers of the layers, or all of the model's.
 
     Raises:
-        ValueError: if a number is none of the model's, or there are none.
+        ValueError: if the model has no layer of a number, or there are no numbers.
     """
     count = len(blocks_of(model))
     if layers is None:

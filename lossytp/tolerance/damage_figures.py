@@ -1,4 +1,4 @@
-"""Draw where losses damage a model. Each function takes a table of `damage` or `strong_packets`; returns a figure."""
+"""Draw where losses damage a model, each figure from a table of `damage` or `strong_packets`."""
 
 from typing import Any, Literal, cast
 
@@ -13,11 +13,11 @@ from lossytp.tolerance.strong_packets import BINS, summary
 
 RISE = "rise of cross-entropy (nats)"
 APART = 0.12  # of a layer, between the marks of its modules
-NOTHING = 1e-3  # nats: below this the axis of single packets is linear
+NOTHING = 1e-3  # nats: below this, the axis of single packets is linear
 
 
 def sites(table: pd.DataFrame) -> Figure:
-    """Draw the rise if one layer's attention or MLP alone loses packets, with intervals.
+    """Draw the rise if only one layer's attention or MLP loses packets, with intervals.
 
     Args:
         table: of `damage.by_site`.
@@ -50,7 +50,7 @@ def positions(table: pd.DataFrame) -> Figure:
 
 
 def single_packets(table: pd.DataFrame) -> Figure:
-    """Draw the rise if exactly one packet is lost against its norm: a mark a packet.
+    """Draw the rise if exactly one packet is lost, against the packet's norm: one mark per packet.
 
     Args:
         table: of `strong_packets.by_norm`.
@@ -70,7 +70,7 @@ def single_packets(table: pd.DataFrame) -> Figure:
 
 
 def strongest(norms: pd.DataFrame) -> Figure:
-    """Draw how many times stronger than the median each sum's strongest packet is.
+    """Draw the norm of each sum's strongest packet, relative to the median packet's.
 
     Args:
         norms: of `strong_packets.packet_norms`.

@@ -1,7 +1,7 @@
 """Measure the rise of a language model's cross-entropy over lossy networks, without training.
 
-The same blocks of text are scored without losses and with each draw of them. A row's estimate is the mean over draws,
-with Student's interval. Shapes: N blocks, T tokens a block, S draws.
+The same blocks of text are scored without losses and with each draw of losses. A row's estimate is the mean over draws,
+with Student's interval. Shapes: N blocks, T tokens per block, S draws.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from lossytp.training.tokenizer import check_tokenizer
 
 ENOUGH = 0.2  # of the rise: a half-width at which a row is done
 BLOCK_SIZE, TOKENS = 512, 2048  # of the text, if not given
-HARMLESS = 0.01  # nats: below this a repair has nothing to mend
+HARMLESS = 0.01  # nats: below this, losses need no repair
 
 
 class Row(NamedTuple):
@@ -33,7 +33,7 @@ class Row(NamedTuple):
         cell: the network and the repair.
         rise: of the cross-entropy, in nats a token.
         collapsed: the share of blocks whose cross-entropy rose by more than one nat.
-        packets: packets sent in a draw, acknowledgements and repeats included.
+        packets: packets sent in a draw, including those that the repair adds.
         rises: every draw's rise on every block (S, N).
     """
 
@@ -48,7 +48,7 @@ class Measurement:
     """A model and a text, and their cross-entropy without losses.
 
     Raises:
-        ValueError: if the model is no language model, or does not fit the tensor-parallel size or the block size.
+        ValueError: if the model is not a language model, or does not fit the tensor-parallel size or the block size.
     """
 
     def __init__(self, config: ToleranceConfig) -> None:
@@ -106,7 +106,7 @@ class Measurement:
         return Row(cell, rise, collapsed, sent, [each.tolist() for each in rises_SN])
 
     def _score(self, model: Any) -> np.ndarray:
-        """Return the mean cross-entropy of a token given the earlier ones, by block (N,)."""
+        """Return each block's mean cross-entropy of a token given the earlier ones (N,)."""
         on = self.device.type
         autocast = torch.autocast(on, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
         with torch.inference_mode(), autocast:

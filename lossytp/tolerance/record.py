@@ -1,4 +1,4 @@
-"""Keep a tolerance measurement in tolerance.json: rows as they are finished, so that a stopped one goes on."""
+"""Keep finished rows of a tolerance measurement in tolerance.json, so that a stopped measurement can resume."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
 
 
 def write_rows(config: ToleranceConfig, lossless: float, ranks: int, rows: list[Row], advice: list[str]) -> None:
-    """Write what is measured so far."""
+    """Write the rows that are measured so far."""
     record = {
         "config": _settings(config),
         "tensor_parallel_size": ranks,

@@ -1,13 +1,13 @@
 """Find the packets whose loss alone damages a language model: those with the largest norm.
 
 A few activations of a pretrained model are thousands of times larger than the others, mostly at the first token (Sun et
-al., "Massive activations in large language models", COLM 2024, arXiv:2402.17762). The packets that carry them are as
-much stronger than the others, and no loss rate tells how often one of them is lost.
+al., "Massive activations in large language models", COLM 2024, arXiv:2402.17762). So the packets that carry them are
+much stronger than the others. They are so few that a loss rate hardly says how often one of them is lost.
 
-What a lost packet takes from a sum follows from the collective's routes: the contributions of the ranks that it
-carries, left out. Here it is subtracted from the dense model's sum, so one run serves each packet, and no repair acts.
+The collective's routes say which contributions a packet carries. A lost packet is modelled by subtracting them from the
+dense model's sum. This takes one run per packet, and no repair acts.
 
-Shapes: N blocks, T tokens a block; R ranks, M elements of a sum (tokens x width, row-major), K inputs of one rank, D
+Shapes: N blocks, T tokens per block; R ranks, M elements of a sum (tokens x width, row-major), K inputs of one rank, D
 model width.
 """
 
@@ -32,11 +32,11 @@ from lossytp.training.config.network import NetworkSettings
 
 STRONGEST = "strongest"
 BINS = {STRONGEST: 0.0, "top 1 %": 0.01, "top 10 %": 0.1, "rest": 1.0}
-"""The share of a message's packets, in the order of their norms, where each bin ends; the first holds one packet."""
+"""The share of a message's packets, strongest first, at which each bin ends; the first bin holds one packet."""
 
 
 class Packet(NamedTuple):
-    """One packet of a sum: its link, the places of the ranks whose parts it carries, its elements, and its L2 norm."""
+    """One packet of a sum: its link, the positions of the ranks whose parts it carries, its elements, its L2 norm."""
 
     src: int
     dst: int
@@ -49,7 +49,7 @@ class Packet(NamedTuple):
 def packet_norms(
     dense: PreTrainedModel, blocks_NT: Tensor, settings: NetworkSettings, *, layers: Sequence[int] | None = None
 ) -> pd.DataFrame:
-    """Return the norm of every packet on its way to a sum, without losses.
+    """Return the norms of all packets on their way to a sum, without losses.
 
     Args:
         dense: a language model in evaluation mode.
@@ -61,7 +61,7 @@ def packet_norms(
         A row for each packet: layer, module, block, src, dst, token (the first that it carries), norm.
 
     Raises:
-        ValueError: if the model does not fit the tensor-parallel size, or a layer is not there.
+        ValueError: if the model does not fit the tensor-parallel size, or has no such layer.
     """
     rows = []
     sums = _sums(dense, settings, checked_layers(dense, layers))
@@ -108,14 +108,14 @@ def by_norm(
         settings: the algorithm, the packet size and the tensor-parallel size. Its loss rate and repair have no effect.
         layer: number of the layer, from 0.
         module: "attention" or "mlp".
-        packets: to lose, one after the other, for each block and bin; they are spread evenly over the bin.
+        packets: number of packets to lose, one at a time, for each block and bin, spread evenly over the bin.
 
     Returns:
         A row for each lost packet: layer, module, block, bin (of `BINS`), src, dst, token (the first that it carries),
         norm, rise (of the block's mean cross-entropy, in nats a token).
 
     Raises:
-        ValueError: if the model does not fit the tensor-parallel size, or the layer or the module is not there.
+        ValueError: if the model does not fit the tensor-parallel size, or has no such layer or module.
     """
     check_known("module", module, MODULES)
     check_at_least("packets", packets, 1)

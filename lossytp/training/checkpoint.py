@@ -18,10 +18,10 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.replicas import gathered, local, on_rank_zero
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import RunSettings
 from lossytp.training.files import check_whole, saving
 from lossytp.training.own_files import claim, is_marked, mark, others, refuse, remove, remove_parts
-from lossytp.training.record import result_settings, write_atomically
+from lossytp.training.record import write_atomically
 
 FOLDER, MARKER = "checkpoint", "step.json"
 FILES = (MARKER, "step-*.rank-*.pt")
@@ -41,7 +41,7 @@ STATE = (
 class Checkpoints:
     """Save and load a run's checkpoints, and keep the last one. All processes must call each method."""
 
-    def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork) -> None:
+    def __init__(self, config: RunSettings, layout: Layout, network: LossyNetwork) -> None:
         self._config, self._network = config, network
         self._rank, self._processes = layout.rank, layout.world_size
         self.folder = Path(config.output_dir) / FOLDER
@@ -69,7 +69,7 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
                 raise
         gathered(None, self._network)  # wait for the files of all processes
-        marker = {"step": step, "processes": self._processes, "config": result_settings(self._config)}
+        marker = {"step": step, "processes": self._processes, "config": self._config.result_settings()}
         on_rank_zero(lambda: write_atomically(self.folder / MARKER, json.dumps(marker)), self._network)
         for older in self.folder.glob(f"step-*.rank-{self._rank}.pt"):
             if older != path:
@@ -85,10 +85,11 @@ class Checkpoints:
             ValueError: if the state is of another configuration or number of processes, a file is damaged, or the
                 state lacks a name of `STATE` or `plain`.
         """
-        step = on_rank_zero(self._step, self._network)
+        source = on_rank_zero(self._source, self._network)
+        step = on_rank_zero(lambda: self._step(source), self._network)
         if step is None:
             return None
-        path = self._path(step)
+        path = self._path(step, source)
         try:
             check_whole(path)
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
@@ -98,7 +99,7 @@ class Checkpoints:
                 raise ValueError(f"it lacks {', '.join(lacking)}")
         except Exception as error:
             reason = " ".join(str(error).split())[:100]
-            raise ValueError(f"{path} cannot be read ({reason}): delete {self.folder} to start over") from error
+            raise ValueError(f"{path} cannot be read ({reason}): delete {source} to start over") from error
         return state
 
     def remove(self) -> None:
@@ -115,31 +116,43 @@ class Checkpoints:
         else:
             refuse(found)
 
-    def _step(self) -> int | None:
-        path = self.folder / MARKER
+    def _source(self) -> Path:
+        """Return the folder to resume from: of the newest checkpoint below `checkpoint_path`, else this run's own."""
+        given = self._config.checkpoint_path
+        if given is None:
+            return self.folder
+        if not Path(given).exists():
+            raise ValueError(f"checkpoint_path = {given!r} does not exist: leave it out to start over")
+        path = Path(given)
+        found = [path] if path.is_file() else sorted(path.rglob(MARKER), key=lambda file: file.stat().st_mtime)
+        if not found:
+            raise ValueError(f"checkpoint_path = {given!r} has no {MARKER} below it: leave it out to start over")
+        return found[-1].parent
+
+    def _step(self, source: Path) -> int | None:
+        path = source / MARKER
         try:
             marker = json.loads(path.read_text(encoding="utf-8"))
             step, processes = int(marker["step"]), marker["processes"]
-            config, written = result_settings(self._config), {**result_settings(TrainConfig()), **marker["config"]}
+            changed = self._config.differences({**self._config.result_defaults(), **marker["config"]})
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: delete {self.folder} to start over") from error
-        changed = [name for name, value in config.items() if written[name] != value]
+            raise ValueError(f"{path} is damaged: delete {source} to start over") from error
         if changed:
             raise ValueError(
-                f"{self.folder} belongs to an unfinished run with different {', '.join(changed)}: give another "
+                f"{source} belongs to an unfinished run with different {', '.join(changed)}: give another "
                 "output_dir, or delete it to start over"
             )
         if processes != self._processes:
             raise ValueError(
-                f"{self.folder} belongs to a run on {processes} processes, not {self._processes}: start {processes}, "
+                f"{source} belongs to a run on {processes} processes, not {self._processes}: start {processes}, "
                 "or delete it to start over"
             )
         return step
 
-    def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step}.rank-{self._rank}.pt"
+    def _path(self, step: int, folder: Path | None = None) -> Path:
+        return (folder or self.folder) / f"step-{step}.rank-{self._rank}.pt"
 
 
 def _is_checkpoint(path: Path) -> bool:

@@ -2,11 +2,12 @@
 
 import copy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -17,19 +18,23 @@ from lossytp.parallel.convert import fuse_gelu_, parallelize
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.plans import blocks_of
-from lossytp.parallel.replicas import mean_over_processes
+from lossytp.parallel.replicas import gathered, mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
-from lossytp.training.config import TrainConfig
-from lossytp.training.config.train import check_blocks
+from lossytp.training.config import RunSettings
+from lossytp.training.config.combinations import check_blocks
 from lossytp.training.microbatches import counted, microbatches
+from lossytp.training.side_by_side import SideBySide
 
 INSTALL_MEGATRON = "pip install megatron-core"
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Engine:
     """Forward and backward passes of `dense`, spread over the processes of `layout`.
 
     `module` holds this process's parameters. `implementation` names whose tensor-parallel layers run, or is "dense".
+    Call `close` after the last pass.
 
     Raises:
         ValueError: if `config` asks for blocks that `dense` does not have.
@@ -37,7 +42,7 @@ class Engine:
 
     def __init__(
         self,
-        config: TrainConfig,
+        config: RunSettings,
         dense: PreTrainedModel,
         network: LossyNetwork,
         layout: Layout,
@@ -78,6 +83,18 @@ class Engine:
 
             assert layout.mesh is not None
             self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type)
+        alone = self.implementation == "dense" and layout.world_size == 1 and config.dropout == 0
+        self._threads = SideBySide(config.threads) if alone and config.threads and device.type == "cpu" else None
+
+    @property
+    def num_threads(self) -> int:
+        """Return how many threads of this process compute."""
+        return torch.get_num_threads() if self._threads is None else self.config.threads
+
+    def close(self) -> None:
+        """End the threads of this engine, if it has any."""
+        if self._threads is not None:
+            self._threads.close()
 
     def _tensor_parallel(self, dense: PreTrainedModel) -> PreTrainedModel:
         config, layout = self.config, self.layout
@@ -114,7 +131,11 @@ class Engine:
             with self._autocast():
                 loss = self.pipeline.forward_backward(self._to_device(batch))
             return mean_over_processes(None if loss is None else loss.item(), self.network)
-        parts = list(microbatches(batch, self.config.gradient_accumulation_steps))
+        parts = list(microbatches(batch, self.config.microbatches))
+        if self._threads is not None:
+            trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+            losses = self._threads.accumulate_(self._loss, parts, trained)
+            return sum(loss * share for loss, (_, share) in zip(losses, parts, strict=True))
         total = 0.0
         for number, (microbatch, share) in enumerate(parts, 1):
             with self._averaging_gradients(number == len(parts)):
@@ -124,10 +145,14 @@ class Engine:
     def _backward(self, microbatch: dict[str, Tensor], share: float, scaler: torch.amp.GradScaler) -> float:
         """Add the gradients of a microbatch that is `share` of its batch; return its part of the training loss."""
         rows, weight = self._share(microbatch["labels"])
-        with self._autocast():
-            loss = share * weight * self.module(**self._to_device(microbatch, rows)).loss
+        loss = share * weight * self._loss(microbatch, rows)
         scaler.scale(loss).backward()
         return float(loss.item())
+
+    def _loss(self, batch: dict[str, Tensor], rows: slice = slice(None)) -> Tensor:
+        with self._autocast():
+            loss: Tensor = self.module(**self._to_device(batch, rows)).loss
+        return loss
 
     def _averaging_gradients(self, last: bool) -> AbstractContextManager:
         """Average a batch's gradients in one message, with its last microbatch, under DDP; FSDP does so each time."""
@@ -161,10 +186,12 @@ class Engine:
 
     def stream_distance(self) -> AbstractContextManager[Callable[[], list[float] | None]]:
         """Measure within the block how far apart the ranks' residual streams are, by layer; None if they share one."""
-        model = next((module for module in self.module.modules() if hasattr(module, "rank_group")), None)
-        if model is None:
-            return nullcontext(lambda: None)
-        return stream_distance(model)
+        model = self._with_own_streams()
+        return nullcontext(lambda: None) if model is None else stream_distance(model)
+
+    def _with_own_streams(self) -> Any:
+        """Return the model if its ranks have streams of their own, else None."""
+        return next((module for module in self.module.modules() if hasattr(module, "rank_group")), None)
 
     def _share(self, labels: Tensor) -> tuple[slice, float]:
         """Return this replica's examples of a batch, and the weight of its mean in the mean over replicas.
@@ -199,12 +226,45 @@ class Engine:
             self.module.reshard()  # the next pass must not use what this one gathered
         return None if logits is None else logits.float().cpu()
 
-    def loss(self, batch: dict[str, Tensor]) -> float:
-        """Return the mean training loss over `batch`, without gradients."""
+    def cross_entropies(self, batches: Iterable[dict[str, Tensor]]) -> list[float]:
+        """Return the mean cross-entropy of the next token over blocks of text.
+
+        Args:
+            batches: `input_ids` and `labels` (B, T), and no padding. Replicas share out each batch.
+
+        Returns:
+            The mean for each rank of the tensor-parallel group that has a stream of its own; else as many equal means
+            as there are processes.
+        """
         self.module.eval()
+        totals, blocks = torch.zeros(self._streams_here(), dtype=torch.float64), 0
+        for examples, losses in self._each(self._losses, batches):
+            totals += examples * losses
+            blocks += examples
+        everyones = torch.stack(gathered(totals / blocks, self.network))  # (processes, streams)
+        per_replica = everyones.view(self.layout.data_parallel_size, -1)  # (replicas, ranks)
+        return per_replica.mean(0).tolist()
+
+    def _losses(self, batch: dict[str, Tensor]) -> tuple[int, Tensor]:
+        """Return the number of examples in a batch, and this replica's part of the loss of each stream (L,)."""
+        rows, weight = self._share(batch["labels"])
+        here = self._to_device(batch, rows)
         with self._autocast(), torch.no_grad():
-            loss: float = self.module(**self._to_device(batch)).loss.item()
-        return loss
+            output = self.module(**here)
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()
+        if not hasattr(output, "rank_logits"):
+            return len(batch["labels"]), weight * output.loss.double().cpu().view(1)
+        targets = here["labels"][:, 1:].flatten()
+        each = [F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets) for logits in output.rank_logits]
+        return len(batch["labels"]), weight * torch.stack(each).double().cpu()
+
+    def _streams_here(self) -> int:
+        model = self._with_own_streams()
+        return 1 if model is None else len(model.rank_group.local)
+
+    def _each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        return map(function, items) if self._threads is None else self._threads.map(function, items)
 
     def generate(self, prompts: dict[str, Tensor], *, new_tokens: int, tokenizer: Any, **sampling: Any) -> Tensor:
         """Return token ids (B, T + new ones) of the prompts, padded on the left, and their greedy continuations.
@@ -270,7 +330,7 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
         module.requires_grad_(True)
 
 
-def _implementation(config: TrainConfig, layout: Layout) -> str:
+def _implementation(config: RunSettings, layout: Layout) -> str:
     if config.tensor_parallel_size == 1:
         return "dense"
     if config.implementation == "megatron":

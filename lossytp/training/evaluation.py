@@ -10,7 +10,7 @@ import torch
 from lossytp.network.checks import check_at_least
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
-from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
+from lossytp.parallel.replicas import merge_counters, on_rank_zero
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
@@ -126,11 +126,8 @@ def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokeniz
     assert config.data_glob is not None
     blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
     blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
-    total = 0.0
-    for part in blocks.split(BLOCKS_AT_ONCE):
-        batch = {"input_ids": part, "attention_mask": torch.ones_like(part), "labels": part}
-        total += engine.loss(batch) * len(part)
-    return math.exp(mean_over_processes(total / len(blocks), engine.network))
+    each = engine.cross_entropies({"input_ids": part, "labels": part} for part in blocks.split(BLOCKS_AT_ONCE))
+    return math.exp(sum(each) / len(each))
 
 
 def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None:

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from lossytp.network.trace import Trace
-from lossytp.training.config import NetworkSettings, TrainConfig
-from lossytp.training.models import load_tokenizer
+from lossytp.training.config import NetworkSettings, RunSettings
+from lossytp.training.objectives import objective_of
 from lossytp.training.record import RECORD, check_output_folder
-from lossytp.training.tasks.data import Dataset, load_dataset
 
 
 def trace_sha256(config: NetworkSettings) -> str | None:
@@ -21,18 +20,7 @@ def trace_sha256(config: NetworkSettings) -> str | None:
     return hashlib.sha256(f"{process.num_packets} ".encode() + lost).hexdigest()
 
 
-def load_data(config: TrainConfig) -> Dataset:
-    """Return the task's data as token ids."""
-    return load_dataset(
-        config.dataset,
-        load_tokenizer(config.model_name),
-        max_length=config.max_length,
-        train_samples=config.max_samples,
-        test_samples=config.eval_samples,
-    )
-
-
-def finished_record(config: TrainConfig) -> dict[str, Any] | None:
+def finished_record(config: RunSettings) -> dict[str, Any] | None:
     """Return the record of the same configuration and files, or None if the run is not yet done.
 
     A hash is not compared if an older record lacks it, or if the data is not on this machine.
@@ -50,7 +38,7 @@ def finished_record(config: TrainConfig) -> dict[str, Any] | None:
     data = record.get("data")
     if isinstance(data, dict) and data.get("sha256") is not None:
         try:
-            now = load_data(config).sha256
+            now = objective_of(config).data_sha256(config)
         except ValueError:  # committed records are also read on machines without their data
             return record
         check_same_data(config, data["sha256"], now, where, fix)
@@ -63,7 +51,7 @@ def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix:
         raise ValueError(f"the file of {config.loss_type} has changed since {where} was written: {fix}")
 
 
-def check_same_data(config: TrainConfig, then: str, now: str, where: str, fix: str) -> None:
+def check_same_data(config: RunSettings, then: str, now: str, where: str, fix: str) -> None:
     """Raise ValueError if the data's hash `now` differs from `then`, its value when `where` was written."""
     if now != then:
-        raise ValueError(f"the data of {config.dataset} has changed since {where} was written: {fix}")
+        raise ValueError(f"the data of {config.task} has changed since {where} was written: {fix}")

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import RunSettings
 from lossytp.training.files import saving
 from lossytp.training.record import write_atomically
 
 WANDB_ID = "wandb_id"  # file in output_dir with the run's id, so that a resumed run continues its curves
 
 
-def check_installed(config: TrainConfig) -> None:
+def check_installed(config: RunSettings) -> None:
     """Raise ModuleNotFoundError, in one line, if a library to log to is not installed."""
     for name in ("tensorboard", "wandb"):
         if getattr(config, name) and importlib.util.find_spec(name) is None:
@@ -31,7 +31,7 @@ class Logs:
         shown: whether to write anything. One process writes for all.
     """
 
-    def __init__(self, config: TrainConfig, *, first_step: int = 0, shown: bool = True) -> None:
+    def __init__(self, config: RunSettings, *, first_step: int = 0, shown: bool = True) -> None:
         folder = Path(config.output_dir)
         self._folder = folder / "tensorboard"
         self._hook = threading.excepthook

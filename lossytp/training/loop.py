@@ -1,9 +1,11 @@
-"""Train a model: one run, from configuration to record."""
+"""Train a model: one run, from configuration to record, in fine-tuning and in pretraining.
+
+An `Objective` says what the run trains on and how it is scored. The engine lays the model out over the processes.
+"""
 
 import json
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +17,35 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
 from lossytp.training.checkpoint import Checkpoints, restore_, training_state
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import RunSettings
 from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
-from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, load_data, trace_sha256
+from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, trace_sha256
 from lossytp.training.logs import Logs, check_installed
-from lossytp.training.models import build_model, check_configuration
+from lossytp.training.objectives import objective_of
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.progress import Progress
 from lossytp.training.record import describe, write_record
-from lossytp.training.saved_models import BEST, LAST, check_folders, save_model
-from lossytp.training.scoring import mean_over_ranks, scores
+from lossytp.training.scoring import mean_over_ranks
 from lossytp.training.simulated import simulated_step_seconds
-from lossytp.training.tasks.data import Dataset, training_batches
-from lossytp.training.tasks.metrics import time_to_accuracy
 
 NETWORKS = ("_clean", "_lossy")
 FINAL = tuple(  # keys of every task's record, null if the task lacks the metric; a task's other metrics follow
     f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
 )
-CURVE_POINTS = 50  # training losses in a record: this many, or up to twice as many
-COUNTS = ("tokens", "real_tokens", "best", "since_best", "earlier_seconds")
+COUNTS = ("tokens", "real_tokens", "best", "since_best", "drift", "earlier_seconds")
 KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # attributes that checkpoints save as JSON
 
 
-def run(config: TrainConfig) -> dict[str, Any]:
+def run(config: RunSettings) -> dict[str, Any]:
     """Train and evaluate as `config` says, write the record, and return it.
 
     If the record is already there, return it without training. Under torchrun every process calls this; the first
     writes the record, and all return it.
+
+    Args:
+        config: a `TrainConfig` fine-tunes, a `PretrainConfig` pretrains.
 
     Returns:
         The record. Its status is "finished", "stopped early" or "not finite". A training loss that is NaN or infinite
@@ -60,42 +61,37 @@ def run(config: TrainConfig) -> dict[str, Any]:
         return _run(config, layout, network)
 
 
-def _run(config: TrainConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
+def _run(config: RunSettings, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
     done = on_rank_zero(lambda: finished_record(config), network)
     checkpoints = Checkpoints(config, layout, network)
     if done is None:
         checkpoints.check()
-        if config.save_model:
-            on_rank_zero(lambda: check_folders(Path(config.output_dir)), network)
-        done = _Run(config, layout, network, checkpoints).record()
-        record = done
+        on_rank_zero(lambda: objective_of(config).claim_folder(config), network)
+        this = _Run(config, layout, network, checkpoints)
+        try:
+            done = record = this.record()
+        finally:
+            this.engine.close()
+        on_rank_zero(lambda: this.objective.leave(record), network)
         on_rank_zero(lambda: write_record(Path(config.output_dir), record), network)
-    checkpoints.remove()
+    if not objective_of(config).keeps_checkpoint:
+        checkpoints.remove()
     return done
 
 
 class _Run:
-    def __init__(self, config: TrainConfig, layout: Layout, network: LossyNetwork, checkpoints: Checkpoints) -> None:
+    def __init__(self, config: RunSettings, layout: Layout, network: LossyNetwork, checkpoints: Checkpoints) -> None:
         self.config, self.layout, self.network, self.checkpoints = config, layout, network, checkpoints
         self.start = time.perf_counter()
         self.trace_sha256 = trace_sha256(config)
-        self.data: Dataset = load_data(config)
+        self.objective = objective_of(config)(config)
         self.device = this_device(layout)
-        task = self.data.task
-        name, tokenizer = config.model_name, self.data.tokenizer
-        check_configuration(name, tokenizer, config.tensor_parallel_size, config.max_length)
-        dense = build_model(
-            name,
-            task.kind,
-            labels=getattr(task, "labels", ()),
-            tokenizer=tokenizer,
-            dropout=config.dropout,
-            seed=config.seed,
-        )
-        dense.config.finetuning_task, dense.config.finetuning_max_length = config.dataset, config.max_length
-        self.engine = Engine(config, dense, network, layout, self.device)
+        self.engine = Engine(config, self.objective.dense_model(), network, layout, self.device)
         self.optimizer = build_optimizer(
-            self.engine.module, learning_rate=config.learning_rate, weight_decay=config.weight_decay
+            self.engine.module,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+            betas=config.betas,
         )
         self.scaler = _scaler(self.device, config.fp16)
         self.losses: list[float] = []
@@ -114,45 +110,29 @@ class _Run:
 
     def record(self) -> dict[str, Any]:
         status = self._train()
-        if self.config.save_model and status != "not finite":
-            save_model(self.engine, Path(self.config.output_dir) / LAST, self.data.tokenizer)
+        finite = status != "not finite"
+        if finite:
+            self.objective.save(self.engine)
         step_s = float(np.median(self.step_seconds))
         simulated_s = simulated_step_seconds(self.config, self.engine.shape, self.tokens / len(self.losses), step_s)
-        final = self.evaluations[-1] if status != "not finite" else {}
-        every = max(1, len(self.losses) // CURVE_POINTS)
+        final = self.evaluations[-1] if finite else {}
+        every = max(1, len(self.losses) // self.config.curve_points)
         curve = [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, 1) if step % every == 0]
         merge_counters(self.network)
-        chance = self.data.task.chance(list(self.data.test.references))
         return {
             **describe(self.config),
             **({"trace_sha256": self.trace_sha256} if self.trace_sha256 else {}),
             "status": status,
             "implementation": self.engine.implementation,
             "processes": self.layout.world_size,
-            "data": {
-                "sha256": self.data.sha256,
-                "train_examples": len(self.data.train),
-                "test_examples": len(self.data.test),
-                "kind": self.data.task.kind,
-                "metric": self.data.task.metrics[0],
-                "chance": chance["score"],
-                "majority_share": chance.get("accuracy"),
-                "subsets": [split for split in ("train", "test") if self.data.task.source.subset(split)],
-                "cut_share": float(self.data.test.cut.mean()),
-                "real_token_share": self.real_tokens / self.tokens,
-            },
+            "data": {**self.objective.described(), "real_token_share": self.real_tokens / self.tokens},
             "curves": {
                 "train_loss": [point if math.isfinite(point["loss"]) else {**point, "loss": None} for point in curve],
                 "eval": self.evaluations,
             },
             "final": dict.fromkeys(FINAL) | {name: final[name] for name in final if _is_score(name)},
             "network": {purpose: self.network.summary(purpose) for purpose in ("training", "evaluation")},
-            "time_to_accuracy": time_to_accuracy(self.evaluations, self.config.target_accuracy, simulated_s),
-            "times_to_targets": [
-                reached
-                for target in self.data.task.targets
-                if (reached := time_to_accuracy(self.evaluations, target, simulated_s))
-            ],
+            **self.objective.outcome(self.evaluations, simulated_s),
             "timing": {
                 "train_seconds": self.train_seconds,
                 "step_seconds": step_s,
@@ -162,7 +142,7 @@ class _Run:
                 "steps": len(self.losses),
                 "tokens_per_second": self.tokens / self.train_seconds,
                 "device": str(self.device),
-                "threads": torch.get_num_threads(),
+                "threads": self.engine.num_threads,
             },
         }
 
@@ -173,50 +153,54 @@ class _Run:
         torch.manual_seed(config.seed + other_masks)
         self._resume()
         done = len(self.losses)
-        batches = self._batches(skip=done)
-        progress = Progress(config.max_steps, done=done, shown=self.layout.rank == 0)
-        logs = Logs(config, first_step=done, shown=self.layout.rank == 0)
+        shown = self.layout.rank == 0
+        self.progress = Progress(config.steps, name=self.objective.name, done=done, shown=shown)
+        self.logs = Logs(config, first_step=done, shown=shown)
         try:
-            for step in range(done + 1, config.max_steps + 1):
-                loss = self._timed_step(step, next(batches))
-                progress.show(step, loss)
-                logs.scalars(step, self.numbers)
+            for step in range(done + 1, config.steps + 1):
+                loss = self._timed_step(step, self.objective.batch())
+                self.progress.show(step, loss, self._more())
+                self.logs.scalars(step, self.numbers)
                 if not math.isfinite(loss):
                     return "not finite"
-                if self._evaluates_at(step):
-                    point = self._evaluate(step)
-                    progress.evaluated(step, point)
-                    logs.scalars(step, {f"eval/{name}": value for name, value in point.items() if name != "step"})
-                    self._compare(point["score_lossy"])
-                    if config.patience and self.since_best >= config.patience and step < config.max_steps:
+                if step < config.steps:
+                    if self._evaluates_at(step) and self._stops_after_evaluating(step):
                         return "stopped early"
-                if config.checkpoint_steps and step % config.checkpoint_steps == 0 and step < config.max_steps:
-                    self.checkpoints.save(step, self._state())
+                    if config.checkpoint_steps and step % config.checkpoint_steps == 0:
+                        self.checkpoints.save(step, self._state())
+            if self.objective.keeps_checkpoint and config.steps > done:
+                self.checkpoints.save(config.steps, self._state())
+            self.objective.settle_(self.engine)
+            self._stops_after_evaluating(config.steps)
         finally:
-            logs.close()
+            self.logs.close()
         return "finished"
+
+    def _more(self) -> str:
+        """Return what a line of progress says beside step and loss, if the position in the data is worth a line."""
+        position, numbers = self.objective.position(), self.numbers
+        return position and (
+            f"{self.tokens:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s, learning rate "
+            f"{numbers['train/learning_rate']:.2e}, {position}"
+        )
 
     def _evaluates_at(self, step: int) -> bool:
         every = self.config.eval_steps
-        return step == self.config.max_steps or bool(every and step % every == 0)
+        return step == self.config.steps or bool(every and step % every == 0)
 
-    def _batches(self, *, skip: int = 0) -> Iterator[dict[str, torch.Tensor]]:
-        config = self.config
-        return training_batches(self.data.train, batch_size=config.batch_size, seed=config.seed, skip=skip)
-
-    def _compare(self, score: float) -> None:
-        """Compare a score with the best so far: save a better model, else count an evaluation without improvement."""
-        better = score > self.best
-        self.best, self.since_best = (score, 0) if better else (self.best, self.since_best + 1)
-        if better and self.config.save_model:
-            save_model(self.engine, Path(self.config.output_dir) / BEST, self.data.tokenizer)
+    def _compare(self, value: float) -> None:
+        """Compare an evaluation with the best so far: save a better model, else count one without improvement."""
+        better = value > self.best
+        self.best, self.since_best = (value, 0) if better else (self.best, self.since_best + 1)
+        if better:
+            self.objective.improved(self.engine)
 
     def _state(self) -> dict[str, Any]:
         """Return all that resuming needs: tensors, and JSON under "plain"."""
         plain = {name: getattr(self, name) for name in KEPT}
-        plain |= {"data": self.data.sha256, "trace": self.trace_sha256, "earlier_seconds": self._total_seconds()}
+        plain |= {"data": self.objective.sha256, "trace": self.trace_sha256, "earlier_seconds": self._total_seconds()}
         state = training_state(self.engine.module, self.optimizer, self.scaler, self.network)
-        return {**state, "plain": json.dumps(plain)}
+        return {**state, "position": self.objective.state_dict(), "plain": json.dumps(plain)}
 
     def _resume(self) -> None:
         """Restore the last checkpoint, if there is one."""
@@ -226,13 +210,14 @@ class _Run:
         plain = json.loads(state["plain"])
         folder = self.checkpoints.folder
         fix = f"put the old file back, or delete {folder} to start over"
-        check_same_data(self.config, plain["data"], self.data.sha256, str(folder), fix)
+        check_same_data(self.config, plain["data"], self.objective.sha256, str(folder), fix)
         if "trace" in plain:  # an older version's checkpoint lacks it
             check_same_trace(self.config, plain["trace"], str(folder), fix)
-        self.engine.warm_up(next(self._batches()), self.scaler)
+        self.engine.warm_up(self.objective.batch(), self.scaler)
         try:
+            self.objective.load_state_dict(state["position"], len(plain["losses"]))
             restore_(state, self.engine.module, self.optimizer, self.scaler, self.network)
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{folder}: {error}: delete it to start over") from error
         for name in KEPT:
             setattr(self, name, plain[name])
@@ -245,7 +230,11 @@ class _Run:
         """Make optimizer step `step`, counted from 1, and return the training loss before it."""
         config, started = self.config, time.perf_counter()
         rate = config.learning_rate * learning_rate_factor(
-            step - 1, schedule=config.schedule, warmup_steps=config.warmup_steps, total_steps=config.max_steps
+            step - 1,
+            schedule=config.schedule,
+            warmup_steps=config.warmup_steps,
+            total_steps=config.steps,
+            smallest=config.smallest_rate,
         )
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -257,13 +246,14 @@ class _Run:
         self.engine.resynchronise(step)
         self.step_seconds.append(seconds + time.perf_counter() - started)
         self.losses.append(loss)
-        speed = batch["attention_mask"].numel() / self.step_seconds[-1]
+        speed = batch["input_ids"].numel() / self.step_seconds[-1]
         self.numbers |= {"train/loss": loss, "train/learning_rate": rate, "train/tokens_per_second": speed}
         return loss
 
     def _step(self, batch: dict[str, torch.Tensor]) -> float:
-        self.tokens += batch["attention_mask"].numel()
-        self.real_tokens += int(batch["attention_mask"].sum())
+        tokens = batch["input_ids"].numel()
+        self.tokens += tokens
+        self.real_tokens += int(batch["attention_mask"].sum()) if "attention_mask" in batch else tokens
         loss = self.engine.forward_backward(batch, self.scaler)
         self.engine.synchronise()
         if self.config.gradient_clipping is not None:
@@ -275,25 +265,35 @@ class _Run:
         self.optimizer.zero_grad(set_to_none=True)
         return loss
 
+    def _stops_after_evaluating(self, step: int) -> bool:
+        """Evaluate, and return whether the run should stop for lack of improvement."""
+        point = self._evaluate(step)
+        self.progress.evaluated(step, point, self.objective.sample(self.engine))
+        self.logs.scalars(step, {f"eval/{name}": value for name, value in point.items() if name != "step"})
+        self._compare(self.objective.better(point))
+        return self.objective.patience_ends(self.since_best)
+
     def _evaluate(self, step: int) -> dict:
+        """Evaluate with and without losses."""
+        objective, last = self.objective, step == self.config.steps
         with self.network.reliable():
-            clean = scores(self.engine, self.data)
+            clean = objective.scores(self.engine, last=last)
         point: dict[str, Any] = {"step": step, "seconds": self.train_seconds}
         with self.network.evaluation(step), self.engine.stream_distance() as distance:
-            lossy = scores(self.engine, self.data)
+            lossy = objective.scores(self.engine, last=last)
         distances = distance()
         point["stream_distance"] = distances and [each if math.isfinite(each) else None for each in distances]
         for name, everyones in (("clean", clean), ("lossy", lossy)):
             point |= {f"{metric}_{name}": value for metric, value in mean_over_ranks(everyones).items()}
-            headline = [theirs["score"] for theirs in everyones]
-            point[f"score_spread_{name}"] = max(headline) - min(headline)
+            headline = [theirs[objective.score] for theirs in everyones]
+            point[f"{objective.score}_spread_{name}"] = max(headline) - min(headline)
         point["replica_drift"] = self.drift if math.isfinite(self.drift) else None
         self.evaluations.append(point)
         return point
 
 
 def _is_score(name: str) -> bool:
-    return name.endswith(NETWORKS) and not name.startswith("score_spread")
+    return name.endswith(NETWORKS) and "_spread_" not in name
 
 
 def _scaler(device: torch.device, enabled: bool) -> torch.amp.GradScaler:

@@ -16,7 +16,7 @@ from lossytp.training.heads import ENDINGS, head_class, saved_class
 from lossytp.training.tokenizer import check_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 MODELS = Path(__file__).resolve().parents[2] / "models"  # a checkout's committed pretrained models
 SCRATCH = "-scratch"
@@ -242,10 +242,11 @@ def _pretrained(name: str, kind: Any) -> Any:
     return model
 
 
-def build_language_model(name: str, tokenizer: "PreTrainedTokenizerFast", *, seed: int) -> "GPT2LMHeadModel":
-    """Return the named preset with a language-modelling head, weights drawn from `seed`, and no dropout."""
-    model: Any = build_model(name + SCRATCH, "generation", tokenizer=tokenizer, dropout=0.0, seed=seed)
-    return model
+def build_language_model(
+    name: str, tokenizer: "PreTrainedTokenizerFast", *, dropout: float, seed: int
+) -> "PreTrainedModel":
+    """Return the named preset with a language-modelling head, and weights drawn from `seed`."""
+    return build_model(name + SCRATCH, "generation", tokenizer=tokenizer, dropout=dropout, seed=seed)
 
 
 def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedConfig":

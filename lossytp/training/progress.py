@@ -15,21 +15,22 @@ class Progress:
 
     Args:
         steps: optimizer steps of the whole run.
+        name: what to call the run.
         done: steps made before the run was resumed.
         shown: whether to show anything. One process shows the progress of all.
     """
 
-    def __init__(self, steps: int, *, done: int = 0, shown: bool = True) -> None:
-        self._steps = steps
-        self._shown = shown
+    def __init__(self, steps: int, *, name: str = "training", done: int = 0, shown: bool = True) -> None:
+        self._name, self._steps, self._shown = name, steps, shown
         self._last_line = time.monotonic()
         bar = shown and sys.stderr.isatty()
-        self._bar = tqdm(total=steps, initial=done, desc="training", unit="step") if bar else None
+        self._bar = tqdm(total=steps, initial=done, desc=name, unit="step") if bar else None
         if shown and done:
-            self._write(f"training: resumed after step {done} of {steps}")
+            self._write(f"{name}: resumed after step {done} of {steps}")
 
-    def show(self, step: int, loss: float) -> None:
-        """Show that `step` is done, counted from 1, and its training loss."""
+    def show(self, step: int, loss: float, more: str = "") -> None:
+        """Show that `step` is done, counted from 1, its training loss, and what `more` there is to say."""
+        line = f"{self._name}: step {step} of {self._steps}, loss {loss:.3f}{more and f', {more}'}"
         if self._bar is not None:
             self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
             self._bar.update()
@@ -37,14 +38,18 @@ class Progress:
                 self._bar.close()
         elif self._shown and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self._write(f"training: step {step} of {self._steps}, loss {loss:.3f}")
+            self._write(line)
 
-    def evaluated(self, step: int, point: Mapping[str, Any]) -> None:
-        """Show the scores of an evaluation; the entry point shows those of the last one."""
-        if self._shown and step < self._steps:
+    def evaluated(self, step: int, point: Mapping[str, Any], sample: str = "") -> None:
+        """Show the scores of an evaluation, and a text that the model wrote. The entry point shows the last scores."""
+        if not self._shown:
+            return
+        if step < self._steps:
             names = [name for name in point if name.endswith(("_lossy", "_clean")) and "spread" not in name]
             scores = [f"{name} {point[name]:.4f}" for name in names if point[name] is not None]
             self._write(f"evaluation: step {step} of {self._steps}, {', '.join(scores)}")
+        if sample:
+            self._write(f"sample: {sample!r}")
 
     def _write(self, line: str) -> None:
         if self._bar is not None:

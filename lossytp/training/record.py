@@ -8,12 +8,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.config import NetworkSettings, TrainConfig
-from lossytp.training.config.settings import Settings
+from lossytp.training.config import NetworkSettings, RunSettings, settings_class
 from lossytp.training.files import saving
 
 RECORD = "record.json"
-RESULT_NEUTRAL = ("output_dir", "checkpoint_path", "checkpoint_steps", "num_proc", "tensorboard", "wandb")
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -63,26 +61,31 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{file} cannot be read ({error}): delete it to run again") from error
     if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
         raise ValueError(f"{file} is not a record: delete it to run again")
-    written = {name: value for name, value in record["config"].items() if name not in RESULT_NEUTRAL}
-    record["config"] = written | {n: v for n, v in result_settings(TrainConfig()).items() if n not in written}
+    kind = settings_class(record["config"])
+    written = {name: value for name, value in record["config"].items() if name not in kind.neutral}
+    record["config"] = written | {n: v for n, v in kind.result_defaults().items() if n not in written}
     return record
 
 
-def check_output_folder(config: TrainConfig) -> dict[str, Any] | None:
-    """Make the output folder, and return the record of this configuration, or None if the folder has no record.
+def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
+    """Make the output folder, and return the record of this configuration.
+
+    Returns:
+        None if the folder has no record, or that of a run which this one continues.
 
     Raises:
         ValueError: if the folder cannot be written, or holds the record of another configuration.
     """
     check_writable(config.output_dir)
     record = read_record(Path(config.output_dir))
-    if record is not None and record["config"] != result_settings(config):
-        ours, theirs = result_settings(config), record["config"]
-        changed = [name for name in {**ours, **theirs} if name not in ours or ours[name] != theirs[name]]
+    if record is None:
+        return None
+    changed = config.differences(record["config"])
+    if changed:
         raise ValueError(
             f"output_dir = {config.output_dir!r} holds a run with different {', '.join(changed)}: give another folder"
         )
-    return record
+    return record if record["config"] == config.result_settings() else None
 
 
 def check_writable(output_dir: str) -> None:
@@ -101,15 +104,10 @@ def check_writable(output_dir: str) -> None:
         raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): give another") from error
 
 
-def result_settings(config: Settings) -> dict[str, Any]:
-    """Return the settings that the result depends on, as records hold them."""
-    return {name: value for name, value in config.as_dict().items() if name not in RESULT_NEUTRAL}
-
-
 def describe(config: NetworkSettings) -> dict[str, Any]:
     """Return the part of a record that is known before the run: configuration, seed, commit and environment."""
     return {
-        "config": result_settings(config),
+        "config": config.result_settings(),
         "seed": config.seed,
         "commit": commit(),
         "environment": environment(),

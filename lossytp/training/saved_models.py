@@ -9,7 +9,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lossytp.parallel.convert import gather
 from lossytp.parallel.replicas import on_rank_zero
@@ -31,15 +31,7 @@ def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase 
     Raises:
         ValueError: if the folder holds the user's files, or cannot be written.
     """
-    module: Any = engine.module
-    if isinstance(module, DistributedDataParallel):
-        module = module.module
-    weights = None
-    with engine.network.reliable(), torch.no_grad():
-        if isinstance(module, FSDPModule):
-            weights = {name: _whole(tensor) for name, tensor in module.state_dict().items()}  # type: ignore[attr-defined]
-        elif engine.implementation == "lossytp":
-            module = gather(module)
+    module, weights = _whole_model(engine)
 
     def write() -> None:
         _check_folder(folder)
@@ -60,6 +52,45 @@ def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase 
             part.rename(folder)
 
     on_rank_zero(write, engine.network)
+
+
+def save_in_bfloat16(engine: Engine, dense: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Save the trained weights, rounded to bfloat16, and the tokenizer among other files of `folder`.
+
+    All processes must call this; the first writes.
+
+    Args:
+        engine: the trained model.
+        dense: a model of the same shape, whose weights are replaced.
+        folder: where to write.
+        tokenizer: the model's tokenizer.
+
+    Raises:
+        ValueError: if the folder cannot be written.
+    """
+    module, weights = _whole_model(engine)
+
+    def write() -> None:
+        dense.load_state_dict(module.state_dict() if weights is None else weights)
+        with saving(folder):
+            dense.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
+            tokenizer.save_pretrained(folder)
+
+    on_rank_zero(write, engine.network)
+
+
+def _whole_model(engine: Engine) -> tuple[Any, dict[str, torch.Tensor] | None]:
+    """Return a model on this process, and its weights if they are not the model's own. All processes must call this."""
+    module: Any = engine.module
+    if isinstance(module, DistributedDataParallel):
+        module = module.module
+    weights = None
+    with engine.network.reliable(), torch.no_grad():
+        if isinstance(module, FSDPModule):
+            weights = {name: _whole(tensor) for name, tensor in module.state_dict().items()}  # type: ignore[attr-defined]
+        elif engine.implementation == "lossytp":
+            module = gather(module)
+    return module, weights
 
 
 def check_folders(output_dir: Path) -> None:

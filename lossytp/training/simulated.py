@@ -7,13 +7,13 @@ import numpy as np
 from lossytp.network.packets import Wire
 from lossytp.network.timing import AllReduce, Channel, step_seconds
 from lossytp.network.transport import BestEffort, Path, SelectiveRepeat, Transport
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import RunSettings
 
 SAMPLES = 20  # simulated steps, each with a few dozen collectives
 MOST_LOST, MOST_LOSSES = 0.9, 2**27  # loss rate, and losses in all samples, above which timing takes minutes
 
 
-def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compute_s: float) -> float | None:
+def simulated_step_seconds(config: RunSettings, shape: Any, tokens: float, compute_s: float) -> float | None:
     """Return the expected seconds of a training step over the configured link.
 
     Messages that may lose packets are best-effort, with a deadline so late that only lost packets are missing. If sums
@@ -63,7 +63,7 @@ def simulated_step_seconds(config: TrainConfig, shape: Any, tokens: float, compu
         wire=Wire(mtu_bytes=config.mtu_bytes),
     )
     computed = "bf16" if config.bf16 or config.fp16 else "fp32"
-    microbatches, itemsize = config.gradient_accumulation_steps, 4 if (config.wire_dtype or computed) == "fp32" else 2
+    microbatches, itemsize = config.microbatches, 4 if (config.wire_dtype or computed) == "fp32" else 2
     elements = max(1, round(tokens / microbatches)) * shape.hidden_size
     schedule, layers = algorithm.schedule, shape.num_hidden_layers * microbatches
     num_packets = schedule.num_packets(elements, itemsize, ranks, path.wire)

@@ -90,6 +90,13 @@ def main(file: Path) -> None:
         arms = {name: training_step(build(dense, mesh), tokens) for name, mesh in meshes.items()}
         seconds = time_in_turns(arms, f"{kind}, lossy against plain gloo")
         results[f"lossy_backend_{kind}"] = {**ratio(seconds, "lossy", "plain"), "target": "at most 1.05"}
+    for kind in ("ddp", "fsdp"):
+        arms = {
+            name: training_step(data_parallel(_copy(dense), meshes["plain"], kind, custom=custom), tokens)
+            for name, custom in (("pytorch", False), ("custom", True))
+        }
+        seconds = time_in_turns(arms, f"{kind}, custom against PyTorch's")
+        results[f"custom_{kind}_speed"] = {**ratio(seconds, "pytorch", "custom"), "target": "at least 0.95"}
     implementations = {
         "lossytp": ltp.parallelize(dense, network, tensor_parallel_size=2),
         "dtensor": parallelize_dtensor(dense, meshes["lossy"]),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from lossytp.network import Trace
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,
     assert_any_pieces_lose_the_same,
@@ -188,6 +189,18 @@ def test_from_a_text_file(tmp_path, name, text):
     (tmp_path / name).write_text(text)
     assert Trace.from_file(tmp_path / name) == Trace(lost=[1, 2], num_packets=5)
     assert Trace.from_file(str(tmp_path / name)) == Trace(lost=[1, 2], num_packets=5)
+
+
+def test_from_a_measurement_whose_flows_follow_one_another(tmp_path):
+    flows = {1: FlowTrace(lost=np.array([False, True])), 0: FlowTrace(lost=np.array([True, False, False]))}
+    write_trace(tmp_path / "a.parquet", ProbeTrace(flows=flows))
+    assert Trace.from_file(tmp_path / "a.parquet") == Trace.from_indicators([1, 0, 0, 0, 1])
+
+
+def test_a_measurement_without_a_packet_is_refused(tmp_path):
+    write_trace(tmp_path / "a.parquet", ProbeTrace(flows={0: FlowTrace(lost=np.array([], bool))}))
+    with pytest.raises(ValueError, match=r"a\.parquet holds no packet: measure again$"):
+        Trace.from_file(tmp_path / "a.parquet")
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32])

@@ -15,11 +15,13 @@ from transformers import PreTrainedModel
 import lossytp as ltp
 from lossytp.parallel.data_parallel import data_parallel
 from lossytp.parallel.dtensor import parallelize_dtensor
+from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.megatron import parallelize_megatron
 
 WIRE = ltp.Wire(mtu_bytes=108)  # 64 bytes of payload: 8 elements of float64, 16 of fp32, 32 of bfloat16
 IMPLEMENTATIONS = ["lossytp", "dtensor", "megatron"]
+REPLICAS = ["ddp", "fsdp", "custom ddp", "custom fsdp"]
 
 
 def network(loss_rate: float, *, seed: int = 0, wire: ltp.Wire = WIRE) -> ltp.LossyNetwork:
@@ -39,7 +41,7 @@ def spread(
     implementation: str = "lossytp",
     replicas: Any = None,
 ) -> Any:
-    """`dense` by an implementation of tensor parallelism, or as it is for "dense", and by "ddp" or "fsdp"."""
+    """`dense` by an implementation of tensor parallelism, or as it is for "dense", and by one of `REPLICAS`."""
     model: Any = dense
     if implementation == "lossytp":
         size = layout.tensor_parallel_size
@@ -48,7 +50,12 @@ def spread(
         model = parallelize_dtensor(dense, layout.mesh["tp"])
     elif implementation == "megatron":
         model = parallelize_megatron(dense, layout.process_group("tp"))
-    return data_parallel(model, layout.mesh["dp"], replicas) if replicas else model
+    return in_replicas(model, layout, replicas) if replicas else model
+
+
+def in_replicas(model: PreTrainedModel, layout: Layout, replicas: str) -> Any:
+    kind: Any = replicas.removeprefix("custom ")
+    return data_parallel(model, layout.mesh["dp"], kind, custom=kind != replicas)
 
 
 def share(batch: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
@@ -67,8 +74,12 @@ def whole(
 ) -> dict[str, Tensor]:
     """A part of each parameter, its gradient or itself, gathered without losses into the dense model's shapes."""
     shapes = {name: parameter.shape for name, parameter in dense.named_parameters()}
-    parts = {name.removeprefix("module."): part(parameter).detach() for name, parameter in model.named_parameters()}
     with lossy.reliable():
+        if isinstance(model, FlatFSDP):
+            parts = model.whole(lambda piece: part(piece).detach())
+        else:
+            named = model.named_parameters()
+            parts = {name.removeprefix("module."): part(parameter).detach() for name, parameter in named}
         for name, tensor in parts.items():
             if isinstance(tensor, DTensor):
                 tensor = tensor.full_tensor()

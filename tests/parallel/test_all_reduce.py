@@ -116,7 +116,9 @@ def test_sender_loses_a_contribution_for_everyone(repair: str) -> None:
 
 
 def test_a_single_sum_has_nothing_stale_to_put_in() -> None:
-    with pytest.raises(ValueError, match="repair = 'stale' in a single sum, before which nothing arrived"):
+    with pytest.raises(
+        ValueError, match="repair = 'stale' does not work for a single sum, before which nothing arrived"
+    ):
         all_reduce(torch.ones(2, 6), ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.5)), repair="stale")
 
 

@@ -50,7 +50,7 @@ def test_beam_search_is_refused_or_right(mode: str, caching: dict) -> None:
     if not caching["use_cache"]:
         assert torch.equal(*(generate(each, num_beams=3, do_sample=False, **caching) for each in (dense, model)))
         return
-    line = "no beam search where ranks have streams of their own: sample, or search greedily"
+    line = "beam search does not work if ranks have their own streams: sample, or search greedily"
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         generate(model, num_beams=3, do_sample=False, **caching)
 

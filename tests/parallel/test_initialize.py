@@ -104,10 +104,10 @@ def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict,
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        ("0", "not all of the 2 ranks came within 1 s: start them all, or correct WORLD_SIZE"),
+        ("0", "not all of the 2 ranks joined within 1 s: start them all, or correct WORLD_SIZE"),
         (
             "1",
-            r"rank 1 found no rank 0 at 127.0.0.1:\d+, or not all of the 2 ranks came, within 1 s: start them all, or ",
+            r"rank 1 found no rank 0 at 127.0.0.1:\d+, or not all of the 2 ranks joined, within 1 s: start them all",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Stages of a classifier in processes: the dense model's gradients and logits, but for lost activations.
+"""Stages in processes: the dense model's gradients and logits, but for lost activations.
 
 Shapes: B examples, T tokens.
 """
@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 import lossytp as ltp
-from lossytp.parallel.pipeline import Pipeline, _Stage
+from lossytp.parallel.layout import Layout
+from lossytp.parallel.pipeline import Pipeline
+from lossytp.parallel.replicas import clip_gradients_
 from tests.parallel.conftest import (
     NUM_TOKENS,
     WIDTH,
@@ -30,22 +32,34 @@ from tests.parallel.distributed_models import WIRE, network
 
 NUM_MICROBATCHES = 3
 ROOM = (WIRE.mtu_bytes - WIRE.header_bytes) // 8  # elements of float64 in a packet
-# blocks, and the first one of each stage and of the next
+# by stages and blocks: the first block of each stage and of the next
 STAGES = {(2, 3): (0, 2, 3), (2, 2): (0, 1, 2), (3, 3): (0, 1, 2, 3), (3, 4): (0, 1, 3, 4)}
 
 
-def batch_of(num_examples: int, num_tokens: int = NUM_TOKENS, *, padded: bool = False) -> dict[str, Tensor]:
-    batch = {name: tensor[:num_examples] for name, tensor in tiny_batch("classifier", padded=padded).items()}
+def batch_of(
+    num_examples: int, num_tokens: int = NUM_TOKENS, *, padded: bool = False, kind: str = "classifier"
+) -> dict[str, Tensor]:
+    batch = {name: tensor[:num_examples] for name, tensor in tiny_batch(kind, padded=padded).items()}
+    if kind == "language model":
+        batch["labels"] = batch["labels"][:, :num_tokens]
     for name in ("input_ids", "attention_mask"):
         batch[name] = batch.get(name, torch.ones_like(batch["input_ids"]))[:, :num_tokens]
-        if padded:  # to the left: behind a causal mask padding to the right would change nothing
+        if padded and kind == "classifier":  # to the left: behind a causal mask right padding would change nothing
             batch[name] = batch[name].flip(1)
     return batch
 
 
-# trained on one after another; the third batch is of the first one's shape, other examples having other padding, and
-# the last is not a multiple of the microbatches
-BATCHES = [batch_of(6), batch_of(3, 5), batch_of(6, padded=True), batch_of(7)]
+def batches_of(kind: str = "classifier") -> list[dict[str, Tensor]]:
+    """Batches to train on, one after another.
+
+    The third one is of the first one's shape, with other padding in each example and so, in each microbatch, with other
+    numbers of tokens to predict. The microbatches do not divide the last.
+    """
+    sizes: list[Any] = [((6,), {}), ((3, 5), {}), ((6,), {"padded": True}), ((7,), {})]
+    return [batch_of(*size, kind=kind, **how) for size, how in sizes]
+
+
+BATCHES = batches_of()
 EVALUATED = [batch_of(7, padded=True), batch_of(6), batch_of(7)]
 
 
@@ -53,14 +67,25 @@ def classifier(num_blocks: int) -> Any:
     return tiny_gpt2("classifier", n_layer=num_blocks)
 
 
-def on_rank_train(schedule: str, num_blocks: int, loss_rate: float) -> dict[str, Any]:
+@pytest.fixture(scope="module", autouse=True)
+def _imported(processes: Callable) -> None:
+    """Let every process import this module before others wait for it."""
+    processes(3, on_rank_import)
+
+
+def on_rank_import() -> None:
+    """Import this module."""
+
+
+def on_rank_train(schedule: str, num_blocks: int, loss_rate: float, kind: str = "classifier") -> dict[str, Any]:
     """Training losses and gradients of each batch, and then logits; rows sent after both."""
     lossy = network(loss_rate)
     ltp.init_process_group(lossy)
-    dense, stages = classifier(num_blocks), dist.group.WORLD
+    dense, stages = tiny_gpt2(kind, n_layer=num_blocks), dist.group.WORLD
+    layout = Layout(pipeline_parallel_size=stages.size(), rank=stages.rank(), world_size=stages.size())
     pipeline = Pipeline(dense, stages, schedule=schedule, num_microbatches=NUM_MICROBATCHES, device=torch.device("cpu"))
     first = STAGES[stages.size(), num_blocks][stages.rank()]
-    results: dict[str, Any] = {"losses": [], "gradients": [], "last": pipeline.is_last, "order": ""}
+    results: dict[str, Any] = {"losses": [], "gradients": [], "norms": [], "last": pipeline.is_last, "order": ""}
 
     def note(pass_: str) -> Any:
         def hook(*_: Any) -> None:
@@ -68,21 +93,20 @@ def on_rank_train(schedule: str, num_blocks: int, loss_rate: float) -> dict[str,
 
         return hook
 
-    layer_norm = pipeline.stage.model.transformer.h[0].ln_1
+    layer_norm = pipeline.stage.model.transformer.h[first].ln_1
     layer_norm.register_forward_hook(note("F"))
     layer_norm.register_full_backward_hook(note("B"))
-    named = {
-        re.sub(r"\.h\.(\d+)\.", lambda match: f".h.{int(match[1]) + first}.", name): parameter
-        for name, parameter in pipeline.stage.model.named_parameters()
-    }
-    for batch in BATCHES:
+    named = dict(pipeline.stage.model.named_parameters())
+    for batch in batches_of(kind):
         pipeline.stage.zero_grad()
         loss = pipeline.forward_backward(batch)
         results["losses"].append(None if loss is None else (loss.item(), loss.requires_grad))
         results["gradients"].append({name: parameter.grad.clone() for name, parameter in named.items()})
+        results["norms"].append(clip_gradients_(pipeline.stage, None, layout, lossy))
     results["sent"] = lossy.counters.rows()
     pipeline.stage.eval()
     results["logits"] = [pipeline.logits(batch) for batch in EVALUATED]
+    results["evaluated"] = pipeline.loss(batches_of(kind)[2])
     gc.collect()
     results["stages"] = sum(isinstance(kept, PipelineStage) for kept in gc.get_objects())
     results["sent in all"] = lossy.counters.rows()
@@ -114,11 +138,35 @@ def test_without_losses_losses_gradients_and_logits_equal_dense(
         assert sum(map(len, parts)) == len(expected), "each parameter on one stage"
         found = {name: gradient for part in parts for name, gradient in part.items()}
         assert gradient_error(found, expected) < 1e-12
+        norm = torch.cat([gradient.flatten() for gradient in expected.values()]).norm().item()
+        assert [answer["norms"][index] for answer in answers] == pytest.approx([norm] * num_stages, rel=1e-12)
     for index, batch in enumerate(EVALUATED):
         assert [answer["logits"][index] for answer in answers[:-1]] == [None] * (num_stages - 1)
         with torch.no_grad():
             logits = dense(**without(batch, "labels")).logits
         assert relative_error(answers[-1]["logits"][index], logits) < 1e-12
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_language_model_too_with_a_head_that_is_tied_to_the_embeddings(processes: Callable, schedule: str) -> None:
+    kind = "language model"
+    dense = tiny_gpt2(kind, n_layer=3)
+    answers = processes(2, on_rank_train, schedule, 3, 0.0, kind)
+    for index, batch in enumerate(batches_of(kind)):
+        expected = gradients(dense, batch)
+        loss = dense(**batch).loss.item()
+        assert answers[1]["losses"][index] == (pytest.approx(loss, rel=1e-6), False)  # transformers computes it in fp32
+        first, last = (answer["gradients"][index] for answer in answers)
+        assert torch.equal(last.pop("lm_head.weight"), first["transformer.wte.weight"])
+        assert gradient_error(first | last, expected) < 1e-6
+        norm = torch.cat([gradient.flatten() for gradient in expected.values()]).norm().item()
+        assert [answer["norms"][index] for answer in answers] == pytest.approx([norm, norm], rel=1e-6)
+    with torch.no_grad():
+        loss = dense(**batches_of(kind)[2]).loss
+        logits = dense(**without(EVALUATED[1], "labels")).logits
+    assert answers[0]["evaluated"] is None
+    assert answers[1]["evaluated"] == pytest.approx(loss.item(), rel=1e-6)
+    assert relative_error(answers[1]["logits"][1], logits) < 1e-12
 
 
 def packets(batch: dict[str, Tensor], num_microbatches: int) -> int:
@@ -135,7 +183,7 @@ def test_activations_lose_packets_on_the_way_up_and_their_gradients_on_the_way_d
     dense = classifier(num_blocks)
     answers = processes(num_stages, on_rank_train, schedule, num_blocks, 0.1)
     trained = sum(packets(batch, NUM_MICROBATCHES) for batch in BATCHES[:-1]) + packets(BATCHES[-1], 1)
-    evaluated = sum(packets(batch, 1) for batch in EVALUATED)
+    evaluated = sum(packets(batch, 1) for batch in [*EVALUATED, BATCHES[2]])
     for stage, answer in enumerate(answers):
         ways = {("forward", stage + 1): trained, ("backward", stage - 1): trained}
         expected = {way: number for way, number in ways.items() if 0 <= way[1] < num_stages}
@@ -164,39 +212,10 @@ def pipeline(model: Any, num_stages: int, schedule: str = "gpipe", num_microbatc
     return Pipeline(model, stages, schedule=schedule, num_microbatches=num_microbatches, device=device)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("refused", "error", "message"),
-    [
-        (
-            lambda: pipeline(tiny_gpt2(), 2),
-            TypeError,
-            "a pipeline of a GPT2LMHeadModel is not supported: give a classifier",
-        ),
-        (
-            lambda: pipeline(classifier(2), 3),
-            ValueError,
-            "pipeline_parallel_size = 3 is above the model's 2 blocks: give fewer",
-        ),
-        (
-            lambda: pipeline(classifier(3), 3, "1f1b", 2),
-            ValueError,
-            "pipeline_microbatches = 2 is below the 3 stages, which 1f1b cannot keep busy: give 3 or more, or gpipe",
-        ),
-    ],
-    ids=["language model", "too few blocks", "too few microbatches"],
-)
-def test_what_cannot_be_a_pipeline_is_refused(refused: Callable, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=f"^{re.escape(message)}$"):
-        refused()
-
-
-def test_a_stage_takes_its_blocks_over_and_leaves_the_others() -> None:
-    """Nothing holds two copies of them."""
-    model = classifier(2)
-    stage = pipeline(model, 2).stage
-    kept = {id(parameter) for parameter in stage.parameters()}
-    assert all(id(parameter) in kept for parameter in model.transformer.h[1].parameters())
-    assert not any(id(parameter) in kept for parameter in model.transformer.h[0].parameters())
+def test_too_few_microbatches_are_refused() -> None:
+    message = "pipeline_microbatches = 2 is below the 3 stages, which 1f1b cannot keep busy: give 3 or more, or gpipe"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        pipeline(classifier(3), 3, "1f1b", 2)
 
 
 def test_as_many_blocks_as_stages_and_few_microbatches_are_fine() -> None:
@@ -222,21 +241,3 @@ def test_a_token_that_is_lost_whole_has_a_gradient_orders_of_magnitude_larger() 
         return float(received[0].grad[:, 1].norm())
 
     assert norm_of_its_gradient(0.0) > 100 * norm_of_its_gradient(1.0)
-
-
-def test_the_exact_adjoint_sends_no_gradient_for_what_did_not_arrive() -> None:
-    batch = batch_of(6)
-    hidden_BTD = torch.randn(6, NUM_TOKENS, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    hidden_BTD[:, 1] = 0
-    hidden_BTD[0, 2, : WIDTH // 2] = 0
-    gradients, outputs = [], []
-    for exact_adjoint in (False, True):
-        received = hidden_BTD.clone().requires_grad_()
-        stage = _Stage(classifier(2), 1, 2, exact_adjoint)
-        outputs.append(stage(received, torch.ones_like(batch["input_ids"]), batch["input_ids"]))
-        outputs[-1].square().sum().backward()
-        gradients.append(received.grad)
-    as_is, exact = gradients
-    assert torch.equal(*outputs)
-    assert as_is[:, 1].abs().min() > 0
-    assert torch.equal(exact, as_is * (hidden_BTD != 0))

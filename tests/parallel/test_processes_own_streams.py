@@ -173,5 +173,5 @@ def test_a_process_has_the_mean_over_its_ranks_until_it_is_synchronised(processe
         torch.testing.assert_close(answer["after"][0], own_4D.mean(0))
         torch.testing.assert_close(answer["before"][1].view(32, 3, 2, -1), shards.view(32, 3, 4, -1)[:, :, here])
         assert torch.equal(answer["after"][1], answer["before"][1])
-        assert answer["error"].startswith("lossy = True where ranks have no copies of their own")
+        assert answer["error"].startswith("lossy = True needs ranks with copies of their own")
     assert relative_error(first["before"][0], second["before"][0]) > 1e-3

@@ -72,7 +72,9 @@ def test_layers_that_a_model_does_not_have_are_refused(layers) -> None:
 
 @pytest.mark.parametrize("part", [{"direction": "forward"}, {"module": "mlp"}, {"layers": (0, 1)}])
 def test_a_single_sum_lies_outside_every_part_of_a_model(part) -> None:
-    with pytest.raises(ValueError, match=r"^scope = Scope\(.*\) in a single sum, which belongs to no layer, module or"):
+    with pytest.raises(
+        ValueError, match=r"^scope = Scope\(.*\) leaves out a single sum, which belongs to no layer, module or"
+    ):
         all_reduce(bernoulli(0.1, scope=ltp.Scope(**part)))
 
 
@@ -87,7 +89,7 @@ def test_lossy_links_are_those_that_are_counted(algorithm, phase) -> None:
         expected = wiring.lossy_links((0, 1, 2, 3), phase)
         network = bernoulli(0.1, scope=ltp.Scope(phase=phase))
         if not expected:
-            with pytest.raises(ValueError, match="where the gather phase is reliable"):
+            with pytest.raises(ValueError, match="because the gather phase is reliable"):
                 ltp.all_reduce(torch.ones(4, 1000), network, algorithm=algorithm, reliable_gather=reliable_gather)
             continue
         ltp.all_reduce(torch.ones(4, 1000), network, algorithm=algorithm, reliable_gather=reliable_gather)

@@ -46,10 +46,12 @@ ON_TWO = {
     "DDP": (1, 2, "dense", "ddp"),
     "FSDP": (1, 2, "dense", "fsdp"),
     "DDP of virtual ranks": (2, 2, "lossytp", "ddp"),
+    "the project's DDP": (1, 2, "dense", "custom ddp"),
+    "the project's FSDP of virtual ranks": (2, 2, "lossytp", "custom fsdp"),
 }
 STRIDED = {"dtensor x fsdp": (2, 2, "dtensor", "fsdp")}
 WITHOUT_MARKS = {"megatron x fsdp": (2, 2, "megatron", "fsdp")}
-ON_FOUR = {"lossytp x fsdp": (2, 2, "lossytp", "fsdp")}
+ON_FOUR = {f"lossytp x {kind}": (2, 2, "lossytp", kind) for kind in ("fsdp", "custom fsdp")}
 ON_FOUR |= {f"{name} x ddp": (2, 2, name, "ddp") for name in ("lossytp", "megatron")}  # DDP knows no DTensor
 
 

@@ -159,7 +159,7 @@ def test_shared_parameters_have_one_gradient_already() -> None:
 def test_lossy_means_need_copies_of_the_ranks_own(mode: str) -> None:
     model = parallel(tiny_gpt2("classifier"), 0.1, mode)
     gradients(model, tiny_batch("classifier"))
-    line = "lossy = True where ranks have no copies of their own: give own_copies = True to parallelize"
+    line = "lossy = True needs ranks with copies of their own: give own_copies = True to parallelize"
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
         synchronise_gradients_(model, LAYOUT, network_of(model), lossy=True)
 

@@ -8,7 +8,7 @@ from lossytp.study.comparisons import unlearned_trainings
 from lossytp.study.grid import Cell, Experiment
 from lossytp.study.records import complete_seeds, json_rows, read_experiment, tidy, with_lossless
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import read_record, result_settings, write_record
+from lossytp.training.record import read_record, write_record
 
 
 def test_a_row_a_record_in_their_order_without_seconds(study):
@@ -62,7 +62,7 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
     experiment = Experiment("e", "20_cells", tuple(cells), 1)
     for cell in [*cells[:3], *cells[4:]]:  # seed 1 lacks an arm
         made = record(loss_rate=cell.config.loss_rate, seed=cell.config.seed, accuracy=0.5)
-        write_record(Path(cell.config.output_dir), {**made, "config": result_settings(cell.config)})
+        write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
     table, records = read_experiment(experiment)
     learnt = unlearned_trainings(table.head(0))
     whole, theirs = complete_seeds(experiment, table, records, learnt)
@@ -84,7 +84,7 @@ def test_a_training_that_does_not_learn_is_not_required(tmp_path, record):
         made = record(
             loss_rate=cell.config.loss_rate, seed=0, accuracy=0.31 if "scratch" in cell.config.model_name else 0.5
         )
-        write_record(Path(cell.config.output_dir), {**made, "config": result_settings(cell.config)})
+        write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
     table, records = read_experiment(experiment)
     assert complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)))[0].empty
     assert unlearned_trainings(table)["model_name"].tolist() == ["gpt2-nano-scratch"]

@@ -15,7 +15,7 @@ import typst
 
 from lossytp.study.grid import load_experiments
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import read_record, result_settings, write_record
+from lossytp.training.record import read_record, write_record
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "paper"
@@ -28,7 +28,7 @@ def fall(config: TrainConfig) -> float:
 
 
 def made_up(template: dict, config: TrainConfig, processes: int) -> dict:
-    record = copy.deepcopy(template) | {"config": result_settings(config), "seed": config.seed, "processes": processes}
+    record = copy.deepcopy(template) | {"config": config.result_settings(), "seed": config.seed, "processes": processes}
     noise = np.random.default_rng([config.seed, round(1000 * fall(config))]).normal(0, 0.0005)
     accuracy = 0.7 + 0.01 * config.seed - fall(config) + noise
     record["final"] |= {"accuracy_lossy": accuracy, "accuracy_clean": accuracy + fall(config) / 4}

@@ -242,7 +242,7 @@ def test_a_loss_type_with_a_rate_of_its_own_takes_none(text, trace, tmp_path):
     words = ["--loss_type", kind, "--loss_rates", "0.1"]
     result = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert result.stderr.splitlines()[-1].endswith("has a loss rate of its own, 0.2: leave out loss_rates")
+    assert result.stderr.splitlines()[-1].endswith("has its own loss rate, 0.2: leave out loss_rates")
     with pytest.raises(ValueError, match=r"trace none\.txt cannot be read"):
         settings(text, loss_type="trace('none.txt')", loss_rates=None)
     with pytest.raises(ValueError, match="loss_type = 'lossy' is unknown"):

@@ -215,7 +215,7 @@ def test_a_checkpoint_of_other_data_is_refused(stopped, monkeypatch):
     config = stopped(eval_steps=3)
     original = load_dataset
     monkeypatch.setattr(
-        "lossytp.training.inputs.load_dataset",
+        "lossytp.training.finetuning.load_dataset",
         lambda *names, **sizes: original(*names, **sizes).__class__(
             **{**vars(original(*names, **sizes)), "sha256": "another"}
         ),

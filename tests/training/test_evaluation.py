@@ -152,7 +152,7 @@ def test_a_model_without_the_needed_head_is_one_line(tmp_path, text):
         with pytest.raises(ValueError, match=message) as error:
             evaluate(tmp_path, **values)
         assert "\n" not in str(error.value)
-    on_the_hub = patch("lossytp.training.config.train.shape_of", return_value=None)
+    on_the_hub = patch("lossytp.training.config.run.shape_of", return_value=None)
     with on_the_hub, pytest.raises(ValueError, match=r"lossy_layers = '5:6' is beyond .*'s 2 blocks: stop at 2"):
         evaluate(tmp_path, loss_rate=0.1, lossy_layers="5:6")
     train(tmp_path, "generation", output_dir=str(tmp_path / "other"))

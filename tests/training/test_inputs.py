@@ -24,5 +24,5 @@ def test_a_finished_run_on_other_data_is_refused(toy, tmp_path, monkeypatch):
     record.write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=r"the data of toy has changed since .*record\.json was written: put "):
         run(toy(max_steps=1))
-    monkeypatch.setattr("lossytp.training.inputs.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ValueError))
+    monkeypatch.setattr("lossytp.training.finetuning.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ValueError))
     assert run(toy(max_steps=1)) == changed  # the data is not on this machine

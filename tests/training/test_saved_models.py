@@ -48,7 +48,7 @@ def test_a_file_put_into_a_models_folder_during_training_is_not_deleted(toy, tmp
         save(engine, folder, tokenizer)
         (folder / "note").write_text("x")
 
-    monkeypatch.setattr("lossytp.training.loop.save_model", leave_a_note)
+    monkeypatch.setattr("lossytp.training.finetuning.save_model", leave_a_note)
     with pytest.raises(ValueError, match=r"best.note is in the way"):
         run(toy(eval_steps=1, save_model=True, learning_rate=1e-2))
     assert (tmp_path / "run" / "best" / "note").read_text() == "x"

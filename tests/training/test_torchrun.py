@@ -195,7 +195,7 @@ def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Pat
             ),
             (
                 start([sys.executable, *script(tmp_path, IMPATIENT)], **by_hand(0, free)),
-                "not all of the 2 ranks came within 1 s: start them all, or correct WORLD_SIZE",
+                "not all of the 2 ranks joined within 1 s: start them all, or correct WORLD_SIZE",
             ),
         ]
         for (process, told), message in cases:

@@ -5,12 +5,12 @@
 
 from lossytp.network.fitting.families import FAMILIES, Family
 from lossytp.network.fitting.fit import Fit, applicable, fit, fit_family
-from lossytp.network.fitting.goodness import Distance, Goodness, goodness
+from lossytp.network.fitting.goodness import Comparison, Goodness, goodness
 from lossytp.network.fitting.intervals import Interval, intervals
 
 __all__ = [
     "FAMILIES",
-    "Distance",
+    "Comparison",
     "Family",
     "Fit",
     "Goodness",

@@ -1,4 +1,4 @@
-"""A loss process as a hidden Markov chain, and the laws of its bursts and gaps.
+"""A loss process as a hidden Markov chain.
 
 Shapes: K states.
 """
@@ -30,20 +30,6 @@ class Chain(NamedTuple):
     def lost(self) -> np.ndarray:
         """Return the probability that a packet is lost and the chain steps from row to column, (K, K)."""
         return self.loss[:, None] * self.transition
-
-    def burst_survival(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the probability that a burst has at least these lengths, from 1, shape of `lengths`."""
-        return _survival(self.start @ self.received, self.lost, lengths)
-
-    def gap_survival(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the probability that a run of received packets has at least these lengths, from 1."""
-        return _survival(self.start @ self.lost, self.received, lengths)
-
-
-def _survival(before: np.ndarray, step: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return P(a run >= length): before @ step**length @ 1, over its value at length 1."""
-    at_least = (before @ powers(step, np.asarray(lengths))).sum(axis=-1)
-    return at_least / (before @ step).sum()
 
 
 def powers(base: np.ndarray, exponents: np.ndarray) -> np.ndarray:

@@ -47,6 +47,7 @@ FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reorder
 COLUMNS = NUMBERS | FATES
 UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # what stands in a column that is left out; elsewhere 0
 SETTINGS = ("src", "dst", "packet_bytes", "rate_packets_per_s")
+SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
 CLOCKS = ("same", "different", "none")
 LEFT_OUT = np.empty(0)
 
@@ -115,6 +116,10 @@ class ProbeTrace:
     def __post_init__(self) -> None:
         check_known("clocks", self.clocks, CLOCKS)
 
+    def all_lost(self) -> np.ndarray:
+        """Return whether each packet was lost, flow after flow: bool (packets of all flows,)."""
+        return np.concatenate([np.empty(0, np.bool_), *(flow.lost for _, flow in sorted(self.flows.items()))])
+
 
 def write_trace(path: Path, trace: ProbeTrace) -> None:
     """Write the trace to a Parquet file, which appears whole or not at all.
@@ -147,7 +152,7 @@ def write_trace(path: Path, trace: ProbeTrace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        pyarrow.parquet.write_table(table, part)
+        pyarrow.parquet.write_table(table, part, **SMALL)
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
@@ -186,10 +191,11 @@ def _trace_of(table: Any, about: dict) -> ProbeTrace:
     flows, rows = {}, 0
     for settings in about["flows"]:
         number = settings.pop("flow")
-        mine = columns["flow"] == number
-        if not np.array_equal(columns["sequence"][mine], np.arange(mine.sum())):
+        first, end = columns["flow"].searchsorted([number, number + 1])
+        mine = slice(first, end)
+        if not np.array_equal(columns["sequence"][mine], np.arange(end - first)):
             raise ValueError(f"the sequence numbers of flow {number} have gaps")
-        rows += int(mine.sum())
+        rows += int(end - first)
         flows[number] = FlowTrace(**{name: columns[name][mine] for name in FATES}, **settings)
     if rows != len(table):
         raise ValueError(f"{len(table) - rows} rows belong to no flow")

@@ -11,9 +11,8 @@ import pandas as pd
 from lossytp.study.grid import Experiment
 from lossytp.study.records import ACCURACIES
 from lossytp.training.models import Shape, shape_of
-from lossytp.training.record import result_settings
 
-NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that leave training as it is
+NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that do not change training
 LARGER_MODEL = "gpt2"
 GPU_FLOPS_PER_S = 1e13  # assumed for batches as small as the study's, not measured
 
@@ -103,7 +102,7 @@ def compute_hours(experiments: Iterable[Experiment], records: Mapping[str, list[
             took = known.groupby("kind")[["total_seconds", "max_steps"]].median()
             a_step = float((took["total_seconds"] / took["max_steps"]).mean())
             seconds = [
-                took["total_seconds"].get(_without_seed(result_settings(cell.config)), a_step * cell.config.max_steps)
+                took["total_seconds"].get(_without_seed(cell.config.result_settings()), a_step * cell.config.max_steps)
                 for cell in new
             ]
             row |= {"seconds": sum(seconds) / len(new), "core_hours": sum(seconds) * experiment.processes / 3600}

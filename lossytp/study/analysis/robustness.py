@@ -56,7 +56,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
     if config.lossy_direction == "backward":
         raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
     folder = Path(config.output_dir)
-    if read_record(folder) is None:  # its evaluations, if any, are of another run
+    if read_record(folder) is None:  # evaluations in it, if any, belong to another run
         for stale in folder.glob(f"{EVALUATED}*/{EVALUATION}"):
             stale.unlink()
     record = run(config)

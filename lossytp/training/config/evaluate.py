@@ -11,7 +11,7 @@ from lossytp.training.config.train import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(NetworkSettings, ComputeSettings):
-    """What a model answers over a network, and where the answers go."""
+    """A model, a network, the task or text to evaluate the model on, and the output folder."""
 
     model_name: str = "gpt2-nano"
     """A folder that training wrote (best or last), or a language model by name."""
@@ -22,7 +22,7 @@ class EvaluateConfig(NetworkSettings, ComputeSettings):
     prompt: str | None = None
     """A text for a language model to continue."""
     max_length: Count | None = None
-    """Tokens to cut an example, or a block of text, to; if left out, as in its fine-tuning, else 64 or all it reads."""
+    """Largest number of tokens of an example or a block of text. If left out, as in fine-tuning, else 64 or all."""
     new_tokens: Count = 40
     """Tokens of the continuation."""
     output_dir: str = "output/evaluate"
@@ -35,7 +35,7 @@ class EvaluateConfig(NetworkSettings, ComputeSettings):
             raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
 
     def training(self) -> TrainConfig:
-        """Return a training run's configuration with this network and precision, which checks them.
+        """Return a training run's configuration with this network and precision; it checks them.
 
         Raises:
             ValueError: if training would refuse a value, or a combination.

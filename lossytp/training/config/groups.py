@@ -1,4 +1,4 @@
-"""Groups of settings for what a run computes: its data, optimiser, precision, and what it saves."""
+"""Groups of settings: data, optimiser, precision, evaluation and output."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,9 +17,9 @@ class ComputeSettings(Settings):
     eval_samples: Count | None = None
     """Test examples to evaluate on; all if left out."""
     bf16: bool = False
-    """Compute matrix products in bfloat16; tensor parallelism then sends bfloat16, other traffic stays float32."""
+    """Compute matrix products in bfloat16. Tensor parallelism then sends bfloat16; other traffic stays float32."""
     fp16: bool = False
-    """The same in float16, with the training loss scaled."""
+    """Compute them in float16, and scale the training loss."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,16 +29,14 @@ class ComputeSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(Settings):
-    """The task and its training batches."""
+    """The task and its examples."""
 
     dataset: str = "docstrings"
-    """The task: docstrings (which library is it from?), on every machine; or another of TASKS: sst2, mnli..."""
-    batch_size: Count = 32
-    """Examples a step, over all replicas."""
+    """The task: docstrings (which library is a text from?), which needs no data, or another of TASKS: sst2, mnli..."""
     max_length: Count = 64
-    """Tokens to cut an example to, a prompt together with its answer; the record counts the cut ones."""
+    """Largest number of tokens of an example, of a prompt with its answer; the record has the share of cut examples."""
     max_samples: CountFromZero | None = None
-    """Training examples to keep; all if left out, or 0."""
+    """Number of training examples to use; all if left out, or 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,11 +51,11 @@ class AdamWSettings(Settings):
     learning_rate: NotNegative = 1e-3
     """Peak learning rate of AdamW."""
     warmup_steps: CountFromZero = 20
-    """Steps of linear warm-up. At most all steps, but for the default."""
+    """Steps of linear warm-up. A value above the number of steps is refused, unless it is the default."""
     weight_decay: NotNegative = 0.01
-    """Decoupled weight decay, of matrices only."""
+    """Decoupled weight decay, applied to matrices only."""
     gradient_clipping: Positive | None = None
-    """Largest norm of all gradients together; unlimited if left out."""
+    """Largest norm of all gradients together. If left out, there is no limit."""
 
     def check_warmup(self, steps: str) -> None:
         """Raise ValueError if a chosen `warmup_steps` is above the field `steps`.
@@ -71,50 +69,56 @@ class AdamWSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimisationSettings(AdamWSettings):
-    """The steps of fine-tuning."""
+    """The optimizer's steps."""
 
-    max_steps: Count = 600
-    """Optimiser steps."""
+    batch_size: Count = 32
+    """Examples per step, over all replicas."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to zero after the warm-up; constant keeps it."""
+    """How the learning rate falls after the warm-up; constant keeps it."""
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """Of embeddings, attention and residuals; heads in different processes share their attention masks."""
-    gradient_accumulation_steps: Count = 1
-    """Number of microbatches accumulated per optimiser step; it changes no result but for rounding."""
+    """Dropout of embeddings, attention and residuals. Heads in different processes share their attention masks."""
     gradient_checkpointing: bool = False
-    """Recompute a block's activations in backward, with the packet losses of the first pass."""
+    """Recompute each block's activations in backward, with the packet losses of the first pass."""
     unfreeze_last_layers: CountFromZero | None = None
-    """Train only this many last blocks, the last norm and the head; 0 trains the norm and the head alone."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.check_warmup("max_steps")
+    """Train only this many last blocks, the last norm and the head; 0 trains only the norm and the head."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchingSettings(Settings):
-    """When a run is evaluated and stopped, and what it saves."""
+    """When a run is evaluated, and what it saves."""
 
     eval_steps: Count | None = None
     """Steps between evaluations; if left out, evaluate only at the end."""
-    patience: Count | None = None
-    """Evaluations in a row without a better score over the lossy network after which to stop."""
-    target_accuracy: float | None = None
-    """Record when the score over the lossy network reaches this and holds it at the next evaluation."""
     checkpoint_steps: Count | None = 200
     """Steps between checkpoints of the unfinished run; the same command resumes from the last one."""
+    checkpoint_path: str | None = None
+    """A checkpoint to resume from, or a folder, whose newest checkpoint counts; if left out, output_dir's if any."""
     save_model: bool = False
-    """Save the model with the best lossy evaluation, and the last one, as folders best and last."""
+    """Save the model with the best lossy evaluation and the last model, in the folders best and last."""
     tensorboard: bool = False
     """Write curves for TensorBoard into output_dir/tensorboard."""
     wandb: bool = False
     """Write curves to Weights and Biases (the extra wandb); WANDB_MODE=offline keeps them in output_dir."""
     link_gbits: Annotated[float, Ge(1e-6), Le(1e6)] | None = None
-    """Gbit/s of a simulated link, for time to accuracy over it; null for what training/simulated.py cannot time."""
+    """Gbit/s of a simulated link, for time to accuracy; null where training/simulated.py cannot compute it."""
     round_trip_us: Annotated[float, Ge(0), Le(1e9)] = 100.0
     """Round trip of that link, in microseconds."""
     output_dir: str = "output"
     """Folder for record.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTuningSettings(WatchingSettings):
+    """The steps of fine-tuning, and the scores that it waits for."""
+
+    max_steps: Count = 600
+    """Optimiser steps."""
+    gradient_accumulation_steps: Count = 1
+    """Number of microbatches accumulated per optimiser step. It changes results only by rounding."""
+    patience: Count | None = None
+    """Evaluations in a row without a better score over the lossy network after which to stop."""
+    target_accuracy: float | None = None
+    """Record when the score over the lossy network first reaches this in two evaluations in a row."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

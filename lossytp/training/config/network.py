@@ -23,7 +23,7 @@ class NetworkSettings(Settings):
     """The tensor-parallel ranks, the network between them, and the seed of its losses."""
 
     tensor_parallel_size: int = 4
-    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual."""
+    """Tensor-parallel ranks: spread over the processes under torchrun, otherwise virtual ranks."""
     loss_type: str = "ber"
     """Loss process: ber (Bernoulli), g-e (Gilbert-Elliott) or another of LOSS_PROCESSES: "correlated(shared=0.5)"."""
     loss_rate: float = 0.0
@@ -35,30 +35,31 @@ class NetworkSettings(Settings):
     algorithm: str = "direct"
     """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"
-    """One of zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block) or retransmit(budget)."""
+    """zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block), retransmit(budget), protect(share), or
+    several joined by +."""
     reliable_gather: bool = True
-    """False also loses packets of sums on their way back: each rank then has a residual stream of its own. FSDP's
+    """False also loses packets of sums on their way back. Each rank then has its own residual stream. FSDP's
     all-gathers and a pipeline's sends always lose packets."""
     sequence_parallel: bool = False
     """Reduce-scatter and all-gather around a sharded residual stream; lossytp layers only."""
     wire_dtype: str | None = None
-    """Round messages to fp32 or bf16 for sending; their own dtype if left out; lossytp layers only."""
+    """Round messages to fp32 or bf16 for sending. If left out, keep their dtype. Lossytp layers only."""
     control: Literal["elements", "noise"] | None = None
-    """In place of packet loss: elements (lose single elements) or noise (Gaussian, of equal squared error a link)."""
+    """Instead of packets, lose single elements (elements), or add Gaussian noise of equal squared error (noise)."""
     lossy_direction: str | None = None
-    """Lose packets in forward or backward only."""
+    """Lose packets only in forward or backward."""
     lossy_module: str | None = None
-    """Lose packets in attention or mlp only."""
+    """Lose packets only in attention or mlp."""
     lossy_layers: str | None = None
-    """Lose packets in these transformer layers only: first:stop, counted from 0."""
+    """Lose packets only in these transformer layers: first:stop, counted from 0."""
     lossy_phase: str | None = None
-    """Lose packets in the reduce or the gather phase only."""
+    """Lose packets only in the reduce or the gather phase."""
     lossy_links: str | None = None
     """Links that lose packets, such as 0>1,2>3, in every group of ranks; all if left out; -1 is the switch."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
-    """Of initial weights, data order, dropout and packet losses."""
+    """Seed of initial weights, data order, dropout and packet losses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,7 +108,7 @@ class NetworkSettings(Settings):
         )
 
     def network(self) -> LossyNetwork:
-        """Return a network of such links that has sent nothing yet."""
+        """Return a new network with these settings."""
         process = self.process()
         return LossyNetwork(
             process if self.lossy_links is None else dict.fromkeys(links_named(self.lossy_links), process),

@@ -1,4 +1,4 @@
-"""The settings of parallelism beside the tensor-parallel ranks: replicas, pipeline stages and whose layers run."""
+"""The settings of parallelism beyond the tensor-parallel ranks: replicas, pipeline stages and implementation."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,7 +14,7 @@ class ParallelismSettings(NetworkSettings):
     """The layout of a training run over ranks, and how replicated parameters stay equal."""
 
     implementation: Literal["lossytp", "dtensor", "megatron"] = "lossytp"
-    """Whose layers: this project's, PyTorch's or Megatron-core's; the last two need a process for each rank."""
+    """The layers of this project, PyTorch (dtensor) or Megatron-core; the last two need a process for each rank."""
     data_parallel_size: Count = 1
     """Replicas that share each batch; needs torchrun."""
     data_parallel_type: Literal["ddp", "fsdp"] = "ddp"
@@ -26,12 +26,12 @@ class ParallelismSettings(NetworkSettings):
     pipeline_microbatches: Count = 4
     """Microbatches of a batch in a pipeline."""
     replicated_gradients: Literal["reliable", "lossy", "none"] = "reliable"
-    """How ranks with streams of their own average the gradients of replicated parameters; none lets copies drift."""
+    """How ranks with their own streams average the gradients of replicated parameters; none lets copies drift."""
     resync_every: Count | None = None
     """Steps between resynchronisations, which set drifting copies to their mean."""
     exact_adjoint: bool = False
-    """Backward uses what forward lost. In lossytp layers an ablation, since no sender knows; between pipeline stages,
-    where the receiver knows, a repair. It applies to both if there are both."""
+    """Let backward use what forward lost. In lossytp layers this is an ablation, since no sender knows it. Between
+    pipeline stages it is a repair, since the receiver knows it. It applies to both."""
 
     def layout(self, rank: int, world_size: int) -> Layout:
         """Return this process's place among `world_size`.
@@ -59,7 +59,7 @@ class ParallelismSettings(NetworkSettings):
 
     @property
     def fully_sharded(self) -> bool:
-        """Return whether replicas shard the parameters, and so gather them over the lossy network."""
+        """Return whether replicas shard the parameters, and gather them over the lossy network."""
         return self.data_parallel_size > 1 and self.data_parallel_type == "fsdp"
 
     def wiring(self) -> Wiring:

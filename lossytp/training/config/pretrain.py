@@ -1,67 +1,136 @@
-"""The configuration of one pretraining run. Importing this module costs no torch."""
+"""The configuration of one pretraining run. Importing this module costs no torch.
+
+Names are those of earlier studies' flags, so their command lines run here.
+"""
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from lossytp.network.checks import check_known
 from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
-from lossytp.training.config.groups import AdamWSettings
-from lossytp.training.models import PRESETS
+from lossytp.training.config.run import RunSettings
+from lossytp.training.config.settings import Settings
+from lossytp.training.models import PRESETS, check_model
+
+PATHS = ("data_glob", "validation_glob", "tokenizer_path")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig(AdamWSettings):
-    """What a pretrained base depends on, and its output folder."""
+class TextSettings(Settings):
+    """The text, and how it is cut into blocks."""
 
-    model_name: str = "gpt2-nano"
-    """The shape: gpt2-nano, gpt2-nano-wide, gpt2-nano-deep or gpt2-micro; the seed draws the weights."""
     tokenizer_path: str | None = None
     """A folder with a tokenizer; if left out, a vocabulary is made from the text's beginning."""
-    checkpoint_path: str | None = None
-    """A checkpoint to resume from, or a folder, whose newest checkpoint counts; if left out, output_dir's if any."""
     data_glob: str = "stdlib"
     """Pattern of parquet (column text) or text files; stdlib is the sources of Python's standard library."""
     validation_glob: str | None = None
     """Held-out files; if left out, some of data_glob's documents are held out, or some of stdlib's files."""
     streaming: bool = True
     """Shuffle the next few thousand blocks; --no-streaming reads all text first and shuffles all."""
-    num_proc: Count = 2
-    """Threads that compute microbatches in parallel; it changes no result."""
     trust_remote_code: bool = False
     """Let a tokenizer run code that came with it."""
-    batch_size: Count = 64
-    """Blocks a step."""
-    microbatch_size: Count = 4
-    """Blocks in memory at once for each thread; few blocks stay in a CPU's cache."""
     block_size: int = 128
     """Tokens a block."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig(RunSettings, TextSettings):
+    """Everything that a pretrained model depends on, and its output folder."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
+    curve_points: ClassVar[int] = 200
+    neutral: ClassVar[tuple[str, ...]] = (*Settings.neutral, "eval_steps", "num_proc", "prompt")
+
+    model_name: str = "gpt2-nano"
+    """The shape: gpt2-nano, gpt2-nano-wide, gpt2-nano-deep or gpt2-micro; the seed draws the weights."""
+    num_proc: Count = 2
+    """Threads that compute microbatches side by side in a single process; it changes no result."""
+    batch_size: Count = 64
+    """Blocks a step, over all replicas."""
+    microbatch_size: Count = 4
+    """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
+    tensor_parallel_size: int = 1
+    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual."""
+    schedule: Literal["linear", "cosine", "constant"] = "cosine"
+    """How the learning rate falls to min_learning_rate after the warm-up; constant keeps it."""
     learning_rate: NotNegative = 3e-3
     """Peak learning rate of AdamW."""
     min_learning_rate: NotNegative = 1e-4
-    """Learning rate at the end of its cosine decay."""
+    """Learning rate at the end of its decay."""
     warmup_steps: CountFromZero = 100
     """Steps of linear warm-up. At most total_steps, but for the default."""
     total_steps: Count = 6200
     """Optimiser steps."""
     weight_decay: NotNegative = 0.1
     """Decoupled weight decay, of matrices only."""
-    gradient_clipping: Positive = 1.0
-    """Largest norm of all gradients together."""
-    bf16: bool = False
-    """Compute matrix products in bfloat16; it helps on GPUs and the few CPUs that have it."""
-    eval_steps: Count = 500
-    """Steps between validations, each with a checkpoint and a sample."""
+    gradient_clipping: Positive | None = 1.0
+    """Largest norm of all gradients together; None for no limit."""
+    eval_samples: Count | None = 512
+    """Held-out blocks to validate on during the run; at its end, all."""
+    eval_steps: Count | None = 500
+    """Steps between validations, each with a text sample."""
+    checkpoint_steps: Count | None = 500
+    """Steps between checkpoints; the same command resumes from the last one."""
+    prompt: str = "The"
+    """A text that the model continues at each validation."""
+    save_model: bool = True
+    """Save the model, its tokenizer and its card in output_dir."""
     seed: CountFromZero = 0
-    """Of initial weights and the order of blocks."""
+    """Of initial weights, the order of blocks and packet losses."""
     output_dir: str = "output/pretrain"
-    """Folder for the model, its card, checkpoint and pretrain.json."""
+    """Folder for record.json, the model and its checkpoints."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_known("model_name", self.model_name, PRESETS)
         self.check_warmup("total_steps")
+        if self.block_size < 2:
+            raise ValueError(f"block_size = {self.block_size} leaves no token to predict: give 2 or more")
         positions = PRESETS[self.model_name]["n_positions"]
-        if not 2 <= self.block_size <= positions:
+        if self.block_size > positions:
             raise ValueError(
-                f"block_size = {self.block_size} is not from 2 to {self.model_name}'s {positions} positions: give a "
-                "number in between"
+                f"block_size = {self.block_size} is above {self.model_name}'s {positions} positions: give as many or "
+                "fewer"
             )
+        check_model(self.model_name, self.tensor_parallel_size, self.block_size)
+        self.check_run()
+
+    @property
+    def steps(self) -> int:
+        return self.total_steps
+
+    @property
+    def kind(self) -> str:
+        return "language modelling"
+
+    @property
+    def task(self) -> str:
+        return path_end(self.data_glob) or ""
+
+    @property
+    def microbatches(self) -> int:
+        return -(-self.batch_size // (self.microbatch_size * self.data_parallel_size))
+
+    @property
+    def threads(self) -> int:
+        return self.num_proc
+
+    @property
+    def smallest_rate(self) -> float:
+        return min(1.0, self.min_learning_rate / self.learning_rate) if self.learning_rate else 0.0
+
+    def differences(self, written: dict[str, Any]) -> list[str]:
+        """Return the names of other settings than in `written`; a run may go on for more steps than it was to take."""
+        names = super().differences(written)
+        return [name for name in names if name != "total_steps" or written[name] > self.total_steps]
+
+    def result_settings(self) -> dict[str, Any]:
+        """Return the settings that the result depends on, paths without the parts that differ between machines."""
+        settings = super().result_settings()
+        return settings | {name: path_end(settings[name]) for name in PATHS}
+
+
+def path_end(pattern: str | None) -> str | None:
+    """Return the last four parts of a path."""
+    return pattern and "/".join(Path(pattern).parts[-4:])

@@ -1,4 +1,4 @@
-"""What every configuration does: read names and values, refuse unknown and unfit ones, and return them as a dict.
+"""The base of all configurations: check names and values, and convert from and to a dict.
 
 Values come from the command line, a YAML file or a notebook's parameters. Importing this module costs no torch.
 """
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
 from lossytp.network.checks import check_known, check_names
 from lossytp.training.config.bounds import check_bounds
@@ -20,7 +20,7 @@ _kinds_of: dict[type, dict[str, "Kind"]] = {}
 
 
 class Kind(NamedTuple):
-    """What a field takes: values of these types, one of these choices if there are any, within these bounds."""
+    """The values of a field: of these types, one of these choices if there are any, within these bounds."""
 
     types: tuple[type, ...] = ()
     choices: tuple[Any, ...] = ()
@@ -34,6 +34,9 @@ class Settings:
     Raises:
         ValueError: if a value is of another type than its field, or out of the field's bounds.
     """
+
+    neutral: ClassVar[tuple[str, ...]] = ("output_dir", "checkpoint_path", "checkpoint_steps", "tensorboard", "wandb")
+    """Fields that change no result."""
 
     def __post_init__(self) -> None:
         kinds = _kinds(type(self))
@@ -54,17 +57,26 @@ class Settings:
         """Return field names and values, which JSON can hold."""
         return asdict(self)
 
+    def result_settings(self) -> dict[str, Any]:
+        """Return the settings that the result depends on, as records hold them."""
+        return {name: value for name, value in self.as_dict().items() if name not in self.neutral}
+
+    @classmethod
+    def result_defaults(cls) -> dict[str, Any]:
+        """Return the defaults of the settings that the result depends on."""
+        return {field.name: field.default for field in fields(cls) if field.name not in cls.neutral}
+
     def group(self, kind: type["Settings"]) -> dict[str, Any]:
-        """Return names and values of one group of settings."""
+        """Return the names and values of one group of settings."""
         return {field.name: getattr(self, field.name) for field in fields(kind)}
 
     def changes(self) -> dict[str, Any]:
-        """Return names and values of the fields that are not at their default."""
+        """Return the names and values of the fields that differ from their defaults."""
         return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return a configuration of names and values.
+        """Return the configuration with these names and values.
 
         Raises:
             ValueError: if a name is unknown; the message suggests the closest one.
@@ -97,7 +109,7 @@ class Settings:
 
 
 def _kinds(cls: type[Settings]) -> dict[str, Kind]:
-    """Return what each field takes. Each class is read once: a study makes thousands of configurations."""
+    """Return the kind of each field. Each class is read only once, since a study makes thousands of configurations."""
     if cls not in _kinds_of:
         hints = get_type_hints(cls, include_extras=True)
         _kinds_of[cls] = {field.name: _kind(hints[field.name]) for field in fields(cls)}
@@ -105,7 +117,7 @@ def _kinds(cls: type[Settings]) -> dict[str, Kind]:
 
 
 def _kind(hint: Any) -> Kind:
-    """Return what a field of this type hint takes."""
+    """Return the kind of a field with this type hint."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         inner = _kind(arguments[0])
@@ -119,7 +131,7 @@ def _kind(hint: Any) -> Kind:
 
 
 def _check_type(name: str, value: Any, kind: Kind) -> None:
-    """Raise ValueError unless the value fits. Values from YAML or a notebook have no types of their own."""
+    """Raise ValueError unless the value fits the field. Values from YAML or a notebook may have any type."""
     if kind.choices:
         if value is not None or type(None) not in kind.types:
             check_known(name, value, kind.choices)
@@ -134,7 +146,7 @@ def _check_type(name: str, value: Any, kind: Kind) -> None:
 
 
 def _example(value: object, allowed: tuple[type, ...]) -> str:
-    """Return how to write the value so that its type fits, if it can be written so; else ""."""
+    """Return how to write the value with a type that fits, or "" if that is impossible."""
     if int in allowed and isinstance(value, float) and value.is_integer():
         return f", such as {int(value)}"
     if str in allowed and isinstance(value, int | float):

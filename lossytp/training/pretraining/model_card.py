@@ -1,5 +1,6 @@
 """Write a pretrained model's README.md, with what a reader needs to use the model or to reproduce it."""
 
+import math
 from typing import Any
 
 TEMPLATE = """\
@@ -37,18 +38,22 @@ this project's.
 """
 
 
-def model_card(statistics: dict[str, Any]) -> str:
-    """Return the model card, in Markdown, from the content of pretrain.json."""
-    config, where = statistics["config"], statistics["environment"]
-    numbers = {name: statistics[name] for name in ("parameters", "data", "steps", "tokens", "commit", "threads")}
-    numbers |= {name: statistics[name] for name in ("validation_loss", "perplexity", "validation_tokens")}
-    numbers |= {name: statistics[name] for name in ("trigram_perplexity", "trigram_tokens")}
+def model_card(record: dict[str, Any]) -> str:
+    """Return the model card, in Markdown, from the run's record."""
+    config, data, where, timing = (record[name] for name in ("config", "data", "environment", "timing"))
+    loss = record["final"]["cross_entropy_clean"]
     return TEMPLATE.format(
-        **numbers,
         **{name: config[name] for name in ("model_name", "block_size", "batch_size", "learning_rate")},
-        vocabulary=statistics["vocabulary"],
+        **{name: data[name] for name in ("vocabulary", "validation_tokens", "trigram_perplexity", "trigram_tokens")},
+        **{name: timing[name] for name in ("steps", "threads")},
+        parameters=record["parameters"],
+        data=config["data_glob"],
+        tokens=timing["steps"] * config["batch_size"] * config["block_size"],
         smallest=config["min_learning_rate"],
+        validation_loss=loss,
+        perplexity=math.exp(loss),
+        commit=record["commit"],
         processor=where["processor"],
         torch=where["torch"],
-        hours=statistics["train_seconds"] / 3600,
+        hours=timing["train_seconds"] / 3600,
     )

@@ -6,8 +6,6 @@ import pytest
 from lossytp.network.fitting import FAMILIES
 from tests.network.fitting.recordings import VALUES
 
-LENGTHS = np.arange(1, 4000)
-
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_chain_has_the_loss_rate_and_autocorrelation_of_its_process(name):
@@ -21,17 +19,6 @@ def test_a_chain_has_the_loss_rate_and_autocorrelation_of_its_process(name):
         steps = np.linalg.matrix_power(chain.transition, lag)
         both = (chain.start * chain.loss) @ steps @ chain.loss
         assert (both - rate**2) / (rate * (1 - rate)) == pytest.approx(process.autocorrelation(lag), abs=1e-12)
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_survival_of_runs_adds_up_to_their_mean_length(name):
-    """Sum over n >= 1 of P(length >= n) is the mean; a cycle of a burst and a gap has the loss rate."""
-    values = np.array(VALUES[name])
-    process, chain = FAMILIES[name].process(values), FAMILIES[name].chain(values)
-    burst, gap = chain.burst_survival(LENGTHS), chain.gap_survival(LENGTHS)
-    assert burst[0] == gap[0] == pytest.approx(1)
-    assert burst.sum() == pytest.approx(process.mean_burst_packets)
-    assert burst.sum() / (burst.sum() + gap.sum()) == pytest.approx(process.loss_rate)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from lossytp.network.fitting import FAMILIES, fit_family, goodness
+from lossytp.network.fitting.goodness import Law, num_simulations
 from tests.network.fitting.recordings import TRUTHS, bits, recorded
 
 
@@ -30,23 +32,40 @@ def test_another_family_does_not_fit(truth, fitted, law):
     assert found.statistic > 0.1
 
 
-def test_the_statistic_by_hand():
-    """Three bursts of 1, 1 and 2 packets: P(>= 2) is 1/3, and P(>= 3) is 0; Bernoulli's are p and p^2."""
-    flows = [bits("00100100110000")]
-    found = goodness(fit_family(FAMILIES["Bernoulli"], flows), flows)
-    rate = 4 / 14
-    assert found.bursts.statistic == pytest.approx(max(abs(1 / 3 - rate), rate**2))
+def test_short_flows_fit_although_they_cut_runs_short():
+    flows = recorded(TRUTHS["simple Gilbert"], *[60] * 40)
+    found = goodness(fit_family(FAMILIES["simple Gilbert"], flows), flows)
+    assert min(found.bursts.p, found.gaps.p) > 0.02
+    assert found.gaps.fitted.lengths.max() < 60
+
+
+def test_statistic_and_laws():
+    flows = recorded(TRUTHS["simple Gilbert"], 20_000)
+    found = goodness(fit_family(FAMILIES["Bernoulli"], flows), flows).bursts
+    recorded_lengths = np.repeat(found.recorded.lengths, found.recorded.counts)
+    fitted_lengths = np.repeat(found.fitted.lengths, found.fitted.counts)
+    assert recorded_lengths.sum() == len(flows[0].lost)
+    assert fitted_lengths.sum() == pytest.approx(99 * len(flows[0].lost), rel=0.05)
+    assert found.statistic == pytest.approx(stats.ks_2samp(recorded_lengths, fitted_lengths).statistic)
+
+
+def test_a_law_by_hand():
+    law = Law(np.array([1, 3]), np.array([2, 6]))
+    assert law.share_up_to(np.array([0, 1, 2, 3, 9])).tolist() == [0, 0.25, 0.25, 1, 1]
 
 
 @pytest.mark.parametrize("text", ["000", "111"])
 def test_nothing_to_compare(text):
     found = goodness(fit_family(FAMILIES["Bernoulli"], [bits(text)]), [bits(text)])
-    assert found.simulations == 0
     assert found.bursts.p == found.gaps.p == 1
 
 
 def test_many_flows_get_fewer_simulations():
-    flows = recorded(TRUTHS["Bernoulli"], *[20] * 600)
-    found = goodness(fit_family(FAMILIES["Bernoulli"], flows), flows)
-    assert found.simulations == 33
-    assert np.isclose(found.bursts.p * 34, round(found.bursts.p * 34))
+    assert [num_simulations([bits("0")] * flows) for flows in (1, 600, 5000)] == [99, 33, 19]
+
+
+def test_every_simulation_is_watched():
+    watched = []
+    flows = [bits("0010")]
+    assert goodness(fit_family(FAMILIES["Bernoulli"], flows), flows, watch=lambda: watched.append(1)).simulations == 99
+    assert len(watched) == 99

@@ -13,7 +13,7 @@ from lossytp.study.analysis.overview import (
 from lossytp.study.grid import Cell, Experiment
 from lossytp.study.records import read_experiment
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import result_settings, write_record
+from lossytp.training.record import write_record
 
 
 def test_core_hours_are_new_cells_times_seconds_times_processes(tmp_path, record):
@@ -33,7 +33,7 @@ def test_core_hours_are_new_cells_times_seconds_times_processes(tmp_path, record
         if key in took:
             made = record(loss_rate=key[0], seed=key[1], accuracy=0.5)
             made["timing"]["total_seconds"] = took[key]
-            write_record(Path(each.config.output_dir), {**made, "config": result_settings(each.config)})
+            write_record(Path(each.config.output_dir), {**made, "config": each.config.result_settings()})
     found = compute_hours(experiments, {each.name: read_experiment(each)[1] for each in experiments})
     columns = ["experiment", "cells", "finished", "of"]
     assert found[columns].values.tolist() == [["1", 6, 4, 6], ["2", 3, 4, 6], ["3", 1, 0, 1]]
@@ -50,7 +50,7 @@ def test_an_unrun_cell_takes_its_steps_times_the_others_seconds_a_step(tmp_path,
     ]
     made = record(loss_rate=0.0, seed=0, accuracy=0.5)
     made["timing"]["total_seconds"] = 100
-    write_record(Path(cells[0].config.output_dir), {**made, "config": result_settings(cells[0].config)})
+    write_record(Path(cells[0].config.output_dir), {**made, "config": cells[0].config.result_settings()})
     experiment = Experiment("1", "20_cells", tuple(cells), 1)
     found = compute_hours([experiment], {"1": read_experiment(experiment)[1]})
     assert found.loc[0, "core_hours"] == pytest.approx((2 * 100 + 2 * 300) / 3600)

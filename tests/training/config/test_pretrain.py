@@ -32,7 +32,7 @@ def test_the_earlier_studys_command_line():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"block_size": 129}, "block_size = 129 is not from 2 to gpt2-nano's 128 positions"),
+        ({"block_size": 129}, "block_size = 129 is above gpt2-nano's 128 positions: give as many or fewer"),
         ({"model_name": "gpt2"}, "model_name = 'gpt2'"),
         ({"batch_size": 0}, "batch_size = 0 is below 1"),
         ({"learning_rate": -1.0}, "learning_rate = -1.0 is below 0"),

@@ -4,10 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from lossytp.training import models
+from lossytp.training import models, progress
 from lossytp.training.config import PretrainConfig
 from lossytp.training.pretraining import corpus as corpora
-from lossytp.training.pretraining import run as pretraining
 from tests.training.pretraining.tiny_runs import NUMBERS, STEPS, TINY
 
 
@@ -17,7 +16,7 @@ def pretrain(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(models.PRESETS, "gpt2-nano", TINY)
     monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 30)
-    monkeypatch.setattr(pretraining, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     data = tmp_path / "data"
     data.mkdir()
     for split, first, last in (("train-0", 0, 200), ("train-1", 200, 300), ("validation-0", 1000, 1020)):
@@ -35,6 +34,7 @@ def pretrain(tmp_path, monkeypatch):
             "warmup_steps": 2,
             "total_steps": STEPS,
             "eval_steps": 3,
+            "checkpoint_steps": 3,
             "output_dir": str(tmp_path / folder),
         }
         return PretrainConfig(**{**defaults, **values})

@@ -1,64 +1,71 @@
 """Test that pretraining stopped or killed anywhere, and resumed, equals an unbroken one."""
 
+import json
 import multiprocessing
 import os
 import signal
 from pathlib import Path
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import torch
 
-from lossytp.training import models
+from lossytp.training import loop, models
 from lossytp.training.config import PretrainConfig
+from lossytp.training.engine import Engine
+from lossytp.training.loop import run
 from lossytp.training.pretraining import corpus as corpora
-from lossytp.training.pretraining import run as pretraining
-from lossytp.training.pretraining.folder import CHECKPOINT
-from lossytp.training.pretraining.run import run
-from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same, stopped
+from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same, losses, stopped
+
+
+def kept(config):
+    """Return the file that names a run's last checkpoint."""
+    return Path(config.output_dir) / "checkpoint" / "step.json"
 
 
 @pytest.mark.parametrize("at_step", [2, 4, STEPS])
-@pytest.mark.parametrize("streaming", [True, False])
-def test_a_run_stopped_before_any_step_and_resumed_equals_an_unbroken_one(pretrain, at_step, streaming):
-    unbroken, broken = pretrain("unbroken", streaming=streaming), pretrain("broken", streaming=streaming)
+@pytest.mark.parametrize("values", [{"streaming": False}, {"tensor_parallel_size": 2, "loss_rate": 0.2}], ids=str)
+def test_a_run_stopped_before_any_step_and_resumed_equals_an_unbroken_one(pretrain, at_step, values):
+    unbroken, broken = pretrain("unbroken", **values), pretrain("broken", **values)
     stopped(broken, at_step)
-    assert (Path(broken.output_dir) / CHECKPOINT).exists() == (at_step > 3)
+    assert kept(broken).exists() == (at_step > 3)
     assert_same(broken, run(broken), unbroken, run(unbroken))
 
 
-def test_a_run_killed_and_resumed_equals_an_unbroken_one(pretrain, tmp_path):
-    """SIGKILL comes first while a checkpoint is half written, then in the middle of a step."""
+def test_a_run_killed_and_resumed_equals_an_unbroken_one(pretrain):
+    """SIGKILL comes first while a checkpoint is half written, then in the middle of a step, then before the record."""
     unbroken, broken = pretrain("unbroken"), pretrain("broken")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    for kill in (("save", 6), ("step", 5)):
+    for kill, after in ((("save", 6), 3), (("step", 2), 3), (("record", 0), STEPS)):
         process = context.Process(target=_killed, args=(broken.as_dict(), *kill))
         process.start()
         process.join(200)
         assert process.exitcode == -signal.SIGKILL
-    assert torch.load(Path(broken.output_dir) / CHECKPOINT)["losses"]
+        assert json.loads(kept(broken).read_text())["step"] == after
     assert_same(broken, run(broken), unbroken, run(unbroken))
 
 
 def _killed(values, where, at_step):
     torch.set_num_threads(1)
-    step, save = pretraining._Pretraining._step, torch.save
+    step, save = Engine.forward_backward, torch.save
     steps = []
 
-    def end():
+    def end(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def stepped(self, number, pool):
-        steps.append(number)
-        loss = step(self, number, pool)
-        if where == "step" and number == at_step:
+    def stepped(self, *arguments):
+        steps.append(1)
+        loss = step(self, *arguments)
+        if where == "step" and len(steps) == at_step:
             end()
         return loss
 
     def half(state, file):
         save(state, file)
-        if where == "save" and steps[-1] == at_step:
+        if where == "save" and len(steps) == at_step:
             file.flush()
             os.truncate(file.name, file.tell() // 2)
             end()
@@ -66,8 +73,9 @@ def _killed(values, where, at_step):
     with (
         patch.dict(models.PRESETS, {"gpt2-nano": TINY}),
         patch.object(corpora, "SHUFFLED_BLOCKS", 30),
-        patch.object(pretraining._Pretraining, "_step", stepped),
+        patch.object(Engine, "forward_backward", stepped),
         patch.object(torch, "save", half),
+        patch.object(loop, "write_record", end if where == "record" else loop.write_record),
     ):
         run(PretrainConfig(**values))
 
@@ -77,25 +85,85 @@ def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
     expected = run(unbroken)
     stopped(pretrain("older"), 4)
     stopped(pretrain("both/newer"), 7)
-    torch.save({}, tmp_path / "both" / "oldest.pt")
-    os.utime(tmp_path / "both" / "oldest.pt", (0, 0))
-    started = []
-    step = pretraining._Pretraining._step
-    for name, path, first in (
-        ("from file", tmp_path / "older" / CHECKPOINT, 4),
-        ("from folder", tmp_path / "both", 7),
-    ):
+    oldest = tmp_path / "both" / "oldest" / "step.json"
+    oldest.parent.mkdir()
+    oldest.write_text("{}")
+    os.utime(oldest, (0, 0))
+    for name, path, step in (("from file", kept(pretrain("older")), 3), ("from folder", tmp_path / "both", 6)):
         config = pretrain(name, checkpoint_path=str(path))
-        with patch.object(
-            pretraining._Pretraining, "_step", lambda self, n, pool: started.append(n) or step(self, n, pool)
-        ):
-            statistics = run(config)
-        assert started.pop(0) == first
-        started.clear()
-        assert_same(config, statistics, unbroken, expected)
+        record = run(config)
+        assert record["timing"]["resumed_behind_steps"] == [step]
+        assert_same(config, record, unbroken, expected)
+    for path, message in (("none", "does not exist: leave it out"), ("data", r"has no step\.json below it: leave")):
+        with pytest.raises(ValueError, match=rf"checkpoint_path = .*{path}' {message}"):
+            run(pretrain("other", checkpoint_path=str(tmp_path / path)))
 
 
-def test_the_tokenizer_of_a_run_without_a_checkpoint_is_not_used(pretrain, tmp_path):
-    (tmp_path / "other.txt").write_text("quick brown foxes " * 50)
-    stopped(pretrain(data_glob=str(tmp_path / "other.txt")), 1)
-    assert run(pretrain())["curves"]["train_loss"] == run(pretrain("fresh"))["curves"]["train_loss"]
+def test_a_finished_run_goes_on_for_more_steps_but_not_for_fewer(pretrain, monkeypatch):
+    config = pretrain(schedule="constant")
+    run(config)
+    longer = pretrain(schedule="constant", total_steps=STEPS + 3)
+    record = run(longer)
+    assert record["timing"]["resumed_behind_steps"] == [STEPS]
+    unbroken = pretrain("unbroken", schedule="constant", total_steps=STEPS + 3)
+    assert losses(record) == losses(run(unbroken))
+    monkeypatch.setattr(loop, "_Run", None)  # fails if it runs
+    assert run(longer) == record
+    with pytest.raises(ValueError, match="holds a run with different total_steps: give another folder"):
+        run(config)
+
+
+def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(pretrain, monkeypatch):
+    record = run(pretrain())
+    monkeypatch.setattr(loop, "_Run", None)  # fails if it runs
+    assert run(pretrain()) == record
+    assert run(pretrain(num_proc=1, eval_steps=5)) == record
+    with pytest.raises(ValueError, match="holds a run with different learning_rate: give another folder"):
+        run(pretrain(learning_rate=1e-3))
+
+
+def change_text(config):
+    """Change one document of the training text."""
+    file = Path(config.data_glob.replace("*", "1"))
+    texts = pa.parquet.read_table(file)["text"].to_pylist()
+    pa.parquet.write_table(pa.table({"text": [*texts[:-1], "nine"]}), file)
+
+
+def test_text_that_has_changed_is_refused(pretrain):
+    finished, broken = pretrain(), pretrain("broken")
+    record = run(finished)
+    stopped(broken, 5)
+    change_text(finished)
+    with pytest.raises(ValueError, match=r"the data of .*parquet has changed since .*record\.json was written: put"):
+        run(finished)
+    with pytest.raises(ValueError, match=r"the data of .*parquet has changed since .*checkpoint was written: put"):
+        run(broken)
+    for name in "01":
+        Path(finished.data_glob.replace("*", name)).unlink()
+    assert run(finished) == record, "a finished run is read without its text"
+
+
+@pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors", "tokenizer.json"])
+def test_a_users_files_are_refused_before_the_first_step_and_stay(pretrain, monkeypatch, name):
+    config = pretrain()
+    file = Path(config.output_dir) / name
+    file.parent.mkdir()
+    file.write_text("x")
+    (file.parent / "thesis").touch()
+    monkeypatch.setattr(loop, "_Run", None)  # fails if it runs
+    with pytest.raises(ValueError, match=rf"^{file} is in the way.*: move it"):
+        run(config)
+    assert file.read_text() == "x"
+    assert sorted(path.name for path in file.parent.iterdir()) == sorted([name, "thesis"])
+
+
+def test_a_position_of_another_text_is_one_line(pretrain):
+    config = pretrain()
+    stopped(config, 5)
+    file = kept(config).parent / "step-3.rank-0.pt"
+    state = torch.load(file, weights_only=True)
+    for position in ({"start": 3}, {}, None):
+        torch.save({**state, "position": position}, file)
+        with pytest.raises(ValueError, match=r"^.*checkpoint: .*: delete it to start over$") as error:
+            run(config)
+        assert "\n" not in str(error.value)

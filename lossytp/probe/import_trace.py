@@ -1,0 +1,46 @@
+"""Make a trace of losses that another program recorded.
+
+python -m lossytp.probe import losses.txt                                  # zeros and ones, 1 for a lost packet
+python -m lossytp.probe import log.csv --column dropped --where link=uplink --output uplink.parquet
+
+Also takes .npy arrays, tables of one flow per row whose packets are a text of zeros and ones, and files that gzip
+compressed.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lossytp.network.probe.importing import import_trace
+from lossytp.network.probe.trace_file import write_trace
+from lossytp.probe.recorded import first_word_as
+from lossytp.training.command_line import parse
+from lossytp.training.config.settings import Settings
+from lossytp.training.files import saving
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportConfig(Settings):
+    """What to read, and where to write it."""
+
+    file: str
+    """The file; also the first word of the command."""
+    column: str | None = None
+    """A table's column of losses. If left out, lost, is_lost or loss, or else the only one of zeros and ones."""
+    where: str | None = None
+    """NAME=VALUE: keep the rows of a table whose column NAME has this value."""
+    output: str | None = None
+    """The trace to write. If left out, the file's name with .parquet for its ending, in this folder."""
+
+
+def main(words: list[str]) -> None:
+    """Read the file, and write the trace."""
+    config: ImportConfig = parse(ImportConfig, __doc__, first_word_as("--file", words))
+    file = Path(config.file)
+    output = Path(config.output or f"{file.name.split('.')[0]}.parquet")
+    if output.suffix != ".parquet":
+        raise ValueError(f"output = {config.output!r} does not end in .parquet: give {output.stem}.parquet")
+    trace = import_trace(file, column=config.column, where=config.where)
+    with saving(output):
+        write_trace(output, trace)
+    packets = sum(flow.num_packets for flow in trace.flows.values())
+    print(f"{len(trace.flows)} flows, {packets} packets, {int(trace.all_lost().sum())} lost; see {output}")

@@ -1,0 +1,165 @@
+"""Pretraining: next-token prediction on packed blocks of text. It ends with a model that transformers reads.
+
+Shapes: B blocks, T tokens a block.
+"""
+
+import math
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lossytp.parallel.replicas import local
+from lossytp.training.config import PretrainConfig
+from lossytp.training.models import build_language_model
+from lossytp.training.objective import Objective
+from lossytp.training.own_files import claim_files
+from lossytp.training.pretraining.corpus import PackedBlocks, all_blocks
+from lossytp.training.pretraining.model_card import model_card
+from lossytp.training.pretraining.text import text_sha256, tokenizer_for, training_text, validation_text
+from lossytp.training.pretraining.trigram import trigram_perplexity
+from lossytp.training.record import write_atomically
+from lossytp.training.saved_models import MODEL_FILES, TOKENIZER_FILES, save_in_bfloat16
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lossytp.training.engine import Engine
+
+CARD = "README.md"
+FILES = (CARD, *MODEL_FILES, *TOKENIZER_FILES)
+VALIDATION_BLOCKS = 512  # during the run, if eval_samples is not given
+TRIGRAM_TOKENS = 2**26
+SAMPLE_TOKENS = 40
+
+
+class Pretraining(Objective[PretrainConfig]):
+    """Packed blocks of text, and the cross-entropy of held-out ones."""
+
+    name = "pretraining"
+    score = "cross_entropy"
+    keeps_checkpoint = True
+
+    def __init__(self, config: PretrainConfig) -> None:
+        super().__init__(config)
+        self.sha256 = text_sha256(config)
+        self.tokenizer = tokenizer_for(config, self.sha256)
+        self.blocks = PackedBlocks(
+            training_text(config),
+            self.tokenizer,
+            block_size=config.block_size,
+            seed=config.seed,
+            streaming=config.streaming,
+        )
+        self.validation = all_blocks(validation_text(config), self.tokenizer, block_size=config.block_size)
+
+    @staticmethod
+    def data_sha256(config: PretrainConfig) -> str:
+        return text_sha256(config)
+
+    @staticmethod
+    def claim_folder(config: PretrainConfig) -> None:
+        if config.save_model:
+            claim_files(Path(config.output_dir), FILES)
+
+    def dense_model(self) -> "PreTrainedModel":
+        config = self.config
+        dense = build_language_model(config.model_name, self.tokenizer, dropout=config.dropout, seed=config.seed)
+        self._parameters = dense.num_parameters()
+        return dense
+
+    def batch(self) -> dict[str, Tensor]:
+        return _batch(self.blocks.batch(self.config.batch_size))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.blocks.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
+        self.blocks.load_state_dict(state)
+
+    def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
+        config = self.config
+        blocks = self.validation[: config.eval_samples or (None if last else VALIDATION_BLOCKS)]
+        parts = blocks.split(config.microbatch_size * config.data_parallel_size)
+        return [{"cross_entropy": each} for each in engine.cross_entropies(map(_batch, parts))]
+
+    def better(self, point: dict[str, Any]) -> float:
+        return -super().better(point)
+
+    def settle_(self, engine: "Engine") -> None:
+        """Round the weights to bfloat16, as they are saved: the record then says how good the saved model is."""
+        if self.config.save_model:
+            with torch.no_grad():
+                for parameter in engine.module.parameters():
+                    each = local(parameter)
+                    each.copy_(each.to(torch.bfloat16))
+
+    def save(self, engine: "Engine") -> None:
+        if self.config.save_model:
+            save_in_bfloat16(engine, self.dense_model(), Path(self.config.output_dir), self.tokenizer)
+
+    def position(self) -> str:
+        at = self.blocks.position
+        return f"pass {at.epoch}, file {at.shard}, document {at.row}"
+
+    def sample(self, engine: "Engine") -> str:
+        prompt = self.tokenizer([self.config.prompt], return_tensors="pt")
+        room = engine.shape.max_position_embeddings - prompt["input_ids"].shape[1]
+        if room < 1:
+            return ""
+        with torch.random.fork_rng(), engine.network.reliable():
+            torch.manual_seed(self.config.seed)
+            ids = engine.generate(
+                {name: prompt[name] for name in ("input_ids", "attention_mask")},
+                new_tokens=min(SAMPLE_TOKENS, room),
+                tokenizer=self.tokenizer,
+                do_sample=True,
+                top_k=50,
+            )
+        return str(self.tokenizer.decode(ids[0]))
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "sha256": self.sha256,
+            "kind": self.config.kind,
+            "metric": self.score,
+            "majority_share": None,
+            "subsets": [],
+            "passes": self.blocks.position.epoch + 1,
+            "vocabulary": len(self.tokenizer),
+            "validation_tokens": self.validation.numel(),
+            **(self._trigram() if self.config.save_model else {}),
+        }
+
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+        return {**super().outcome(evaluations, simulated_step_s), "parameters": self._parameters}
+
+    def leave(self, record: dict[str, Any]) -> None:
+        """Write the model's card."""
+        if self.config.save_model and record["status"] == "finished":
+            write_atomically(Path(self.config.output_dir) / CARD, model_card(record))
+
+    def _trigram(self) -> dict[str, Any]:
+        """Compute the perplexity of a trigram model of the training text, at most its first `TRIGRAM_TOKENS` tokens."""
+        config = self.config
+        text = self.blocks.text
+        blocks = PackedBlocks(text, self.tokenizer, block_size=config.block_size, seed=config.seed).in_order()
+        number = min(TRIGRAM_TOKENS, config.total_steps * config.batch_size * config.block_size)
+        train = np.concatenate(list(islice(blocks, number // config.block_size)))
+        held_out = self.validation.numpy().ravel()
+        return {
+            "trigram_perplexity": trigram_perplexity(train, held_out, len(self.tokenizer)),
+            "trigram_tokens": len(train),
+        }
+
+
+def perplexity(record: dict[str, Any]) -> float:
+    """Return the perplexity of the held-out text without losses."""
+    return math.exp(record["final"]["cross_entropy_clean"])
+
+
+def _batch(blocks: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": blocks, "labels": blocks}

@@ -1,0 +1,69 @@
+"""The text and the tokenizer that a pretraining run names."""
+
+import hashlib
+from itertools import islice
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from lossytp.training.config import PretrainConfig
+from lossytp.training.models import PRESETS, first_line
+from lossytp.training.pretraining.corpus import Corpus, corpus
+from lossytp.training.pretraining.vocabulary import train_tokenizer
+from lossytp.training.tasks.cache import cached, code_digest
+from lossytp.training.tokenizer import check_tokenizer
+
+VOCABULARY_DOCUMENTS = 4000
+
+
+def training_text(config: PretrainConfig) -> Corpus:
+    """Return the text to train on: that of `data_glob`, less held-out documents if there is no `validation_glob`."""
+    return corpus(config.data_glob, split="train", splits_files=config.validation_glob is None)
+
+
+def validation_text(config: PretrainConfig) -> Corpus:
+    """Return the text to validate on."""
+    pattern = config.validation_glob or config.data_glob
+    return corpus(pattern, split="validation", splits_files=config.validation_glob is None)
+
+
+def text_sha256(config: PretrainConfig) -> str:
+    """Return the hash of the text that the run trains and validates on.
+
+    Raises:
+        ValueError: if there are no files, or one cannot be read.
+    """
+    hashes = training_text(config).sha256(), validation_text(config).sha256()
+    return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
+
+
+def tokenizer_for(config: PretrainConfig, sha256: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of `tokenizer_path`, else one trained on the first `VOCABULARY_DOCUMENTS` documents.
+
+    Args:
+        config: the run's configuration.
+        sha256: the hash of the text, by which a trained tokenizer is cached.
+
+    Raises:
+        ValueError: if the named folder holds no usable tokenizer.
+    """
+    if config.tokenizer_path is not None:
+        return _loaded(config.tokenizer_path, config)
+    size = PRESETS[config.model_name]["vocab_size"]
+    text = training_text(config)
+
+    def train(part: Any) -> None:
+        train_tokenizer(islice(text.texts(), VOCABULARY_DOCUMENTS), size=size).save_pretrained(part)
+
+    key = f"{sha256} {text.split} {size} {VOCABULARY_DOCUMENTS} {code_digest(train_tokenizer.__module__)}"
+    return _loaded(str(cached("vocabulary", key, train)), config)
+
+
+def _loaded(folder: str, config: PretrainConfig) -> PreTrainedTokenizerFast:
+    whose = f"tokenizer_path = {folder!r}"
+    try:
+        loaded: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # a damaged file can raise anything
+        raise ValueError(f"{whose} holds no tokenizer ({first_line(error)}): give a folder with one") from error
+    check_tokenizer(whose, loaded)
+    return loaded
