@@ -7,6 +7,7 @@ claim, its numbers and the sentence. Falls are in points of accuracy, rises in n
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from lossytp.study.analysis.real_model import COLLAPSE_NATS
 from lossytp.study.statistics import CONFIDENCE, ONE_POINT
 
 POINTS = 100
@@ -111,6 +112,13 @@ def protection_ends_the_collapse(results: Results) -> Claim:
     return Claim(holds and max(numbers.values()) > 0, numbers)
 
 
+def single_packets_destroy_blocks(results: Results) -> Claim:
+    """Require that the strongest packet, lost alone, collapses every block, and that no usual packet costs 0.1 nats."""
+    packet = results["strongest_packet"]
+    numbers = {name: packet[name] for name in ("norm", "usual_norm", "least_rise", "usual_rise")}
+    return Claim(packet["least_rise"] > COLLAPSE_NATS and packet["usual_rise"] < 0.1, numbers)
+
+
 def forward_losses_hurt(results: Results) -> Claim:
     """Require that the backward pass alone is not shown to cost anything, and costs less than the forward pass."""
     arms = results["comparisons"]["04_where"]
@@ -198,6 +206,7 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         hadamard_helps_the_small_model,
         hadamard_does_not_help_the_real_model,
         protection_ends_the_collapse,
+        single_packets_destroy_blocks,
         forward_losses_hurt,
         shared_losses_cost_more,
         stale_harms,

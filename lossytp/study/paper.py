@@ -17,7 +17,7 @@ from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases
 from lossytp.study.analysis.law import fit_power_law, law_arms
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism
-from lossytp.study.analysis.real_model import rises
+from lossytp.study.analysis.real_model import rises, strongest_packet
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.together import lost_together, packet_size_effect
@@ -317,7 +317,8 @@ def real_model(study: Study) -> dict[str, Any]:
     if table.empty:
         return {}
     study.draw(real_model_rises(table), "real_model")
-    return {"real_model": json_rows(table)}
+    packets = study.results / "real_model" / "damage_by_packet.csv"
+    return {"real_model": json_rows(table), "strongest_packet": strongest_packet(packets)}
 
 
 def parallelisms(study: Study) -> dict[str, Any]:

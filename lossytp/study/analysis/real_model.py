@@ -47,3 +47,28 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "high": estimate.high,
         "collapsed": float((rises_SN > COLLAPSE_NATS).mean()),
     }
+
+
+def strongest_packet(file: Path) -> dict[str, Any]:
+    """Summarise what it costs to lose one packet of one sum: the strongest, and others.
+
+    Args:
+        file: a table of `lossytp.tolerance.strong_packets.by_norm`, for one layer and module.
+
+    Returns:
+        `layer`, `module`, `blocks`; `norm` of the strongest packet, the mean over blocks, and `usual_norm`, the median of
+        the packets below the strongest tenth; `rise` if the strongest is lost, its mean over blocks and `least_rise`;
+        and `usual_rise`, the largest if one of the usual packets is lost. Rises are in nats a token.
+    """
+    table = pd.read_csv(file)
+    strongest, usual = table[table["bin"] == "strongest"], table[table["bin"] == "rest"]
+    return {
+        "layer": int(table["layer"].iloc[0]),
+        "module": str(table["module"].iloc[0]),
+        "blocks": int(table["block"].nunique()),
+        "norm": float(strongest["norm"].mean()),
+        "usual_norm": float(usual["norm"].median()),
+        "rise": float(strongest["rise"].mean()),
+        "least_rise": float(strongest["rise"].min()),
+        "usual_rise": float(usual["rise"].max()),
+    }

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from lossytp.study.analysis.real_model import rises
+from lossytp.study.analysis.real_model import rises, strongest_packet
 
 
 def write(folder, rows):
@@ -33,3 +33,22 @@ def test_a_file_that_is_no_record_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"tolerance\.json is not a tolerance record \(KeyError\('config'\)\)"):
         rises(tmp_path)
     assert rises(tmp_path / "empty").empty
+
+
+def test_the_strongest_packet_stands_beside_usual_ones(tmp_path):
+    rows = ["layer,module,block,bin,src,dst,token,norm,rise"]
+    for block, (norm, rise) in enumerate([(100.0, 8.0), (300.0, 12.0)]):
+        rows += [f"3,mlp,{block},strongest,0,1,0,{norm},{rise}", f"3,mlp,{block},top 10 %,0,1,5,20,1.0"]
+        rows += [f"3,mlp,{block},rest,0,1,{token},{token},0.0{token}" for token in (1, 2, 3)]
+    file = tmp_path / "packets.csv"
+    file.write_text("\n".join(rows))
+    assert strongest_packet(file) == {
+        "layer": 3,
+        "module": "mlp",
+        "blocks": 2,
+        "norm": 200.0,
+        "usual_norm": 2.0,
+        "rise": 10.0,
+        "least_rise": 8.0,
+        "usual_rise": 0.03,
+    }
