@@ -25,7 +25,7 @@ FOLDERS = sorted(frozenset().union(*(experiment.folders for experiment in EXPERI
 RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
 TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" for cell in each.cells]
-BASELINES = {"datasets": list(dict.fromkeys(each.dataset for each in TOLERANCE)), "eval_samples": TOLERANCE[0].eval_samples, "max_length": TOLERANCE[0].max_length, "model_name": TOLERANCE[0].model_name}
+BASELINES = list({each.dataset: each.as_dict() for each in TOLERANCE}.values())  # a cell of each task
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # of the runs that figures were drawn from
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
 INFERENCE = "--model_name gpt2-nano --text stdlib --loss_rates 0.1 --repairs 'hadamard(64)' --min_draws 6 --max_draws 6"
@@ -175,7 +175,7 @@ if not CELLS_EXIST:
             f"{RESULTS}/notebooks/15_task_baseline.ipynb",
         params:
             notebook="15_task_baseline",
-            values=json.dumps({"results_dir": RESULTS, **BASELINES}),
+            values=json.dumps({"results_dir": RESULTS, "cells": BASELINES}),
         shell:
             RUN
 

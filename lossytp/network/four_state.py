@@ -2,7 +2,7 @@
 
 Salsano, Ludovici, Ordine and Giuliano, "Definition of a general and intuitive loss model for packet networks and its
 implementation in the Netem module in the Linux kernel", 2012. The states: 1 delivered between bursts, 2 delivered
-within a burst, 3 lost within a burst, 4 lost alone between bursts. State 1 always follows state 4.
+within a burst, 3 lost within a burst, 4 a single loss between bursts. State 1 always follows state 4.
 
 As in the kernel's ``net/sched/sch_netem.c`` the chain steps first, and the new state decides the loss;
 `GilbertElliott` decides by the state before its step. From a stationary start the losses have the same law either way.

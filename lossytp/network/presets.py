@@ -44,7 +44,7 @@ def gilbert_elliott_preset(name: str) -> GilbertElliott:
     """Return the preset with this id.
 
     Raises:
-        ValueError: if there is none; the message lists the ids.
+        ValueError: if no preset has this id; the message lists the ids.
     """
     check_known("ge_config", name, PRESETS)
     return PRESETS[name]

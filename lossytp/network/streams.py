@@ -1,9 +1,8 @@
 """Counter-based random numbers: one Philox stream for each thing to draw.
 
-A key such as ``(seed, "training", "tp", src, dst, "gaps")`` names a stream. Its n-th number depends on the key and n
-alone. So every rank of a group computes the same losses without a message, in any process layout, on any device, and
-after a resume. The module uses only Philox's raw words: numpy keeps these stable across versions, but not its
-distributions.
+A key such as ``(seed, "training", "tp", src, dst, "gaps")`` names a stream. Its n-th number depends only on the key and
+n. So every rank of a group computes the same losses without a message, in any process layout, on any device, and after
+a resume. The module uses only Philox's raw words: numpy keeps these stable across versions, but not its distributions.
 
 Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

@@ -5,7 +5,7 @@ stationary rate p = 1 - q, and independently of the others. A rank's result is s
 
     E[(sum_r (a_r - 1) x_r)^2] = sum_rs E[x_r x_s] (E[a_r a_s] - E[a_r] - E[a_s] + 1).
 
-The moments of the weights a_r follow from the algorithm's routes alone: from h(r), the hops of the reduce phase that
+The moments of the weights a_r follow from the algorithm's routes: from h(r), the hops of the reduce phase that
 carry r's part of an element, and from the number of hops of a lossy gather that bring the sum to a rank. Each
 repair states the moments of its weights (`Repair.sum_moments`). One element meets each hop once, so Gilbert-Elliott and
 Bernoulli links of equal rate have equal expectations, as long as bursts are shorter than a chunk. Only for `fec` and
@@ -72,7 +72,7 @@ def expected_squared_error(
         wiring = replace(wiring, repair=without_protection(wiring.repair))
     elif energy_at_risk is not None:
         raise ValueError(
-            f"energy_at_risk = {energy_at_risk} with repair = '{wiring.repair}': give it with protect alone"
+            f"energy_at_risk = {energy_at_risk} with repair = '{wiring.repair}': give it only with protect"
         )
     products_RR = np.full((ranks, ranks), coherence) + (1 - coherence) * np.eye(ranks)
     errors = [

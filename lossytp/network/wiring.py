@@ -60,8 +60,8 @@ class Wiring:
             self._check_own_part()
         if self.exact_adjoint and (not self.reliable_gather or self.sequence_parallel):
             raise ValueError(
-                "exact_adjoint with lossy gathers or sequence_parallel: the adjoint of a gather would be another "
-                "collective, with losses of its own; leave reliable_gather True and sequence_parallel False"
+                "exact_adjoint does not work with lossy gathers or sequence_parallel, because the adjoint of a gather "
+                "would be another lossy collective: leave reliable_gather True and sequence_parallel False"
             )
         if self.control == "noise":
             self._check_noise()
@@ -73,12 +73,12 @@ class Wiring:
 
     @property
     def own_streams(self) -> bool:
-        """Whether each rank carries a residual stream of its own."""
+        """Return whether each rank has its own residual stream."""
         return not self.reliable_gather and not self.sequence_parallel
 
     @property
     def one_stream(self) -> bool:
-        """Whether all ranks share one residual stream, whole."""
+        """Return whether all ranks share one residual stream that is not sharded."""
         return self.reliable_gather and not self.sequence_parallel
 
     def lossy_links(self, ranks: tuple[int, ...], phase: str | None) -> set[Link]:
@@ -91,23 +91,25 @@ class Wiring:
     def _check_own_part(self) -> None:
         if not self.algorithm.has_receiving_ranks:
             raise ValueError(
-                f"repair = '{self.repair}' with algorithm = {self.algorithm.name!r}: a loss there is everyone's, "
-                "so no receiver has a part of its own to put in; choose another algorithm"
+                f"repair = '{self.repair}' does not work with algorithm = {self.algorithm.name!r}, where every rank "
+                f"lacks what is lost, and none has a part to fill in: choose another algorithm"
             )
         if self.sequence_parallel and not self.reliable_gather:
             raise ValueError(
-                f"repair = '{self.repair}' with sequence_parallel and reliable_gather = False: a rank has no part "
-                "of its own of what it gathers; choose another repair"
+                f"repair = '{self.repair}' does not work with sequence_parallel and reliable_gather = False, because a "
+                "rank has no part of what it gathers: choose another repair"
             )
         if self.exact_adjoint:
-            raise ValueError(f"exact_adjoint with repair = '{self.repair}' is not built: choose another repair")
+            raise ValueError(f"exact_adjoint does not work with repair = '{self.repair}': choose another repair")
 
     def _check_noise(self) -> None:
         fit = [name for name, other in ALGORITHMS.items() if other.hops_carry_one(self.sequence_parallel)]
         if not self.algorithm.hops_carry_one(self.sequence_parallel):
             raise ValueError(
-                f"control = 'noise' with algorithm = {self.algorithm.name!r}: its hops carry several ranks' parts, "
-                f"whose error adds up; choose one of {', '.join(fit)}"
+                f"control = 'noise' does not work with algorithm = {self.algorithm.name!r}, whose hops carry several "
+                f"ranks' parts: choose one of {', '.join(fit)}"
             )
         if self.repair != ZERO or self.exact_adjoint:
-            raise ValueError("control = 'noise' loses nothing that a repair or an adjoint could act on: leave them out")
+            raise ValueError(
+                "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out"
+            )

@@ -1,4 +1,4 @@
-"""Collectives over a lossy network, computed from the losses alone.
+"""Collectives over a lossy network, computed from an exact sum and the losses.
 
 An algorithm decides which elements of each rank survive to the sum, and which results reach each rank
 (`lossytp.network.routes`). In between, the sum is exact. Every process computes all losses of the group itself, so
@@ -57,7 +57,7 @@ class LossyCollective:
         `unit`s.
 
         Returns:
-            The sum (...), or each local rank's result (L, ...) if ranks have streams of their own.
+            The sum (...), or each local rank's result (L, ...) if ranks have their own streams.
         """
         return self.begin_sum_(parts, site, unit).wait()
 

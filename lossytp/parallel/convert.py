@@ -303,7 +303,7 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
 def assert_converted(model: PreTrainedModel, plan: Plan | None = None) -> None:
     """Raise AssertionError unless every layer that the plan names is sharded as it says.
 
-    An earlier study replaced `nn.Linear` alone, which GPT-2's blocks do not have, and so sharded nothing.
+    An earlier study replaced only `nn.Linear`, which GPT-2's blocks do not have, and so sharded nothing.
     """
     unsharded: dict[int, list[str]] = {}
     for name, layer, style, module in named_by(plan_of(model) if plan is None else plan, model):

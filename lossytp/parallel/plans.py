@@ -137,7 +137,7 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
     if sites[0] != sites[1]:
         layer, block = min(sites[0] ^ sites[1])
         raise ValueError(
-            f"the plan shards block {layer}'s {block} by outputs or by inputs alone: name its first layers as "
+            f"the plan shards block {layer}'s {block} only by outputs or only by inputs: name its first layers as "
             '"colwise" and its last as "rowwise"'
         )
     return splits

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from lossytp.network.fitting import Fit, Goodness, Interval, applicable, fit_family, goodness, intervals
+from lossytp.network.fitting.dependence import correlation_between
 from lossytp.network.fitting.goodness import num_simulations
 from lossytp.network.trace import Trace
 from lossytp.probe.recorded import first_word_as, flows_of, read
@@ -19,6 +20,7 @@ from lossytp.training.command_line import parse
 from lossytp.training.config.settings import Settings
 
 UNLIKELY = 0.05  # p-value below which a fit does not describe the trace
+TOGETHER = 0.2  # correlation of two flows above which intervals are too narrow
 MEASURES = ("loss_rate", "mean_burst_packets")
 
 
@@ -37,11 +39,13 @@ class Fitted(NamedTuple):
         fits: that of the smallest BIC first.
         intervals: of the first fit's parameters, loss rate and mean burst.
         goodness: of the first fit.
+        together: the correlation of the losses of two flows.
     """
 
     fits: list[Fit]
     intervals: dict[str, Interval]
     goodness: Goodness
+    together: float
 
     @property
     def best(self) -> Fit:
@@ -76,7 +80,7 @@ def fit_all(flows: Sequence[Trace]) -> Fitted:
         found = intervals(fits[0], flows)
         bar.update()
         bar.set_description("goodness of fit")
-        return Fitted(fits, found, goodness(fits[0], flows, watch=bar.update))
+        return Fitted(fits, found, goodness(fits[0], flows, watch=bar.update), correlation_between(flows))
 
 
 def fit_lines(fitted: Fitted, trace: str) -> Iterator[str]:
@@ -99,6 +103,8 @@ def fit_lines(fitted: Fitted, trace: str) -> Iterator[str]:
     for name, value in values.items():
         low, high = fitted.intervals[name]
         yield f"  {name:18} {value:.5g} ({low:.5g} to {high:.5g})"
+    if fitted.together > TOGETHER:
+        yield f"flows lose packets at the same time (correlation {fitted.together:.2f}): these intervals are too narrow"
     yield ""
     for name, law in (("bursts", fitted.goodness.bursts), ("gaps", fitted.goodness.gaps)):
         yield (

@@ -5,6 +5,6 @@
 2. Records to tables: `records` has one row a run; `run_measures` adds what each run's messages lacked and cost.
 3. Statistics: `statistics` has intervals and the loss budget; `comparisons` pairs an experiment's arms by seed.
 4. Answers: `analysis` has one module for each question of the paper.
-5. Figures: `figures` draws from tables alone.
+5. Figures: `figures` draws only from tables.
 6. Paper: `typeset` compiles it from the numbers that notebooks/50_figures.ipynb writes.
 """

@@ -107,7 +107,7 @@ def drops_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
         The columns of `compare_arms`, for accuracy evaluated with losses. The same differences follow for other
         outcomes, under names such as `clean`, `clean_low`, `clean_high`, `clean_p` and `clean_p_holm`:
 
-        - `clean`: accuracy evaluated without losses, which shows the effect of losses in training alone.
+        - `clean`: accuracy evaluated without losses, which shows only the effect of losses in training.
         - `rise`: cross-entropy in nats, evaluated with losses; missing for an arm with a run that is not finite.
         - `share`: the difference as a share of the mean accuracy learned without losses; without p-values.
         - `gain`: the arm's change against the lossless arm, less the reference's, over all trainings of the task.

@@ -189,7 +189,7 @@ def _check_plain(name: str, path: str) -> None:
     if not PLAIN_PATH.fullmatch(path):
         raise ValueError(
             f"{name} {path!r} could confuse the shell or Snakemake, or lead out of the results: write letters, digits, "
-            "_, - and . alone, and / between folders"
+            "_, - and . only, and / between folders"
         )
 
 
@@ -236,7 +236,8 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 
 def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell:
     config = TrainConfig.from_dict({**values, "output_dir": TrainConfig.output_dir})
-    told = config.changes() | ({"processes": processes} if processes > 1 else {})
+    told = {name: value for name, value in config.changes().items() if name != "task_folder"}
+    told |= {"processes": processes} if processes > 1 else {}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
     process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # it may contain a path
     name = f"{config.dataset}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"

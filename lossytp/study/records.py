@@ -71,6 +71,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     """Tabulate configuration, status, final metrics and the packets of training.
 
     The table leaves out what differs between repeated runs of a cell, such as seconds, so that tables can be compared.
+    It has no column for a task's declaration either, because the task's name stands for it.
     A run whose training loss was not finite scores the most frequent class's share: leaving it out would flatter.
 
     Returns:
@@ -80,12 +81,13 @@ def tidy(records: list[dict]) -> pd.DataFrame:
         ValueError: if two records share configuration and seed, since a copy is not a second sample.
     """
     rows = []
-    for record in records:
+    settings = [{n: v for n, v in record["config"].items() if n != "declaration"} for record in records]
+    for record, its_settings in zip(records, settings, strict=True):
         process = TrainConfig.from_dict(record["config"]).process()
         rows.append(
             {
                 "task": record["config"]["dataset"],
-                **(records[-1]["config"] | record["config"]),  # in the newest record's order
+                **(settings[-1] | its_settings),  # in the newest record's order
                 "loss_rate": float(f"{process.loss_rate:.12g}"),  # a preset's rate is not in the configuration
                 "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # drops a closed form's last digits
                 "status": record["status"],
@@ -99,9 +101,9 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     if len(table):
         for column in ACCURACIES:
             table[column] = table[column].astype(float).fillna(table["majority_share"])
-        settings = table[[*records[0]["config"], "processes"]].astype(str)
-        if settings.duplicated().any():
-            row = table[settings.duplicated()].iloc[0]
+        copies = table[[*settings[0], "processes"]].astype(str).duplicated()
+        if copies.any():
+            row = table[copies].iloc[0]
             raise ValueError(
                 f"seed {row['seed']} at {row['loss_type']} {row['loss_rate']:g} has two records: tabulate them "
                 "separately"

@@ -92,7 +92,8 @@ def loss_budget(rates: np.ndarray, accuracy_SR: np.ndarray) -> Estimate:
     The interval inverts Student's paired test (Fieller 1954). It begins at the first rate whose drop may reach one
     point, and ends at the last rate whose drop may stay below. At the true budget both hold in 95 % of studies, for any
     number of seeds, if drops are linear between the tried rates. Where they bend, more rates near the budget help; more
-    seeds do not. (Fits through resampled seeds would drop by noise alone on a flat curve, and bias the interval low.)
+    seeds do not. (On a flat curve, fits through resampled seeds would drop because of noise, and bias the interval
+    low.)
 
     Args:
         rates: (R,), the first without losses.

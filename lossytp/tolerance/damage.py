@@ -102,7 +102,7 @@ def by_position(
 def token_losses(model: Any, blocks_NT: Tensor) -> np.ndarray:
     """Return the cross-entropy of every token but the first given those before it, in nats: (N, T - 1).
 
-    If ranks have streams of their own, it is the mean over ranks.
+    If ranks have their own streams, it is the mean over ranks.
     """
     losses = []
     with torch.inference_mode():

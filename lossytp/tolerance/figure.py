@@ -1,5 +1,6 @@
-"""Draw the rise of cross-entropy against the loss rate."""
+"""Draw the rise of cross-entropy against the loss rate, or by repair if there is one rate alone."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,25 +15,62 @@ APART = 1.04  # ratio of the positions of two repairs at one rate
 
 
 def draw(rows: list[Row], title: str, folder: Path) -> Figure:
-    """Write tolerance.svg and tolerance.png, and return the figure: a curve for each repair, with intervals."""
+    """Write tolerance.svg and tolerance.png, and return the figure: rises with their intervals.
+
+    Each repair has a curve over the loss rates, or a line if there is one rate alone, as of a trace.
+    """
     set_style()
+    one_rate = len({row.cell.loss_rate for row in rows}) == 1
+    figure = _by_repair(rows) if one_rate else _against_rate(rows)
+    figure.axes[0].set_title(title)
+    save(figure, folder, FIGURE)
+    plt.close(figure)  # a notebook shows what is returned
+    return figure
+
+
+def _against_rate(rows: list[Row]) -> Figure:
     figure, ax = plt.subplots(figsize=(COLUMN, 0.75 * COLUMN), layout="constrained")
     curves = dict.fromkeys(row.cell[:3] for row in rows)
-    several = len({curve[:2] for curve in curves}) > 1
     for number, curve in enumerate(curves):
         mine = sorted((row for row in rows if row.cell[:3] == curve), key=lambda row: row.cell.loss_rate)
         rates = [row.cell.loss_rate * APART**number for row in mine]
         values = [row.rise.value for row in mine]
-        spread = [[row.rise.value - row.rise.low for row in mine], [row.rise.high - row.rise.value for row in mine]]
-        label = ", ".join(curve) if several else curve[2]
         ax.errorbar(
-            rates, values, spread, label=label, marker=MARKERS[number % len(MARKERS)], markersize=3, capsize=2, lw=1
+            rates,
+            values,
+            _spread(mine),
+            label=_name(curve, curves),
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=3,
+            capsize=2,
+            lw=1,
         )
     for bound in (SMALL, LARGE):
         ax.axhline(bound, color="grey", lw=0.6, ls=":")
-    ax.set(xscale="log", xlabel="packet loss rate", ylabel="rise of cross-entropy (nats)", title=title)
+    ax.set(xscale="log", xlabel="packet loss rate", ylabel="rise of cross-entropy (nats)")
     ax.set_yscale("symlog", linthresh=SMALL)
     ax.legend()
-    save(figure, folder, FIGURE)
-    plt.close(figure)  # a notebook shows what is returned
     return figure
+
+
+def _by_repair(rows: list[Row]) -> Figure:
+    figure, ax = plt.subplots(figsize=(COLUMN, 0.8 + 0.2 * len(rows)), layout="constrained")
+    curves = dict.fromkeys(row.cell[:3] for row in rows)
+    places = range(len(rows))
+    ax.errorbar(
+        [row.rise.value for row in rows], places, xerr=_spread(rows), fmt=MARKERS[0], markersize=3, capsize=2, lw=1
+    )
+    ax.axvline(0, color="0.45", lw=1, zorder=0)
+    ax.set_yticks(places, [_name(row.cell[:3], curves) for row in rows])
+    ax.invert_yaxis()
+    ax.set_xlabel(f"rise of cross-entropy (nats) at a packet loss rate of {rows[0].cell.loss_rate:.3g}")
+    return figure
+
+
+def _spread(rows: list[Row]) -> list[list[float]]:
+    return [[row.rise.value - row.rise.low for row in rows], [row.rise.high - row.rise.value for row in rows]]
+
+
+def _name(curve: tuple[str, ...], curves: Iterable[tuple[str, ...]]) -> str:
+    """Return a curve's repair, with algorithm and phase if the curves have several."""
+    return ", ".join(curve) if len({each[:2] for each in curves}) > 1 else curve[2]

@@ -1,4 +1,4 @@
-"""Find the packets whose loss alone damages a language model: those with the largest norm.
+"""Find the packets whose loss damages a language model most: those with the largest norm.
 
 A few activations of a pretrained model are thousands of times larger than the others, mostly at the first token (Sun et
 al., "Massive activations in large language models", COLM 2024, arXiv:2402.17762). So the packets that carry them are
@@ -53,7 +53,7 @@ def packet_norms(
 
     Args:
         dense: a language model in evaluation mode.
-        blocks_NT: token ids, on the model's device. Each block is a message of its own.
+        blocks_NT: token ids, on the model's device. Each block is a separate message.
         settings: the algorithm, the packet size and the tensor-parallel size.
         layers: numbers of the layers, from 0; all if left out.
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import tyro
 
 from lossytp.parallel.layout import rank_and_world_size
-from lossytp.training.plain_yaml import read_yaml
+from lossytp.training.plain_yaml import read_yaml_file
 
 
 def parse(kind: Any, description: str | None, arguments: list[str] | None = None) -> Any:
@@ -47,7 +47,8 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
             raise ValueError(f"{word} is a switch and takes no value, not {value}: give --{name} or --no-{name}")
     if "config" in given:
         words, file = _without_config(words)
-        words += _as_flags(kind, _parameters_in(file), given=given)
+        replaced = [*given, *GO_WITH_DATASET] if "dataset" in given else given
+        words += _as_flags(kind, _parameters_in(file), given=replaced)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -55,9 +56,12 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        raise ValueError(_in_one_line(complaint.getvalue())) from None
+        refused = stop.__context__  # by the configuration itself; tyro would break long words of its message
+        told = str(refused) if type(refused) is ValueError else _in_one_line(complaint.getvalue())
+        raise ValueError(told) from None
 
 
+GO_WITH_DATASET = ("declaration", "task_folder")  # a file's are dropped if the command line names another task
 SECONDS_TO_SPEAK = 2.0
 UNREAD = 141  # a shell's code for a process that SIGPIPE ended
 NO_NUMBER = r"--\1 = \2 is not a number: give one, such as 0.01"
@@ -185,21 +189,13 @@ def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{name}" if value else f"--no-{name}")
         else:
-            words.append(f"--{name}={value}")  # in one word, since a value may look like a flag
+            text = json.dumps(value) if isinstance(value, dict) else value
+            words.append(f"--{name}={text}")  # in one word, since a value may look like a flag
     return words
 
 
 def _parameters_in(file: Path) -> dict:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"--config {file} cannot be read ({error.strerror}): give the path of a YAML file") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(f"--config {file} is not UTF-8 ({error}): save it as UTF-8") from error
-    try:
-        values = read_yaml(text)
-    except ValueError as error:
-        raise ValueError(f"--config {file} {error}") from error
+    values = read_yaml_file(f"--config {file}", file)
     if not isinstance(values, dict):
         raise ValueError(f"--config {file} holds no parameters: write one 'name: value' a line")
     if not isinstance(values.get("config"), dict):
@@ -210,7 +206,7 @@ def _parameters_in(file: Path) -> dict:
             f"--config {file} is the record of a run on {processes} processes, not {started}: "
             f"start it with torchrun --nproc_per_node {processes} -m"
         )
-    return values["config"]
+    return values["config"] | {name: values[name] for name in ("task_folder",) if name in values}
 
 
 def _in_one_line(box: str) -> str:

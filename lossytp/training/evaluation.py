@@ -14,12 +14,12 @@ from lossytp.parallel.replicas import merge_counters, on_rank_zero
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
+from lossytp.training.finetuned import with_its_task
 from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import check_positions, first_line, load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
 from lossytp.training.record import check_writable, describe, write_atomically
 from lossytp.training.scoring import mean_over_ranks, scores
-from lossytp.training.tasks import task_named
 from lossytp.training.tasks.data import load_dataset
 from lossytp.training.tasks.sources import sample_indices
 from lossytp.training.tokenizer import check_tokenizer
@@ -47,8 +47,8 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     tokenizer = load_tokenizer(config.model_name)
     dense = load_model(config.model_name)
     check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
-    dataset = config.dataset or getattr(dense.config, "finetuning_task", None)
-    _check_head(config, dense, dataset)
+    config = with_its_task(config, dense.config)
+    _check_head(config, dense)
     positions = dense.config.max_position_embeddings
     max_length = config.max_length or getattr(dense.config, "finetuning_max_length", min(DEFAULT_LENGTH, positions))
     check_at_least(f"{config.model_name}'s finetuning_max_length", max_length, 1)
@@ -57,10 +57,15 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         raise ValueError(f"max_length = {max_length} leaves no token to predict from earlier ones: give 2 or more")
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config.training(), dense, network, layout, this_device(layout))
-    result: dict[str, Any] = {**describe(config), "dataset": dataset, "max_length": max_length}
-    if dataset is not None:
+    result: dict[str, Any] = {**describe(config), "dataset": config.dataset, "max_length": max_length}
+    if config.dataset is not None:
         data = load_dataset(
-            dataset, tokenizer, max_length=max_length, train_samples=1, test_samples=config.eval_samples
+            config.dataset,
+            tokenizer,
+            max_length=max_length,
+            train_samples=1,
+            test_samples=config.eval_samples,
+            task=config.definition(),
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
         result["subset"] = bool(data.task.source.subset("test"))
@@ -130,7 +135,7 @@ def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokeniz
     return math.exp(sum(each) / len(each))
 
 
-def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None:
+def _check_head(config: EvaluateConfig, dense: Any) -> None:
     """Raise ValueError if the model lacks the head that `config` needs, or `config` names nothing to evaluate."""
     generates = answers(dense, GENERATION)
     for name in ("data_glob", "prompt"):
@@ -138,11 +143,12 @@ def _check_head(config: EvaluateConfig, dense: Any, dataset: str | None) -> None
             raise ValueError(
                 f"{name} = {getattr(config, name)!r} needs a language model, which {config.model_name} is not: give one"
             )
+    dataset = config.dataset
     if dataset is None:
         if config.data_glob is None and config.prompt is None:
             raise ValueError(f"nothing to evaluate {config.model_name} on: give dataset, data_glob or prompt")
         return
-    task = task_named(dataset)
+    task = config.definition()
     if not answers(dense, task.kind) or task.num_logits not in (None, dense.config.num_labels):
         raise ValueError(
             f"dataset = {dataset!r} needs a model fine-tuned on it, which {config.model_name} is not: run "

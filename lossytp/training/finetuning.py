@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lossytp.training.config import TrainConfig
+from lossytp.training.finetuned import finetuned_on
 from lossytp.training.models import build_model, check_configuration, load_tokenizer
 from lossytp.training.objective import Objective
 from lossytp.training.saved_models import BEST, LAST, check_folders, save_model
@@ -28,6 +29,7 @@ def load_data(config: TrainConfig) -> Dataset:
         max_length=config.max_length,
         train_samples=config.max_samples,
         test_samples=config.eval_samples,
+        task=config.definition(),
     )
 
 
@@ -63,7 +65,7 @@ class FineTuning(Objective[TrainConfig]):
             dropout=config.dropout,
             seed=config.seed,
         )
-        dense.config.finetuning_task, dense.config.finetuning_max_length = config.dataset, config.max_length
+        dense.config.update(finetuned_on(config))
         return dense
 
     def batch(self) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ PyYAML follows YAML 1.1, in which 010 is eight, 1:30 is ninety, 1e-3 is text, no
 """
 
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -21,6 +22,24 @@ def read_yaml(text: str) -> Any:
         return yaml.load(text, _PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ValueError(f"cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+def read_yaml_file(name: str, file: Path) -> Any:
+    """Return the content of a YAML file.
+
+    Raises:
+        ValueError: if the file cannot be read, or is not YAML; the message begins with `name`.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"{name} cannot be read ({error.strerror}): give the path of a YAML file") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 ({error}): save it as UTF-8") from error
+    try:
+        return read_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from error
 
 
 class _PlainLoader(yaml.SafeLoader):

@@ -62,7 +62,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
         raise ValueError(f"{file} is not a record: delete it to run again")
     kind = settings_class(record["config"])
-    written = {name: value for name, value in record["config"].items() if name not in kind.neutral}
+    written = kind.result_of(record["config"])
     record["config"] = written | {n: v for n, v in kind.result_defaults().items() if n not in written}
     return record
 
@@ -106,8 +106,10 @@ def check_writable(output_dir: str) -> None:
 
 def describe(config: NetworkSettings) -> dict[str, Any]:
     """Return the part of a record that is known before the run: configuration, seed, commit and environment."""
+    folder = getattr(config, "task_folder", None)
     return {
         "config": config.result_settings(),
+        **({"task_folder": folder} if folder else {}),
         "seed": config.seed,
         "commit": commit(),
         "environment": environment(),

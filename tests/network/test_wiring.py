@@ -14,13 +14,12 @@ OWN = {"reliable_gather": False}
 SEQUENCE = {"sequence_parallel": True}
 NOISE = {"control": "noise"}
 ONE_HOP = (
-    "control = 'noise' with algorithm = {!r}: its hops carry several ranks' parts, whose error adds up; "
-    "choose one of {}"
+    "control = 'noise' does not work with algorithm = {!r}, whose hops carry several ranks' parts: choose one of {}"
 )
-NO_REPAIR = "control = 'noise' loses nothing that a repair or an adjoint could act on: leave them out"
+NO_REPAIR = "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out"
 NO_ADJOINT = (
-    "exact_adjoint with lossy gathers or sequence_parallel: the adjoint of a gather would be another collective, with "
-    "losses of its own; leave reliable_gather True and sequence_parallel False"
+    "exact_adjoint does not work with lossy gathers or sequence_parallel, because the adjoint of a gather would be "
+    "another lossy collective: leave reliable_gather True and sequence_parallel False"
 )
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"algorithm": "rings"}, "algorithm = 'rings' is unknown: choose one of direct, ring, sender, switch, tree"),
@@ -34,17 +33,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"control": "loud"}, "control = 'loud' is unknown: choose one of noise"),
     (
         {"repair": "local", "algorithm": "sender"},
-        "repair = 'local' with algorithm = 'sender': a loss there is everyone's, so no receiver has a part of its own "
-        "to put in; choose another algorithm",
+        "repair = 'local' does not work with algorithm = 'sender', where every rank lacks what is lost, and none has a "
+        "part to fill in: choose another algorithm",
     ),
     (
         {"repair": "local", **SEQUENCE, **OWN},
-        "repair = 'local' with sequence_parallel and reliable_gather = False: a rank has no part of its own of what it "
-        "gathers; choose another repair",
+        "repair = 'local' does not work with sequence_parallel and reliable_gather = False, because a rank has no part "
+        "of what it gathers: choose another repair",
     ),
     (
         {"repair": "local", "exact_adjoint": True},
-        "exact_adjoint with repair = 'local' is not built: choose another repair",
+        "exact_adjoint does not work with repair = 'local': choose another repair",
     ),
     ({"exact_adjoint": True, **OWN}, NO_ADJOINT),
     ({"exact_adjoint": True, **SEQUENCE}, NO_ADJOINT),

@@ -24,9 +24,9 @@ PHASES = {
 def refused(algorithm: str, repair: str, phase: str) -> str | None:
     """Why the library refuses the combination, as `Wiring` says it does."""
     if "local" in repair and algorithm == "sender":
-        return "a loss there is everyone's"
+        return "where every rank lacks what is lost"
     if "local" in repair and phase == "sequence-parallel":
-        return "a rank has no part of its own of what it gathers"
+        return "a rank has no part of what it gathers"
     if algorithm == "sender" and phase == "lossy gather":
         return "whose sum reaches every rank"
     return None

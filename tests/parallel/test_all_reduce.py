@@ -211,8 +211,11 @@ def test_no_draw_touches_the_global_generators() -> None:
         ({"wire_dtype": "fp8"}, "wire_dtype = 'fp8' is unknown: choose one of fp32, bf16"),
         ({"control": "silence"}, "control = 'silence' is unknown: choose one of noise"),
         ({"sequence_parallel": True}, "sequence_parallel = True is no all-reduce: leave it out"),
-        ({"exact_adjoint": True, "repair": "local"}, "exact_adjoint with repair = 'local' is not built"),
-        ({"exact_adjoint": True, "reliable_gather": False}, "exact_adjoint with lossy gathers or sequence_parallel"),
+        ({"exact_adjoint": True, "repair": "local"}, "exact_adjoint does not work with repair = 'local'"),
+        (
+            {"exact_adjoint": True, "reliable_gather": False},
+            "exact_adjoint does not work with lossy gathers or sequence_parallel",
+        ),
         ({"algorithm": "sender", "reliable_gather": False}, "whose sum reaches every rank: choose another algorithm"),
     ],
 )

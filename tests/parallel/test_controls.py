@@ -58,10 +58,13 @@ def test_a_reliable_network_is_without_noise() -> None:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"algorithm": "ring"}, "control = 'noise' with algorithm = 'ring': its hops carry several ranks' parts"),
+        (
+            {"algorithm": "ring"},
+            "control = 'noise' does not work with algorithm = 'ring', whose hops carry several ranks' parts",
+        ),
         ({"algorithm": "tree"}, "choose one of direct, sender, switch"),
         ({"algorithm": "switch", "sequence_parallel": True}, "choose one of direct$"),
-        ({"repair": "rescale"}, "control = 'noise' loses nothing that a repair or an adjoint could act on"),
+        ({"repair": "rescale"}, "control = 'noise' loses no packets that a repair or an adjoint could act on"),
         ({"exact_adjoint": True}, "control = 'noise' loses nothing"),
     ],
 )

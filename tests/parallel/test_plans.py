@@ -192,7 +192,7 @@ def test_half_a_plan_shards_half_a_model() -> None:
             lambda: tiny("llama"),
             {"plan": {"layers.*.mlp.up_proj": "colwise"}},
             ValueError,
-            "the plan shards block 0's mlp by outputs or by inputs alone: name its first layers",
+            "the plan shards block 0's mlp only by outputs or only by inputs: name its first layers",
         ),
         (
             lambda: tiny("llama"),

@@ -30,6 +30,13 @@ def test_prints_the_chosen_fit_as_netem_and_as_a_loss_type(tmp_path, capsys):
     assert by_name.loss_rate == pytest.approx(TRUTH.loss_rate, rel=0.1)
     assert isinstance(replayed, Trace)
     assert "does not describe" not in lines
+    assert "at the same time" not in lines
+
+
+def test_says_when_flows_lose_together(tmp_path, capsys):
+    lost = simulated(5_000, 1)
+    fit.main([str(trace_file(tmp_path, lost, lost))])
+    assert "flows lose packets at the same time (correlation 1.00)" in capsys.readouterr().out
 
 
 def test_says_when_no_family_describes_the_trace(tmp_path, capsys):

@@ -18,7 +18,7 @@ def algorithm_named(name: str) -> Algorithm:
     """Return the algorithm of this name.
 
     Raises:
-        ValueError: if there is none; the message lists the names.
+        ValueError: if no algorithm has this name; the message lists the names.
     """
     check_known("algorithm", name, ALGORITHMS)
     return ALGORITHMS[name]

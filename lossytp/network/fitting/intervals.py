@@ -7,7 +7,7 @@ symmetric on that scale (the mean burst's on a log scale), by the delta method. 
 - A parameter that ends at 0 or 1 has no curvature there. Its interval reaches to where the likelihood, with the other
   parameters held, is by `DROP` nats smaller. The intervals of loss rate and mean burst include their values there.
 
-All intervals take the family for true. Shapes: P parameters.
+All intervals take the family for true and the flows for independent. Shapes: P parameters.
 """
 
 import math

@@ -49,7 +49,7 @@ def target_accuracies(records: list[dict], share: float = TARGET_SHARE) -> dict[
     """Return each task's target accuracy: chance plus `share` of the mean final gain over chance without losses.
 
     The target lies well below the final accuracy. While the learning rate decays, accuracy rises until the last step,
-    so near the end runs would differ in their last few steps alone.
+    so near the end runs would differ only in their last few steps.
 
     Raises:
         ValueError: if a task has no run without losses.
@@ -239,7 +239,7 @@ def break_even(
 def count_winners(table: pd.DataFrame) -> pd.DataFrame:
     """Count the wins of losing and of retransmitting over the products of bandwidth and round trip.
 
-    The ratios depend on bandwidth and round trip through their product alone, so each product counts once.
+    The ratios depend only on the product of bandwidth and round trip, so each product counts once.
 
     Args:
         table: from `break_even`.

@@ -10,7 +10,7 @@ import pandas as pd
 
 from lossytp.network.checks import check_filled, check_probability
 from lossytp.study.comparisons import compare_arms
-from lossytp.training.config import ComputeSettings, EvaluateConfig, NetworkSettings, TrainConfig
+from lossytp.training.config import ComputeSettings, EvaluateConfig, NetworkSettings, TaskSettings, TrainConfig
 from lossytp.training.record import read_record
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
@@ -38,7 +38,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
         the evaluation's `packets` and `lost`.
 
     Raises:
-        ValueError: if `config` saves no model or loses packets in backward alone, if there is no rate or one is
+        ValueError: if `config` saves no model or loses packets only in backward, if there is no rate or one is
             outside [0, 1], or if an evaluation is missing and its model was deleted. A model trained anew elsewhere
             could differ in its last digits from the one evaluated before.
     """
@@ -123,7 +123,7 @@ def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
         )
     else:
         shared = config.group(NetworkSettings) | config.group(ComputeSettings)
-        task = {"dataset": config.dataset, "max_length": config.max_length, "model_name": str(model)}
+        task = config.group(TaskSettings) | {"max_length": config.max_length, "model_name": str(model)}
         result = run(EvaluateConfig(**shared | task | {"loss_rate": rate, "output_dir": str(folder)}))
         print(f"evaluation at {rate:g}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)
     outcome = {name: result["lossy"][name] for name in ("accuracy", "cross_entropy")}

@@ -1,1 +1,1 @@
-"""Draw the paper's figures from tables alone."""
+"""Draw the paper's figures, only from tables."""

@@ -59,8 +59,8 @@ def step_times(
 ) -> pd.DataFrame:
     """Measure a tensor-parallel training step's communication time under Bernoulli loss.
 
-    All layers are alike, so one is timed and multiplied. Times in packets depend on bandwidth and round trip through
-    their product alone, so each product is timed once, `samples` times (go-back-N fewer).
+    All layers are alike, so one layer's time is measured and multiplied. Times in packets depend only on the product of
+    bandwidth and round trip, so each product is timed once, with `samples` samples (fewer for go-back-N).
 
     Returns:
         Columns transport, bandwidth_gbits, round_trip_us, loss_rate, seconds, standard_error. Go-back-N has no row

@@ -13,6 +13,7 @@ from lossytp.training.config.groups import ComputeSettings
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.pretrain import PretrainConfig
 from lossytp.training.config.run import RunSettings
+from lossytp.training.config.task import TaskSettings
 from lossytp.training.config.train import TrainConfig
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "NetworkSettings",
     "PretrainConfig",
     "RunSettings",
+    "TaskSettings",
     "TrainConfig",
     "settings_class",
 ]

@@ -6,17 +6,18 @@ from lossytp.parallel.layout import Layout
 from lossytp.training.config.bounds import Count
 from lossytp.training.config.groups import ComputeSettings
 from lossytp.training.config.network import NetworkSettings
+from lossytp.training.config.task import TaskSettings
 from lossytp.training.config.train import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(NetworkSettings, ComputeSettings):
+class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
     """A model, a network, the task or text to evaluate the model on, and the output folder."""
 
     model_name: str = "gpt2-nano"
     """A folder that training wrote (best or last), or a language model by name."""
     dataset: str | None = None
-    """The task to score; if left out, the one that the model was fine-tuned on, if any."""
+    """The task to score, or a YAML file that declares one; if left out, the one that the model was fine-tuned on."""
     data_glob: str | None = None
     """Text files for a language model's perplexity, or stdlib: the sources of Python's standard library."""
     prompt: str | None = None
@@ -45,6 +46,8 @@ class EvaluateConfig(NetworkSettings, ComputeSettings):
             **self.group(ComputeSettings),
             model_name=self.model_name,
             dataset=self.dataset or TrainConfig.dataset,
+            declaration=self.declaration,
+            task_folder=self.task_folder,
             max_length=self.max_length or 1,
         )
 

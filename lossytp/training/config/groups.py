@@ -8,6 +8,7 @@ from annotated_types import Ge, Le, Lt
 from lossytp.network.checks import check_probability
 from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
 from lossytp.training.config.settings import Settings
+from lossytp.training.config.task import TaskSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +29,12 @@ class ComputeSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataSettings(Settings):
+class DataSettings(TaskSettings):
     """The task and its examples."""
 
     dataset: str = "docstrings"
-    """The task: docstrings (which library is a text from?), which needs no data, or another of TASKS: sst2, mnli..."""
+    """The task: docstrings (which library is a text from?), which needs no data; another of TASKS: sst2, mnli...; or a
+    YAML file that declares one of your own."""
     max_length: Count = 64
     """Largest number of tokens of an example, of a prompt with its answer; the record has the share of cut examples."""
     max_samples: CountFromZero | None = None

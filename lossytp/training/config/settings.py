@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, g
 from lossytp.network.checks import check_known, check_names
 from lossytp.training.config.bounds import check_bounds
 
-TYPE_NAMES = {bool: "true or false", type(None): "nothing"}  # in errors
+TYPE_NAMES = {bool: "true or false", dict: "a mapping", type(None): "nothing"}  # in errors
 
 
 _kinds_of: dict[type, dict[str, "Kind"]] = {}
@@ -35,7 +35,14 @@ class Settings:
         ValueError: if a value is of another type than its field, or out of the field's bounds.
     """
 
-    neutral: ClassVar[tuple[str, ...]] = ("output_dir", "checkpoint_path", "checkpoint_steps", "tensorboard", "wandb")
+    neutral: ClassVar[tuple[str, ...]] = (
+        "output_dir",
+        "checkpoint_path",
+        "task_folder",
+        "checkpoint_steps",
+        "tensorboard",
+        "wandb",
+    )
     """Fields that change no result."""
 
     def __post_init__(self) -> None:
@@ -59,12 +66,17 @@ class Settings:
 
     def result_settings(self) -> dict[str, Any]:
         """Return the settings that the result depends on, as records hold them."""
-        return {name: value for name, value in self.as_dict().items() if name not in self.neutral}
+        return self.result_of(self.as_dict())
+
+    @classmethod
+    def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that the result depends on."""
+        return {name: value for name, value in values.items() if name not in cls.neutral}
 
     @classmethod
     def result_defaults(cls) -> dict[str, Any]:
         """Return the defaults of the settings that the result depends on."""
-        return {field.name: field.default for field in fields(cls) if field.name not in cls.neutral}
+        return cls.result_of({field.name: field.default for field in fields(cls)})
 
     def group(self, kind: type["Settings"]) -> dict[str, Any]:
         """Return the names and values of one group of settings."""

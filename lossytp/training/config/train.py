@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from lossytp.training.config.groups import DataSettings, FineTuningSettings
 from lossytp.training.config.run import RunSettings
 from lossytp.training.models import check_model
-from lossytp.training.tasks import task_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,6 @@ class TrainConfig(FineTuningSettings, RunSettings, DataSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_warmup("max_steps")
-        task_named(self.dataset)
         check_model(self.model_name, self.tensor_parallel_size, self.max_length)
         if self.gradient_accumulation_steps > self.batch_size:
             raise ValueError(
@@ -37,7 +35,7 @@ class TrainConfig(FineTuningSettings, RunSettings, DataSettings):
 
     @property
     def kind(self) -> str:
-        return task_named(self.dataset).kind
+        return self.definition().kind
 
     @property
     def task(self) -> str:

@@ -7,22 +7,20 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 
-from lossytp.network.checks import check_known
-from lossytp.training.tasks import TASKS, Classification
+from lossytp.training.tasks import Classification, Task, task_named
 from lossytp.training.tasks.data import Dataset, TokenizedSplit
 
 
-def bag_of_words(dataset: str, *, eval_samples: int | None) -> dict[str, Any]:
+def bag_of_words(dataset: str, *, eval_samples: int | None, task: Task | None = None) -> dict[str, Any]:
     """Return the test accuracies of TF-IDF with logistic regression, and of always choosing the most frequent class.
 
     Logistic regression is trained on all training text. The test sample is that of a training run with the same
-    `eval_samples`.
+    `eval_samples`. The task is the one of TASKS that has the name, unless `task` is given.
 
     Raises:
         ValueError: if the task is unknown, or is not a classification.
     """
-    check_known("dataset", dataset, TASKS)
-    task = TASKS[dataset]
+    task = task or task_named(dataset)
     if not isinstance(task, Classification):
         raise ValueError(
             f"dataset = {dataset!r} is a {task.kind} task, but a bag of words needs a classification: give one"

@@ -13,7 +13,7 @@ al., NeurIPS 2020. Targets are those of earlier studies of time to accuracy.
 
 import re
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import shown
 from lossytp.training.tasks import docstrings
 from lossytp.training.tasks.held_out import HeldOut
 from lossytp.training.tasks.kinds import Classification, Generation, MultipleChoice, Regression, Task
@@ -206,5 +206,9 @@ def task_named(name: str) -> Task:
     Raises:
         ValueError: if there is none.
     """
-    check_known("dataset", name, TASKS)
+    if name not in TASKS:
+        raise ValueError(
+            f"dataset = {shown(name)} is unknown: choose one of {', '.join(TASKS)}, or give a YAML file that "
+            "declares a task of your own"
+        )
     return TASKS[name]

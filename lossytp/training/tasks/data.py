@@ -170,13 +170,22 @@ def load_dataset(
     max_length: int,
     train_samples: int | None,
     test_samples: int | None,
+    task: Task | None = None,
 ) -> Dataset:
     """Return the task's data as token ids. They are prepared once, then cached.
+
+    Args:
+        name: the task's name.
+        tokenizer: makes the token ids.
+        max_length: the number of tokens to cut an example to.
+        train_samples: the size of a sample of the training examples; None for all.
+        test_samples: the same of the test examples.
+        task: the task; if None, the one of TASKS that has the name.
 
     Raises:
         ValueError: if the data is not found, or is unusable.
     """
-    task = task_named(name)
+    task = task or task_named(name)
     digest = hashlib.sha256()
     splits = {}
     wanted: dict[Split, int | None] = {"train": train_samples, "test": test_samples}

@@ -11,11 +11,13 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from lossytp.training.tasks.cache import code_digest, identity
+from lossytp.training.tasks.labels import check_all_occur, class_of, index_of
 from lossytp.training.tasks.sources import Row, RowSource, Split, sample_indices
 from lossytp.training.tasks.templates import Text, check_filled, text_of
 
 if TYPE_CHECKING:
     import evaluate
+    from datasets import Dataset as Rows
 
 Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
@@ -87,7 +89,7 @@ class Task(ABC):
                 values that are not text.
         """
         rows = self.source.rows(split)
-        check_filled(rows, (self.body, self.ending), f"{split} of {self.source}")
+        self.check_rows(rows, split)
         if samples is not None and samples < len(rows):
             rows = rows.select(sample_indices(len(rows), samples))
         examples = []
@@ -96,7 +98,9 @@ class Task(ABC):
                 example = self.example(row)
             except KeyError as error:
                 known = ", ".join(row)
-                raise ValueError(f"{self.source} has no column {error}: name one of its columns, {known}") from None
+                raise ValueError(
+                    f"{split} of {self.source} has no column {error}: name one of its columns, {known}"
+                ) from None
             except (ValueError, TypeError, AttributeError, OverflowError) as error:  # also from a user's own functions
                 raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {split} of {self.source}") from None
             if example is not None:
@@ -104,6 +108,10 @@ class Task(ABC):
         if not examples:
             raise ValueError(f"{self.source} has no labelled row in split {split!r}: give a split with labels")
         return examples
+
+    def check_rows(self, rows: "Rows", split: Split) -> None:
+        """Raise ValueError if the split's rows, all of them, cannot be those that this task declares."""
+        check_filled(rows, (self.body, self.ending), f"{split} of {self.source}")
 
     def fingerprint(self) -> str:
         """Return a hash of the rows, the declaration and the code of both. Different examples have different hashes."""
@@ -146,14 +154,16 @@ class Classification(Task):
 
         return ClassificationMetric(self.metrics)
 
+    def check_rows(self, rows: "Rows", split: Split) -> None:
+        super().check_rows(rows, split)
+        if split == "train" and isinstance(self.label, str):
+            check_all_occur(rows, self.label, self.labels, f"{split} of {self.source}")
+
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         return _constant(self, references, self.num_logits)
 
     def example(self, row: Row) -> Example | None:
-        value = _value(self.label, row)
-        if _name(value) in self.labels:
-            value = self.labels.index(_name(value))
-        index = _index(value, len(self.labels), f"a class of {', '.join(self.labels)}")
+        index = class_of(_value(self.label, row), self.labels)
         return None if index is None else Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), index)
 
 
@@ -221,7 +231,7 @@ class MultipleChoice(Task):
         options = [row[name] for name in names] if isinstance(names, tuple) else _value(names, row)
         if len(options) < 2:
             raise ValueError(f"options = {options} are fewer than two: leave out such rows")
-        index = _index(_value(self.answer, row), len(options), f"one of {len(options)} options")
+        index = index_of(_value(self.answer, row), len(options), f"one of {len(options)} options")
         for option in options:
             if not isinstance(option, str | int | float):
                 raise ValueError(f"option {str(option)[:60]!r} is not text: give text, or leave out such rows")
@@ -269,25 +279,6 @@ def _each(rows: Any) -> Iterator[dict[str, Any]]:
 
 def _value(column: Column, row: Row) -> Any:
     return column(row) if callable(column) else row[column]
-
-
-def _name(value: Any) -> str:
-    """Return a label as a class's name. In a csv 3 is "3", and so is 3.0, as a column with gaps reads it."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _index(value: Any, number: int, meaning: str) -> int | None:
-    """Return the index that a column gives as a number or as digits; None for values that stand for no label."""
-    if value is None or value in ("", -1, "-1"):
-        return None
-    try:
-        index = int(value)
-        whole = index == float(value)
-    except (ValueError, TypeError, OverflowError):
-        whole = False
-    if not (whole and 0 <= index < number):
-        raise ValueError(f"label {value!r} is not {meaning}")
-    return index
 
 
 def _constant(task: Classification | MultipleChoice, references: Sequence[Any], number: int) -> dict[str, float]:

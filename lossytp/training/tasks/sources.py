@@ -1,5 +1,6 @@
 """Read a task's rows from the hub or a copy of it on disc, from the user's files, or from a list."""
 
+import glob
 import hashlib
 import os
 import re
@@ -126,37 +127,55 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The user's own files: csv, json (one row a line, or a list), or parquet."""
+    """The user's own files: csv, json (one row a line, or a list), or parquet.
+
+    `train` and `test` are each the path of a file, or a pattern such as "reviews/train-*.parquet".
+    """
 
     train: str | os.PathLike[str]
     test: str | os.PathLike[str]
+    folder: str | os.PathLike[str] | None = None
+    """Where relative paths start; the working folder if None."""
 
     def __str__(self) -> str:
         return f"files {self.train} and {self.test}"
 
     def rows(self, split: Split) -> "Dataset":
-        """Return all rows of the file.
+        """Return all rows of the split's files.
 
         Raises:
-            ValueError: if the file is missing, unreadable or of an unknown format.
+            ValueError: if a file is missing, unreadable or of an unknown format.
         """
-        return _read([self._file(split)])
+        return _read(self.files(split))
 
     def subset(self, split: Split) -> None:
         """Return None: there is no official number of rows."""
         return
 
     def fingerprint(self, split: Split) -> str:
-        """Return a hash of the file's name, size and time."""
-        return _stamp([self._file(split)])
+        """Return a hash of the files' names, sizes and times."""
+        return _stamp(self.files(split))
 
-    def _file(self, split: Split) -> Path:
-        file = Path(getattr(self, split)).expanduser()
-        if file.suffix not in FORMATS:
-            raise ValueError(f"{split} = {str(file)!r} has an unknown format: give one of {', '.join(FORMATS)}")
-        if not file.is_file():
-            raise ValueError(f"{split} = {str(file)!r} is not a file, seen from {Path.cwd()}: give the path of a file")
-        return file
+    def files(self, split: Split) -> list[Path]:
+        """Return the split's files, sorted.
+
+        Raises:
+            ValueError: if there is none, or one is of an unknown format.
+        """
+        given, folder = Path(getattr(self, split)).expanduser(), Path(self.folder or ".")
+        files = [folder / given] if (folder / given).is_file() else _matching(folder, given)
+        for file in files or ([] if glob.has_magic(str(given)) else [given]):
+            if file.suffix not in FORMATS:
+                raise ValueError(f"{split} = {str(file)!r} has an unknown format: give one of {', '.join(FORMATS)}")
+        if not files:
+            fix = "give the path of a file, or a pattern, such as 'train-*.csv'"
+            if self.folder is not None:
+                fix = "put one there, or give --dataset a file that declares where it is"
+            raise ValueError(
+                f"{split} = {str(given)!r} is not a file, nor a pattern that matches one, seen from "
+                f"{folder.absolute()}: {fix}"
+            )
+        return files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +221,7 @@ def _read(files: list[Path]) -> "Dataset":
     with saving(cache, reads_too=True):
         try:
             return datasets.load_dataset(
-                kinds.pop(), data_files=list(map(str, files)), split="train", cache_dir=str(cache)
+                kinds.pop(), data_files=[glob.escape(str(file)) for file in files], split="train", cache_dir=str(cache)
             )
         except (datasets.exceptions.DatasetGenerationError, ValueError, StopIteration, pyarrow.ArrowException) as error:
             cause = os_error(error)
@@ -213,6 +232,12 @@ def _read(files: list[Path]) -> "Dataset":
             raise ValueError(
                 f"{names} cannot be read ({why}): give UTF-8, and rows with the same columns throughout"
             ) from None
+
+
+def _matching(folder: Path, pattern: Path) -> list[Path]:
+    """Return the files that match a pattern, which starts at the folder unless it is absolute."""
+    whole = str(pattern) if pattern.is_absolute() else os.path.join(glob.escape(str(folder)), pattern)
+    return [Path(name) for name in sorted(glob.glob(whole, recursive=True)) if os.path.isfile(name)]
 
 
 def _lacks(folder: Path) -> str:

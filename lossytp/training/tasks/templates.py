@@ -45,20 +45,47 @@ def check_filled(rows: "Dataset", templates: Iterable[Text], where: str) -> None
             raise ValueError(f"column {column!r} is empty in all {len(rows)} rows of {where}: give text")
 
 
+def check_template(name: str, template: str) -> None:
+    """Raise ValueError if the template is malformed, or names no column."""
+    try:
+        columns = [column for _, column, _, _ in Formatter().parse(template) if column is not None]
+    except ValueError as error:
+        raise ValueError(
+            f"{name} = {template[:SHOWN]!r} is malformed ({error}): pair the braces, and double those of the text"
+        ) from None
+    if name == "body" and not columns:
+        raise ValueError(f"{name} = {template[:SHOWN]!r} names no column: write one in braces, such as {{text}}")
+    if "" in columns or any(column.isdigit() for column in columns):
+        raise ValueError(f"{name} = {template[:SHOWN]!r} has braces without a column: write one, such as {{text}}")
+
+
 class _Texts:
     """Look up a row's columns for a template, and refuse values that are not text."""
 
     def __init__(self, row: Row) -> None:
         self._row = row
 
-    def __getitem__(self, column: str) -> str:
+    def __getitem__(self, column: str) -> "str | _Other":
         value = self._row[column]
-        if not isinstance(value, str | None):
+        return (value or "") if isinstance(value, str | None) else _Other(column, value)
+
+
+class _Other:
+    """A value that is not text. It is refused unless the template converts or formats it: {stars!s}, {price:.2f}."""
+
+    def __init__(self, column: str, value: Any) -> None:
+        self._column, self._value = column, value
+
+    def __str__(self) -> str:
+        return str(self._value)
+
+    def __format__(self, layout: str) -> str:
+        if not layout:
             raise ValueError(
-                f"column {column!r} holds {str(value)[:SHOWN]!r}, which is not text: name a column of text, or give a "
-                f"function, such as lambda row: str(row[{column!r}])"
+                f"column {self._column!r} holds {str(self)[:SHOWN]!r}, which is not text: name a column of text, or "
+                f"write {{{self._column}!s}} to read the value as text"
             )
-        return value or ""
+        return format(self._value, layout)
 
 
 def _columns(template: Text) -> set[str]:

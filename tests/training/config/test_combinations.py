@@ -98,13 +98,13 @@ OWN = {"reliable_gather": False}
         ),
         (
             {"repair": "local", "algorithm": "sender"},
-            "repair = 'local' with algorithm = 'sender': a loss there is everyone's, so no receiver has a part of its "
-            "own to put in; choose another algorithm",
+            "repair = 'local' does not work with algorithm = 'sender', where every rank lacks what is lost, and none "
+            "has a part to fill in: choose another algorithm",
         ),
         (
             {**OWN, "repair": "local", "sequence_parallel": True},
-            "repair = 'local' with sequence_parallel and reliable_gather = False: a rank has no part of its own of "
-            "what it gathers; choose another repair",
+            "repair = 'local' does not work with sequence_parallel and reliable_gather = False, because a rank has no "
+            "part of what it gathers: choose another repair",
         ),
         (
             {
@@ -118,30 +118,30 @@ OWN = {"reliable_gather": False}
         ),
         (
             {"exact_adjoint": True, "repair": "local"},
-            "exact_adjoint with repair = 'local' is not built: choose another repair",
+            "exact_adjoint does not work with repair = 'local': choose another repair",
         ),
         *(
             (
                 {"exact_adjoint": True, **how},
-                "exact_adjoint with lossy gathers or sequence_parallel: the adjoint of a gather would be another "
-                "collective, with losses of its own; leave reliable_gather True and sequence_parallel False",
+                "exact_adjoint does not work with lossy gathers or sequence_parallel, because the adjoint of a gather "
+                "would be another lossy collective: leave reliable_gather True and sequence_parallel False",
             )
             for how in (OWN, {"sequence_parallel": True})
         ),
         (
             {"control": "noise", "algorithm": "ring"},
-            "control = 'noise' with algorithm = 'ring': its hops carry several ranks' parts, whose error adds up; "
+            "control = 'noise' does not work with algorithm = 'ring', whose hops carry several ranks' parts: "
             "choose one of direct, sender, switch",
         ),
         (
             {"control": "noise", "algorithm": "switch", "sequence_parallel": True},
-            "control = 'noise' with algorithm = 'switch': its hops carry several ranks' parts, whose error adds up; "
+            "control = 'noise' does not work with algorithm = 'switch', whose hops carry several ranks' parts: "
             "choose one of direct",
         ),
         *(
             (
                 {"control": "noise", **how},
-                "control = 'noise' loses nothing that a repair or an adjoint could act on: leave them out",
+                "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out",
             )
             for how in ({"repair": "rescale"}, {"exact_adjoint": True})
         ),

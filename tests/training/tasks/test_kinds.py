@@ -99,7 +99,7 @@ def test_missing_columns_and_impossible_labels_are_named():
     with pytest.raises(ValueError, match="table has no column 'review': name one of its columns, text, label"):
         task({"text": "a", "label": 0}, body="{review}").examples("train")
     for label in (2, "z"):
-        with pytest.raises(ValueError, match=f"label {label!r} is not a class of x, y, in row .* of table"):
+        with pytest.raises(ValueError, match=f"label {label!r} is not a class of x, y: .*, in row .* of table"):
             task({"text": "a", "label": label}).examples("train")
     with pytest.raises(ValueError, match="classification has no metric 'pearson': choose from accuracy"):
         task({}, metrics=("pearson",))

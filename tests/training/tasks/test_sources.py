@@ -6,11 +6,11 @@ from pathlib import Path
 
 import datasets
 import huggingface_hub
-import pandas as pd
 import pytest
 
 from lossytp.training.tasks import sources
 from lossytp.training.tasks.sources import Files, Source, Table
+from tests.training.own_tasks import write_rows
 
 ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]
 
@@ -35,15 +35,7 @@ def hub_at(address, monkeypatch):
 
 
 def write(file: Path, rows=ROWS) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    frame = pd.DataFrame(rows)
-    if file.suffix == ".parquet":
-        frame.to_parquet(file)
-    elif file.suffix == ".csv":
-        frame.to_csv(file, index=False)
-    else:
-        frame.to_json(file, orient="records", lines=file.suffix == ".jsonl")
-    return file
+    return write_rows(file, rows)
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv", "json", "jsonl"])

@@ -1,0 +1,29 @@
+"""The figure of a tolerance measurement."""
+
+import pytest
+
+from lossytp.study.statistics import Estimate
+from lossytp.tolerance.config import Cell
+from lossytp.tolerance.figure import draw
+from lossytp.tolerance.measure import Row
+
+
+def row(algorithm, repair, rate, rise):
+    return Row(Cell(algorithm, "reduce", repair, rate), Estimate(rise, rise - 0.1, rise + 0.2), 0.0, 100.0, [])
+
+
+def test_several_rates_are_curves(tmp_path):
+    rows = [row("direct", repair, rate, rate * 10) for repair in ("zero", "stale") for rate in (0.01, 0.1)]
+    (ax,) = draw(rows, "a model", tmp_path).axes
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["zero", "stale"]
+    assert ax.get_title() == "a model"
+    assert (tmp_path / "tolerance.png").is_file()
+    assert (tmp_path / "tolerance.svg").is_file()
+
+
+def test_one_rate_is_a_line_for_each_repair(tmp_path):
+    rows = [row("direct", "zero", 0.0657, 0.5), row("ring", "zero", 0.0657, 0.9)]
+    (ax,) = draw(rows, "a model", tmp_path).axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["direct, reduce, zero", "ring, reduce, zero"]
+    assert ax.lines[0].get_xdata() == pytest.approx([0.5, 0.9])
+    assert ax.get_xlabel().endswith("at a packet loss rate of 0.0657")

@@ -1,0 +1,171 @@
+import json
+import re
+
+import pytest
+import yaml
+
+from lossytp.training.tasks.declared import declared_task, read_declaration
+from tests.training.own_tasks import DECLARED, declare, flat_rows, write_rows
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".json", ".jsonl", ".parquet"])
+def test_files_of_all_formats_from_the_declarations_own_folder(tmp_path, suffix):
+    task = declared_task(read_declaration(declare(tmp_path / "a[b]", suffix=suffix)), str(tmp_path / "a[b]"))
+    expected = flat_rows(36, 0)
+    examples = task.examples("train")
+    assert [example.body for example in examples] == [row["text"] for row in expected]
+    assert [task.labels[example.label] for example in examples] == [row["name"] for row in expected]
+    assert len(task.examples("test")) == 15
+
+
+@pytest.mark.parametrize("kind", DECLARED)
+def test_all_kinds_and_what_json_keeps_of_them(tmp_path, kind):
+    declaration = read_declaration(declare(tmp_path, kind))
+    assert declaration["name"] == "mine"
+    kept = json.loads(json.dumps(declaration))
+    assert kept == declaration
+    first = declared_task(kept, str(tmp_path)).examples("train")[1]
+    assert first.body == "the grass 1 is green"
+    assert (first.endings, first.label) == {
+        "classification": (("",), 1),
+        "regression": (("",), 1.5),
+        "multiple choice": ((" yes", " no"), 0),
+        "generation": ((" Which?",), ("green",)),
+    }[kind]
+
+
+def test_numbers_are_names_of_classes_and_are_read_as_text_if_the_template_says_so(tmp_path):
+    for name, first in (("train", 0), ("test", 1)):
+        stars = [{"stars": i % 3 + 1, "price": 0.5 * i, "year": 1990 + i} for i in range(first, first + 6)]
+        write_rows(tmp_path / f"{name}.csv", stars)
+    keys = {"train": "train.csv", "test": "test.csv", "body": "{year!s}: {price:.2f}", "label": "stars"}
+    (tmp_path / "stars.yaml").write_text(yaml.safe_dump({**keys, "labels": [1, 2, 3]}))
+    examples = declared_task(read_declaration(tmp_path / "stars.yaml"), str(tmp_path)).examples("train")
+    assert [(example.body, example.label) for example in examples[:2]] == [("1990: 0.00", 0), ("1991: 0.50", 1)]
+
+
+def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
+    file = declare(tmp_path, metric="f1", labels=["red", "blue"], targets=0.7, stem="my own (1)")
+    declaration = read_declaration(file)
+    assert declaration == {
+        "name": "my-own-1-",
+        "kind": "classification",
+        "train": "rows/train-*.csv",
+        "test": "rows/test.csv",
+        "body": "{text}",
+        "label": "name",
+        "labels": ["red", "blue"],
+        "metrics": ["f1"],
+        "targets": [0.7],
+    }
+    task = declared_task(declaration, None)
+    assert (task.metrics, task.targets, task.labels) == (("f1",), (0.7,), ("red", "blue"))
+    assert read_declaration(declare(tmp_path, name="another"))["name"] == "another"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lables": ["a", "b"]}, "unknown parameter 'lables': did you mean labels?"),
+        ({"kind": "clasification"}, "kind = 'clasification' is unknown: choose one of classification, regression, mul"),
+        ({"body": None, "labels": None}, "a classification needs train, test, body, labels: add body, labels"),
+        ({"test": None}, "a classification needs train, test, body, labels: add test"),
+        ({"body": "always"}, "body = 'always' names no column: write one in braces, such as {text}"),
+        ({"body": "{text"}, "body = '{text' is malformed (expected '}' before end of string): pair the braces"),
+        ({"ending": "{}"}, "ending = '{}' has braces without a column: write one, such as {text}"),
+        ({"label": 5}, "label = 5 is not text: give text"),
+        ({"labels": ["a"]}, "labels = ('a',) are not two or more different names: name each class once"),
+        ({"labels": "a"}, "labels = ('a',) are not two or more"),
+        ({"labels": [["a"], "b"]}, "labels = [['a'], 'b'] is not a list of names: give one, such as [bad, good]"),
+        ({"labels": []}, "labels = [] is not a list of names: give one, such as [bad, good]"),
+        ({"metric": "f2"}, "classification has no metric 'f2': choose from accuracy, matthews_correlation, f1"),
+        ({"metric": "f1", "metrics": ["f1"]}, "metric and metrics are both given: leave one out"),
+        ({"targets": [float("inf")]}, "targets = [inf] is not a list of finite numbers: give one, such as [0.7, 0.8]"),
+        (
+            {"train": "gone.csv"},
+            "train = 'gone.csv' is not a file, nor a pattern that matches one, seen from {here}: put",
+        ),
+        (
+            {"train": "gone-*.csv"},
+            "train = 'gone-*.csv' is not a file, nor a pattern that matches one, seen from {here}",
+        ),
+        ({"train": "rows"}, "train = 'rows' has an unknown format: give one of .parquet, .csv, .json, .jsonl"),
+        (
+            {"train": "rows/*.csv"},
+            "{here}/rows/test.csv is in both train and test: test on rows that training does not",
+        ),
+        ({"name": "sst2"}, "'sst2' is the name of another task: add the key name, with a new one"),
+        ({"name": "a/b"}, "name = 'a/b' is no plain name: write letters, digits, _, - and . alone"),
+        ({"name": ""}, "name = '' is no plain name"),
+    ],
+)
+def test_a_wrong_declaration_is_told_in_one_line_with_the_fix(tmp_path, values, message):
+    file = declare(tmp_path, **values)
+    expected = f"dataset = {str(file)!r}: {message.replace('{here}', str(tmp_path))}"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}") as error:
+        read_declaration(file)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "holds None: write keys with values, such as 'train: my_rows.csv'"),
+        (b"- a\n- b\n", "holds ['a', 'b']: write keys with values"),
+        (b"train: [", "cannot be read as YAML: while parsing"),
+        (b"train: a\ntrain: b\n", "key 'train' is given twice"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (None, "cannot be read (No such file or directory): give the path of a YAML file"),
+    ],
+)
+def test_a_file_that_holds_no_declaration_is_named(tmp_path, content, message):
+    file = tmp_path / "mine.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^dataset = {re.escape(repr(str(file)))}.*{re.escape(message)}") as error:
+        read_declaration(file)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"body": "{txt}"}, "train of files .* has no column 'txt': name one of its columns, text, name, number"),
+        ({"label": "nme"}, "train of files .* has no column 'nme': name one of its columns, text, name, number"),
+        (
+            {"labels": ["red", "green", "blu"]},
+            "^label 'blu' does not occur in column 'name' of train of .*, which holds blue, green, red: correct it, or",
+        ),
+        (
+            {"labels": ["red", "blue"]},
+            "^label 'green' is not a class of red, blue: give one that is, .* in row .* of tr",
+        ),
+        (
+            {"body": "{number}"},
+            r"column 'number' holds '0.0', which is not text: .* write \{number!s\} to read the value",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_the_declaration_are_told_in_one_line(tmp_path, values, message):
+    task = declared_task(read_declaration(declare(tmp_path, **values)), str(tmp_path))
+    with pytest.raises(ValueError, match=message) as error:
+        task.examples("train")
+    assert "\n" not in str(error.value)
+
+
+def test_a_declaration_that_a_record_holds_is_checked_without_its_files(tmp_path):
+    declaration = read_declaration(declare(tmp_path))
+    task = declared_task(declaration, "/gone")
+    with pytest.raises(
+        ValueError, match=r"seen from /gone: put one there, or give --dataset a file that declares where"
+    ):
+        task.examples("train")
+    with pytest.raises(ValueError, match=r"^declaration of 'mine': label = None is not text: give text$"):
+        declared_task({**declaration, "label": None}, None)
+    with pytest.raises(ValueError, match=r"^declaration of 'mine': kind = None is unknown: choose one of class"):
+        declared_task({"name": "mine"}, None)
