@@ -56,9 +56,9 @@ def strongest_packet(file: Path) -> dict[str, Any]:
         file: a table of `lossytp.tolerance.strong_packets.by_norm`, for one layer and module.
 
     Returns:
-        `layer`, `module`, `blocks`; `norm` of the strongest packet, the mean over blocks, and `usual_norm`, the median of
-        the packets below the strongest tenth; `rise` if the strongest is lost, its mean over blocks and `least_rise`;
-        and `usual_rise`, the largest if one of the usual packets is lost. Rises are in nats a token.
+        `layer`, `module`, `blocks`; `norm` of the strongest packet, the mean over blocks, and `usual_norm`, the median
+        of the packets below the strongest tenth; `rise` if the strongest is lost, its mean over blocks, and
+        `least_rise`; and `usual_rise`, the largest if one of the usual packets is lost. Rises are in nats a token.
     """
     table = pd.read_csv(file)
     strongest, usual = table[table["bin"] == "strongest"], table[table["bin"] == "rest"]
