@@ -9,6 +9,7 @@ from lossytp.network.gilbert_elliott import GilbertElliott
 from lossytp.network.loss_process import LossProcess
 from lossytp.network.notation import build
 from lossytp.network.presets import from_netem
+from lossytp.network.replay import Replay
 from lossytp.network.trace import Trace
 
 LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {
@@ -17,6 +18,7 @@ LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {
     "correlated": Correlated.from_loss_and_share,
     "four_state": FourState,
     "netem": from_netem,
+    "replay": Replay.from_file,
     "trace": Trace.from_file,
 }
 """Add your own, a class or a function that returns a process, and every configuration knows its name."""

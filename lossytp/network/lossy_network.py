@@ -55,6 +55,9 @@ class LossyNetwork:
         ValueError: if a process is not a loss process, a mapping is empty, or `default` is given without a mapping.
     """
 
+    carries_rows = False
+    """Whether `send` needs the values of a message, because it really sends them."""
+
     def __init__(
         self,
         process: LossProcess | Mapping[Link, LossProcess],
@@ -122,9 +125,18 @@ class LossyNetwork:
         return link.take(num_packets)
 
     def send(
-        self, hops: Hops, itemsize: int, *, repair: Repair = ZERO, group: str = "tp", site: Site | None = None
+        self,
+        hops: Hops,
+        itemsize: int,
+        *,
+        repair: Repair = ZERO,
+        group: str = "tp",
+        site: Site | None = None,
+        rows: np.ndarray | None = None,
     ) -> Missing:
         """Send one message of `itemsize`-byte elements over `hops`; return the packets that each hop lacks.
+
+        A network that `carries_rows` sends this process's `rows`, and leaves in them what arrived; others need none.
 
         Within `reliable()`, and outside the network's scope, no link advances and nothing is counted. While a tape
         replays, the recorded losses are returned.
@@ -133,12 +145,20 @@ class LossyNetwork:
             missing: Missing = self._tape.next()
             return missing
         reliable = self._is_reliable(site)
-        missing = Missing([], reliable=True) if reliable else self._send(hops, itemsize, repair, group, site)
+        missing = Missing([], reliable=True) if reliable else self._send(hops, itemsize, repair, group, site, rows)
         if self._tape is not None:
             self._tape.record(missing)
         return missing
 
-    def _send(self, hops: Hops, itemsize: int, repair: Repair, group: str, site: Site | None) -> Missing:
+    def _send(
+        self,
+        hops: Hops,
+        itemsize: int,
+        repair: Repair,
+        group: str,
+        site: Site | None,
+        rows: np.ndarray | None,
+    ) -> Missing:
         capacity = self.wire.elements_per_packet(itemsize)
         missing = [self._send_over(hop, capacity, repair, group, site) for hop in hops]
         if hops:

@@ -114,8 +114,8 @@ def selective_repeat(
     acknowledgement of a delivered packet comes `acknowledged` gaps after its start, at most `window` and `timeout`.
 
     All timeouts are equal, so packets fall due in the order of their losses: retransmission k is that of loss k.
-    Each round lets every link send new packets up to its next loss, or else until its oldest loss is due again, or
-    until the window ends at a packet that is not acknowledged.
+    In each round, every link sends new packets until one of three events: its next loss occurs, its oldest loss is due
+    again, or the window ends at a packet that is not acknowledged.
     """
     links = _Links(lost, num_packets, num_messages)
     losses = len(links.lost)

@@ -17,8 +17,8 @@ SWITCH = -1
 class Hop(NamedTuple):
     """Elements [start, stop) of a message crossing the directed link `src` -> `dst`, packetised on their own.
 
-    `src` and `dst` are global ranks or `SWITCH`. `positions` are the places in the group of the ranks that lack a lost
-    packet's elements: in a reduce phase their contributions lack them, in a gather phase their results do.
+    `src` and `dst` are global ranks or `SWITCH`. If a packet is lost, the ranks at `positions` in the group lack its
+    elements: in their contributions in a reduce phase, in their results in a gather phase.
     """
 
     src: int

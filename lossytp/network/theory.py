@@ -1,13 +1,13 @@
 """Expected squared error of a lossy all-reduce, in closed form, by algorithm, repair, ranks and coherence of the parts.
 
-R ranks' parts x_r have E[x_r^2] = 1 and E[x_r x_s] = rho, their coherence; every link loses packets at the same
-stationary rate p = 1 - q, and independently of the others. A rank's result is sum_r a_r x_r, so that its error is
+R ranks' parts x_r have E[x_r^2] = 1 and E[x_r x_s] = rho, their coherence. Every link loses packets independently of
+the others, at the same stationary rate p = 1 - q. A rank's result is sum_r a_r x_r, so its error is
 
     E[(sum_r (a_r - 1) x_r)^2] = sum_rs E[x_r x_s] (E[a_r a_s] - E[a_r] - E[a_s] + 1).
 
-The moments of the weights a_r follow from the algorithm's routes: from h(r), the hops of the reduce phase that
-carry r's part of an element, and from the number of hops of a lossy gather that bring the sum to a rank. Each
-repair states the moments of its weights (`Repair.sum_moments`). One element meets each hop once, so Gilbert-Elliott and
+The moments of the weights a_r follow from the algorithm's routes. They depend on h(r), the hops of the reduce phase
+that carry r's part of an element, and on the number of hops that bring the sum to a rank in a lossy gather. Each repair
+states the moments of its weights (`Repair.sum_moments`). One element meets each hop once, so Gilbert-Elliott and
 Bernoulli links of equal rate have equal expectations, as long as bursts are shorter than a chunk. Only for `fec` and
 `retransmit` the rate that remains is that of Bernoulli links, and for `fec` that of whole blocks (of "xor", where n - k
 divides k). `tests/parallel/test_theory_against_simulation.py` compares.

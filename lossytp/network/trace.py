@@ -94,7 +94,7 @@ class Trace:
     @property
     def mean_burst_packets(self) -> float:
         """Return the mean run of consecutive losses on the circle; 0 without losses, infinite if all were lost."""
-        bursts = len(self.lost) - self._both_lost(1)
+        bursts = len(self.lost) - self.both_lost(1)
         return len(self.lost) / bursts if bursts else math.inf if len(self.lost) else 0.0
 
     def autocorrelation(self, lag: int) -> float:
@@ -102,9 +102,9 @@ class Trace:
         rate = self.loss_rate
         if lag == 0 or rate in (0, 1):
             return float(lag == 0)
-        return (self._both_lost(lag) / self.num_packets - rate**2) / (rate * (1 - rate))
+        return (self.both_lost(lag) / self.num_packets - rate**2) / (rate * (1 - rate))
 
-    def _both_lost(self, lag: int) -> int:
+    def both_lost(self, lag: int) -> int:
         """Return for how many lost packets the packet `lag` later is lost too."""
         later = (np.asarray(self.lost) + lag) % self.num_packets
         return int(np.isin(later, self.lost).sum())
@@ -117,10 +117,11 @@ class Trace:
 class TraceLosses:
     """Lose the packets that were lost in the recording, which repeats without end."""
 
-    def __init__(self, trace: Trace, key: Key) -> None:
+    def __init__(self, trace: Trace, key: Key, offset: int | None = None) -> None:
         self._lost = np.asarray(trace.lost)
         self._length = trace.num_packets
-        self._offset = int(Stream((*key, "offset")).uniforms(1)[0] * self._length)
+        drawn = Stream((*key, "offset")).uniforms(1)[0] * self._length
+        self._offset = int(drawn) if offset is None else offset
         self._packets = 0  # taken so far
 
     @property

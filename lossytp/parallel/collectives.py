@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,7 +130,8 @@ class LossyCollective:
         if self.wiring.control == "noise":
             add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
             return NOTHING_MISSING
-        missing = network.send(hops, self._itemsize(rows_LN), repair=repair, group=self.group.name, site=site)
+        itemsize, rows = self._itemsize(rows_LN), _on_wire(rows_LN) if network.carries_rows else None
+        missing = network.send(hops, itemsize, repair=repair, group=self.group.name, site=site, rows=rows)
         memory = self._memory(site) if repair.remembers else None
         message = self._message(rows_LN, hops, missing)
         return settle_(message._replace(in_gather=in_gather, own_LN=own_LN, memory=memory), repair)
@@ -158,6 +160,17 @@ class LossyCollective:
             del self.memories[other]
         memory: Memory = self.memories.setdefault(block, {}).setdefault(site, {})
         return memory
+
+
+def _on_wire(rows_LN: Tensor) -> np.ndarray:
+    """Return the rows' own memory, which a network that carries them changes."""
+    if rows_LN.device.type != "cpu" or rows_LN.dtype not in (torch.float32, torch.float64):
+        raise ValueError(
+            f"messages of {rows_LN.dtype} on {rows_LN.device}: a network that sends them takes float32 or float64 on "
+            "the CPU; use a simulated network"
+        )
+    rows: np.ndarray = rows_LN.detach().numpy()
+    return rows
 
 
 class Sum(NamedTuple):

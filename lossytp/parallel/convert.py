@@ -29,6 +29,7 @@ from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParalle
 from lossytp.parallel.mixed_classes import mixed
 from lossytp.parallel.own_streams import OwnStreams, give_own_streams_, shared_again, take_first_ranks_
 from lossytp.parallel.plans import (
+    GPT2_PLAN,
     LayerSplit,
     Plan,
     blocks_of,
@@ -40,10 +41,12 @@ from lossytp.parallel.plans import (
     weight_and_bias,
 )
 from lossytp.parallel.reach import check_layers, check_reaches
+from lossytp.parallel.vocabulary import dense_vocabulary
 
 SHARDED = (ColumnParallelLinear, RowParallelLinear)
 GPT2_HEADS = ("GPT2LMHeadModel", "GPT2ForSequenceClassification")
 OTHER_HEADS = ("ForCausalLM", "ForSequenceClassification")  # how the names of other families' classes end
+FUNCTIONAL_DROPOUTS = ("residual_dropout", "embedding_dropout")  # of families that have no nn.Dropout to replace
 EXAMPLES = ("GPT2LMHeadModel", "LlamaForCausalLM", "another decoder of transformers with a head")
 
 
@@ -173,16 +176,18 @@ def parallelize(
         raise ValueError(
             "own_copies = True where all ranks share a stream: give reliable_gather = False, or leave it out"
         )
+    functional = [name for name in FUNCTIONAL_DROPOUTS if getattr(model.config, name, 0)]
+    if own_streams and functional:
+        raise ValueError(
+            f"{functional[0]} = {getattr(model.config, functional[0]):g} does not work with reliable_gather = False, "
+            f"because {type(model).__name__} would drop other elements on each rank: load the model with "
+            f"{functional[0]} = 0"
+        )
     summed = summed_modules(model, plan_of(model) if plan is None else plan)
     if summed and own_copies:
         raise ValueError(
             f"own_copies = True for {type(model).__name__}, whose ranks sum the gradients of replicated norms: leave "
             "it out"
-        )
-    if not collective.wiring.one_stream and any(split.whole for split in splits):
-        raise ValueError(
-            f"{type(model).__name__} needs all outputs of some sharded layers on every rank, and these are gathered "
-            "reliably: give reliable_gather = True and no sequence_parallel"
         )
 
     def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -282,7 +287,7 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
             replacements[id(module)] = dense_layers[id(module.layer)][module.index]
         elif isinstance(module, SummedGradients):
             replacements[id(module)] = copy.deepcopy(module.module)
-    replacements |= shared_again(model)
+    replacements |= shared_again(model) | dense_vocabulary(model)
     dense: Any = copy.deepcopy(model, replacements)
     own_streams = isinstance(dense, OwnStreams)
     dense.__class__ = dense.base_class
@@ -333,6 +338,19 @@ def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan |
     splits = splits_of(model, plan_of(model) if plan is None else plan)
     check_size(model, splits, tensor_parallel_size)
     return splits
+
+
+def gpt2_splits(model: PreTrainedModel, tensor_parallel_size: int, implementation: str) -> list[LayerSplit]:
+    """Return the layers to shard of a GPT-2, as `dense_splits`, for layers that this project did not write.
+
+    Raises:
+        TypeError: for another family.
+    """
+    if isinstance(model, PreTrainedModel) and not isinstance(model, GPT2PreTrainedModel):
+        raise TypeError(
+            f"implementation = {implementation!r} supports GPT-2, not a {type(model).__name__}: give 'lossytp'"
+        )
+    return dense_splits(model, tensor_parallel_size, GPT2_PLAN)
 
 
 def _dense_layers(layer: Any) -> list[nn.Module]:

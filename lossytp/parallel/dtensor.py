@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import PreTrainedModel
 
-from lossytp.parallel.convert import dense_splits, with_layers
-from lossytp.parallel.plans import GPT2_PLAN, LayerSplit, blocks_of
+from lossytp.parallel.convert import gpt2_splits, with_layers
+from lossytp.parallel.plans import LayerSplit, blocks_of
 
 PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
     "attn.c_attn": ColwiseParallel,
@@ -38,7 +38,7 @@ def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedM
         assert bias is not None
         return _linear(weight.detach().t(), bias.detach())
 
-    parallel = with_layers(model, dense_splits(model, ranks, GPT2_PLAN), column, row, shards=ranks)
+    parallel = with_layers(model, gpt2_splits(model, ranks, "dtensor"), column, row, shards=ranks)
     for block in blocks_of(parallel):
         parallelize_module(block, mesh, {name: style() for name, style in PLAN.items()})
     return parallel

@@ -3,8 +3,12 @@
 Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each rank
 then does the same computation on whole activations. These gathers lose no packets.
 
-Shapes: ... any leading axes; O the columns of this process, by projection, then by rank. `widths` are the outputs of
-one rank, for each projection.
+If ranks have streams of their own, a rank's columns are in its own rows, and all rows are equal after a gather. The
+training loss is then the mean over the L local ranks. Gradients are L times as large where layers are sharded (as in
+`lossytp.parallel.functions`), but not where each rank computes on whole activations.
+
+Shapes: ... any leading axes, B the first of them; L ranks in this process, of R; O the columns of this process, by
+projection, then by rank. `widths` are the outputs of one rank, for each projection.
 """
 
 from typing import Any
@@ -37,30 +41,56 @@ def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Ten
     return torch.cat([piece.unflatten(-1, (group.size, -1))[..., here, :].flatten(-2) for piece in pieces], -1)
 
 
+def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return all columns, from those (B, ..., O) of this process, or (L * B, ..., sum of `widths`) of each stream."""
+    group = collective.group
+    with collective.network.reliable():
+        if not collective.wiring.own_streams:
+            return all_columns(y, widths, group)
+        pieces = y.unflatten(0, (len(group.local), -1)).split(widths, -1)
+        here = torch.cat([piece.movedim(0, -2).flatten(-2) for piece in pieces], -1)
+        whole = all_columns(here, widths, group)
+        return whole.expand(len(group.local), *whole.shape).flatten(0, 1)
+
+
+def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Reverse `_whole`: each stream keeps its own rank's columns."""
+    group = collective.group
+    if not collective.wiring.own_streams:
+        return own_columns(whole, widths, group)
+    streams = whole.unflatten(0, (len(group.local), -1))
+    pieces = [piece.unflatten(-1, (group.size, -1)) for piece in streams.split([group.size * w for w in widths], -1)]
+    return torch.cat(
+        [torch.cat([piece[n, ..., rank, :] for n, rank in enumerate(group.local)]) for piece in pieces], -1
+    )
+
+
+def _streams(collective: LossyCollective) -> int:
+    return len(collective.group.local) if collective.wiring.own_streams else 1
+
+
 class _GatherColumns(Function):
     @staticmethod
     def forward(ctx: Any, y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
         ctx.widths, ctx.collective = widths, collective
-        with collective.network.reliable():
-            return all_columns(y, widths, collective.group)
+        return _whole(y, widths, collective)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return own_columns(gradients[0], ctx.widths, ctx.collective.group), None, None
+        return _streams(ctx.collective) * _part(gradients[0], ctx.widths, ctx.collective), None, None
 
 
 class _SplitColumns(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
         ctx.widths, ctx.collective = widths, collective
-        return own_columns(x, widths, collective.group)
+        return _part(x, widths, collective)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        with ctx.collective.network.reliable():
-            return all_columns(gradients[0], ctx.widths, ctx.collective.group), None, None
+        return _whole(gradients[0], ctx.widths, ctx.collective) / _streams(ctx.collective), None, None
 
 
 class _SumGradient(Function):
@@ -78,12 +108,12 @@ class _SumGradient(Function):
 
 
 def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return the columns of all processes. Backward keeps this process's, since all hold the same gradient."""
+    """Return the columns of all ranks. Backward keeps each rank's own, since all hold the same gradient."""
     return _GatherColumns.apply(y, widths, collective)
 
 
 def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return this process's columns. Backward gathers the gradients of all processes."""
+    """Return the columns of this process's ranks. Backward gathers the gradients of all ranks."""
     return _SplitColumns.apply(x, widths, collective)
 
 

@@ -95,6 +95,16 @@ class RankGroup:
             return nothing_to_wait_for
         return self.plain_group.allreduce([partial]).wait
 
+    def max_(self, partial: "Tensor") -> None:
+        """Replace `partial` by the largest of the processes', element by element, reliably."""
+        if self.process_group is None or self.processes == 1:
+            return
+        from torch.distributed import AllreduceOptions, ReduceOp
+
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp.MAX  # type: ignore[assignment]
+        self.plain_group.allreduce([partial], options).wait()
+
     def all_rows(self, parts: "Tensor") -> "Tensor":
         """Return every rank's row (R, ...) of `parts` (L, ...), reliably."""
         rows = parts.new_zeros(self.size, *parts.shape[1:])

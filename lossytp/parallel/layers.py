@@ -36,7 +36,7 @@ class ColumnParallelLinear(nn.Module):
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
-        gather_output: whether every process needs the outputs of all processes, which are gathered reliably.
+        gather_output: whether every rank needs the outputs of all ranks, which are gathered reliably.
     """
 
     sharded_over_ranks = ("weight", "bias")
@@ -64,7 +64,7 @@ class ColumnParallelLinear(nn.Module):
         self.weight = shard(weight).requires_grad_(weight.requires_grad)
         self.bias = None if bias is None else shard(bias).requires_grad_(bias.requires_grad)
         self.collective = collective
-        self.gather_output = gather_output and group.processes > 1
+        self.gather_output = gather_output and (group.processes > 1 or collective.wiring.own_streams)
         self.site = Site(layer, module, "backward")
 
     @property
@@ -76,7 +76,7 @@ class ColumnParallelLinear(nn.Module):
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
-        x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
+        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
             function = SharedColumn if self.collective.wiring.one_stream else OwnColumn
             y = function.apply(x, weight, bias, self.widths, self.collective, self.site)
@@ -143,8 +143,7 @@ class RowParallelLinear(nn.Module):
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
         own_bias: whether each rank has its own copy of the bias, (L, D), which may drift from the others.
-        split_input: whether every process holds the inputs of all processes, (..., R * K). Backward then gathers
-            reliably.
+        split_input: whether every rank holds the inputs of all ranks, (..., R * K). Backward then gathers reliably.
     """
 
     sharded_over_ranks = ("weight",)
@@ -170,12 +169,12 @@ class RowParallelLinear(nn.Module):
             copies = bias.expand(len(group.local), -1) if own_bias else bias
             self.bias = nn.Parameter(copies.detach().clone(), bias.requires_grad)
         self.collective = collective
-        self.split_input = split_input and group.processes > 1
+        self.split_input = split_input and (group.processes > 1 or collective.wiring.own_streams)
         self.site = Site(layer, module, "forward")
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
-        x, weight, bias = _cast_for_autocast(x, self.weight, self.bias)
+        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
             if self.split_input:
                 x = split_columns(x, (weight.shape[1],), self.collective)
@@ -202,7 +201,7 @@ def _copy(shard: Tensor) -> Tensor:
     return shard.clone(memory_format=torch.contiguous_format)
 
 
-def _cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
+def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
     """Return the tensors in autocast's dtype for matrix products; autocast does not reach inside a Function.
 
     float64 stays, as under autocast, and so does None.

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from transformers import PreTrainedModel
 
-from lossytp.parallel.convert import dense_splits, with_layers
-from lossytp.parallel.plans import GPT2_PLAN, LayerSplit
+from lossytp.parallel.convert import gpt2_splits, with_layers
+from lossytp.parallel.plans import LayerSplit
 
 
 def megatron_is_installed() -> bool:
@@ -36,7 +36,7 @@ def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) ->
         from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 
     ranks, rank = process_group.size(), process_group.rank()
-    splits = dense_splits(model, ranks, GPT2_PLAN)
+    splits = gpt2_splits(model, ranks, "megatron")
     # on the CPU, with copied weights instead of drawn ones
     settings = ModelParallelConfig(
         tensor_model_parallel_size=ranks,

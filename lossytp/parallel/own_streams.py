@@ -164,8 +164,8 @@ def stream_distance(model: nn.Module) -> Iterator[Callable[[], list[float]]]:
     """Measure how far apart the ranks' streams are after each transformer layer, within the block.
 
     Yields:
-        A function to call after the block. It returns, for each layer and over all forward passes, the root mean square
-        over ranks of the distance between a rank's stream and the mean stream, relative to the norm of the mean stream.
+        A function to call after the block. It returns one number per layer, over all forward passes: the distance of a
+        rank's stream from the mean stream, as a root mean square over ranks, divided by the mean stream's norm.
 
     Raises:
         ValueError: if all ranks share one stream.

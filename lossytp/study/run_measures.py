@@ -22,10 +22,11 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
     Only messages that may lose packets count; of an all-reduce with a reliable gather, the reduce phase.
 
     Returns:
-        `missing_packet_share` after repair and `extra_packet_share` sent by the repair, as shares of the messages' own
-        packets; `lost_a_step`, mean packets lost in a training step, the repair's included; and `time`, the duration of
-        a message of `MESSAGE_BYTES` over `PATH` relative to one without repair, if the repair sends its share of extra
-        packets and each retransmission waits a round trip.
+        - `missing_packet_share`: packets missing after repair, as a share of the messages' own packets.
+        - `extra_packet_share`: packets that the repair sends, as such a share.
+        - `lost_a_step`: mean number of packets lost in a training step, including those of the repair.
+        - `time`: the duration of a message of `MESSAGE_BYTES` over `PATH`, relative to one without repair. The repair
+          sends its share of extra packets, and each retransmission waits a round trip.
     """
     traffic = record["network"]["training"]
     own = traffic["packets"] - traffic["extra"]

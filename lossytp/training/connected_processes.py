@@ -3,14 +3,16 @@
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
 
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.udp.network import UdpNetwork
 from lossytp.parallel.initialize import init_process_group
 from lossytp.parallel.layout import Layout
+from lossytp.parallel.over_udp import over_udp
 from lossytp.training.config import NetworkSettings
 
 
@@ -36,7 +38,8 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
         reliable_gather=config.reliable_gather,
     )
     try:
-        yield network
+        with over_udp(network) if isinstance(network, UdpNetwork) else nullcontext():
+            yield network
     finally:
         dist.destroy_process_group()
 

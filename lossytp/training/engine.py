@@ -14,18 +14,22 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.bucketed_ddp import BucketedDDP
 from lossytp.parallel.convert import fuse_gelu_, parallelize
+from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
 from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.replicas import gathered, mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
+from lossytp.parallel.vocabulary import split_vocabulary_
 from lossytp.training.config import RunSettings
 from lossytp.training.config.combinations import check_blocks
 from lossytp.training.microbatches import counted, microbatches
 from lossytp.training.side_by_side import SideBySide
 
 INSTALL_MEGATRON = "pip install megatron-core"
+WRAPPERS = (DistributedDataParallel, BucketedDDP, FlatFSDP)  # hold the model as `module`
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -82,7 +86,8 @@ class Engine:
             from lossytp.parallel.data_parallel import data_parallel
 
             assert layout.mesh is not None
-            self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type)
+            custom = config.custom_data_parallel
+            self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
         alone = self.implementation == "dense" and layout.world_size == 1 and config.dropout == 0
         self._threads = SideBySide(config.threads) if alone and config.threads and device.type == "cpu" else None
 
@@ -111,7 +116,7 @@ class Engine:
             group = layout.process_group("tp")
             assert group is not None
             return parallelize_megatron(dense, group)
-        return parallelize(
+        parallel = parallelize(
             dense,
             self.network,
             tensor_parallel_size=config.tensor_parallel_size,
@@ -119,6 +124,9 @@ class Engine:
             own_copies=config.replicated_gradients != "reliable",
             wiring=self.wiring,
         )
+        if config.splits_vocabulary:
+            split_vocabulary_(parallel)
+        return parallel
 
     def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
         """Compute the gradients of the mean training loss over this process's share of `batch`.
@@ -156,7 +164,7 @@ class Engine:
 
     def _averaging_gradients(self, last: bool) -> AbstractContextManager:
         """Average a batch's gradients in one message, with its last microbatch, under DDP; FSDP does so each time."""
-        if isinstance(self.module, DistributedDataParallel) and not last:
+        if isinstance(self.module, DistributedDataParallel | BucketedDDP) and not last:
             return self.module.no_sync()
         return nullcontext()
 
@@ -273,7 +281,7 @@ class Engine:
         first rank's.
         """
         self.module.eval()
-        model: Any = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+        model: Any = self.module.module if isinstance(self.module, WRAPPERS) else self.module
         with self._autocast(), torch.no_grad():
             ids: Tensor = model.generate(
                 **self._to_device(prompts),
@@ -333,7 +341,7 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
 def _implementation(config: RunSettings, layout: Layout) -> str:
     if config.tensor_parallel_size == 1:
         return "dense"
-    if config.implementation == "megatron":
+    if config.tensor_parallel_layers == "megatron":
         from lossytp.parallel.megatron import megatron_is_installed
 
         if not megatron_is_installed():
@@ -343,4 +351,4 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
                     file=sys.stderr,
                 )
             return "lossytp"
-    return config.implementation
+    return config.tensor_parallel_layers

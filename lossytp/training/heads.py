@@ -14,32 +14,27 @@ def head_class(config: Any, kind: str) -> Any:
     Raises:
         ValueError: if transformers has none.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, GPT2Config
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+    from lossytp.parallel.multiple_choice import multiple_choice_of
 
-    if kind == "multiple choice":
-        found = GPT2ForMultipleChoice if isinstance(config, GPT2Config) else None
-    else:
-        auto: Any = AutoModelForCausalLM if kind == GENERATION else AutoModelForSequenceClassification
-        found = auto._model_mapping.get(type(config), None)
+    auto: Any = AutoModelForCausalLM if kind == GENERATION else AutoModelForSequenceClassification
+    found = auto._model_mapping.get(type(config), None)
     if found is None:
         raise ValueError(f"a {config.model_type} has no head for {kind}: give a task of another kind, or a GPT-2")
-    return found
+    return multiple_choice_of(found) if kind == "multiple choice" else found
 
 
 def saved_class(config: Any) -> Any:
     """Return the class that a saved model's configuration names; None if it names none with a known head."""
     import transformers
 
-    from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+    from lossytp.parallel import multiple_choice
 
     named = config.architectures if isinstance(config.architectures, list) else []
     for name in named:
-        if name == GPT2ForMultipleChoice.__name__:
-            return GPT2ForMultipleChoice
         if isinstance(name, str) and name.endswith(ENDINGS):
-            return getattr(transformers, name, None)
+            return getattr(multiple_choice if name.endswith(CHOICE) else transformers, name, None)
     return None
 
 

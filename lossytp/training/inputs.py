@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from lossytp.network.replay import Replay
 from lossytp.network.trace import Trace
 from lossytp.training.config import NetworkSettings, RunSettings
 from lossytp.training.objectives import objective_of
@@ -14,10 +15,15 @@ from lossytp.training.record import RECORD, check_output_folder
 def trace_sha256(config: NetworkSettings) -> str | None:
     """Return the hash of the recorded losses that the configuration replays; None if it replays none."""
     process = config.process()
-    if not isinstance(process, Trace):
-        return None
-    lost = np.asarray(process.lost, dtype="<i8").tobytes()
-    return hashlib.sha256(f"{process.num_packets} ".encode() + lost).hexdigest()
+    if isinstance(process, Replay):
+        links = "".join(f"{link} {_sha256(trace)}\n" for link, trace in process.links)
+        return hashlib.sha256(links.encode()).hexdigest()
+    return _sha256(process) if isinstance(process, Trace) else None
+
+
+def _sha256(trace: Trace) -> str:
+    lost = np.asarray(trace.lost, dtype="<i8").tobytes()
+    return hashlib.sha256(f"{trace.num_packets} ".encode() + lost).hexdigest()
 
 
 def finished_record(config: RunSettings) -> dict[str, Any] | None:

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.probe.trace_file import ProbeTrace, write_trace
+from lossytp.network.udp.network import UdpNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
 from lossytp.training.checkpoint import Checkpoints, restore_, training_state
@@ -21,6 +23,7 @@ from lossytp.training.config import RunSettings
 from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
+from lossytp.training.files import saving
 from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, trace_sha256
 from lossytp.training.logs import Logs, check_installed
 from lossytp.training.objectives import objective_of
@@ -30,6 +33,7 @@ from lossytp.training.record import describe, write_record
 from lossytp.training.scoring import mean_over_ranks
 from lossytp.training.simulated import simulated_step_seconds
 
+LOSSES = "losses.parquet"  # of a run that really sent its packets
 NETWORKS = ("_clean", "_lossy")
 FINAL = tuple(  # keys of every task's record, null if the task lacks the metric; a task's other metrics follow
     f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
@@ -73,10 +77,18 @@ def _run(config: RunSettings, layout: Layout, network: LossyNetwork) -> dict[str
         finally:
             this.engine.close()
         on_rank_zero(lambda: this.objective.leave(record), network)
+        if isinstance(network, UdpNetwork):
+            trace = network.trace()
+            on_rank_zero(lambda: _write_losses(Path(config.output_dir) / LOSSES, trace), network)
         on_rank_zero(lambda: write_record(Path(config.output_dir), record), network)
     if not objective_of(config).keeps_checkpoint:
         checkpoints.remove()
     return done
+
+
+def _write_losses(path: Path, trace: ProbeTrace) -> None:
+    with saving(path):
+        write_trace(path, trace)
 
 
 class _Run:

@@ -22,7 +22,10 @@ MODELS = Path(__file__).resolve().parents[2] / "models"  # a checkout's committe
 SCRATCH = "-scratch"
 SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # a GPT-2's, in the order of `Shape`
 OTHER_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
-DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout", "residual_dropout")
+DROPOUTS = (
+    *("embd_pdrop", "attn_pdrop", "resid_pdrop"),
+    *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
+)
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 DEFAULT_LOSS = "ForCausalLM"  # transformers' own default, which warns if a model's class name implies no loss
 PRESETS: dict[str, dict[str, Any]] = {

@@ -11,7 +11,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lossytp.parallel.bucketed_ddp import BucketedDDP
 from lossytp.parallel.convert import gather
+from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.replicas import on_rank_zero
 from lossytp.training.engine import Engine
 from lossytp.training.files import saving, sync
@@ -82,11 +84,14 @@ def save_in_bfloat16(engine: Engine, dense: PreTrainedModel, folder: Path, token
 def _whole_model(engine: Engine) -> tuple[Any, dict[str, torch.Tensor] | None]:
     """Return a model on this process, and its weights if they are not the model's own. All processes must call this."""
     module: Any = engine.module
-    if isinstance(module, DistributedDataParallel):
+    if isinstance(module, DistributedDataParallel | BucketedDDP):
         module = module.module
     weights = None
     with engine.network.reliable(), torch.no_grad():
-        if isinstance(module, FSDPModule):
+        if isinstance(module, FlatFSDP):
+            with module.gathered() as module:
+                weights = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items()}
+        elif isinstance(module, FSDPModule):
             weights = {name: _whole(tensor) for name, tensor in module.state_dict().items()}  # type: ignore[attr-defined]
         elif engine.implementation == "lossytp":
             module = gather(module)

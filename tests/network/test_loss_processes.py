@@ -21,6 +21,8 @@ from lossytp.network import (
     loss_process_named,
 )
 from lossytp.network.loss_process import mean_burst
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
+from lossytp.network.replay import Replay
 from lossytp.training.command_line import parse
 from lossytp.training.config import TrainConfig
 
@@ -29,6 +31,7 @@ PROCESSES = {
     "GilbertElliott": gilbert_elliott_preset("default"),
     "FourState": FourState(0.02, 0.2, 0.1, 0.3, 0.01),
     "Trace": Trace(lost=[1, 2, 7], num_packets=30),
+    "Replay": Replay((((0, 1), Trace(lost=[1, 2, 7], num_packets=30)),)),
     "Correlated": Correlated.from_loss_and_share(loss_rate=0.1, shared=0.5, mean_burst_packets=4),
     "PerPacket": PerPacket(lambda packets, uniforms: uniforms < 0.1),
 }
@@ -76,11 +79,14 @@ def test_mean_burst_from_the_rate_and_one_correlation():
 
 def test_each_name_is_built_as_its_class_is(tmp_path):
     (tmp_path / "drops.txt").write_text("0 1 0")
+    link = FlowTrace(lost=np.array([True, False]), src="0", dst="1")
+    write_trace(tmp_path / "links.parquet", ProbeTrace(flows={0: link}))
     expected = {
         "ber(loss_rate=0.1)": Bernoulli(loss_rate=0.1),
         "four_state(0.02, 0.2, p14=0.01)": FourState(0.02, 0.2, p14=0.01),
         "netem('loss gemodel 1% 20%')": from_netem("loss gemodel 1% 20%"),
         f"trace({str(tmp_path / 'drops.txt')!r})": Trace(lost=[1], num_packets=3),
+        f"replay({str(tmp_path / 'links.parquet')!r})": Replay((((0, 1), Trace(lost=[0], num_packets=2)),)),
         "correlated(loss_rate=0.1, shared=0.5, switch='left')": Correlated.from_loss_and_share(
             loss_rate=0.1, shared=0.5, switch="left"
         ),

@@ -60,7 +60,12 @@ def test_without_losses_fp32_equals_dense_to_rounding(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "mode"),
-    [(family, mode) for family in FAMILIES for mode in MODES if mode != "shared" and (family, mode) not in REFUSED],
+    [
+        (family, mode)
+        for family in (*FAMILIES, *GATHERING)
+        for mode in MODES
+        if mode != "shared" and (family, mode) not in REFUSED
+    ],
 )
 def test_without_losses_every_way_of_sharing_equals_dense(family: str, mode: str) -> None:
     for kind in heads_of(family):
@@ -124,7 +129,7 @@ def test_a_training_step_sends_four_messages_a_layer() -> None:
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 @pytest.mark.parametrize(
     ("family", "mode"),
-    [("llama", "shared"), ("llama", "own streams"), ("phi", "shared"), ("phi", "own streams"), ("olmo2", "shared")],
+    [(family, mode) for family in ("llama", "phi", "olmo2") for mode in ("shared", "own streams")],
 )
 def test_checkpointing_replays_the_losses(family: str, reentrant: bool, mode: str) -> None:
     plain, checkpointed = (lossy(tiny(family), 0.1, **MODES[mode]) for _ in range(2))
@@ -136,7 +141,7 @@ def test_checkpointing_replays_the_losses(family: str, reentrant: bool, mode: st
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("mode", ["shared", "own streams", "own copies"])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox", "olmo2"])
 def test_without_losses_generated_tokens_equal_dense(family: str, mode: str, cached: bool) -> None:
     dense, prompts = tiny(family).eval(), tiny_batch()["input_ids"][:3, :6]
     how = {"do_sample": False, "min_new_tokens": 8, "max_new_tokens": 8, "use_cache": cached}

@@ -22,6 +22,7 @@ RUNS += [("llama", "shared", {"algorithm": "tree", "repair": "protect(0.1) + had
 RUNS += [("llama", "own streams", {"algorithm": "ring", "repair": "protect(0.1) + stale"})]
 RUNS += [("qwen3", mode, {}) for mode in ("shared", "own streams", "sequence, lossy gather")]
 RUNS += [(family, "shared", {}) for family in ("gpt_neox", "gemma", "olmo2", "phi3", "glm")]
+RUNS += [(family, "own streams", {}) for family in ("olmo2", "phi3", "glm")]
 
 
 def train(layout: Layout, family: str, mode: str, *, loss_rate: float = 0.1, **how: Any) -> dict:

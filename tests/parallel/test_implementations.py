@@ -25,6 +25,7 @@ from tests.parallel.conftest import (
     tiny_gpt2,
 )
 from tests.parallel.distributed_models import IMPLEMENTATIONS, WIRE, join, network, spread, whole
+from tests.parallel.families import tiny
 
 OTHERS = IMPLEMENTATIONS[1:]
 
@@ -176,3 +177,7 @@ def test_what_cannot_be_parallelized_is_refused(parallelize: Callable) -> None:
         parallelize(tiny_gpt2(), FakeProcessGroup(3, 0))
     with pytest.raises(TypeError, match=r"^Linear cannot be parallelized: give a GPT2LMHeadModel or Llama"):
         parallelize(nn.Linear(2, 2), FakeProcessGroup(2, 0))
+    with pytest.raises(
+        TypeError, match=r"^implementation = '(dtensor|megatron)' supports GPT-2, not a LlamaForCausalLM"
+    ):
+        parallelize(tiny("llama"), FakeProcessGroup(2, 0))

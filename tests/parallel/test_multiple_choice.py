@@ -1,12 +1,17 @@
-"""GPT-2 that scores options one by one: dense against a classifier of one logit, tensor-parallel against dense."""
+"""Decoders that score options one by one: dense against a classifier of one logit, tensor-parallel against dense."""
+
+import copy
+import pickle
 
 import pytest
 import torch
 from transformers import GPT2ForSequenceClassification
 
 import lossytp as ltp
-from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice
+from lossytp.parallel import multiple_choice
+from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice, multiple_choice_of
 from tests.parallel.conftest import VOCABULARY, bernoulli, gradient_error, gradients, relative_error, tiny_gpt2
+from tests.parallel.families import tiny
 
 EXAMPLES, OPTIONS, TOKENS, RANKS = 5, 3, 9, 4
 WAYS = {
@@ -90,3 +95,20 @@ def test_with_losses_ranks_with_streams_of_their_own_score_apart(dense, batch):
     logits = model(**batch).rank_logits
     assert (logits[0] != logits[1])[logits[0].isfinite()].any()
     assert torch.equal(logits.isfinite(), logits[:1].isfinite().expand_as(logits))
+
+
+def test_any_family_chooses(batch):
+    """Its classifier scores the options; copies, pickles and `gather` know the class."""
+    classifier = tiny("qwen2", "classifier", num_labels=1)
+    kind = multiple_choice_of(type(classifier))
+    assert kind.__name__ == "Qwen2ForMultipleChoice"
+    assert kind is multiple_choice.Qwen2ForMultipleChoice
+    dense = kind(classifier.config).double()
+    dense.load_state_dict(classifier.state_dict())
+    expected = classifier(batch["input_ids"][0], attention_mask=batch["attention_mask"][0]).logits.view(-1)
+    assert relative_error(dense(**batch).logits[0], expected) < 1e-12
+    model = pickle.loads(pickle.dumps(ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=2)))
+    assert relative_error(model(**batch).logits[0], expected) < 1e-12
+    assert type(copy.deepcopy(ltp.gather(model))) is kind
+    with pytest.raises(AttributeError, match="no attribute 'NobodysForMultipleChoice'"):
+        multiple_choice.NobodysForMultipleChoice  # noqa: B018

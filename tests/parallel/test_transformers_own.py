@@ -1,11 +1,14 @@
-"""transformers' own tensor parallelism over the backend `lossy`: `from_pretrained(tp_plan="auto")`."""
+"""Others' tensor parallelism of a Llama over the backend `lossy`: transformers' and PyTorch's own."""
 
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoModelForCausalLM
 
 import lossytp as ltp
@@ -13,12 +16,26 @@ from tests.parallel.conftest import gradient_error, relative_error, tiny_batch
 from tests.parallel.distributed_models import network
 from tests.parallel.families import tiny
 
+STYLES = dict.fromkeys(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"), ColwiseParallel)
+STYLES |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel)
 
-def on_rank_load(folder: str, loss_rate: float) -> dict:
+
+def by_transformers(folder: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float32)
+
+
+def by_pytorch(folder: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    names = [name for name, _ in model.named_modules()]
+    plan = {name: style() for name in names for end, style in STYLES.items() if name.endswith(f".{end}")}
+    return parallelize_module(model, init_device_mesh("cpu", (2,)), plan)
+
+
+def on_rank_load(make: Callable, folder: str, loss_rate: float) -> dict:
     lossy = network(loss_rate)
     ltp.init_process_group(lossy)
     with ltp.reliable():
-        model = AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float32)
+        model = make(folder)
     batch = tiny_batch()
     output = model(input_ids=batch["input_ids"], use_cache=False)
     logits = output.logits
@@ -28,17 +45,22 @@ def on_rank_load(folder: str, loss_rate: float) -> dict:
     return {"logits": logits.detach(), "norms": norms, "lost": int(lossy.report()["lost"].sum())}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed")
+needs_accelerate = pytest.mark.skipif(
+    importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed"
+)
+
+
+@pytest.mark.parametrize("make", [pytest.param(by_transformers, marks=needs_accelerate), by_pytorch])
 @pytest.mark.parametrize("loss_rate", [0.0, 0.1])
 def test_it_computes_the_dense_model_but_for_lost_packets(
-    processes: Callable, tmp_path: Path, loss_rate: float
+    processes: Callable, tmp_path: Path, loss_rate: float, make: Callable
 ) -> None:
     dense, batch = tiny("llama", dtype=torch.float32), tiny_batch()
     dense.save_pretrained(tmp_path)
     expected = dense(input_ids=batch["input_ids"])
     dense(**batch).loss.backward()
     norms = {name: each.grad for name, each in dense.named_parameters() if "norm" in name}
-    for answer in processes(2, on_rank_load, str(tmp_path), loss_rate):
+    for answer in processes(2, on_rank_load, make, str(tmp_path), loss_rate):
         equal = relative_error(answer["logits"], expected.logits) < 1e-5
         equal_norms = gradient_error(answer["norms"], norms) < 1e-5
         assert (equal, equal_norms, answer["lost"] == 0) == (loss_rate == 0,) * 3

@@ -11,6 +11,7 @@ from transformers import AutoConfig, BertConfig
 
 from lossytp.training import gguf
 from lossytp.training.config import TrainConfig
+from lossytp.training.heads import head_class
 from lossytp.training.models import build_model, check_model, check_there, load_model, load_tokenizer, shape_of
 from tests.parallel.families import SIZES
 from tests.training.tasks_of_all_kinds import evaluate, losses, train
@@ -32,7 +33,7 @@ def folder(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("how", [{}, {"reliable_gather": False}], ids=["shared", "own streams"])
-@pytest.mark.parametrize("kind", ["classification", "regression", "generation"])
+@pytest.mark.parametrize("kind", ["classification", "regression", "generation", "choice"])
 def test_it_is_trained_saved_and_evaluated(tmp_path, folder, kind, how):
     record = train(tmp_path, kind, model_name=str(folder), tensor_parallel_size=4, **how)
     assert record["network"]["training"]["lost"] > 0
@@ -69,10 +70,17 @@ def test_sizes_are_checked_before_anything_is_loaded(folder):
         check_model(str(folder), 2, 129)
 
 
-def test_a_kind_of_task_without_a_head_is_refused(folder):
-    tokenizer = load_tokenizer(str(folder))
-    with pytest.raises(ValueError, match="has no head for multiple choice: give a task of another kind, or a GPT-2"):
-        build_model(f"{folder}-scratch", "multiple choice", tokenizer=tokenizer, dropout=0.0, seed=0)
+def test_a_kind_of_task_without_a_head_is_refused():
+    with pytest.raises(ValueError, match="a granite has no head for multiple choice: give a task of another kind"):
+        head_class(AutoConfig.for_model("granite", **SIZES), "multiple choice")
+
+
+def test_dropout_is_that_of_the_settings(tmp_path):
+    tokenizer = load_tokenizer("gpt2-nano-scratch")
+    AutoConfig.for_model("starcoder2", **{**SIZES, "vocab_size": len(tokenizer)}).save_pretrained(tmp_path)
+    model = build_model(f"{tmp_path}-scratch", "classification", tokenizer=tokenizer, dropout=0.0, seed=0).train()
+    ids = torch.arange(8).unsqueeze(0)
+    assert torch.equal(model(ids).logits, model(ids).logits)
 
 
 def test_a_family_without_a_plan_is_refused(tmp_path):

@@ -1,7 +1,8 @@
 """One binary tree, rooted at the first rank: whole messages, sums on the way up, the sum on the way down.
 
-The reduction tree followed by a broadcast of Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-operations in MPICH", IJHPCA 2005, section 6, here a complete binary tree: the parent of position i is (i - 1) // 2.
+This is a reduction followed by a broadcast, as in Thakur, Rabenseifner and Gropp, "Optimization of collective
+communication operations in MPICH", IJHPCA 2005, section 6. The tree is a complete binary one: the parent of position i
+is (i - 1) // 2.
 (NCCL runs two such trees on half the message each: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
 broadcast, reduction and scan", Parallel Computing 2009.)
 """

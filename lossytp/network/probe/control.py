@@ -5,6 +5,7 @@ under "arrays" as [name, dtype, length].
 """
 
 import json
+import math
 import socket
 import struct
 import time
@@ -27,7 +28,7 @@ class Control:
 
     Args:
         connection: a connected TCP socket.
-        patience_s: how long the other end may be silent, or take for a message.
+        patience_s: how long the other end may be silent, or take for a message without its arrays.
         most_array_bytes: of a message; more are refused.
     """
 
@@ -77,17 +78,18 @@ class Control:
             if any(str(dtype) not in DTYPES or count < 0 for _, dtype, count in sizes) or total > self._most:
                 raise Vanished(f"it sent arrays of {total} bytes, above {self._most}")
             for name, dtype, count in sizes:
-                content[name] = np.frombuffer(self._bytes(dtype.itemsize * count, deadline), dtype)
+                content[name] = np.frombuffer(self._bytes(dtype.itemsize * count), dtype)
         except OSError as error:
             raise Vanished(_reason(error)) from error
         except (KeyError, TypeError, ValueError) as error:
             raise Vanished(f"it sent something else than a message of {wanted}") from error
         return content
 
-    def _bytes(self, count: int, deadline: float) -> bytes:
+    def _bytes(self, count: int, deadline: float = math.inf) -> bytes:
+        """Return so many bytes, which come by the deadline and without a pause that is longer than the patience."""
         parts = []
         while count:
-            self._connection.settimeout(max(1e-3, deadline - time.monotonic()))
+            self._connection.settimeout(max(1e-3, min(self._patience_s, deadline - time.monotonic())))
             part = self._connection.recv(min(count, PIECE_BYTES))
             if not part:
                 raise Vanished("it closed the connection")

@@ -1,7 +1,7 @@
 """The receiving end of measurements, which waits for others to start them.
 
-It answers only whom it has shaken hands with over TCP, and sends datagrams only to the address that its partner's
-datagrams come from: never more bytes than have come in, so that nobody can use it to flood another.
+It answers only partners of a handshake over TCP. It sends datagrams only to where a partner's datagrams come from, and
+never more bytes than have come in. So nobody can use it to flood another machine.
 """
 
 import contextlib

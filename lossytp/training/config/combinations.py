@@ -17,6 +17,7 @@ def check_combinations(config: "RunSettings") -> None:
             f"control = {config.control!r} does not work with loss_type = {config.loss_type!r}: its losses, or its "
             "noise, are independent; give loss_type = 'ber'"
         )
+    _check_transport(config)
     _check_parallelism(config)
     _check_backend(config)
     _check_replicas(config)
@@ -24,14 +25,25 @@ def check_combinations(config: "RunSettings") -> None:
     _check_training(config)
 
 
+def _check_transport(config: "RunSettings") -> None:
+    """Refuse what cannot really be sent."""
+    allowed = {"implementation": "lossytp", "data_parallel_size": 1, "pipeline_parallel_size": 1, "bf16": False}
+    for name, needed in (allowed | {"fp16": False}).items() if config.transport == "udp" else ():
+        if getattr(config, name) != needed:
+            raise ValueError(
+                f"{name} = {getattr(config, name)!r} does not work with transport = 'udp', which carries float32 of "
+                "this project's tensor parallelism alone: leave one out"
+            )
+
+
 def _check_parallelism(config: "RunSettings") -> None:
     """Refuse implementations, pipelines and batch sizes that do not work together."""
-    if config.implementation == "megatron" and (config.bf16 or config.fp16):
+    if config.tensor_parallel_layers == "megatron" and (config.bf16 or config.fp16):
         raise ValueError(
             "implementation = 'megatron' does not work with bf16 or fp16, because its layers do not know autocast: "
             "leave both out"
         )
-    if config.implementation == "dtensor" and config.tensor_parallel_size > 1:
+    if config.tensor_parallel_layers == "dtensor" and config.tensor_parallel_size > 1:
         if config.data_parallel_size > 1 and config.data_parallel_type == "ddp":
             raise ValueError("implementation = 'dtensor' does not work with ddp, which takes no DTensors: choose fsdp")
         if config.fp16:
@@ -79,7 +91,7 @@ def _check_parallelism(config: "RunSettings") -> None:
 
 def _check_backend(config: "RunSettings") -> None:
     """Refuse settings that need this project's layers, and repairs that other traffic does not support."""
-    own_layers = config.implementation == "lossytp" and config.tensor_parallel_size > 1
+    own_layers = config.tensor_parallel_layers == "lossytp" and config.tensor_parallel_size > 1
     stages_alone = config.pipeline_parallel_size > 1 and config.tensor_parallel_size == 1
     if not own_layers:
         for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers"):
@@ -113,7 +125,7 @@ def _check_backend(config: "RunSettings") -> None:
     if other_logits and config.kind == "generation":
         raise ValueError(
             f"dataset = {config.task!r}, whose answers are generated, does not work with "
-            f"{'fsdp' if fully_sharded else config.implementation + ' and reliable_gather = False'}: tensor-"
+            f"{'fsdp' if fully_sharded else config.tensor_parallel_layers + ' and reliable_gather = False'}: tensor-"
             "parallel ranks with different logits would continue with different tokens; choose another dataset"
         )
     if repair.uses_own_part and (config.pipeline_parallel_size > 1 or fully_sharded):
@@ -135,7 +147,7 @@ def _check_scope(config: "RunSettings") -> None:
         raise ValueError(
             "lossy_phase = 'gather' loses nothing where gathers are reliable: give reliable_gather = False"
         )
-    if config.implementation != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
+    if config.tensor_parallel_layers != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
         return
     if config.tensor_parallel_size == 1 and config.process().loss_rate > 0:
         raise ValueError(
@@ -187,7 +199,7 @@ def _check_training(config: "RunSettings") -> None:
     pipeline = config.pipeline_parallel_size > 1
     sharded = config.fully_sharded
     tensor_parallel = config.tensor_parallel_size > 1
-    foreign = config.implementation != "lossytp" and tensor_parallel
+    foreign = config.tensor_parallel_layers != "lossytp" and tensor_parallel
     if pipeline and config.microbatches > 1:
         raise ValueError(
             f"gradient_accumulation_steps = {config.microbatches} does not work with a pipeline, whose "
@@ -195,9 +207,9 @@ def _check_training(config: "RunSettings") -> None:
         )
     if config.gradient_checkpointing and (foreign or sharded):
         raise ValueError(
-            f"gradient_checkpointing = True does not work with {'fsdp' if sharded else config.implementation}, whose "
-            "recomputed collectives would lose other packets: leave it out, or choose ddp and implementation = "
-            "'lossytp'"
+            "gradient_checkpointing = True does not work with "
+            f"{'fsdp' if sharded else config.tensor_parallel_layers}, whose recomputed collectives would lose other "
+            "packets: leave it out, or choose ddp and implementation = 'lossytp'"
         )
     if config.save_model and (foreign or pipeline or (sharded and tensor_parallel)):
         raise ValueError(

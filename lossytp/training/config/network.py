@@ -14,8 +14,19 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.packets import Wire
 from lossytp.network.presets import gilbert_elliott_preset
 from lossytp.network.scope import Scope, layers_named, links_named
+from lossytp.network.udp.network import UdpNetwork
 from lossytp.network.wiring import Wiring
 from lossytp.training.config.settings import Settings
+
+ON_UDP = {
+    "algorithm": "direct",
+    "repair": "zero",
+    "reliable_gather": True,
+    "sequence_parallel": False,
+    "wire_dtype": None,
+    "control": None,
+}
+"""The only values with which packets can really be sent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +69,8 @@ class NetworkSettings(Settings):
     """Links that lose packets, such as 0>1,2>3, in every group of ranks; all if left out; -1 is the switch."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
+    transport: Literal["simulated", "udp"] = "simulated"
+    """udp really sends the packets, one rank a process; loss_type's losses come on top of the path's. Slow."""
     seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
     """Seed of initial weights, data order, dropout and packet losses."""
 
@@ -66,6 +79,13 @@ class NetworkSettings(Settings):
         check_probability("loss_rate", self.loss_rate)
         self.wiring()
         self.network()
+        if self.transport == "udp":
+            for name, needed in ON_UDP.items():
+                if getattr(self, name) != needed:
+                    raise ValueError(
+                        f"{name} = {getattr(self, name)!r} does not work with transport = 'udp', which is built for "
+                        f"{needed!r} alone: leave one out"
+                    )
 
     def process(self) -> LossProcess:
         """Return the loss process of every link.
@@ -110,7 +130,8 @@ class NetworkSettings(Settings):
     def network(self) -> LossyNetwork:
         """Return a new network with these settings."""
         process = self.process()
-        return LossyNetwork(
+        kind = UdpNetwork if self.transport == "udp" else LossyNetwork
+        return kind(
             process if self.lossy_links is None else dict.fromkeys(links_named(self.lossy_links), process),
             seed=self.seed,
             wire=Wire(mtu_bytes=self.mtu_bytes, elements=1 if self.control == "elements" else None),

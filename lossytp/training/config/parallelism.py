@@ -42,11 +42,16 @@ class ParallelismSettings(NetworkSettings):
         layout = Layout(
             self.tensor_parallel_size, self.data_parallel_size, self.pipeline_parallel_size, rank, world_size
         )
-        if self.implementation != "lossytp" and layout.tensor_processes != self.tensor_parallel_size:
+        if self.tensor_parallel_layers != "lossytp" and layout.tensor_processes != self.tensor_parallel_size:
             needed = self.tensor_parallel_size * self.data_parallel_size * self.pipeline_parallel_size
             raise ValueError(
                 f"implementation = {self.implementation!r} needs a process for each tensor-parallel rank: start with "
                 f"torchrun --standalone --nproc_per_node {needed}"
+            )
+        if self.transport == "udp" and (world_size != self.tensor_parallel_size or world_size == 1):
+            raise ValueError(
+                "transport = 'udp' needs a process for each of 2 or more tensor-parallel ranks, and no others: start "
+                f"with torchrun --standalone --nproc_per_node {max(2, self.tensor_parallel_size)}"
             )
         own_copies = self.replicated_gradients != "reliable" and layout.tensor_processes != self.tensor_parallel_size
         if own_copies and self.fully_sharded:
@@ -56,6 +61,21 @@ class ParallelismSettings(NetworkSettings):
                 f"--nproc_per_node {self.tensor_parallel_size * self.data_parallel_size}"
             )
         return layout
+
+    @property
+    def tensor_parallel_layers(self) -> str:
+        """Return whose tensor-parallel layers run."""
+        return self.implementation
+
+    @property
+    def custom_data_parallel(self) -> bool:
+        """Return whether replicas run this project's DDP or FSDP in place of PyTorch's."""
+        return False
+
+    @property
+    def splits_vocabulary(self) -> bool:
+        """Return whether tensor-parallel ranks also share the vocabulary, and compute the training loss together."""
+        return False
 
     @property
     def fully_sharded(self) -> bool:

@@ -50,6 +50,10 @@ class PretrainConfig(RunSettings, TextSettings):
     """Blocks a step, over all replicas."""
     microbatch_size: Count = 4
     """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
+    implementation: Literal["custom", "pytorch"] = "pytorch"  # type: ignore[assignment]
+    """Whose DDP and FSDP: this project's or PyTorch's."""
+    enable_loss_parallelism: bool = False
+    """Split the vocabulary over the tensor-parallel ranks, which then compute the training loss together."""
     tensor_parallel_size: int = 1
     """Tensor-parallel ranks; spread over the processes under torchrun, else virtual."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
@@ -95,6 +99,11 @@ class PretrainConfig(RunSettings, TextSettings):
             )
         check_model(self.model_name, self.tensor_parallel_size, self.block_size)
         self.check_run()
+        if self.enable_loss_parallelism and (self.tensor_parallel_size == 1 or not self.wiring().one_stream):
+            raise ValueError(
+                "enable_loss_parallelism = True needs tensor-parallel ranks with a common stream: give "
+                "tensor_parallel_size above 1, reliable_gather = True and no sequence_parallel, or leave it out"
+            )
 
     @property
     def steps(self) -> int:
@@ -107,6 +116,18 @@ class PretrainConfig(RunSettings, TextSettings):
     @property
     def task(self) -> str:
         return path_end(self.data_glob) or ""
+
+    @property
+    def tensor_parallel_layers(self) -> str:
+        return "lossytp"
+
+    @property
+    def splits_vocabulary(self) -> bool:
+        return self.enable_loss_parallelism
+
+    @property
+    def custom_data_parallel(self) -> bool:
+        return self.implementation == "custom"
 
     @property
     def microbatches(self) -> int:

@@ -140,16 +140,19 @@ def test_a_receiver_that_vanishes_leaves_what_it_told() -> None:
 
 
 def test_a_receiver_that_falls_silent_ends_the_measurement_within_its_patience() -> None:
+    done = threading.Event()
+
     def answer(control: Control) -> None:
         control.receive("beat")
         control.send({"kind": "beat", "first": [0], "newest": [1]}, {"bits0": np.packbits([1])})
-        time.sleep(3)
+        done.wait(PATIENCE_S)
 
     plan = Plan(packets=10**6, packet_bytes=100, rate_packets_per_s=100.0)
     with fake_receiver(answer) as port:
         started = time.monotonic()
         _, ended_early = measure(plan, HOST, port, patience_s=0.5)
-        assert time.monotonic() - started < 2.5
+        assert time.monotonic() - started < PATIENCE_S / 2
+        done.set()
     assert ended_early == "it was silent for too long"
 
 

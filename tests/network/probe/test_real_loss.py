@@ -86,3 +86,8 @@ def test_losses_of_the_connection_itself_do_not_matter(machines: Machines) -> No
     trace, ended_early = measured(machines, Plan(packets=2000, packet_bytes=200, rate_packets_per_s=2000.0))
     assert ended_early == ""
     assert 0.05 < trace.flows[0].lost.mean() < 0.15
+
+
+def test_packets_above_the_mtu_are_refused(machines: Machines) -> None:
+    with pytest.raises(ValueError, match="packets of 1501 bytes are above the path's MTU: give fewer bytes"):
+        measured(machines, Plan(packets=10, packet_bytes=1501))

@@ -1,0 +1,85 @@
+"""Recorded losses of named links, replayed from their beginning."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from lossytp.network.checks import check_filled
+from lossytp.network.links import Link, checked_link
+from lossytp.network.probe.trace_file import read_trace
+from lossytp.network.streams import Key
+from lossytp.network.trace import Trace, TraceLosses
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Lose on each link the packets that were lost there in a recording, such as a run's over `transport = "udp"`.
+
+    Training begins at the recording's first packet and wraps after its last. Each evaluation begins at an offset of its
+    own, as with `Trace`. The closed forms are those of all links together.
+
+    Args:
+        links: (link, its losses), for every link that is to be used.
+
+    Raises:
+        ValueError: if there is no link.
+    """
+
+    links: tuple[tuple[Link, Trace], ...]
+
+    def __post_init__(self) -> None:
+        check_filled("links", self.links)
+        for link, _ in self.links:
+            checked_link(link)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Replay":
+        """Return the recording in a file of `lossytp.network.probe.trace_file` whose flows are named by ranks.
+
+        Raises:
+            ValueError: if the file cannot be read, or its flows are not links between ranks.
+        """
+        flows = read_trace(Path(path)).flows.values()
+        try:
+            links = tuple(((int(flow.src), int(flow.dst)), flow.losses()) for flow in flows)
+        except ValueError as error:
+            raise ValueError(
+                f"trace {path} names no ranks ({error}): give one of a run with transport = 'udp', or use trace(FILE)"
+            ) from error
+        return cls(links)
+
+    @property
+    def loss_rate(self) -> float:
+        """Return the share of all links' packets that were lost."""
+        return sum(len(trace.lost) for _, trace in self.links) / self._packets
+
+    @property
+    def mean_burst_packets(self) -> float:
+        """Return the mean run of consecutive losses of all links; infinite if all packets were lost."""
+        lost = sum(len(trace.lost) for _, trace in self.links)
+        bursts = lost - sum(trace.both_lost(1) for _, trace in self.links)
+        return lost / bursts if bursts else math.inf if lost else 0.0
+
+    def autocorrelation(self, lag: int) -> float:
+        """Return the correlation of the losses of two packets of a link that are `lag` apart; 0 if they never vary."""
+        rate = self.loss_rate
+        if lag == 0 or rate in (0, 1):
+            return float(lag == 0)
+        both = sum(trace.both_lost(lag) for _, trace in self.links) / self._packets
+        return (both - rate**2) / (rate * (1 - rate))
+
+    @property
+    def _packets(self) -> int:
+        return sum(trace.num_packets for _, trace in self.links)
+
+    def losses(self, key: Key) -> TraceLosses:
+        """Return the losses of the link that ends `key`.
+
+        Raises:
+            ValueError: if the recording lacks the link.
+        """
+        link, named = (key[-2], key[-1]), dict(self.links)
+        if link not in named:
+            known = ", ".join(f"{src}>{dst}" for src, dst in named)
+            raise ValueError(f"the recording has no link {link[0]}>{link[1]}, only {known}: give one of as many ranks")
+        return TraceLosses(named[link], key, offset=0 if "training" in key[:-3] else None)

@@ -1,0 +1,262 @@
+"""Ranks in processes of their own, joined by UDP for what may be lost and by TCP for what may not.
+
+A message begins when all ranks are ready for it, so that no buffer overflows while a rank still computes. Each rank
+then sends its packets, and tells the others over TCP when it has sent the last one. From then on a receiver waits
+`deadline_s` for packets that it lacks, and gives them up. Nothing is sent twice.
+"""
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from lossytp.network.datagrams import HEADER, bound, dropped_here, flow_key, send_to, udp_socket
+from lossytp.network.probe.control import Control, Vanished
+
+DEADLINE_S = 0.01
+PATIENCE_S = 60.0
+GREETING_S = 5.0
+MOST_LOST_BYTES = 2**26  # of a list of lost packets
+BURST_PACKETS = 8  # to send before reading what has come
+LARGEST = 65_535
+Address = tuple[str, int]
+
+
+class Cargo(NamedTuple):
+    """A chunk on its way over one link, in packets of the link's consecutive sequence numbers."""
+
+    rank: int
+    """Where it goes to, or comes from."""
+    content: np.ndarray
+    """The chunk, uint8 (bytes,). An arriving one is filled in; what does not arrive stays as it is."""
+    packet_bytes: int
+    """Bytes of a full packet, without headers."""
+    first_element: int
+    """Number of the chunk's first element in its message."""
+    elements_per_packet: int
+    dropped: np.ndarray
+    """Indices of packets that are not sent, as if a link had lost them."""
+
+    @property
+    def num_packets(self) -> int:
+        """Return how many packets the chunk fills."""
+        return -(-len(self.content) // self.packet_bytes)
+
+    def packet(self, index: int) -> np.ndarray:
+        """Return the bytes of a packet: a view."""
+        return self.content[index * self.packet_bytes : (index + 1) * self.packet_bytes]
+
+
+class Mesh:
+    """This rank's sockets.
+
+    Args:
+        rank: number of this rank.
+        host: address of this machine that the other ranks reach.
+        deadline_s: how long to wait for packets after their sender has sent the last one.
+        patience_s: how long another rank may be silent, for example because it computes.
+
+    Raises:
+        ValueError: if the address is none of this machine's.
+    """
+
+    def __init__(
+        self, rank: int, host: str = "127.0.0.1", *, deadline_s: float = DEADLINE_S, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.rank, self.deadline_s, self.patience_s = rank, deadline_s, patience_s
+        self._listener = bound(socket.SOCK_STREAM, host, 0)
+        self._listener.listen()
+        self.address: Address = self._listener.getsockname()
+        """Where the other ranks find this one: host and port, of TCP and UDP."""
+        self._udp = udp_socket(*self.address)
+        self._udp.setblocking(False)
+        self._peers: dict[int, Control] = {}
+        self._connections: dict[int, socket.socket] = {}
+        self._addresses: dict[int, Address] = {}
+        self._session = b""
+        self._sequences: dict[tuple[int, int], int] = {}  # the next number on each link
+        self._buffer = bytearray(LARGEST)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        """Return the mesh itself: a copied network sends through the same sockets."""
+        return self
+
+    @property
+    def ranks(self) -> set[int]:
+        """Return the numbers of the connected ranks, this one included."""
+        return {self.rank, *self._peers}
+
+    def connect(self, addresses: Mapping[int, Address], session: bytes) -> None:
+        """Connect to the other ranks; each calls this with the same arguments.
+
+        Args:
+            addresses: each rank's `address`.
+            session: random bytes that nobody else knows.
+
+        Raises:
+            ValueError: if a rank does not come.
+        """
+        self._session = session
+        self._addresses = dict(addresses)
+        try:
+            for other, address in sorted(addresses.items()):
+                if other < self.rank:
+                    self._greet(other, socket.create_connection(address, self.patience_s))
+            while len(self._peers) < len(addresses) - 1:
+                self._listener.settimeout(self.patience_s)
+                self._welcome(self._listener.accept()[0])
+            self._listener.close()
+        except (OSError, Vanished) as error:
+            raise ValueError(
+                f"rank {self.rank} of {len(addresses)} could not connect to all others over TCP ({error}): let the "
+                "machines reach each other"
+            ) from error
+
+    def _greet(self, other: int, connection: socket.socket) -> None:
+        Control(connection, self.patience_s).send({"kind": "rank", "rank": self.rank, "session": self._session.hex()})
+        self._keep(other, connection)
+
+    def _welcome(self, connection: socket.socket) -> None:
+        """Keep a connection from another rank, and close a stranger's."""
+        with contextlib.suppress(Vanished):
+            greeting = Control(connection, GREETING_S).receive("rank")
+            if greeting.get("session") == self._session.hex() and greeting.get("rank") in self._addresses:
+                self._keep(int(greeting["rank"]), connection)
+                return
+        connection.close()
+
+    def _keep(self, other: int, connection: socket.socket) -> None:
+        self._connections[other] = connection
+        self._peers[other] = Control(connection, self.patience_s, MOST_LOST_BYTES)
+
+    def exchange(self, outgoing: Iterable[Cargo], incoming: Iterable[Cargo]) -> dict[tuple[int, int], np.ndarray]:
+        """Send chunks to other ranks, receive theirs, and learn what every rank lacks; all ranks call this together.
+
+        Args:
+            outgoing: at most one chunk for each other rank.
+            incoming: at most one chunk from each other rank; the contents are filled in.
+
+        Returns:
+            The sorted indices of the lost packets of every link that carried some, int64 (lost,).
+
+        Raises:
+            ValueError: if another rank has vanished.
+        """
+        try:
+            self._tell({"kind": "ready"})
+            self._heard("ready")
+            return self._exchange(list(outgoing), list(incoming))
+        except Vanished as error:
+            raise ValueError(
+                f"rank {self.rank} lost the connection to another rank ({error}): see why it ended"
+            ) from error
+
+    def _exchange(self, outgoing: list[Cargo], incoming: list[Cargo]) -> dict[tuple[int, int], np.ndarray]:
+        arrivals = {flow_key(self._session, cargo.rank, self.rank): self._arrival(cargo) for cargo in incoming}
+        self._send(outgoing, arrivals)
+        self._tell({"kind": "sent"})
+        for other in self._peers:
+            while not self._has_come(self._connections[other]):
+                self._read(arrivals)
+            self._peers[other].receive("sent")
+        deadline = time.monotonic() + self.deadline_s
+        self._read(arrivals)
+        while not all(arrival.arrived.all() for arrival in arrivals.values()) and time.monotonic() < deadline:
+            select.select([self._udp], [], [], max(0.0, deadline - time.monotonic()))
+            self._read(arrivals)
+        mine = {str(arrival.cargo.rank): np.flatnonzero(~arrival.arrived) for arrival in arrivals.values()}
+        self._tell({"kind": "lost"}, mine)
+        lost = {(int(other), self.rank): packets for other, packets in mine.items()}
+        for other, theirs in self._heard("lost").items():
+            lost |= {(int(name), other): theirs[name] for name, *_ in theirs["arrays"]}
+        return lost
+
+    def _arrival(self, cargo: Cargo) -> "_Arrival":
+        return _Arrival(
+            cargo, self._numbers(cargo.rank, self.rank, cargo.num_packets), np.zeros(cargo.num_packets, bool)
+        )
+
+    def _numbers(self, src: int, dst: int, num_packets: int) -> int:
+        """Return the sequence number of a link's next packet, and advance by so many."""
+        first = self._sequences.get((src, dst), 0)
+        self._sequences[src, dst] = first + num_packets
+        return first
+
+    def _send(self, outgoing: list[Cargo], arrivals: Mapping[bytes, "_Arrival"]) -> None:
+        """Send packets to all ranks in turn, and read meanwhile what comes."""
+        firsts = [self._numbers(self.rank, cargo.rank, cargo.num_packets) for cargo in outgoing]
+        keys = [flow_key(self._session, self.rank, cargo.rank) for cargo in outgoing]
+        dropped = [set(cargo.dropped.tolist()) for cargo in outgoing]
+        for index in range(max((cargo.num_packets for cargo in outgoing), default=0)):
+            for cargo, first, key, skipped in zip(outgoing, firsts, keys, dropped, strict=True):
+                if index < cargo.num_packets and index not in skipped:
+                    offset = cargo.first_element + index * cargo.elements_per_packet
+                    header = HEADER.pack(key, (first + index) % 2**32, offset % 2**32)
+                    self._send_datagram(bytearray(header + cargo.packet(index).tobytes()), cargo.rank)
+            if index % BURST_PACKETS == 0:
+                self._read(arrivals)
+
+    def _send_datagram(self, datagram: bytearray, other: int) -> None:
+        while True:
+            try:
+                send_to(self._udp, datagram, self._addresses[other])
+                return
+            except BlockingIOError:  # the system's queue is full: wait, as a blocking socket would
+                select.select([], [self._udp], [])
+
+    def _read(self, arrivals: Mapping[bytes, "_Arrival"]) -> None:
+        """Read what has come, without waiting, and put it in its place."""
+        while True:
+            try:
+                size = self._udp.recv_into(self._buffer)
+            except (BlockingIOError, ConnectionRefusedError):
+                return
+            if size < HEADER.size:
+                continue
+            key, sequence, offset = HEADER.unpack_from(self._buffer)
+            if key in arrivals:
+                arrivals[key].put(sequence, offset, memoryview(self._buffer)[HEADER.size : size])
+
+    def _has_come(self, connection: socket.socket) -> bool:
+        """Wait until something has come over UDP or this connection; return whether it is the connection's."""
+        ready = select.select([self._udp, connection], [], [], self.patience_s)[0]
+        return connection in ready or not ready  # after the patience, reading the connection fails
+
+    def _tell(self, content: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
+        for peer in self._peers.values():
+            peer.send(content, arrays)
+
+    def _heard(self, kind: str) -> dict[int, dict[str, Any]]:
+        return {other: peer.receive(kind) for other, peer in self._peers.items()}
+
+    def own_losses(self) -> int | None:
+        """Return how many packets this machine dropped because its buffer was full; None if it does not say."""
+        return dropped_here(self._udp)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        for opened in (self._listener, self._udp, *self._connections.values()):
+            opened.close()
+
+
+class _Arrival(NamedTuple):
+    """A chunk that is arriving."""
+
+    cargo: Cargo
+    first: int
+    arrived: np.ndarray
+
+    def put(self, sequence: int, offset: int, content: memoryview) -> None:
+        """Put a packet in its place. A copy, a packet of an earlier message, or one that does not fit is left out."""
+        cargo = self.cargo
+        index = (sequence - self.first) % 2**32
+        if index >= len(self.arrived) or self.arrived[index]:
+            return
+        place = cargo.packet(index)
+        if len(content) == len(place) and offset == (cargo.first_element + index * cargo.elements_per_packet) % 2**32:
+            place[:] = content
+            self.arrived[index] = True

@@ -1,0 +1,136 @@
+"""A lossy network whose packets are really sent."""
+
+from typing import Any
+
+import numpy as np
+
+from lossytp.network.checks import shown
+from lossytp.network.counters import Site
+from lossytp.network.lossy_network import TRAINING, LossyNetwork
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
+from lossytp.network.repairs import ZERO, Repair
+from lossytp.network.routes import Hops, Missing
+from lossytp.network.udp.mesh import Cargo, Mesh
+
+CARRIED = ("float32", "float64")
+
+
+class UdpNetwork(LossyNetwork):
+    """Send the packets of `direct` all-reduces over UDP between processes, one rank each.
+
+    A link's real losses come from the path between the machines. The loss process of the link adds to them: the sender
+    leaves out the packets that the process loses. Every rank learns over TCP what each lacks, so counters, reports and
+    `trace()` are the same on all. The values in a sum are those that arrived.
+
+    Arguments are those of `LossyNetwork`. Call `connect` before the first message.
+    """
+
+    carries_rows = True
+
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        super().__init__(*settings, **named)
+        self._mesh: Mesh | None = None
+        self._recorded: dict[tuple[int, int], list[np.ndarray]] = {}
+        self._sent: dict[tuple[int, int], int] = {}
+
+    def connect(self, mesh: Mesh) -> None:
+        """Send over these sockets from now on; they are connected to the other ranks."""
+        self._mesh = mesh
+
+    def _send(
+        self,
+        hops: Hops,
+        itemsize: int,
+        repair: Repair,
+        group: str,
+        site: Site | None,
+        rows: np.ndarray | None = None,
+    ) -> Missing:
+        """Send this rank's contribution, and receive those to its own chunk.
+
+        Args:
+            hops: of a reduce phase in which each hop carries one rank's contribution to its receiver.
+            itemsize: bytes of an element.
+            repair: none but "zero".
+            group: of the ranks.
+            site: of the message.
+            rows: this rank's contribution, (1, elements). Afterwards it holds the sum of what arrived in the rank's own
+                chunk, and zero elsewhere: the rows of all ranks, added up, are the result.
+        """
+        mesh = self._mesh
+        if mesh is None:
+            raise ValueError("this network has no sockets yet: call connect() first")
+        self._check(hops, itemsize, repair, rows, mesh)
+        assert rows is not None
+        row_N = rows[0]
+        capacity = self.wire.elements_per_packet(itemsize)
+        outgoing: list[Cargo] = []
+        incoming: list[Cargo] = []
+        for hop in hops:
+            dropped = self._take(group, hop.src, hop.dst, -(-(hop.stop - hop.start) // capacity))
+            if mesh.rank not in (hop.src, hop.dst):
+                continue
+            sends, length = hop.src == mesh.rank, hop.stop - hop.start
+            values = row_N[hop.start : hop.stop] if sends else np.zeros(length, row_N.dtype)
+            other = hop.dst if sends else hop.src
+            cargo = Cargo(other, values.view(np.uint8), capacity * itemsize, hop.start, capacity, dropped)
+            (outgoing if sends else incoming).append(cargo)
+        lost = mesh.exchange(outgoing, incoming)
+        own = next(((hop.start, hop.stop) for hop in hops if hop.dst == mesh.rank), (0, 0))
+        row_N[: own[0]] = 0
+        row_N[own[1] :] = 0
+        for cargo in incoming:
+            row_N[own[0] : own[1]] += cargo.content.view(row_N.dtype)
+        missing = Missing([lost[hop.src, hop.dst] for hop in hops])
+        self._count(hops, missing, capacity, group, site)
+        return missing
+
+    def _check(self, hops: Hops, itemsize: int, repair: Repair, rows: np.ndarray | None, mesh: Mesh) -> None:
+        one_each = all(hop.positions == (position,) for hop in hops for position in hop.positions)
+        links = [(hop.src, hop.dst) for hop in hops]
+        if rows is None or not one_each or len(set(links)) < len(links):
+            raise ValueError("the UDP network carries all-reduces of the algorithm 'direct' alone: choose that")
+        if repair != ZERO:
+            raise ValueError(f"repair = '{repair}' is not built for the UDP network: choose 'zero'")
+        if rows.dtype.name not in CARRIED or rows.dtype.itemsize != itemsize or len(rows) != 1:
+            raise ValueError(
+                f"rows of {rows.dtype}, {rows.shape}, with {itemsize} bytes an element: the UDP network carries one "
+                f"rank's {' or '.join(CARRIED)} as it is; leave out wire_dtype, and start a process for each rank"
+            )
+        if not {rank for link in links for rank in link} <= mesh.ranks:
+            raise ValueError(f"links {shown(links)} end at ranks that are not connected: connect {sorted(mesh.ranks)}")
+
+    def _count(self, hops: Hops, missing: Missing, capacity: int, group: str, site: Site | None) -> None:
+        for hop, packets in zip(hops, missing.packets, strict=True):
+            count, link = -(-(hop.stop - hop.start) // capacity), (hop.src, hop.dst)
+            self.counters.add((self._purpose[0], site, group, *link), count, len(packets), 0, len(packets))
+            if self._purpose == TRAINING:
+                before = self._sent.get(link, 0)
+                self._recorded.setdefault(link, []).append(packets + before)
+                self._sent[link] = before + count
+        if hops:
+            self.counters.add_message((self._purpose[0], site, group), missing.any)
+
+    def trace(self) -> ProbeTrace:
+        """Return what training's packets met with on each link, in the order of sending.
+
+        Flows are numbered in the order of the links. `Replay` loses the same packets in a simulated network.
+        """
+        flows = {}
+        for number, (link, sent) in enumerate(sorted(self._sent.items())):
+            lost = np.zeros(sent, np.bool_)
+            lost[np.concatenate(self._recorded[link])] = True
+            flows[number] = FlowTrace(
+                lost=lost, src=str(link[0]), dst=str(link[1]), packet_bytes=self.wire.mtu_bytes, rate_packets_per_s=None
+            )
+        return ProbeTrace(flows=flows, source="training over UDP")
+
+    def state_dict(self) -> dict:
+        recorded = [[*link, sent, np.concatenate(self._recorded[link]).tolist()] for link, sent in self._sent.items()]
+        return super().state_dict() | {"recorded": recorded}
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        recorded = state.get("recorded", [])
+        self._sent = {(src, dst): sent for src, dst, sent, _ in recorded}
+        self._recorded = {(src, dst): [np.array(lost, np.int64)] for src, dst, _, lost in recorded}

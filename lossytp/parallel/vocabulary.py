@@ -1,0 +1,182 @@
+"""Vocabulary parallelism: each rank holds the embeddings of its part of the vocabulary, and computes their logits.
+
+Shoeybi et al., "Megatron-LM", 2019, section 3. The vocabulary is padded to a multiple of the ranks. A tied head shares
+the embedding's shard. `lossytp.parallel.loss_parallel` computes the training loss.
+
+Shapes: ... any leading axes, T their product, D model width, L ranks in this process, O rows of the vocabulary in this
+process, those of its ranks one after the other.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
+
+from lossytp.network.counters import Site
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.functions import SharedColumn
+from lossytp.parallel.gathers import all_columns, gather_columns
+from lossytp.parallel.group import RankGroup
+from lossytp.parallel.layers import cast_for_autocast
+from lossytp.parallel.loss_parallel import LossParallel
+from lossytp.parallel.outside_graphs import outside_graphs
+
+FORWARD, BACKWARD = Site(None, None, "forward"), Site(None, None, "backward")
+
+
+class _Lookup(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, ids_T: Tensor, weight_OD: Tensor, padding_id: int | None, collective: LossyCollective
+    ) -> Tensor:
+        ranks_here = len(collective.group.local)
+        rows = len(weight_OD) // ranks_here
+        local_T = ids_T - collective.group.local.start * rows
+        here = ((local_T >= 0) & (local_T < len(weight_OD))).nonzero().squeeze(1)
+        parts_LTD = weight_OD.new_zeros(ranks_here, len(ids_T), weight_OD.shape[1])
+        parts_LTD[local_T[here] // rows, here] = weight_OD[local_T[here]]
+        trained = here if padding_id is None else here[ids_T[here] != padding_id]
+        ctx.save_for_backward(trained, local_T[trained])
+        ctx.shape = weight_OD.shape
+        return collective.sum_(parts_LTD, FORWARD)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        trained, rows = ctx.saved_tensors
+        dweight_OD = gradients[0].new_zeros(ctx.shape)
+        return None, dweight_OD.index_add_(0, rows, gradients[0][trained]), None, None
+
+
+class VocabularyParallelEmbedding(nn.Module):
+    """Embed tokens: each rank looks up its own, has zeros for the others, and the ranks sum: (...) to (..., D).
+
+    Forward: one lossy all-reduce. Backward: no communication.
+    """
+
+    sharded_over_ranks = ("weight",)
+
+    def __init__(self, embedding: nn.Embedding, weight: nn.Parameter, collective: LossyCollective) -> None:
+        super().__init__()
+        self.vocabulary, self.padding_idx = embedding.num_embeddings, embedding.padding_idx
+        self.weight, self.collective = weight, collective
+
+    @outside_graphs
+    def forward(self, ids: Tensor) -> Tensor:
+        y_TD = _Lookup.apply(ids.reshape(-1), self.weight, self.padding_idx, self.collective)
+        return y_TD.view(*ids.shape, -1)
+
+
+class VocabularyParallelHead(nn.Module):
+    """Compute logits: (..., D) to (..., O) in training, to all of the vocabulary otherwise.
+
+    Forward: no communication in training. Otherwise a gather, which is reliable: ranks that decide by their logits
+    decide alike. Backward: one lossy all-reduce of the ranks' parts of dx.
+    """
+
+    sharded_over_ranks = ("weight", "bias")
+
+    def __init__(
+        self, head: nn.Linear, weight: nn.Parameter, bias: nn.Parameter | None, collective: LossyCollective
+    ) -> None:
+        super().__init__()
+        self.vocabulary = head.out_features
+        self.weight, self.bias, self.collective = weight, bias, collective
+
+    @outside_graphs
+    def forward(self, x: Tensor) -> Tensor:
+        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
+        widths = (len(weight) // len(self.collective.group.local),)
+        with torch.autocast(x.device.type, enabled=False):
+            y: Tensor = SharedColumn.apply(x, weight.t(), bias, widths, self.collective, BACKWARD)
+        return y if self.training else gather_columns(y, widths, self.collective)[..., : self.vocabulary]
+
+
+PARTS = (VocabularyParallelEmbedding, VocabularyParallelHead)
+
+
+def split_vocabulary_(model: PreTrainedModel) -> None:
+    """Split the vocabulary of a language model, which `parallelize` made, over its ranks, in place.
+
+    In training, the model's output has this process's logits alone, and the loss of all.
+
+    Raises:
+        TypeError: if the model has no plain embedding and head, or is not tensor-parallel.
+        ValueError: if ranks have streams of their own, or the stream lies in shards.
+    """
+    changed: Any = model
+    collective = next((module.collective for module in model.modules() if hasattr(module, "collective")), None)
+    embedding: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    if (
+        not isinstance(collective, LossyCollective)
+        or type(embedding) is not nn.Embedding
+        or type(head) is not nn.Linear
+    ):
+        raise TypeError(
+            f"{type(model).__name__} is no tensor-parallel language model with a plain embedding and head: give what "
+            "parallelize returned for one"
+        )
+    if not collective.wiring.one_stream:
+        raise ValueError(
+            "enable_loss_parallelism = True where ranks have no common stream: give reliable_gather = True and no "
+            "sequence_parallel"
+        )
+    weight = _shard(embedding.weight, collective.group)
+    own = weight if head.weight is embedding.weight else _shard(head.weight, collective.group)
+    bias = None if head.bias is None else _shard(head.bias, collective.group)
+    parallel_head = VocabularyParallelHead(head, own, bias, collective).train(head.training)
+    _replace_(model, {embedding: VocabularyParallelEmbedding(embedding, weight, collective), head: parallel_head})
+    changed.loss_function = LossParallel(parallel_head, changed.loss_function)
+
+
+def dense_vocabulary(model: PreTrainedModel) -> dict[int, Any]:
+    """Return, for `deepcopy`, what replaces the parts that `split_vocabulary_` made; every process must call this."""
+    replacements: dict[int, Any] = {}
+    weights: dict[nn.Parameter, nn.Parameter] = {}
+    for part in model.modules():
+        if not isinstance(part, PARTS):
+            continue
+        group = part.collective.group
+        with part.collective.network.reliable(), torch.device("meta"):  # on "meta" constructors draw no weights
+            rows, width = part.vocabulary, part.weight.shape[1]
+            if part.weight not in weights:
+                weights[part.weight] = _whole(part.weight, rows, group)
+            if isinstance(part, VocabularyParallelEmbedding):
+                dense: Any = nn.Embedding(rows, width, part.padding_idx)
+            else:
+                dense = nn.Linear(width, rows, bias=part.bias is not None)
+                if part.bias is not None:
+                    dense.bias = _whole(part.bias, rows, group)
+        dense.weight = weights[part.weight]
+        replacements[id(part)] = dense.train(part.training)
+    loss = getattr(model, "_loss_function", None)
+    if isinstance(loss, LossParallel):
+        replacements[id(loss)] = loss.dense
+    return replacements
+
+
+def _shard(dense: nn.Parameter, group: RankGroup) -> nn.Parameter:
+    """Return the rows of this process's ranks, after padding to a multiple of the ranks."""
+    rows = -(-len(dense) // group.size)
+    first, stop = group.local.start * rows, group.local.stop * rows
+    shard = dense.new_zeros(stop - first, *dense.shape[1:])
+    part = dense.detach()[first:stop]
+    shard[: len(part)] = part
+    return nn.Parameter(shard, dense.requires_grad)
+
+
+def _whole(shard: nn.Parameter, rows: int, group: RankGroup) -> nn.Parameter:
+    each = len(shard) // len(group.local)
+    columns = all_columns(shard.detach().t().contiguous(), (each,), group)
+    return nn.Parameter(columns.t()[:rows].clone(memory_format=torch.contiguous_format), shard.requires_grad)
+
+
+def _replace_(model: nn.Module, replacements: dict[nn.Module, nn.Module]) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in replacements:
+                setattr(parent, name, replacements[child])

@@ -1,0 +1,147 @@
+"""The vocabulary split over ranks: the dense model's loss, logits and gradients, for virtual ranks and processes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import lossytp as ltp
+from lossytp.parallel.group import RankGroup
+from lossytp.parallel.loss_parallel import cross_entropies
+from lossytp.parallel.vocabulary import split_vocabulary_
+from tests.parallel.conftest import bernoulli, gradient_error, tiny_batch, tiny_gpt2
+from tests.parallel.distributed_models import WIRE, network
+from tests.parallel.families import shifted, tiny
+
+FAMILIES = ["gpt2", "llama", "llama, tied", "phi"]  # tied, untied, tied, with a bias; 97 tokens, and Llamas' padding 0
+BATCH = {"padded": True}
+
+
+def dense_model(family: str) -> PreTrainedModel:
+    return tiny_gpt2() if family == "gpt2" else tiny(family)
+
+
+def split(dense: PreTrainedModel, lossy: ltp.LossyNetwork, size: int) -> Any:
+    model = ltp.parallelize(dense, lossy, tensor_parallel_size=size)
+    split_vocabulary_(model)
+    return model
+
+
+def dense_loss_and_gradients(family: str) -> tuple[float, Tensor, dict[str, Tensor]]:
+    """In float64; transformers would compute the loss in float32."""
+    dense, batch = dense_model(family), tiny_batch(padded=True)
+    logits = dense(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+    loss.backward()
+    return loss.item(), logits.detach(), {name: p.grad.clone() for name, p in dense.named_parameters()}
+
+
+def parallel_loss_and_gradients(
+    family: str, lossy: ltp.LossyNetwork, size: int
+) -> tuple[float, int, Tensor, dict[str, Tensor]]:
+    """The loss, the logits of training in this process, those of evaluation, and gradients."""
+    model, batch = split(dense_model(family), lossy, size), tiny_batch(padded=True)
+    output = model(**batch)
+    output.loss.backward()
+    with torch.no_grad():
+        logits = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    return output.loss.item(), output.logits.shape[-1], logits, shifted(model)
+
+
+def assert_dense(family: str, loss: float, logits: Tensor, found: dict[str, Tensor]) -> None:
+    expected_loss, expected_logits, expected = dense_loss_and_gradients(family)
+    assert loss == pytest.approx(expected_loss, rel=1e-12)
+    real = tiny_batch(padded=True)["attention_mask"].bool()
+    assert torch.allclose(logits[real], expected_logits[real], rtol=1e-9, atol=1e-9)
+    assert gradient_error({name: found[name].detach() for name in expected}, expected) < 1e-9
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_virtual_ranks_have_the_dense_models_loss_and_gradients(family: str) -> None:
+    loss, width, logits, found = parallel_loss_and_gradients(family, bernoulli(0.0), 4)
+    assert width == 100, "97 tokens, padded for four ranks"
+    assert_dense(family, loss, logits, found)
+
+
+def on_rank_train(families: list[str], size: int) -> list[tuple]:
+    lossy = network(0.0)
+    ltp.init_process_group(lossy)
+    return [parallel_loss_and_gradients(family, lossy, size) for family in families]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes_have_the_dense_models_loss_and_gradients(processes: Callable, size: int) -> None:
+    for answer in processes(2, on_rank_train, FAMILIES, size):
+        for family, (loss, width, logits, found) in zip(FAMILIES, answer, strict=True):
+            assert width == (49 if size == 2 else 50)
+            assert_dense(family, loss, logits, found)
+
+
+def on_rank_lose(size: int) -> tuple[float, dict[str, Tensor]]:
+    lossy = network(0.1)
+    ltp.init_process_group(lossy)
+    loss, _, _, found = parallel_loss_and_gradients("gpt2", lossy, size)
+    return loss, {name: gradient.detach() for name, gradient in found.items()}
+
+
+def test_processes_and_virtual_ranks_lose_the_same_packets(processes: Callable) -> None:
+    expected_loss, _, _, expected = parallel_loss_and_gradients("gpt2", bernoulli(0.1, wire=WIRE), 2)
+    dense_loss, *_ = dense_loss_and_gradients("gpt2")
+    assert expected_loss != pytest.approx(dense_loss, rel=1e-3)
+    for loss, found in processes(2, on_rank_lose, 2):
+        assert loss == pytest.approx(expected_loss, rel=1e-9)
+        assert gradient_error(found, {name: expected[name].detach() for name in found}) < 1e-9
+
+
+def test_embeddings_and_head_send_what_their_sums_need() -> None:
+    """One sum of embeddings in forward and one of the head's input gradients in backward; losses need no layer."""
+    lossy = bernoulli(0.0, wire=WIRE)
+    split(tiny_gpt2(), lossy, 2)(**tiny_batch()).loss.backward()
+    rows = [row for row in lossy.counters.rows() if row["layer"] is None and row["src"] == 0]
+    elements = tiny_batch()["input_ids"].numel() * 64
+    assert [(row["direction"], row["packets"]) for row in rows] == [
+        (direction, elements // 2 // 8) for direction in ("forward", "backward")
+    ]
+
+
+def test_gather_returns_the_dense_model() -> None:
+    for family in FAMILIES:
+        dense = dense_model(family)
+        whole = ltp.gather(split(dense, bernoulli(0.0), 4))
+        expected = dict(dense.named_parameters())
+        assert all(torch.equal(parameter, expected.pop(name)) for name, parameter in whole.named_parameters())
+        assert not expected
+        assert whole.loss_function is dense.loss_function
+        tied = whole.get_output_embeddings().weight is whole.get_input_embeddings().weight
+        assert tied == dense.config.tie_word_embeddings
+
+
+def test_generation_is_the_dense_models() -> None:
+    dense = tiny_gpt2().eval()
+    ids = tiny_batch()["input_ids"][:2]
+    model = split(dense, bernoulli(0.0), 2).eval()
+    expected, found = (each.generate(ids, max_new_tokens=5, do_sample=False) for each in (dense, model))
+    assert torch.equal(found, expected)
+
+
+def test_the_largest_logits_do_not_overflow() -> None:
+    logits_TO = torch.tensor([[1e4, 0.0, -1e4, 5.0]], dtype=torch.float64, requires_grad=True)
+    loss = cross_entropies(logits_TO, torch.tensor([1]), RankGroup(2), 3)
+    assert loss.tolist() == [1e4]
+    loss.sum().backward()
+    assert logits_TO.grad is not None
+    assert logits_TO.grad.tolist() == [[1, -1, 0, 0]]
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    with pytest.raises(TypeError, match="GPT2LMHeadModel is no tensor-parallel language model with a plain embedding"):
+        split_vocabulary_(tiny_gpt2())
+    with pytest.raises(TypeError, match="GPT2ForSequenceClassification is no tensor-parallel language model"):
+        split(tiny_gpt2("classifier"), bernoulli(0.0), 2)
+    streams = ltp.parallelize(tiny_gpt2(), bernoulli(0.0), tensor_parallel_size=2, reliable_gather=False)
+    with pytest.raises(ValueError, match="enable_loss_parallelism = True where ranks have no common stream: give"):
+        split_vocabulary_(streams)
