@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from lossytp.network.checks import check_at_least, check_known
 from lossytp.training.command_line import run_as_command
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import RunSettings, settings_class
 from lossytp.training.plain_yaml import read_yaml
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
@@ -51,7 +51,7 @@ class Cell(NamedTuple):
     """One configuration with one seed, and its arm in the experiment."""
 
     arm: str
-    config: TrainConfig
+    config: RunSettings
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Experiment:
     outputs: tuple[str, ...] = ()
     reference: str | None = None
 
-    def batches(self, elsewhere: frozenset[str] = frozenset()) -> list[tuple[TrainConfig, ...]]:
+    def batches(self, elsewhere: frozenset[str] = frozenset()) -> list[tuple[RunSettings, ...]]:
         """Return the configurations of each notebook run, without cells whose folder is in `elsewhere`."""
         configs = [cell.config for cell in self.cells if self.outputs or cell.config.output_dir not in elsewhere]
         size = self.cells_per_notebook
@@ -235,17 +235,19 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell:
-    config = TrainConfig.from_dict({**values, "output_dir": TrainConfig.output_dir})
+    kind = settings_class(values)
+    config = kind.from_dict({**values, "output_dir": kind.output_dir})
     told = {name: value for name, value in config.changes().items() if name != "task_folder"}
     told |= {"processes": processes} if processes > 1 else {}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
     process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # it may contain a path
-    name = f"{config.dataset}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
+    task = re.sub(r"[^\w.-]+", "-", config.task).strip("-")
+    name = f"{task}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
     config = dataclasses.replace(config, output_dir=str(place / name))
     return Cell(_arm_name(arm, config), config)
 
 
-def _arm_name(arm: str, config: TrainConfig) -> str:
+def _arm_name(arm: str, config: RunSettings) -> str:
     """Return the arm's name, with the cell's values where braces name parameters."""
     try:
         return arm.format_map(config.as_dict())
@@ -256,7 +258,7 @@ def _arm_name(arm: str, config: TrainConfig) -> str:
         ) from error
 
 
-def _check_processes(config: TrainConfig, processes: int) -> None:
+def _check_processes(config: RunSettings, processes: int) -> None:
     ranks = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
     if processes not in (1, ranks):
         raise ValueError(

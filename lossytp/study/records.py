@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from lossytp.study.grid import Experiment
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import RunSettings, settings_class
 from lossytp.training.record import read_record
 
 LOSSLESS = "no loss"  # every grid's arm without losses
@@ -52,7 +52,7 @@ def complete_seeds(
         return table, []
     without = set(unlearned[list(TRAINING)].itertuples(index=False, name=None))
     required = Counter(
-        (cell.config.dataset, cell.config.seed) for cell in experiment.cells if _training(cell.config) not in without
+        (cell.config.task, cell.config.seed) for cell in experiment.cells if _training(cell.config) not in without
     )
     learned = table[~pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(without)]
     keys = list(zip(learned["task"], learned["seed"], strict=True))
@@ -62,9 +62,9 @@ def complete_seeds(
     return kept.reset_index(drop=True), [records[number] for number in kept.index]
 
 
-def _training(config: TrainConfig) -> tuple:
+def _training(config: RunSettings) -> tuple:
     """Return a cell's values of the columns `TRAINING`."""
-    return tuple(getattr(config, "dataset" if name == "task" else name) for name in TRAINING)
+    return config.task, config.model_name, config.steps, config.learning_rate
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
@@ -83,11 +83,13 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     rows = []
     settings = [{n: v for n, v in record["config"].items() if n != "declaration"} for record in records]
     for record, its_settings in zip(records, settings, strict=True):
-        process = TrainConfig.from_dict(record["config"]).process()
+        config = settings_class(record["config"]).from_dict(record["config"])
+        process = config.process()
         rows.append(
             {
-                "task": record["config"]["dataset"],
+                "task": config.task,
                 **(settings[-1] | its_settings),  # in the newest record's order
+                "max_steps": config.steps,  # pretraining has another name for it
                 "loss_rate": float(f"{process.loss_rate:.12g}"),  # a preset's rate is not in the configuration
                 "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # drops a closed form's last digits
                 "status": record["status"],

@@ -10,7 +10,7 @@ from lossytp.network.repairs import repair_named
 from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.network.transport import Path
 from lossytp.study.statistics import t_interval
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import settings_class
 
 MESSAGE_BYTES = 8 * 1024 * 768 * 2 // 4  # one chunk of GPT-2 124M's all-reduce: 8 texts of 1,024 tokens, bf16, 4 ranks
 PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=100e-6, wire=Wire())
@@ -32,7 +32,7 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
     own = traffic["packets"] - traffic["extra"]
     extra = traffic["extra"] / own if own else 0.0
     repair = repair_named(record["config"]["repair"])
-    loss_rate = TrainConfig.from_dict(record["config"]).process().loss_rate
+    loss_rate = settings_class(record["config"]).from_dict(record["config"]).process().loss_rate
     num_packets = PATH.wire.num_packets(MESSAGE_BYTES, 1)
     message_s = num_packets * PATH.packet_s
     waits = repair.round_trips(loss_rate, num_packets)
@@ -55,7 +55,7 @@ def expected_errors(record: dict[str, Any], coherence: dict[str, float]) -> dict
         `missing_share` of the contributions and the sums' relative `squared_error`. Both are NaN where ranks gather a
         sequence-parallel stream that may lose packets, since that is not a sum.
     """
-    config = TrainConfig.from_dict(record["config"])
+    config = settings_class(record["config"]).from_dict(record["config"])
     ranks = config.tensor_parallel_size
     if config.sequence_parallel and not config.reliable_gather:
         return {"missing_share": math.nan, "squared_error": math.nan}

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import RunSettings, TrainConfig
 from lossytp.training.config.settings import Settings
 from lossytp.training.record import read_record
 
@@ -17,7 +17,7 @@ CONSEQUENCE = "the connection to another process is lost"
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank +: (\d+).*?traceback : (?!To enable)([^\n]+)", re.DOTALL)
 
 
-def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, Any]:
+def torchrun(config: RunSettings, *, processes: int | None = None) -> dict[str, Any]:
     """Train on several processes of this machine; a finished run is not repeated. Progress goes to stderr.
 
     Args:
@@ -37,7 +37,9 @@ def torchrun(config: TrainConfig, *, processes: int | None = None) -> dict[str, 
         return done
     if processes is None:
         processes = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
-    start("lossytp.train", config, processes, shown=("training:", "evaluation:", config.dataset, "megatron-core"))
+    entry = "lossytp.train" if isinstance(config, TrainConfig) else "lossytp.pretrain"
+    shown = ("training:", "pretraining:", "evaluation:", config.task, "megatron-core")
+    start(entry, config, processes, shown=shown)
     record = read_record(Path(config.output_dir))
     assert record is not None
     return record

@@ -26,6 +26,7 @@ DROPOUTS = (
     *("embd_pdrop", "attn_pdrop", "resid_pdrop"),
     *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
 )
+VOCABULARY_MULTIPLE = 64  # a vocabulary from scratch is padded so far: GPT-2's 50,257 to 50,304
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 DEFAULT_LOSS = "ForCausalLM"  # transformers' own default, which warns if a model's class name implies no loss
 PRESETS: dict[str, dict[str, Any]] = {
@@ -33,6 +34,26 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano-wide": {"n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-nano-deep": {"n_embd": 128, "n_layer": 8, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-micro": {"n_embd": 256, "n_layer": 8, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
+}
+LLAMAS: dict[str, dict[str, Any]] = {  # gated: gate, up and down projections
+    "llama-nano": {
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "intermediate_size": 344,
+        "vocab_size": 4096,
+        "max_position_embeddings": 128,
+    },
+    "llama-124m": {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "intermediate_size": 2048,
+        "vocab_size": 50257,
+        "max_position_embeddings": 4096,
+    },
 }
 HUB = {
     "gpt2": "openai-community/gpt2",
@@ -78,6 +99,8 @@ def shape_of(name: str) -> Shape | None:
     base = name.removesuffix(SCRATCH)
     if base in PRESETS:
         return Shape(*(PRESETS[base][size] for size in SIZES))
+    if base in LLAMAS:
+        return _shape_of(LLAMAS[base])
     if base in HUB_SHAPES:
         return HUB_SHAPES[base]
     if Path(base).is_dir():
@@ -87,7 +110,7 @@ def shape_of(name: str) -> Shape | None:
         return None
     if base.count("/") == 1 and not base.startswith((".", "/")):
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
-    check_known("model_name", base, (*PRESETS, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
+    check_known("model_name", base, (*PRESETS, *LLAMAS, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
     raise AssertionError("check_known refuses unknown names")
 
 
@@ -161,6 +184,7 @@ def build_model(
     tokenizer: "PreTrainedTokenizerFast",
     dropout: float,
     seed: int,
+    positions: int = 0,
 ) -> "PreTrainedModel":
     """Return the model with the head for a kind of task.
 
@@ -173,6 +197,8 @@ def build_model(
         tokenizer: the model's tokenizer.
         dropout: probability of every dropout that the family has.
         seed: seed of the weights that are not pretrained.
+        positions: if given, a model from scratch is made to be pretrained: with at least so many positions, and a
+            padded vocabulary.
 
     Raises:
         ValueError: if the model is not found, has no tensor-parallel plan or no such head, or lacks weights other than
@@ -182,6 +208,9 @@ def build_model(
 
     config = _configuration(name, tokenizer)
     config.update({each: dropout for each in DROPOUTS if hasattr(config, each)} | {"use_cache": False})
+    if positions and name.endswith(SCRATCH):
+        config.max_position_embeddings = max(positions, config.max_position_embeddings)
+        config.vocab_size = -(-config.vocab_size // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
     kinds_of_loss: dict[str, Any] = {"classification": "single_label_classification", "regression": "regression"}
     config.problem_type = kinds_of_loss.get(kind)  # else a fine-tuned classifier would keep its own
     if kind == "classification":
@@ -246,19 +275,34 @@ def _pretrained(name: str, kind: Any) -> Any:
 
 
 def build_language_model(
-    name: str, tokenizer: "PreTrainedTokenizerFast", *, dropout: float, seed: int
+    name: str, tokenizer: "PreTrainedTokenizerFast", *, positions: int, dropout: float, seed: int
 ) -> "PreTrainedModel":
-    """Return the named preset with a language-modelling head, and weights drawn from `seed`."""
-    return build_model(name + SCRATCH, "generation", tokenizer=tokenizer, dropout=dropout, seed=seed)
+    """Return the model with a language-modelling head, for text of up to `positions` tokens.
+
+    A model that this project or the hub names, such as gpt2, starts from weights that `seed` draws. Its vocabulary is
+    padded to a multiple of `VOCABULARY_MULTIPLE`. A folder's or `owner/name`'s weights are kept.
+    """
+    model: Any = build_model(
+        from_scratch(name), "generation", tokenizer=tokenizer, dropout=dropout, seed=seed, positions=positions
+    )
+    return model
+
+
+def from_scratch(name: str) -> str:
+    """Return the name that gives the model that pretraining starts from."""
+    scratch = name in PRESETS or name in LLAMAS or name in HUB
+    return name + SCRATCH if scratch else name
 
 
 def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedConfig":
-    from transformers import AutoConfig, GPT2Config
+    from transformers import AutoConfig, GPT2Config, LlamaConfig
 
     base = name.removesuffix(SCRATCH)
     special = {token: getattr(tokenizer, token) for token in SPECIAL}
-    if base in PRESETS:
-        return GPT2Config(**{**PRESETS[base], "vocab_size": len(tokenizer)}, **special)
+    if base in PRESETS or base in LLAMAS:
+        family = GPT2Config if base in PRESETS else LlamaConfig
+        shape = {**(PRESETS.get(base) or LLAMAS[base]), "tie_word_embeddings": True}
+        return family(**{**shape, "vocab_size": len(tokenizer)}, **special)
     config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
     if not isinstance(config, GPT2Config) and not getattr(config, "base_model_tp_plan", None):
         raise ValueError(
@@ -273,7 +317,7 @@ def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrain
 def _location(name: str, *, weights: bool) -> str:
     """Return the folder that holds the model, or the model's name on the hub."""
     base = name.removesuffix(SCRATCH)
-    if base in PRESETS:
+    if base in PRESETS or base in LLAMAS:
         folder = MODELS / base
         if not weights and not folder.is_dir():
             folder = MODELS / "gpt2-nano"  # all presets share its vocabulary
@@ -332,6 +376,12 @@ def _nowhere(name: str, where: str, why: str) -> ValueError:
     )
 
 
+def _shape_of(config: dict[str, Any]) -> Shape:
+    """Return the shape of another family's configuration."""
+    grouped, inner = config.get("num_key_value_heads") or 0, config.get("intermediate_size") or 0
+    return Shape(*(config[size] for size in OTHER_SIZES))._replace(key_value_heads=grouped, inner=inner)
+
+
 def _shape_in(folder: Path) -> Shape:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -341,11 +391,9 @@ def _shape_in(folder: Path) -> Shape:
         sizes = SIZES if gpt2 else OTHER_SIZES
         for size in sizes:
             check_at_least(size, config[size], 1)
-        shape = Shape(*(config[size] for size in sizes))
         if gpt2:
-            return shape
-        grouped, inner = config.get("num_key_value_heads") or 0, config.get("intermediate_size") or 0
-        return shape._replace(key_value_heads=grouped, inner=inner)
+            return Shape(*(config[size] for size in sizes))
+        return _shape_of(config)
     except (OSError, KeyError, TypeError, ValueError) as error:
         why = f"its config.json: {first_line(error)}"
         raise ValueError(f"model_name = {str(folder)!r} holds no decoder ({why}): give a folder with one") from error

@@ -7,7 +7,7 @@ import pytest
 
 from lossytp.study import grid
 from lossytp.study.grid import load_experiment, load_experiments
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import check_output_folder
 
 GRID = """
@@ -263,7 +263,7 @@ def test_a_folder_hashes_only_what_differs_from_the_defaults(tmp_path, monkeypat
     class Grown(TrainConfig):
         of_tomorrow: int = 3
 
-    monkeypatch.setattr(grid, "TrainConfig", Grown)
+    monkeypatch.setattr(grid, "settings_class", lambda _: Grown)
     assert places(name="of_tomorrow", two="[3]") == folders
     changed = places(name="of_tomorrow", two="[4]")
     assert changed[:2] == folders[:2]
@@ -284,3 +284,20 @@ def test_the_papers_committed_records_are_of_their_cells_and_whole_seeds():
                 record = check_output_folder(config)
                 assert record is not None, f"{config.output_dir} ({experiment.name}) has no record"
                 assert record["seed"] == config.seed
+
+
+def test_cells_that_name_total_steps_pretrain(tmp_path):
+    file = tmp_path / "experiments" / "grid.yaml"
+    file.parent.mkdir()
+    (tmp_path / "20_cells.ipynb").touch()
+    file.write_text(
+        "notebook: 20_cells\nprofiles:\n  tiny:\n    cells_per_notebook: 2\n    seeds: 1\n"
+        "    base: {total_steps: 5, tensor_parallel_size: 2, save_model: false}\n"
+        "    arms: [{arm: both, loss_rate: [0.0, 0.05], reliable_gather: [false]}]\n"
+    )
+    cells = load_experiment(file, "tiny", tmp_path / "results").cells
+    assert [(type(cell.config), cell.config.loss_rate) for cell in cells] == [
+        (PretrainConfig, 0.0),
+        (PretrainConfig, 0.05),
+    ]
+    assert re.fullmatch(r"stdlib_ber_0\.05_seed0_\w{10}", Path(cells[1].config.output_dir).name)

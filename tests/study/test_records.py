@@ -7,7 +7,7 @@ import pytest
 from lossytp.study.comparisons import unlearned_trainings
 from lossytp.study.grid import Cell, Experiment
 from lossytp.study.records import complete_seeds, json_rows, read_experiment, tidy, with_lossless
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
 
 
@@ -103,3 +103,12 @@ def test_arms_share_the_runs_without_losses(study, curves):
     arms = curves(study)
     assert list(arms["arm"].unique()) == ["alone", "bursts"]
     assert (arms.groupby("arm").size() == 9).all()
+
+
+def test_pretraining_has_cross_entropies_and_no_accuracy(record):
+    made = record(loss_rate=0.05, seed=0, accuracy=0.5)
+    config = PretrainConfig(loss_rate=0.05, tensor_parallel_size=2, total_steps=7)
+    final = dict.fromkeys(made["final"]) | {"cross_entropy_clean": 3.0, "cross_entropy_lossy": 3.5}
+    row = tidy([{**made, "config": config.result_settings(), "final": final, "data": {"majority_share": None}}]).iloc[0]
+    assert (row["task"], row["max_steps"], row["cross_entropy_lossy"]) == ("stdlib", 7, 3.5)
+    assert pd.isna(row["accuracy_lossy"])

@@ -10,8 +10,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from lossytp.training import models
+from lossytp.training.config import PretrainConfig
 from lossytp.training.models import (
     Shape,
+    build_language_model,
     build_model,
     check_configuration,
     load_model,
@@ -19,6 +21,7 @@ from lossytp.training.models import (
     shape_of,
 )
 from lossytp.training.pretraining.vocabulary import train_tokenizer
+from lossytp.training.record import check_output_folder, read_record
 
 TINY = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
 LABELS = ("a", "b", "c")
@@ -239,6 +242,22 @@ def test_the_committed_bases_are_what_their_cards_say(name):
     assert shape_of(name) == Shape(model.config.n_embd, model.config.n_layer, model.config.n_head, 128)
     report = json.loads((folder / "pretrain.json").read_text())
     assert report["validation_loss"] < 4.6  # uniform guesses have log(4096) = 8.3
+    record = read_record(folder)
+    assert record["final"]["cross_entropy_clean"] == report["validation_loss"]
+    values = {**record["config"], "output_dir": str(folder), "data_glob": f"/elsewhere/{record['config']['data_glob']}"}
+    assert check_output_folder(PretrainConfig(**values)) == record, "./run_all.sh pretrain does not train it again"
+
+
+@pytest.mark.parametrize(("name", "gated"), [("gpt2-nano", False), ("llama-nano", True)])
+def test_a_model_to_pretrain_has_room_for_its_blocks_and_a_padded_vocabulary(name, gated):
+    tokenizer = load_tokenizer("gpt2-nano")
+    tokenizer.add_tokens(["<extra>"])  # 4,097
+    model = build_language_model(name, tokenizer, positions=300, dropout=0.0, seed=0)
+    assert model.config.vocab_size == model.get_output_embeddings().weight.shape[0] == 4160
+    assert model.config.max_position_embeddings == 300
+    assert any("gate_proj" in each for each, _ in model.named_modules()) == gated
+    again = build_language_model(name, tokenizer, positions=8, dropout=0.0, seed=0)
+    assert again.config.max_position_embeddings == 128
 
 
 def test_a_tokenizer_without_padding_pads_with_its_end(folder):

@@ -97,12 +97,14 @@ def compute_hours(experiments: Iterable[Experiment], records: Mapping[str, list[
         row: dict[str, Any] = {"experiment": experiment.name, "cells": len(new)}
         row |= {"finished": len(done), "of": len(experiment.cells)}
         if done and new:
-            known = pd.DataFrame([record["config"] | record["timing"] for record in done])
+            known = pd.DataFrame(
+                [{"max_steps": record["timing"]["steps"]} | record["config"] | record["timing"] for record in done]
+            )
             known = known.assign(kind=[_without_seed(record["config"]) for record in done])
             took = known.groupby("kind")[["total_seconds", "max_steps"]].median()
             a_step = float((took["total_seconds"] / took["max_steps"]).mean())
             seconds = [
-                took["total_seconds"].get(_without_seed(cell.config.result_settings()), a_step * cell.config.max_steps)
+                took["total_seconds"].get(_without_seed(cell.config.result_settings()), a_step * cell.config.steps)
                 for cell in new
             ]
             row |= {"seconds": sum(seconds) / len(new), "core_hours": sum(seconds) * experiment.processes / 3600}

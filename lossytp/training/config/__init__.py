@@ -4,7 +4,7 @@ Each is made of groups of settings, and its flags are flat: `NetworkSettings` an
 are base classes of `TrainConfig`. Code that needs one group asks for that group.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,6 +13,7 @@ from lossytp.training.config.groups import ComputeSettings
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.pretrain import PretrainConfig
 from lossytp.training.config.run import RunSettings
+from lossytp.training.config.settings import check_cells
 from lossytp.training.config.task import TaskSettings
 from lossytp.training.config.train import TrainConfig
 
@@ -24,6 +25,7 @@ __all__ = [
     "RunSettings",
     "TaskSettings",
     "TrainConfig",
+    "run_settings",
     "settings_class",
 ]
 
@@ -32,3 +34,13 @@ def settings_class(values: Mapping[str, Any]) -> type[RunSettings]:
     """Return the class of a run's configuration, from its values: pretraining has names that fine-tuning lacks."""
     names = {kind: {field.name for field in fields(kind)} for kind in (TrainConfig, PretrainConfig)}
     return PretrainConfig if values.keys() & (names[PretrainConfig] - names[TrainConfig]) else TrainConfig
+
+
+def run_settings(cells: Sequence[Mapping[str, Any]]) -> list[RunSettings]:
+    """Return the configuration of each cell, of fine-tuning or of pretraining.
+
+    Raises:
+        ValueError: if `cells` is not a list, or is empty, or a name or value is unknown.
+    """
+    check_cells(cells)
+    return [settings_class(cell).from_dict(cell) for cell in cells]

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lossytp.network.checks import check_known
 from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import Settings
-from lossytp.training.models import PRESETS, check_model
+from lossytp.training.models import check_model, from_scratch, shape_of
 
 PATHS = ("data_glob", "validation_glob", "tokenizer_path")
 
@@ -21,11 +20,14 @@ class TextSettings(Settings):
     """The text, and how it is cut into blocks."""
 
     tokenizer_path: str | None = None
-    """A folder with a tokenizer; if left out, a vocabulary is made from the text's beginning."""
+    """A folder with a tokenizer; if left out, the model's, or a vocabulary made from the text's beginning."""
+    dataset: str | None = None
+    """Text of the hub, or of LOSSYTP_DATA, in place of data_glob: shakespeare, openwebtext, or owner/name."""
     data_glob: str = "stdlib"
     """Pattern of parquet (column text) or text files; stdlib is the sources of Python's standard library."""
     validation_glob: str | None = None
-    """Held-out files; if left out, some of data_glob's documents are held out, or some of stdlib's files."""
+    """Held-out files; if left out, some of the documents are held out, or some of stdlib's files, or the end of a
+    single file."""
     streaming: bool = True
     """Shuffle the next few thousand blocks; --no-streaming reads all text first and shuffles all."""
     trust_remote_code: bool = False
@@ -43,11 +45,14 @@ class PretrainConfig(RunSettings, TextSettings):
     neutral: ClassVar[tuple[str, ...]] = (*Settings.neutral, "eval_steps", "num_proc", "prompt")
 
     model_name: str = "gpt2-nano"
-    """The shape: gpt2-nano, gpt2-nano-wide, gpt2-nano-deep or gpt2-micro; the seed draws the weights."""
+    """Random weights in the shape of gpt2-nano, gpt2-micro, gpt2 (124 M), gpt2-medium..., llama-nano or llama-124m
+    (gated); or a folder or owner/name on the hub, whose weights are trained further."""
     num_proc: Count = 2
     """Threads that compute microbatches side by side in a single process; it changes no result."""
     batch_size: Count = 64
     """Blocks a step, over all replicas."""
+    tokens_per_step: Count | None = None
+    """Tokens a step, over all replicas, in place of batch_size; a multiple of block_size, such as 524288."""
     microbatch_size: Count = 4
     """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
     implementation: Literal["custom", "pytorch"] = "pytorch"  # type: ignore[assignment]
@@ -87,23 +92,43 @@ class PretrainConfig(RunSettings, TextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_known("model_name", self.model_name, PRESETS)
         self.check_warmup("total_steps")
+        if self.dataset is not None and self.data_glob != PretrainConfig.data_glob:
+            raise ValueError(
+                f"dataset = {self.dataset!r} and data_glob = {self.data_glob!r} both name the text: leave one out"
+            )
+        self._check_tokens()
         if self.block_size < 2:
             raise ValueError(f"block_size = {self.block_size} leaves no token to predict: give 2 or more")
-        positions = PRESETS[self.model_name]["n_positions"]
-        if self.block_size > positions:
+        shape, scratch = shape_of(self.model_name), from_scratch(self.model_name) != self.model_name
+        if shape is not None and not scratch and self.block_size > shape.positions:
             raise ValueError(
-                f"block_size = {self.block_size} is above {self.model_name}'s {positions} positions: give as many or "
-                "fewer"
+                f"block_size = {self.block_size} is above {self.model_name}'s {shape.positions} positions: give as "
+                "many or fewer"
             )
-        check_model(self.model_name, self.tensor_parallel_size, self.block_size)
+        check_model(self.model_name, self.tensor_parallel_size, 0)
         self.check_run()
         if self.enable_loss_parallelism and (self.tensor_parallel_size == 1 or not self.wiring().one_stream):
             raise ValueError(
                 "enable_loss_parallelism = True needs tensor-parallel ranks with a common stream: give "
                 "tensor_parallel_size above 1, reliable_gather = True and no sequence_parallel, or leave it out"
             )
+
+    def _check_tokens(self) -> None:
+        """Raise ValueError if `tokens_per_step` does not fit; else set `batch_size` from it."""
+        tokens, defaults = self.tokens_per_step, PretrainConfig.batch_size
+        if tokens is None:
+            return
+        blocks = tokens // self.block_size
+        if tokens % self.block_size:
+            raise ValueError(
+                f"tokens_per_step = {tokens} is not a multiple of block_size = {self.block_size}: give one that is"
+            )
+        if self.batch_size not in (defaults, blocks):
+            raise ValueError(
+                f"tokens_per_step = {tokens} is {blocks} blocks, and batch_size = {self.batch_size}: leave one out"
+            )
+        object.__setattr__(self, "batch_size", blocks)
 
     @property
     def steps(self) -> int:
@@ -115,7 +140,7 @@ class PretrainConfig(RunSettings, TextSettings):
 
     @property
     def task(self) -> str:
-        return path_end(self.data_glob) or ""
+        return self.dataset or path_end(self.data_glob) or ""
 
     @property
     def tensor_parallel_layers(self) -> str:

@@ -105,8 +105,7 @@ class Settings:
         Raises:
             ValueError: if `cells` is not a list, or is empty.
         """
-        if not isinstance(cells, list | tuple) or not cells:
-            raise ValueError(f"cells = {cells!r} is not a list of one or more configurations: give one")
+        check_cells(cells)
         return [cls.from_dict(cell) for cell in cells]
 
     @classmethod
@@ -118,6 +117,12 @@ class Settings:
     def check_type(cls, name: str, value: Any) -> None:
         """Raise ValueError if the value is of another type than the field `name`."""
         _check_type(name, value, _kinds(cls)[name])
+
+
+def check_cells(cells: object) -> None:
+    """Raise ValueError unless `cells` is a list of configurations."""
+    if not isinstance(cells, list | tuple) or not cells:
+        raise ValueError(f"cells = {cells!r} is not a list of one or more configurations: give one")
 
 
 def _kinds(cls: type[Settings]) -> dict[str, Kind]:

@@ -21,7 +21,9 @@ from transformers import PreTrainedTokenizerFast
 from lossytp.network.streams import Stream
 
 STDLIB = "stdlib"
+PARQUET = ".parquet"
 HELD_OUT_PERCENT = 2  # of stdlib's files, or of other files' documents if these are split
+HELD_OUT_END = 0.1  # of a single file that is one document
 SHUFFLED_BLOCKS = 8192  # blocks that are shuffled together
 DOCUMENTS_AT_ONCE = 64
 
@@ -44,7 +46,7 @@ class Corpus:
     files: tuple[str, ...]
     split: str | None = None
     """Which documents to read: "validation" for a few, chosen by a hash of their text, "train" for the others, None
-    for all."""
+    for all. Of a single file that is one document, "validation" is the end."""
 
     def documents(self, start: Position = BEGINNING) -> Iterator[tuple[Position, list[str]]]:
         """Yield lists of documents from `start` on, endlessly, each with the position after it.
@@ -92,6 +94,11 @@ class Corpus:
 
     def _texts(self, shard: int) -> Iterator[list[str]]:
         for texts in _texts(self.files[shard]):
+            if self.split is not None and len(self.files) == 1 and not self.files[0].endswith(PARQUET):
+                (text,) = texts
+                end = round(len(text) * (1 - HELD_OUT_END))
+                yield [part for part in (text[end:] if self.split == "validation" else text[:end],) if part]
+                return
             yield [
                 text for text in texts if text and self.split in (None, "validation" if _held_out(text) else "train")
             ]
@@ -137,7 +144,7 @@ def _held_out(text: str) -> bool:
 
 
 def _texts(file: str) -> Iterator[list[str]]:
-    if not file.endswith(".parquet"):
+    if not file.endswith(PARQUET):
         yield [_text_in(file)]
         return
     try:

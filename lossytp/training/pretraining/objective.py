@@ -67,7 +67,13 @@ class Pretraining(Objective[PretrainConfig]):
 
     def dense_model(self) -> "PreTrainedModel":
         config = self.config
-        dense = build_language_model(config.model_name, self.tokenizer, dropout=config.dropout, seed=config.seed)
+        dense = build_language_model(
+            config.model_name,
+            self.tokenizer,
+            positions=config.block_size,
+            dropout=config.dropout,
+            seed=config.seed,
+        )
         self._parameters = dense.num_parameters()
         return dense
 

@@ -7,8 +7,9 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.models import PRESETS, first_line
+from lossytp.training.models import LLAMAS, PRESETS, first_line, load_tokenizer
 from lossytp.training.pretraining.corpus import Corpus, corpus
+from lossytp.training.pretraining.hub_text import hub_text
 from lossytp.training.pretraining.vocabulary import train_tokenizer
 from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tokenizer import check_tokenizer
@@ -17,14 +18,18 @@ VOCABULARY_DOCUMENTS = 4000
 
 
 def training_text(config: PretrainConfig) -> Corpus:
-    """Return the text to train on: that of `data_glob`, less held-out documents if there is no `validation_glob`."""
-    return corpus(config.data_glob, split="train", splits_files=config.validation_glob is None)
+    """Return the text to train on: all of it, less what is held out if there is no `validation_glob`."""
+    return corpus(_pattern(config), split="train", splits_files=config.validation_glob is None)
 
 
 def validation_text(config: PretrainConfig) -> Corpus:
     """Return the text to validate on."""
-    pattern = config.validation_glob or config.data_glob
+    pattern = config.validation_glob or _pattern(config)
     return corpus(pattern, split="validation", splits_files=config.validation_glob is None)
+
+
+def _pattern(config: PretrainConfig) -> str:
+    return config.data_glob if config.dataset is None else hub_text(config.dataset)
 
 
 def text_sha256(config: PretrainConfig) -> str:
@@ -38,7 +43,9 @@ def text_sha256(config: PretrainConfig) -> str:
 
 
 def tokenizer_for(config: PretrainConfig, sha256: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of `tokenizer_path`, else one trained on the first `VOCABULARY_DOCUMENTS` documents.
+    """Return the tokenizer of `tokenizer_path`, else of a model on the hub or in a folder, else a trained one.
+
+    Training reads the first `VOCABULARY_DOCUMENTS` documents.
 
     Args:
         config: the run's configuration.
@@ -49,7 +56,10 @@ def tokenizer_for(config: PretrainConfig, sha256: str) -> PreTrainedTokenizerFas
     """
     if config.tokenizer_path is not None:
         return _loaded(config.tokenizer_path, config)
-    size = PRESETS[config.model_name]["vocab_size"]
+    shape = PRESETS.get(config.model_name) or LLAMAS.get(config.model_name)
+    if shape is None:
+        return load_tokenizer(config.model_name)
+    size = shape["vocab_size"]
     text = training_text(config)
 
     def train(part: Any) -> None:

@@ -4,12 +4,14 @@
 """
 
 import time
+from importlib import import_module
 
 import numpy as np
 import pytest
 
 from lossytp.network import Bernoulli, GilbertElliott, loss_process_named
 from lossytp.network.fitting import FAMILIES, fit, fit_family
+from lossytp.network.fitting.maximise import Maximum
 from tests.network.fitting.recordings import TRUTHS, bits, recorded
 
 SECONDS = 20
@@ -50,11 +52,14 @@ def test_a_fit_is_a_loss_type(name):
     assert process.mean_burst_packets == pytest.approx(found.process.mean_burst_packets, rel=1e-6)
 
 
-def test_the_bad_state_is_the_one_that_loses_more():
-    """Losses of 30 % in short sojourns, of 5 % in long ones, or the other way round: one channel in two words."""
-    truth = GilbertElliott(p_good_to_bad=0.05, p_bad_to_good=0.01, loss_bad=0.02, loss_good=0.6)
-    found = fit_family(FAMILIES["Gilbert-Elliott"], recorded(truth, 100_000))
-    np.testing.assert_allclose(found.values, [0.01, 0.05, 0.6, 0.02], rtol=0.2)
+def test_the_bad_state_is_the_one_that_loses_more(monkeypatch):
+    """Two states in either order are one channel. The likelihood may be largest with the first one the worse."""
+    swapped = np.array([0.05, 0.01, 0.02, 0.6])
+    module = import_module("lossytp.network.fitting.fit")  # the package's own `fit` is the function
+    monkeypatch.setattr(module, "maximise", lambda likelihood, flows: Maximum(swapped, -1.0))
+    found = fit_family(FAMILIES["Gilbert-Elliott"], recorded(TRUTHS["Bernoulli"], 1000))
+    assert found.values == (0.01, 0.05, 0.6, 0.02)
+    assert found.process.loss_rate == pytest.approx(FAMILIES["Gilbert-Elliott"].process(swapped).loss_rate)
 
 
 @pytest.mark.parametrize("name", ["Bernoulli", "simple Gilbert"])

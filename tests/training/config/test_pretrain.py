@@ -1,7 +1,10 @@
 import pytest
 
 from lossytp.training.command_line import parse
-from lossytp.training.config import PretrainConfig
+from lossytp.training.config import PretrainConfig, TrainConfig, run_settings
+from lossytp.training.models import MODELS
+
+NANO = str(MODELS / "gpt2-nano")
 
 
 def test_the_earlier_studys_command_line():
@@ -32,8 +35,21 @@ def test_the_earlier_studys_command_line():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"block_size": 129}, "block_size = 129 is above gpt2-nano's 128 positions: give as many or fewer"),
-        ({"model_name": "gpt2"}, "model_name = 'gpt2'"),
+        ({"block_size": 1}, "block_size = 1 leaves no token to predict: give 2 or more"),
+        (
+            {"model_name": NANO, "block_size": 129},
+            "block_size = 129 is above .*gpt2-nano's 128 positions",
+        ),
+        ({"model_name": "gpt5"}, "model_name = 'gpt5'"),
+        (
+            {"dataset": "shakespeare", "data_glob": "*.txt"},
+            r"dataset = 'shakespeare' and data_glob = '\*.txt' both name",
+        ),
+        ({"tokens_per_step": 1000}, "tokens_per_step = 1000 is not a multiple of block_size = 128: give one that is"),
+        ({"tokens_per_step": 1280, "batch_size": 9}, "tokens_per_step = 1280 is 10 blocks, and batch_size = 9: leave"),
+        ({"data_parallel_size": 3}, "batch_size = 64 is not a multiple of data_parallel_size = 3"),
+        ({"pipeline_parallel_size": 2}, "a pipeline, which supports classification, not language modelling"),
+        ({"loss_rate": 0.1}, "loss_rate = 0.1 has no effect on a single rank"),
         ({"batch_size": 0}, "batch_size = 0 is below 1"),
         ({"learning_rate": -1.0}, "learning_rate = -1.0 is below 0"),
         ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps = 9 is above total_steps = 8: give as many or fewer"),
@@ -42,3 +58,25 @@ def test_the_earlier_studys_command_line():
 def test_impossible_values_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
         PretrainConfig(**values)
+
+
+def test_shapes_from_scratch_take_blocks_of_up_to_4096_tokens():
+    for name in ("gpt2-nano", "gpt2", "llama-nano", "llama-124m"):
+        assert PretrainConfig(model_name=name, block_size=4096, tensor_parallel_size=2).microbatches == 16
+
+
+def test_a_budget_of_tokens_is_that_many_blocks():
+    config = PretrainConfig(model_name="gpt2", block_size=1024, tokens_per_step=524288, microbatch_size=8)
+    assert (config.batch_size, config.microbatches) == (512, 64)
+    assert PretrainConfig(**config.as_dict()) == config
+    shared = PretrainConfig(**{**config.as_dict(), "data_parallel_size": 4})
+    assert shared.microbatches == 16
+
+
+def test_cells_are_of_pretraining_if_they_name_what_it_alone_has():
+    cells = run_settings([{"max_steps": 3}, {"total_steps": 3}, {"loss_rate": 0.1}])
+    assert [type(each) for each in cells] == [TrainConfig, PretrainConfig, TrainConfig]
+    with pytest.raises(ValueError, match="max_steps"):
+        run_settings([{"total_steps": 3, "max_steps": 3}])
+    with pytest.raises(ValueError, match=r"cells = \[\] is not a list of one or more"):
+        run_settings([])
