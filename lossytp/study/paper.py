@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
-from lossytp.study.analysis.law import fit_power_law, law_arms
+from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_arms
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism
 from lossytp.study.analysis.real_model import rises, strongest_packet
@@ -129,8 +129,8 @@ def law(study: Study) -> dict[str, Any]:
         str(task): fit_power_law(*(ours[name].to_numpy() for name in ("squared_error", "fall", "standard_error")))
         for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
     }
-    by_share = {
-        str(task): fit_power_law(*(ours[name].to_numpy() for name in ("missing_share", "fall", "standard_error")))
+    elsewhere = {
+        str(task): {name: explained_elsewhere(ours, name) for name in ("squared_error", "missing_share")}
         for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
     }
     study.draw(collapse(arms, fitted), "collapse")
@@ -143,7 +143,7 @@ def law(study: Study) -> dict[str, Any]:
     }
     return {
         "law": {task: each._asdict() for task, each in fitted.items()},
-        "law_of_missing_share": {task: each._asdict() for task, each in by_share.items()},
+        "law_elsewhere": elsewhere,
         "law_both_phases": costlier,
         "law_arms": json_rows(arms),
     }

@@ -65,6 +65,26 @@ def fit_power_law(squared_error: np.ndarray, fall: np.ndarray, standard_error: n
     )
 
 
+def explained_elsewhere(arms: pd.DataFrame, predictor: str) -> float:
+    """Fit the law to the loss rates of the usual network, and ask it of all other arms.
+
+    Args:
+        arms: one task's rows of `law_arms` that lose in one phase.
+        predictor: the column that stands for the squared error, such as `missing_share`.
+
+    Returns:
+        The share of the variance of the other arms' falls that the law explains. They have other algorithms, numbers of
+        ranks and repairs.
+    """
+    usual = (
+        (arms["algorithm"] == "direct") & (arms["repair"] == "zero") & (arms["ranks"] == arms["ranks"].mode().iloc[0])
+    )
+    law = fit_power_law(*(arms.loc[usual, name].to_numpy() for name in (predictor, "fall", "standard_error")))
+    fall = arms.loc[~usual, "fall"].to_numpy()
+    residual = fall - law.fall(arms.loc[~usual, predictor].to_numpy())
+    return float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum())
+
+
 def _power(squared_error: np.ndarray, scale: float, exponent: float) -> np.ndarray:
     return scale * squared_error**exponent
 

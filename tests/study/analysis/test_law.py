@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.law import fit_power_law, law_arms
+from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_arms
 from lossytp.training.config import TrainConfig
 
 BASE = {"max_steps": 200, "max_length": 48, "tensor_parallel_size": 4, "loss_rate": 0.1}
@@ -82,3 +82,13 @@ def test_lossless_arms_and_those_without_a_difference_are_left_out():
     assert arms({}, {"loss_rate": 0.0}, {"loss_rate": 0.3}, difference=[-0.02, -0.01, np.nan])["arm"].tolist() == [
         "arm 0"
     ]
+
+
+def test_a_law_that_holds_everywhere_explains_other_arms_and_another_does_not():
+    rates = np.array([0.02, 0.05, 0.1, 0.2, 0.3])
+    usual = pd.DataFrame({"squared_error": rates, "missing_share": rates, "algorithm": "direct", "ranks": 4})
+    other = usual.assign(squared_error=2 * rates, algorithm="ring")
+    arms_of_both = pd.concat([usual, other], ignore_index=True).assign(repair="zero", standard_error=0.001)
+    arms_of_both["fall"] = 0.6 * arms_of_both["squared_error"] ** 1.2
+    assert explained_elsewhere(arms_of_both, "squared_error") == pytest.approx(1)
+    assert explained_elsewhere(arms_of_both, "missing_share") < 0.5
