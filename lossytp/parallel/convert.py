@@ -23,6 +23,7 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.tape import LossTape
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.deferred import values_of
 from lossytp.parallel.gathers import sum_gradient
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
@@ -253,6 +254,10 @@ def with_layers(
             continue
         for index, linear in enumerate(split.linears):
             memo[id(linear)] = Projection(layer, index).train(linear.training)
+    sharded = {id(parameter) for split in splits for linear in split.linears for parameter in linear.parameters()}
+    for parameter in model.parameters():
+        if parameter.is_meta and id(parameter) not in sharded:
+            memo[id(parameter)] = nn.Parameter(values_of(parameter), parameter.requires_grad)
     changed = copy.deepcopy(model, memo)
     for module in changed.modules():
         if isinstance(module, GPT2Attention):

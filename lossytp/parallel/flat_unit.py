@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, Work
 
+from lossytp.parallel.deferred import values_of
+
 
 class Place(NamedTuple):
     """A parameter's name in the model, and the modules that hold it: several if it is tied."""
@@ -46,11 +48,12 @@ class FlatUnit:
         self.places, self.group = [place for place, _ in parameters], group
         self.shapes = [parameter.shape for _, parameter in parameters]
         self.each = -(-sum(shape.numel() for shape in self.shapes) // group.size())
-        self.flat_P = first.new_zeros(self.each * group.size())
+        device = torch.empty(0).device if first.is_meta else first.device
+        self.flat_P = torch.zeros(self.each * group.size(), dtype=first.dtype, device=device)
         self.wholes = [nn.Parameter(view) for view in self.views(self.flat_P)]
         with torch.no_grad():
             for whole, (_, parameter) in zip(self.wholes, parameters, strict=True):
-                whole.copy_(parameter)
+                whole.copy_(values_of(parameter))
         self.shard = self.flat_P.chunk(group.size())[group.rank()].clone()
         self.pieces = [nn.Parameter(piece) for piece in self.pieces_of(self.shard)]
         for piece in self.pieces:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lossytp.parallel.deferred import values_of
 from lossytp.parallel.group import check_divides
 
 Plan = Mapping[str, str]
@@ -66,10 +67,10 @@ class LayerSplit:
         return tuple(width // self.projections for width in outputs for _ in range(self.projections))
 
     def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
-        """Return weight (inputs, outputs) and bias of all linear layers, side by side."""
+        """Return weight (inputs, outputs) and bias of all linear layers, side by side; deferred ones are drawn."""
         if len(self.linears) == 1:
-            return weight_and_bias(self.linears[0])
-        weights, biases = zip(*map(weight_and_bias, self.linears), strict=True)
+            return _drawn(self.linears[0])
+        weights, biases = zip(*map(_drawn, self.linears), strict=True)
         return _side_by_side(weights), None if biases[0] is None else _side_by_side(biases)
 
 
@@ -78,6 +79,15 @@ def weight_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
     weight: Any = linear.weight
     bias: Any = linear.bias
     return weight if isinstance(linear, Conv1D) else weight.t(), bias
+
+
+def _drawn(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
+    weight, bias = weight_and_bias(linear)
+    if not weight.is_meta:
+        return weight, bias
+    real: Any = linear.weight
+    drawn = values_of(real)
+    return drawn if isinstance(linear, Conv1D) else drawn.t(), None if bias is None else values_of(bias)
 
 
 def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 import lossytp as ltp
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.loss_parallel import cross_entropies
-from lossytp.parallel.vocabulary import split_vocabulary_
+from lossytp.parallel.vocabulary import VocabularyParallelEmbedding, split_vocabulary_
 from tests.parallel.conftest import bernoulli, gradient_error, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import WIRE, network
 from tests.parallel.families import shifted, tiny
@@ -126,6 +127,18 @@ def test_generation_is_the_dense_models() -> None:
     model = split(dense, bernoulli(0.0), 2).eval()
     expected, found = (each.generate(ids, max_new_tokens=5, do_sample=False) for each in (dense, model))
     assert torch.equal(found, expected)
+
+
+def test_the_padding_tokens_embedding_is_not_trained() -> None:
+    embedding = nn.Embedding(5, 3, padding_idx=1).double()
+    collective = LossyCollective(bernoulli(0.0), RankGroup(2))
+    weight = nn.Parameter(F.pad(embedding.weight.detach(), (0, 0, 0, 1)))
+    parallel = VocabularyParallelEmbedding(embedding, weight, collective)
+    ids = torch.tensor([[1, 4, 1], [0, 4, 2]])
+    assert torch.equal(parallel(ids), embedding(ids))
+    for module in (embedding, parallel):
+        (module(ids) + 1).square().sum().backward()
+    assert torch.equal(weight.grad[:5], embedding.weight.grad)
 
 
 def test_the_largest_logits_do_not_overflow() -> None:
