@@ -137,6 +137,26 @@ def forward_losses_hurt(results: Results) -> Claim:
     return Claim(holds, numbers)
 
 
+def first_layer_costs_most(results: Results) -> Claim:
+    """Require that the first layer alone costs more than each later layer, with intervals apart, in docstrings."""
+    rows = [row for row in results["comparisons"]["04_where"] if row["task"] == "docstrings"]
+    first, *later = (row for row in rows if row["arm"].startswith("layers"))
+    highest = max(-row["difference"] for row in later)
+    return Claim(-first["high"] > highest, {"first": -POINTS * first["high"], "later": POINTS * highest})
+
+
+def evaluation_alone_costs_less(results: Results) -> Claim:
+    """Require that losses in evaluation alone cost less than in training and evaluation, in docstrings, at 30 %."""
+    (alone,) = (
+        row
+        for row in results["sensitivity"]
+        if (row["task"], row["trained_at"], row["evaluated_at"]) == ("docstrings", 0.0, 0.3)
+    )
+    both = _row(results["tolerance_contrasts"], "docstrings", loss_rate=0.3)
+    numbers = {"evaluation": -POINTS * alone["mean_low"], "training too": -POINTS * both["high"]}
+    return Claim(numbers["evaluation"] < numbers["training too"], numbers)
+
+
 def shared_losses_cost_more(results: Results) -> Claim:
     """Require that losses that strike all links at once cost more than each link's own, in each task."""
     rows = [_row(results["comparisons"]["02_shared"], task, "losses all shared") for task in _tasks(results)]
@@ -211,6 +231,8 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         protection_ends_the_collapse,
         single_packets_destroy_blocks,
         forward_losses_hurt,
+        first_layer_costs_most,
+        evaluation_alone_costs_less,
         shared_losses_cost_more,
         stale_harms,
         pipelines_collapse,

@@ -59,6 +59,12 @@ CONTRADICT = {
     "forward_losses_hurt": lambda r: set_in(
         r["comparisons"]["04_where"], {"p_holm": 0.04}, task=SST2, arm="backward only"
     ),
+    "first_layer_costs_most": lambda r: set_in(
+        r["comparisons"]["04_where"], {"difference": -0.05}, task="docstrings", arm="layers 2:3 only"
+    ),
+    "evaluation_alone_costs_less": lambda r: set_in(
+        r["sensitivity"], {"mean_low": -0.07}, task="docstrings", trained_at=0.0, evaluated_at=0.3
+    ),
     "shared_losses_cost_more": lambda r: set_in(
         r["comparisons"]["02_shared"], {"gain_high": 0.001}, task=SST2, arm="losses all shared"
     ),
