@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import tyro
 
 from lossytp.parallel.layout import rank_and_world_size
+from lossytp.training.old_flags import implied_flags, without_old_flags
 from lossytp.training.plain_yaml import read_yaml_file
 
 
@@ -25,7 +26,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     """Return a configuration read from command-line arguments.
 
     `--config FILE` reads a YAML file, or the configuration of a record; flags override it. Flags may be written with
-    `-` or `_`.
+    `-` or `_`, and as earlier studies wrote them (`old_flags`).
 
     Args:
         kind: the configuration's class.
@@ -35,20 +36,24 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     Raises:
         ValueError: if an argument is unknown, malformed, given twice or out of range.
     """
-    words = sys.argv[1:] if arguments is None else list(arguments)
+    known = {field.name for field in fields(kind)}
+    words = without_old_flags(sys.argv[1:] if arguments is None else arguments, known)
     switches = {field.name for field in fields(kind) if isinstance(field.default, bool)}
     given = [_named(word, switches) for word in words if word.startswith("--")]
     for name in given:
         if given.count(name) > 1:
             raise ValueError(f"--{name} is given {given.count(name)} times: give it once")
-    for word, value in pairwise(words):
-        name = word.replace("-", "_").lstrip("_")
-        if name in switches and value.lower() in ("true", "false"):
-            raise ValueError(f"{word} is a switch and takes no value, not {value}: give --{name} or --no-{name}")
+    for word, following in pairwise([*words, ""]):
+        flag, equals, value = word.partition("=")
+        name = flag.replace("-", "_").lstrip("_")
+        value = value if equals else following
+        if flag.startswith("--") and name in switches and (equals or value.lower() in ("true", "false")):
+            raise ValueError(f"{flag} is a switch and takes no value, not {value}: give --{name} or --no-{name}")
     if "config" in given:
         words, file = _without_config(words)
         replaced = [*given, *GO_WITH_DATASET] if "dataset" in given else given
         words += _as_flags(kind, _parameters_in(file), given=replaced)
+    words += implied_flags([_named(word, switches) for word in words if word.startswith("--")], known)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
@@ -66,6 +71,14 @@ SECONDS_TO_SPEAK = 2.0
 UNREAD = 141  # a shell's code for a process that SIGPIPE ended
 NO_NUMBER = r"--\1 = \2 is not a number: give one, such as 0.01"
 NO_WHOLE_NUMBER = r"--\1 = \2 is not a whole number: give one, such as 10"
+READABLE = {  # tyro's messages, and what to say instead
+    r"Error parsing --([\w-]+): no type matching \{None\}\|FLOAT .* from \['(.*?)'\].*": NO_NUMBER,
+    r"Error parsing --([\w-]+): no type matching \{None\}\|INT .* from \['(.*?)'\].*": NO_WHOLE_NUMBER,
+    r"Error parsing --([\w-]+): could not convert string to float: (.*)": NO_NUMBER,
+    r"Error parsing --([\w-]+): invalid literal for int\(\) with base 10: (.*)": NO_WHOLE_NUMBER,
+    r"Missing argument .*argument '--([\w-]+)'.*": r"--\1 has no value: give one",
+    r"invalid choice (.*) for argument '--([\w-]+)'. Expected one of \((.*)\)\.?": r"--\2 = \1 is unknown: choose \3",
+}
 CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
@@ -218,6 +231,6 @@ def _in_one_line(box: str) -> str:
         "",
         text,
     )
-    text = re.sub(r"Error parsing --([\w-]+): could not convert string to float: (.*)", NO_NUMBER, text)
-    text = re.sub(r"Error parsing --([\w-]+): invalid literal for int\(\) with base 10: (.*)", NO_WHOLE_NUMBER, text)
+    for pattern, message in READABLE.items():
+        text = re.sub(pattern, message, text)
     return text or "the arguments were not understood: see --help"

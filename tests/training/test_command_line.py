@@ -98,7 +98,7 @@ def test_yaml_file_with_flags_on_top(tmp_path):
         (["--loss_rate", "0.1", "--loss-rate", "0.2"], "2 times"),
         (["--reliable_gather", "--no-reliable_gather"], "--reliable_gather is given 2 times: give it once"),
         (["--loss_type", "burst"], "burst"),
-        (["--max_steps"], "max-steps"),
+        (["--max_steps"], "--max-steps has no value: give one"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--config"], "no file"),
         (["stray"], "stray"),
@@ -106,6 +106,14 @@ def test_yaml_file_with_flags_on_top(tmp_path):
             ["--reliable_gather", "False"],
             "--reliable_gather is a switch and takes no value, not False: give --reliable_gather or --no",
         ),
+        (
+            ["--save-model=yes"],
+            "--save-model is a switch and takes no value, not yes: give --save_model or --no-",
+        ),
+        (["--patience", "1.5"], "--patience = 1.5 is not a whole number: give one, such as 10"),
+        (["--target_accuracy", "much"], "--target-accuracy = much is not a number: give one, such as 0.01"),
+        (["--schedule", "x"], "--schedule = 'x' is unknown: choose 'linear', 'cosine', 'constant'"),
+        (["--dataset", "x/" * 30], f"dataset = '{'x/' * 30}' is unknown: choose one of docstrings"),
         (["--save-model", "true"], "is a switch and takes no value, not true: give --save_model or --no-save_model"),
     ],
 )

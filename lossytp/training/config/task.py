@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.constructors import PrimitiveConstructorSpec
 
 from lossytp.training.config.settings import Settings
-from lossytp.training.tasks import Task, task_named
+from lossytp.training.tasks import TASKS, Task, task_named
 from lossytp.training.tasks.declared import DECLARATIONS, declared_task, read_declaration
 from lossytp.training.tasks.sources import FORMATS
 
@@ -80,6 +80,8 @@ class TaskSettings(Settings):
                 ("task_folder", str(file.parent.absolute())),
             ):
                 object.__setattr__(self, name, value)
+        elif (plain := str(self.dataset).lower().replace("-", "_")) in TASKS and self.dataset not in TASKS:
+            object.__setattr__(self, "dataset", plain)  # ARC-Easy, as earlier studies wrote it
         elif file.suffix in FORMATS and file.is_file():
             from lossytp.training.tasks.suggested import suggestion  # reading rows takes seconds to import
 
