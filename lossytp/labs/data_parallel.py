@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from lossytp.labs.lab import BackendLabConfig, Passes, check_splits, load_digits, perceptron, place, train
+from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.connected_processes import connected_processes, this_device
 
@@ -41,27 +41,29 @@ def run(config: DataParallelConfig) -> dict[str, Any]:
     device = this_device(layout)
     with connected_processes(config, layout) as network:
         digits = load_digits(config, device)
-        dense = perceptron(config, digits.train[0].shape[1]).to(device)
         mesh = init_device_mesh(device.type, (layout.world_size,))
-        model: Any
-        if config.data_parallel_type == "ddp":
-            with network.reliable():  # rank 0 sends its weights
-                model = DistributedDataParallel(dense, process_group=mesh.get_group())
-        else:
-            for layer in dense:
-                if isinstance(layer, nn.Linear):
-                    fully_shard(layer, mesh=mesh)
-            model = fully_shard(dense, mesh=mesh)
 
-        def training_loss(images: Tensor, labels: Tensor) -> float:
-            mine = slice(layout.rank, None, layout.world_size)
-            loss = F.cross_entropy(model(images[mine]), labels[mine])
-            loss.backward()
-            return loss.item()
+        def build() -> Model:
+            dense = perceptron(config, digits.train[0].shape[1]).to(device)
+            model: Any
+            if config.data_parallel_type == "ddp":
+                with network.reliable():  # rank 0 sends its weights
+                    model = DistributedDataParallel(dense, process_group=mesh.get_group())
+            else:
+                for layer in dense:
+                    if isinstance(layer, nn.Linear):
+                        fully_shard(layer, mesh=mesh)
+                model = fully_shard(dense, mesh=mesh)
 
-        return train(
-            f"data_parallel_{config.data_parallel_type}", config, digits, Passes(training_loss, model), model, network
-        )
+            def training_loss(images: Tensor, labels: Tensor) -> float:
+                mine = slice(layout.rank, None, layout.world_size)
+                loss = F.cross_entropy(model(images[mine]), labels[mine])
+                loss.backward()
+                return loss.item()
+
+            return Model(model, training_loss, model)
+
+        return train(f"data_parallel_{config.data_parallel_type}", config, digits, build, network)
 
 
 def main() -> None:

@@ -188,9 +188,11 @@ def perceptron(config: LabConfig, pixels: int) -> nn.Sequential:
     return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2], nn.ReLU(), layers[3])
 
 
-class Passes(NamedTuple):
-    """The two passes of a model, over all ranks. Their results are None where another process has them."""
+class Model(NamedTuple):
+    """One process's part of a model. What another process computes is None here."""
 
+    module: nn.Module
+    """Holds the parameters that Adam updates."""
     training_loss: Callable[[Tensor, Tensor], float | None]
     """Computes the gradients for images (B, I) and labels (B,)."""
     logits: Callable[[Tensor], Tensor | None]
@@ -198,51 +200,61 @@ class Passes(NamedTuple):
 
 
 def train(
-    name: str, config: LabConfig, digits: Digits, passes: Passes, model: nn.Module, network: LossyNetwork
+    name: str, config: LabConfig, digits: Digits, build: Callable[[], Model], network: LossyNetwork
 ) -> dict[str, Any]:
-    """Train and evaluate; rank 0 prints the outcome and writes it to `output_dir`.
+    """Train without losses, then anew with losses, if the network loses packets; print and write the outcome.
 
     Args:
-        name: the lab's.
+        name: the lab's, for its file in `output_dir`.
         config: the lab's flags.
         digits: the same on all ranks.
-        passes: compute gradients and logits.
-        model: this process's part, whose parameters Adam updates.
-        network: counts the packets.
+        build: returns the model with its first weights.
+        network: between the ranks.
 
     Returns:
-        The training loss of each step, accuracies over the lossy network and without losses, and packets.
+        "without_losses" and, if there were any, "with_losses": the training loss of each step, and the accuracy. The
+        model that was trained with losses has one with losses and one without. "network" counts packets of training.
 
     Raises:
         ValueError: if the training loss is not finite.
     """
-    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-    first = rank_and_world_size()[0] == 0
+    with network.reliable():
+        result: dict[str, Any] = {"dataset": digits.name, "without_losses": _train(config, digits, build(), network)}
+    clean, steps = result["without_losses"]["accuracy"], len(result["without_losses"]["losses"])
+    outcome = f"{digits.name}, {steps} steps: accuracy {clean:.4f} without losses"
+    if config.process().loss_rate > 0:
+        result["with_losses"] = _train(config, digits, build(), network)
+        merge_counters(network)
+        result["network"] = traffic = network.summary("training")
+        outcome += (
+            f"; trained with losses, {result['with_losses']['accuracy']:.4f} over the same network and "
+            f"{result['with_losses']['accuracy_clean']:.4f} over a lossless one, of {traffic['packets']:,} packets "
+            f"{traffic['lost']:,} lost"
+        )
+    if rank_and_world_size()[0] == 0:
+        file = Path(config.output_dir) / f"{name}.json"
+        write_atomically(file, json.dumps({"config": config.as_dict(), **result}, indent=1) + "\n")
+        print(f"{outcome}: see {file}", flush=True)
+    return result
+
+
+def _train(config: LabConfig, digits: Digits, model: Model, network: LossyNetwork) -> dict[str, Any]:
+    optimizer = torch.optim.Adam(model.module.parameters(), lr=config.learning_rate)
     batches = list(_batches(config, len(digits.train[1])))
-    progress, losses = Progress(len(batches), shown=first), []
+    progress, losses = Progress(len(batches), shown=rank_and_world_size()[0] == 0), []
     for step, batch in enumerate(batches, 1):
         optimizer.zero_grad()
-        loss = passes.training_loss(*(each[batch] for each in digits.train))
+        loss = model.training_loss(*(each[batch] for each in digits.train))
         optimizer.step()
         losses.append(mean_over_processes(loss, network))
         progress.show(step, losses[-1])
         if not math.isfinite(losses[-1]):
             raise ValueError(f"the training loss is not finite at step {step}: lower learning_rate or loss_rate")
-    with network.reliable():
-        clean = _accuracy(passes, digits, network)
     with network.evaluation(len(batches)):
-        lossy = _accuracy(passes, digits, network)
-    merge_counters(network)
-    traffic = {key: network.summary("training")[key] for key in ("packets", "lost", "by_direction", "by_operation")}
-    result = {"dataset": digits.name, "losses": losses, "accuracy_clean": clean, "accuracy_lossy": lossy, **traffic}
-    if first:
-        file = Path(config.output_dir) / f"{name}.json"
-        write_atomically(file, json.dumps({"config": config.as_dict(), **result}, indent=1) + "\n")
-        print(
-            f"{digits.name}: accuracy {lossy:.4f} with loss, {clean:.4f} without, after {len(batches)} steps in which "
-            f"{traffic['packets']:,} packets were sent and {traffic['lost']:,} lost: see {file}"
-        )
-    return result
+        accuracy = _accuracy(model, digits, network)
+    with network.reliable():
+        clean = _accuracy(model, digits, network)
+    return {"losses": losses, "accuracy": accuracy, "accuracy_clean": clean}
 
 
 def _batches(config: LabConfig, examples: int) -> Iterator[Tensor]:
@@ -259,13 +271,13 @@ def _batches(config: LabConfig, examples: int) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def _accuracy(passes: Passes, digits: Digits, network: LossyNetwork) -> float:
+def _accuracy(model: Model, digits: Digits, network: LossyNetwork) -> float:
     """Return the share of test images whose largest logit is their label's, averaged over ranks."""
     images, labels = digits.test
     right = []
     for start in range(0, len(labels), EVALUATED_AT_ONCE):
         part = slice(start, start + EVALUATED_AT_ONCE)
-        logits = passes.logits(images[part])
+        logits = model.logits(images[part])
         if logits is not None:
             right.append((logits.argmax(-1) == labels[part]).float().flatten())
     return mean_over_processes(torch.cat(right).mean().item() if right else None, network)

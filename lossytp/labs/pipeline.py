@@ -8,7 +8,7 @@ stage before it, computes its blocks, and sends the result on. In backward, grad
 split into microbatches, so that stages work at the same time. At the start of a batch, later stages wait for the first
 microbatch, and at its end, earlier stages wait for the last gradients: that is the bubble.
 
-The transformer is a small GPT-2. It reads an image pixel by pixel, as 64 tokens of 17 grey levels, and names the digit
+The transformer is a small GPT-2. It reads an image of 4 x 4 pixels as 16 tokens of 17 grey levels, and names the digit
 after the last one. The last stage computes the training loss. Gradients reach every stage, and all of them train.
 """
 
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from lossytp.labs.lab import BackendLabConfig, Passes, check_splits, load_digits, place, train
+from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, place, train
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.config.bounds import Count
+from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.connected_processes import connected_processes, this_device
 
 GREY_LEVELS = 17
@@ -34,10 +34,12 @@ HEADS = 4
 class PipelineLabConfig(BackendLabConfig):
     """A transformer on handwritten digits, and the network between its stages."""
 
-    input_dim: Count | None = 64
+    input_dim: Count | None = 16
     """Pixels to scale each image to, a square number; each is a token."""
     hidden_dim: Count = 64
     """Width of the transformer."""
+    learning_rate: Positive = 3e-3
+    """Learning rate of Adam."""
     num_layers: Count = 4
     """Blocks of the transformer."""
     pipeline_schedule: PipelineSchedule = "gpipe"
@@ -81,23 +83,25 @@ def run(config: PipelineLabConfig) -> dict[str, Any]:
     device = this_device(layout)
     with connected_processes(config, layout) as network:
         digits = load_digits(config, device)
-        model: Any = transformer(config, digits.train[0].shape[1])
-        pipeline = Pipeline(
-            model.to(device),
-            init_device_mesh(device.type, (layout.world_size,)).get_group(),
-            schedule=config.pipeline_schedule,
-            num_microbatches=config.pipeline_microbatches,
-            device=device,
-        )
+        stages = init_device_mesh(device.type, (layout.world_size,)).get_group()
 
-        def training_loss(images: Tensor, labels: Tensor) -> float | None:
-            loss = pipeline.forward_backward(batch_of(images, labels))
-            return None if loss is None else loss.item()
+        def build() -> Model:
+            whole: Any = transformer(config, digits.train[0].shape[1])
+            pipeline = Pipeline(
+                whole.to(device),
+                stages,
+                schedule=config.pipeline_schedule,
+                num_microbatches=config.pipeline_microbatches,
+                device=device,
+            )
 
-        def logits(images: Tensor) -> Tensor | None:
-            return pipeline.logits(batch_of(images))
+            def training_loss(images: Tensor, labels: Tensor) -> float | None:
+                loss = pipeline.forward_backward(batch_of(images, labels))
+                return None if loss is None else loss.item()
 
-        return train("pipeline", config, digits, Passes(training_loss, logits), pipeline.stage, network)
+            return Model(pipeline.stage, training_loss, lambda images: pipeline.logits(batch_of(images)))
+
+        return train("pipeline", config, digits, build, network)
 
 
 def main() -> None:

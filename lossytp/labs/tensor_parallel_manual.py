@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from lossytp.labs.lab import LabConfig, Passes, check_splits, load_digits, perceptron, place, train
+from lossytp.labs.lab import LabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.network.counters import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.reach import check_layers, check_reaches
@@ -113,19 +113,23 @@ def run(config: LabConfig) -> dict[str, Any]:
         check_reaches(network, collective.group, collective.wiring)
         check_layers(network, 2)
         digits = load_digits(config, device)
-        model = parallel(perceptron(config, digits.train[0].shape[1]), collective).to(device)
 
-        def logits(images: Tensor) -> Tensor:
-            return model(images.expand(len(collective.group.local), -1, -1))
+        def build() -> Model:
+            model = parallel(perceptron(config, digits.train[0].shape[1]), collective).to(device)
 
-        def training_loss(images: Tensor, labels: Tensor) -> float:
-            logits_LBC = logits(images)
-            each_LB = F.cross_entropy(logits_LBC.transpose(1, 2), labels.expand(len(logits_LBC), -1), reduction="none")
-            losses_L = each_LB.mean(1)
-            losses_L.sum().backward()  # every rank differentiates its own
-            return float(losses_L.mean())
+            def logits(images: Tensor) -> Tensor:
+                return model(images.expand(len(collective.group.local), -1, -1))
 
-        return train("tensor_parallel_manual", config, digits, Passes(training_loss, logits), model, network)
+            def training_loss(images: Tensor, labels: Tensor) -> float:
+                logits_LBC = logits(images)
+                labels_LB = labels.expand(len(logits_LBC), -1)
+                losses_L = F.cross_entropy(logits_LBC.transpose(1, 2), labels_LB, reduction="none").mean(1)
+                losses_L.sum().backward()  # every rank differentiates its own
+                return float(losses_L.mean())
+
+            return Model(model, training_loss, logits)
+
+        return train("tensor_parallel_manual", config, digits, build, network)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lossytp.labs.lab import BackendLabConfig, Passes, check_splits, load_digits, perceptron, place, train
+from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.parallel.reach import check_reaches
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.connected_processes import connected_processes, this_device
@@ -36,17 +36,21 @@ def run(config: BackendLabConfig) -> dict[str, Any]:
     with connected_processes(config, layout) as network:
         check_reaches(network, layout.tensor_group(), config.wiring())
         digits = load_digits(config, device)
-        dense = perceptron(config, digits.train[0].shape[1]).to(device)
         mesh = init_device_mesh(device.type, (layout.world_size,))
-        with network.reliable():  # rank 0 sends the shards
-            model = parallelize_module(dense, mesh, {name: style() for name, style in PLAN.items()})
 
-        def training_loss(images: Tensor, labels: Tensor) -> float:
-            loss = F.cross_entropy(model(images), labels)
-            loss.backward()
-            return loss.item()
+        def build() -> Model:
+            dense = perceptron(config, digits.train[0].shape[1]).to(device)
+            with network.reliable():  # rank 0 sends the shards
+                model = parallelize_module(dense, mesh, {name: style() for name, style in PLAN.items()})
 
-        return train("tensor_parallel_native", config, digits, Passes(training_loss, model), model, network)
+            def training_loss(images: Tensor, labels: Tensor) -> float:
+                loss = F.cross_entropy(model(images), labels)
+                loss.backward()
+                return loss.item()
+
+            return Model(model, training_loss, model)
+
+        return train("tensor_parallel_native", config, digits, build, network)
 
 
 def main() -> None:

@@ -53,16 +53,20 @@ class AllReduce:
     def __post_init__(self) -> None:
         for name in ("num_elements", "itemsize", "ranks"):
             check_at_least(name, getattr(self, name), 1)
-        if algorithm_named(self.algorithm).schedule is None:
-            raise ValueError(
-                f"algorithm = {self.algorithm!r} has no schedule: give its ALGORITHM one, or choose another"
-            )
+        _ = self.schedule
 
     @property
     def schedule(self) -> Schedule:
-        """Which message waits for which."""
+        """Return which message waits for which.
+
+        Raises:
+            ValueError: if the algorithm is unknown or has no schedule.
+        """
         schedule = algorithm_named(self.algorithm).schedule
-        assert schedule is not None
+        if schedule is None:
+            raise ValueError(
+                f"algorithm = {self.algorithm!r} has no schedule: give its ALGORITHM one, or choose another"
+            )
         return schedule
 
     def num_packets(self, wire: Wire) -> int:

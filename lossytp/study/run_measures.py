@@ -6,7 +6,6 @@ from typing import Any
 import pandas as pd
 
 from lossytp.network.packets import Wire
-from lossytp.network.repairs import repair_named
 from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.network.transport import Path
 from lossytp.study.statistics import t_interval
@@ -31,8 +30,8 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
     traffic = record["network"]["training"]
     own = traffic["packets"] - traffic["extra"]
     extra = traffic["extra"] / own if own else 0.0
-    repair = repair_named(record["config"]["repair"])
-    loss_rate = settings_class(record["config"]).from_dict(record["config"]).process().loss_rate
+    config = settings_class(record["config"]).from_dict(record["config"])
+    repair, loss_rate = config.wiring().repair, config.process().loss_rate
     num_packets = PATH.wire.num_packets(MESSAGE_BYTES, 1)
     message_s = num_packets * PATH.packet_s
     waits = repair.round_trips(loss_rate, num_packets)

@@ -285,6 +285,11 @@ class _Run:
         self._compare(self.objective.better(point))
         return self.objective.patience_ends(self.since_best)
 
+    @property
+    def _sends(self) -> bool:
+        """Whether ranks send anything. A single rank does not, so its scores with and without losses are the same."""
+        return self.layout.world_size > 1 or self.layout.tensor_parallel_size > 1
+
     def _evaluate(self, step: int) -> dict:
         """Evaluate with and without losses."""
         objective, last = self.objective, step == self.config.steps
@@ -292,7 +297,7 @@ class _Run:
             clean = objective.scores(self.engine, last=last)
         point: dict[str, Any] = {"step": step, "seconds": self.train_seconds}
         with self.network.evaluation(step), self.engine.stream_distance() as distance:
-            lossy = objective.scores(self.engine, last=last)
+            lossy = objective.scores(self.engine, last=last) if self._sends else clean
         distances = distance()
         point["stream_distance"] = distances and [each if math.isfinite(each) else None for each in distances]
         for name, everyones in (("clean", clean), ("lossy", lossy)):

@@ -236,7 +236,7 @@ def load_model(name: str) -> "PreTrainedModel":
     """Return the model as it was saved, with its head.
 
     Raises:
-        ValueError: if the model is not found, lacks weights, or has no known head.
+        ValueError: if the model is not found, lacks weights, or has no tensor-parallel plan or known head.
     """
     import transformers
 
@@ -244,6 +244,7 @@ def load_model(name: str) -> "PreTrainedModel":
         raise ValueError(f"model_name = {name!r} is untrained: give {name.removesuffix(SCRATCH)}, or a folder")
     where = _location(name, weights=True)
     config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
+    _check_plan(name, config)
     head = saved_class(config)
     if head is None:
         raise ValueError(
@@ -304,14 +305,18 @@ def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrain
         shape = {**(PRESETS.get(base) or LLAMAS[base]), "tie_word_embeddings": True}
         return family(**{**shape, "vocab_size": len(tokenizer)}, **special)
     config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
-    if not isinstance(config, GPT2Config) and not getattr(config, "base_model_tp_plan", None):
+    _check_plan(name, config)
+    check_tokenizer(f"model_name = {name!r}", tokenizer, config.vocab_size)
+    config.update(special)
+    return config
+
+
+def _check_plan(name: str, config: Any) -> None:
+    if config.model_type != "gpt2" and not getattr(config, "base_model_tp_plan", None):
         raise ValueError(
             f"model_name = {name!r} is a {config.model_type}, which has no tensor-parallel plan: give a GPT-2, or a "
             "decoder that carries one, such as a Llama, Mistral, Qwen or Gemma"
         )
-    check_tokenizer(f"model_name = {name!r}", tokenizer, config.vocab_size)
-    config.update(special)
-    return config
 
 
 def _location(name: str, *, weights: bool) -> str:

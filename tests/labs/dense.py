@@ -4,6 +4,7 @@ import importlib
 import os
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,14 +14,18 @@ from lossytp.labs.lab import LabConfig, _batches, load_digits
 SMALL: dict[str, Any] = {"steps": 6, "batch_size": 16, "hidden_dim": 64}
 
 
-def run_lab(name: str, kind: str, values: dict[str, Any], variables: dict[str, str] | None = None) -> Any:
-    """Return the lab's result, or the message of the ValueError that it raises."""
-    os.environ.update(variables or {})
+def run_lab(name: str, kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the lab's result."""
     module = importlib.import_module(f"lossytp.labs.{name}")
-    try:
-        return module.run(getattr(module, kind)(**values))
-    except ValueError as error:
-        return str(error)
+    return module.run(getattr(module, kind)(**values))
+
+
+def refusal(name: str, kind: str, values: dict[str, Any], variables: dict[str, str] | None = None) -> str:
+    """Return the message of the ValueError that the lab raises, with these variables of the environment."""
+    os.environ.update(variables or {})
+    with pytest.raises(ValueError, match=": ") as error:  # the fix follows a colon
+        run_lab(name, kind, values)
+    return str(error.value)
 
 
 def dense_losses(config: LabConfig, model: nn.Module, inputs: Any = lambda images: (images,)) -> list[float]:

@@ -4,7 +4,7 @@ import pytest
 
 from lossytp.labs.data_parallel import DataParallelConfig
 from lossytp.labs.lab import perceptron
-from tests.labs.dense import SMALL, dense_losses, run_lab
+from tests.labs.dense import SMALL, dense_losses, refusal, run_lab
 
 OPERATIONS = {"ddp": {"all_reduce"}, "fsdp": {"all_gather", "reduce_scatter"}}
 
@@ -13,7 +13,7 @@ OPERATIONS = {"ddp": {"all_reduce"}, "fsdp": {"all_gather", "reduce_scatter"}}
 def test_without_losses_replicas_train_as_the_dense_perceptron(processes, tmp_path, kind):
     config = DataParallelConfig(**SMALL, data_parallel_type=kind, output_dir=str(tmp_path))
     for rank in processes(2, run_lab, "data_parallel", "DataParallelConfig", config.as_dict()):
-        assert rank["losses"] == pytest.approx(dense_losses(config, perceptron(config, 64)), rel=1e-5)
+        assert rank["without_losses"]["losses"] == pytest.approx(dense_losses(config, perceptron(config, 64)), rel=1e-5)
     assert (tmp_path / f"data_parallel_{kind}.json").exists()
 
 
@@ -21,7 +21,7 @@ def test_without_losses_replicas_train_as_the_dense_perceptron(processes, tmp_pa
 def test_each_kind_loses_packets_of_its_own_operations(processes, tmp_path, kind):
     values = {**SMALL, "data_parallel_type": kind, "loss_rate": 0.2, "output_dir": str(tmp_path)}
     for rank in processes(2, run_lab, "data_parallel", "DataParallelConfig", values):
-        assert {name: each["lost"] > 0 for name, each in rank["by_operation"].items()} == dict.fromkeys(
+        assert {name: each["lost"] > 0 for name, each in rank["network"]["by_operation"].items()} == dict.fromkeys(
             OPERATIONS[kind], True
         )
 
@@ -29,4 +29,4 @@ def test_each_kind_loses_packets_of_its_own_operations(processes, tmp_path, kind
 def test_a_batch_that_replicas_cannot_share_is_refused(processes):
     message = "batch_size = 15 cannot be split over 2 ranks: give a multiple of 2"
     values = {"batch_size": 15}
-    assert processes(2, run_lab, "data_parallel", "DataParallelConfig", values) == [message, message]
+    assert processes(2, refusal, "data_parallel", "DataParallelConfig", values) == [message, message]

@@ -6,7 +6,7 @@ import pytest
 
 from lossytp.labs.lab import BackendLabConfig, perceptron
 from lossytp.labs.tensor_parallel_native import run
-from tests.labs.dense import SMALL, dense_losses, run_lab
+from tests.labs.dense import SMALL, dense_losses, refusal, run_lab
 
 LAB = ("tensor_parallel_native", "BackendLabConfig")
 
@@ -15,14 +15,14 @@ LAB = ("tensor_parallel_native", "BackendLabConfig")
 def test_without_losses_it_trains_as_the_dense_perceptron(processes, tmp_path, number):
     config = BackendLabConfig(**SMALL, output_dir=str(tmp_path))
     for rank in processes(number, run_lab, *LAB, config.as_dict()):
-        assert rank["losses"] == pytest.approx(dense_losses(config, perceptron(config, 64)), rel=1e-5)
+        assert rank["without_losses"]["losses"] == pytest.approx(dense_losses(config, perceptron(config, 64)), rel=1e-5)
 
 
 def test_losses_strike_both_passes(processes, tmp_path):
     values = {**SMALL, "loss_rate": 0.2, "output_dir": str(tmp_path)}
     for rank in processes(2, run_lab, *LAB, values):
-        assert all(rank["by_direction"][direction]["lost"] > 0 for direction in ("forward", "backward"))
-        assert rank["by_operation"].keys() == {"all_reduce"}
+        assert all(rank["network"]["by_direction"][direction]["lost"] > 0 for direction in ("forward", "backward"))
+        assert rank["network"]["by_operation"].keys() == {"all_reduce"}
 
 
 def test_a_single_process_and_indivisible_sizes_are_refused(processes):
@@ -31,7 +31,7 @@ def test_a_single_process_and_indivisible_sizes_are_refused(processes):
     ):
         run(BackendLabConfig())
     message = "hidden_dim = 63 cannot be split over 2 ranks: give a multiple of 2"
-    assert processes(2, run_lab, *LAB, {"hidden_dim": 63}) == [message, message]
+    assert processes(2, refusal, *LAB, {"hidden_dim": 63}) == [message, message]
 
 
 def test_a_port_in_use_and_an_unknown_address_are_one_line(processes):
@@ -40,7 +40,7 @@ def test_a_port_in_use_and_an_unknown_address_are_one_line(processes):
         taken.listen()
         port = taken.getsockname()[1]
         variables = {"MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        (message,) = processes(1, run_lab, *LAB, {}, variables)
+        (message,) = processes(1, refusal, *LAB, {}, variables)
     assert message == f"MASTER_PORT = {port} is in use on 127.0.0.1: choose another, the same for all ranks"
-    (message,) = processes(1, run_lab, *LAB, {}, {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "2"})
+    (message,) = processes(1, refusal, *LAB, {}, {"MASTER_ADDR": "nowhere.invalid", "WORLD_SIZE": "2"})
     assert message.startswith("MASTER_ADDR = 'nowhere.invalid' names no machine ")

@@ -4,7 +4,7 @@ import json
 import pytest
 import torch
 
-from lossytp.training import loop, progress
+from lossytp.training import finetuning, loop, progress
 from lossytp.training.loop import run
 from lossytp.training.progress import Progress
 
@@ -164,3 +164,12 @@ def test_layers_have_the_algorithm_and_the_repair_of_the_configuration(toy, tmp_
     assert records[0]["network"]["training"] == records[1]["network"]["training"]
     assert records[0]["curves"]["train_loss"] != records[1]["curves"]["train_loss"]
     assert records[2]["network"]["training"]["by_link"].keys() == {f"{rank}->-1" for rank in range(4)}
+
+
+@pytest.mark.parametrize(("ranks", "times"), [(1, 1), (2, 2)])
+def test_a_single_rank_is_evaluated_once_since_it_sends_nothing(toy, monkeypatch, ranks, times):
+    calls, scores = [], finetuning.scores
+    monkeypatch.setattr(finetuning, "scores", lambda *given: calls.append(given) or scores(*given))
+    final = run(toy(tensor_parallel_size=ranks, loss_rate=0.0, max_steps=1, warmup_steps=1))["final"]
+    assert len(calls) == times
+    assert final["accuracy_lossy"] == final["accuracy_clean"]

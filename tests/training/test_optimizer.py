@@ -4,7 +4,9 @@ import pytest
 
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
-from lossytp.training.optimizer import learning_rate_factor
+from lossytp.training.optimizer import build_optimizer, learning_rate_factor
+from tests.parallel.conftest import tiny_gpt2
+from tests.parallel.families import tiny
 
 SCHEDULES = get_args(get_type_hints(TrainConfig)["schedule"])
 
@@ -34,3 +36,15 @@ def test_a_run_follows_its_schedule(toy, tmp_path):
         curves[schedule] = [point["loss"] for point in record["curves"]["train_loss"]]
     assert curves["linear"][:3] == curves["cosine"][:3] == curves["constant"][:3]
     assert len({curve[-1] for curve in curves.values()}) == 3
+
+
+@pytest.mark.parametrize(
+    "model", [tiny_gpt2, lambda: tiny("llama, biases"), lambda: tiny("qwen3"), lambda: tiny("olmo2")]
+)
+def test_matrices_alone_decay(model):
+    parameters = model()
+    decaying, others = build_optimizer(parameters, learning_rate=1.0, weight_decay=0.1).param_groups
+    assert (decaying["weight_decay"], others["weight_decay"]) == (0.1, 0.0)
+    assert {parameter.ndim for parameter in decaying["params"]} == {2}
+    assert {parameter.ndim for parameter in others["params"]} == {1}
+    assert sum(len(group["params"]) for group in (decaying, others)) == len(list(parameters.parameters()))

@@ -3,9 +3,9 @@
 Names are those of earlier studies' flags, so their command lines run here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
 from lossytp.training.config.run import RunSettings
@@ -62,7 +62,8 @@ class PretrainConfig(RunSettings, TextSettings):
     enable_loss_parallelism: bool = False
     """Split the vocabulary over the tensor-parallel ranks, which then compute the training loss together."""
     tensor_parallel_size: int = 1
-    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual."""
+    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual. If left out, one for each process
+    that replicas leave."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
     """How the learning rate falls to min_learning_rate after the warm-up; constant keeps it."""
     learning_rate: NotNegative = 3e-3
@@ -176,6 +177,17 @@ class PretrainConfig(RunSettings, TextSettings):
     @property
     def smallest_rate(self) -> float:
         return min(1.0, self.min_learning_rate / self.learning_rate) if self.learning_rate else 0.0
+
+    def over(self, processes: int) -> Self:
+        """Return the configuration for so many processes.
+
+        Without `tensor_parallel_size`, each process that replicas and stages leave is a tensor-parallel rank, as in an
+        earlier study.
+        """
+        ranks, rest = divmod(processes, self.data_parallel_size * self.pipeline_parallel_size)
+        if self.tensor_parallel_size > 1 or ranks <= 1 or rest:
+            return self
+        return replace(self, tensor_parallel_size=ranks)
 
     def differences(self, written: dict[str, Any]) -> list[str]:
         """Return the names of other settings than in `written`; a run may go on for more steps than it was to take."""
