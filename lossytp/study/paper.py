@@ -196,7 +196,8 @@ def _falls_by_length(study: Study) -> pd.DataFrame:
     """Return the falls of networks that were trained for several lengths, with the usual learning rate."""
     usual = study.records[HEADLINE][0]["config"]["learning_rate"]
     rows = []
-    for name in {"01_training", HEADLINE, "01_tolerance_of_both_phases"} & study.comparisons.keys():
+    names = ("01_training", HEADLINE, "01_tolerance_of_both_phases")
+    for name in (each for each in names if each in study.comparisons):
         for row, config in zip(study.comparisons[name].to_dict("records"), study.configs(name), strict=True):
             if config.learning_rate == usual and row["loss_rate"] > 0:
                 phases = "one phase" if config.reliable_gather else "both phases"
