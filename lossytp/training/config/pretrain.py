@@ -57,6 +57,8 @@ class PretrainConfig(RunSettings, TextSettings):
     """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
     implementation: Literal["custom", "pytorch"] = "pytorch"  # type: ignore[assignment]
     """Whose DDP and FSDP: this project's or PyTorch's."""
+    deferred_init: bool = False
+    """Draw the weights layer by layer where they are sharded, so that no process holds the whole model."""
     enable_loss_parallelism: bool = False
     """Split the vocabulary over the tensor-parallel ranks, which then compute the training loss together."""
     tensor_parallel_size: int = 1
@@ -109,6 +111,15 @@ class PretrainConfig(RunSettings, TextSettings):
             )
         check_model(self.model_name, self.tensor_parallel_size, 0)
         self.check_run()
+        if (
+            self.deferred_init
+            and self.tensor_parallel_size == 1
+            and not (self.custom_data_parallel and self.fully_sharded)
+        ):
+            raise ValueError(
+                "deferred_init = True needs shards to draw: give tensor_parallel_size above 1, or data_parallel_type = "
+                "'fsdp' with data_parallel_size above 1 and implementation = 'custom', or leave it out"
+            )
         if self.enable_loss_parallelism and (self.tensor_parallel_size == 1 or not self.wiring().one_stream):
             raise ValueError(
                 "enable_loss_parallelism = True needs tensor-parallel ranks with a common stream: give "
