@@ -142,7 +142,7 @@ def law(study: Study) -> dict[str, Any]:
         for task, ours in both.groupby("task", sort=False)
     }
     return {
-        "law": {task: each._asdict() for task, each in fitted.items()},
+        "law": {task: each.as_json() for task, each in fitted.items()},
         "law_elsewhere": elsewhere,
         "law_both_phases": costlier,
         "law_arms": json_rows(arms),
