@@ -1,0 +1,282 @@
+"""The paper's claims: each with the condition on the results under which its sentence is true.
+
+A sentence stands in the paper as `#claim("name")[...]`. Typesetting stops if its condition does not hold, and names the
+claim, its numbers and the sentence. Falls are in points of accuracy, rises in nats a token.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from lossytp.study.analysis.real_model import COLLAPSE_NATS
+from lossytp.study.statistics import CONFIDENCE, ONE_POINT
+
+POINTS = 100
+Results = dict[str, Any]
+
+
+class Claim(NamedTuple):
+    """Whether a claim's sentence is true, and the numbers that decide."""
+
+    holds: bool
+    numbers: dict[str, float]
+
+
+def small_losses_cost_nothing(results: Results) -> Claim:
+    """Require that at 1 % loss on the way to the sum the fall's interval ends below one point, in each task."""
+    ends = {
+        task: -POINTS * _row(results["tolerance_contrasts"], task, loss_rate=0.01)["low"] for task in _tasks(results)
+    }
+    return Claim(all(end < POINTS * ONE_POINT for end in ends.values()), ends)
+
+
+def both_phases_cost_more(results: Results) -> Claim:
+    """Require that four of five arms that lose in both phases cost more than the law says."""
+    ratios = [ratio for each in results["law_both_phases"].values() for ratio in each]
+    share = sum(ratio > 1 for ratio in ratios) / len(ratios)
+    return Claim(share >= 0.8, {"share above the law": share, "largest ratio": max(ratios)})
+
+
+def one_law(results: Results) -> Claim:
+    """Require that the law explains over 97 % of the variance, and predicts more than the share missing does."""
+    shares = {task: law["r_squared"] for task, law in results["law"].items()}
+    elsewhere = results["law_elsewhere"]
+    better = all(each["squared_error"] > each["missing_share"] for each in elsewhere.values())
+    numbers = {
+        f"{task}, elsewhere by {name}": share for task, each in elsewhere.items() for name, share in each.items()
+    }
+    return Claim(better and all(share > 0.97 for share in shares.values()), shares | numbers)
+
+
+def bytes_lost_together_cost_more(results: Results) -> Claim:
+    """Require that whole messages cost more than single elements, with intervals apart, in each task."""
+    numbers: dict[str, float] = {}
+    holds = True
+    for task in _tasks(results):
+        rows = [row for row in results["together"] if row["task"] == task]
+        first, last = min(rows, key=lambda row: row["bytes"]), max(rows, key=lambda row: row["bytes"])
+        holds &= last["low"] > first["high"]
+        numbers |= {
+            f"{task}, most of the least": POINTS * first["high"],
+            f"{task}, least of the most": POINTS * last["low"],
+        }
+    return Claim(holds, numbers)
+
+
+def packet_size_matters(results: Results) -> Claim:
+    """Require that packets of 1500 bytes are shown to cost more than the smallest, in each task."""
+    lows = {row["task"]: POINTS * row["low"] for row in results["packet_size"] if row["mtu_bytes"] == 1500}
+    return Claim(len(lows) == len(_tasks(results)) and all(low > 0 for low in lows.values()), lows)
+
+
+def longer_training_regains(results: Results) -> Claim:
+    """Require that the longest training shrinks the fall in docstrings, and is not shown to do so in SST-2."""
+    lows = {row["task"]: POINTS * row["gain"]["low"] for row in results["regained"]}
+    return Claim(lows["docstrings"] > 0 >= lows["sst2_held_out"], lows)
+
+
+def a_fall_remains(results: Results) -> Claim:
+    """Require that docstrings still falls by over a point after the longest training, at 30 %, or 10 % both ways."""
+    rows = [row for row in results["lengths"] if row["task"] == "docstrings" and row["max_steps"] == 600]
+    lows = {
+        row["network"]: POINTS * row["low"]
+        for row in rows
+        if row["network"] in ("30 %, one phase", "10 %, both phases")
+    }
+    return Claim(len(lows) == 2 and all(low > POINTS * ONE_POINT for low in lows.values()), lows)
+
+
+def hadamard_helps_the_small_model(results: Results) -> Claim:
+    """Require that Hadamard costs less than no repair on fresh seeds, after Holm's correction, in each task."""
+    rows = [_row(results["comparisons"]["06_repair_again"], task, "hadamard(64)") for task in _tasks(results)]
+    return Claim(all(_better(row, "gain") for row in rows), {row["task"]: POINTS * row["gain"] for row in rows})
+
+
+def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
+    """Require that Hadamard's rise is at no rate shown to be below that of no repair."""
+    numbers: dict[str, float] = {}
+    holds = True
+    for rate, by_repair in _real(results):
+        holds &= by_repair["hadamard(64)"]["high"] >= by_repair["zero"]["low"]
+        numbers |= {
+            f"hadamard at {rate:g}": by_repair["hadamard(64)"]["rise"],
+            f"none at {rate:g}": by_repair["zero"]["rise"],
+        }
+    return Claim(holds, numbers)
+
+
+def protection_ends_the_collapse(results: Results) -> Claim:
+    """Require that some blocks collapse without a repair, and none with protection and Hadamard."""
+    numbers: dict[str, float] = {}
+    holds = True
+    for rate, by_repair in _real(results):
+        none, both = by_repair["zero"], by_repair["protect(0.01) + hadamard(64)"]
+        holds &= both["collapsed"] == 0 and both["rise"] < none["rise"]
+        numbers |= {f"collapsed at {rate:g}": none["collapsed"], f"with protection at {rate:g}": both["collapsed"]}
+    return Claim(holds and max(numbers.values()) > 0, numbers)
+
+
+def single_packets_destroy_blocks(results: Results) -> Claim:
+    """Require that the strongest packet, lost alone, collapses every block, and that no usual packet costs 0.1 nats."""
+    packet = results["strongest_packet"]
+    numbers = {name: packet[name] for name in ("norm", "usual_norm", "least_rise", "usual_rise")}
+    return Claim(packet["least_rise"] > COLLAPSE_NATS and packet["usual_rise"] < 0.1, numbers)
+
+
+def forward_losses_hurt(results: Results) -> Claim:
+    """Require that the backward pass alone is not shown to cost anything, and costs less than the forward pass."""
+    arms = results["comparisons"]["04_where"]
+    numbers: dict[str, float] = {}
+    holds = True
+    for task in _tasks(results):
+        forward, backward = _row(arms, task, "forward only"), _row(arms, task, "backward only")
+        holds &= backward["p_holm"] > 1 - CONFIDENCE and backward["difference"] > forward["high"]
+        numbers |= {
+            f"{task}, backward": -POINTS * backward["difference"],
+            f"{task}, forward": -POINTS * forward["high"],
+        }
+    return Claim(holds, numbers)
+
+
+def first_layer_costs_most(results: Results) -> Claim:
+    """Require that the first layer alone costs more than each later layer, with intervals apart, in docstrings."""
+    rows = [row for row in results["comparisons"]["04_where"] if row["task"] == "docstrings"]
+    first, *later = (row for row in rows if row["arm"].startswith("layers"))
+    highest = max(-row["difference"] for row in later)
+    return Claim(-first["high"] > highest, {"first": -POINTS * first["high"], "later": POINTS * highest})
+
+
+def evaluation_alone_costs_less(results: Results) -> Claim:
+    """Require that losses in evaluation alone cost less than in training and evaluation, in docstrings, at 30 %."""
+    (alone,) = (
+        row
+        for row in results["sensitivity"]
+        if (row["task"], row["trained_at"], row["evaluated_at"]) == ("docstrings", 0.0, 0.3)
+    )
+    both = _row(results["tolerance_contrasts"], "docstrings", loss_rate=0.3)
+    numbers = {"evaluation": -POINTS * alone["mean_low"], "training too": -POINTS * both["high"]}
+    return Claim(numbers["evaluation"] < numbers["training too"], numbers)
+
+
+def shared_losses_cost_more(results: Results) -> Claim:
+    """Require that losses that strike all links at once cost more than each link's own, in each task."""
+    rows = [_row(results["comparisons"]["02_shared"], task, "losses all shared") for task in _tasks(results)]
+    return Claim(all(row["gain_high"] < 0 for row in rows), {row["task"]: POINTS * row["gain_high"] for row in rows})
+
+
+def stale_harms(results: Results) -> Claim:
+    """Require that stale values cost more than zeros, after Holm's correction, in each task."""
+    rows = [_row(results["comparisons"]["06_repair"], task, "stale") for task in _tasks(results)]
+    return Claim(
+        all(row["gain"] < 0 and row["gain_p_holm"] < 1 - CONFIDENCE for row in rows),
+        {row["task"]: POINTS * row["gain"] for row in rows},
+    )
+
+
+def pipelines_collapse(results: Results) -> Claim:
+    """Require that a pipeline falls by over a point at 1 % loss, and by less with the exact adjoint, in each task."""
+    arms = results["comparisons"]["07_parallelisms"]
+    numbers: dict[str, float] = {}
+    holds = True
+    for task in _tasks(results):
+        plain, exact = (_row(arms, task, f"{arm}, zero", 0.01) for arm in ("pp 2", "pp 2 exact adjoint"))
+        holds &= plain["high"] < min(-ONE_POINT, exact["low"])
+        numbers[task] = -POINTS * plain["high"]
+    return Claim(holds, numbers)
+
+
+def data_parallelism_bears_more(results: Results) -> Claim:
+    """Require that at 10 % loss DDP keeps more accuracy in docstrings, after Holm's correction."""
+    rows = [
+        row
+        for row in results["parallelisms"]
+        if (row["arm"], row["repair"], row["loss_rate"], row["task"]) == ("ddp 2", "zero", 0.1, "docstrings")
+    ]
+    return Claim(
+        len(rows) == 1 and rows[0]["difference"] > 0 and rows[0]["p_holm"] < 1 - CONFIDENCE,
+        {row["task"]: POINTS * row["difference"] for row in rows},
+    )
+
+
+def training_with_loss_does_not_pay(results: Results) -> Claim:
+    """Require that no training with losses is shown to be better, at any loss rate, than training without."""
+    better = [row for row in results["robustness"] if row["p_holm"] is not None and row["p_holm"] < 1 - CONFIDENCE]
+    best = max((row["difference"] for row in better), default=0.0)
+    return Claim(best <= 0, {"largest difference that is shown": POINTS * best})
+
+
+def retransmission_is_cheap(results: Results) -> Claim:
+    """Require that selective repeat takes less than twice as long, up to 10 % loss and 125 kB in flight."""
+    prices = [
+        row["price"]
+        for row in results["price"]
+        if row["transport"] == "selective repeat"
+        and row["loss_rate"] <= 0.1
+        and row["bandwidth_gbits"] * row["round_trip_us"] / 8 <= 125
+    ]
+    return Claim(max(prices) < 2, {"largest price": max(prices)})
+
+
+CLAIMS: dict[str, Callable[[Results], Claim]] = {
+    claim.__name__: claim
+    for claim in (
+        small_losses_cost_nothing,
+        both_phases_cost_more,
+        one_law,
+        bytes_lost_together_cost_more,
+        packet_size_matters,
+        longer_training_regains,
+        a_fall_remains,
+        hadamard_helps_the_small_model,
+        hadamard_does_not_help_the_real_model,
+        protection_ends_the_collapse,
+        single_packets_destroy_blocks,
+        forward_losses_hurt,
+        first_layer_costs_most,
+        evaluation_alone_costs_less,
+        shared_losses_cost_more,
+        stale_harms,
+        pipelines_collapse,
+        data_parallelism_bears_more,
+        training_with_loss_does_not_pay,
+        retransmission_is_cheap,
+    )
+}
+
+
+def check_claims(results: Results) -> dict[str, dict[str, Any]]:
+    """Return, for each claim, whether it `holds` and its `numbers`."""
+    return {name: claim(results)._asdict() for name, claim in CLAIMS.items()}
+
+
+def _tasks(results: Results) -> list[str]:
+    return list(results["tasks"])
+
+
+def _row(
+    rows: list[dict[str, Any]], task: str, arm: str | None = None, loss_rate: float | None = None
+) -> dict[str, Any]:
+    """Return the row of a task and, if given, arm and loss rate.
+
+    Raises:
+        ValueError: if there is not exactly one.
+    """
+    found = [
+        row
+        for row in rows
+        if row["task"] == task and arm in (None, row["arm"]) and loss_rate in (None, row["loss_rate"])
+    ]
+    if len(found) != 1:
+        raise ValueError(
+            f"{len(found)} rows of {task} are of arm {arm!r} and loss rate {loss_rate}: give one that is there"
+        )
+    return found[0]
+
+
+def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:
+    """Yield each loss rate of the real model with its rows by repair."""
+    for rate in sorted({row["loss_rate"] for row in results["real_model"]}):
+        yield rate, {row["repair"]: row for row in results["real_model"] if row["loss_rate"] == rate}
+
+
+def _better(row: dict[str, Any], name: str) -> bool:
+    return bool(row[name] > 0 and row[f"{name}_p_holm"] < 1 - CONFIDENCE)
