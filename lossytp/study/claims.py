@@ -4,6 +4,7 @@ A sentence stands in the paper as `#claim("name")[...]`. Typesetting stops if it
 claim, its numbers and the sentence. Falls are in points of accuracy, rises in nats a token.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ def small_losses_cost_nothing(results: Results) -> Claim:
     """Require that no fall is shown up to 1 % loss, and that its interval ends below one point there, in each task."""
     rows = [row for row in results["tolerance_contrasts"] if 0 < row["loss_rate"] <= 0.01]
     numbers = {f"{row['task']} at {row['loss_rate']:g}": -POINTS * row["low"] for row in rows}
-    holds = all(row["p_holm"] > 1 - CONFIDENCE and -row["low"] < ONE_POINT for row in rows)
+    holds = all(not _shown(row["p_holm"]) and -row["low"] < ONE_POINT for row in rows)
     return Claim(holds and {row["task"] for row in rows} == set(_tasks(results)), numbers)
 
 
@@ -139,7 +140,7 @@ def forward_losses_hurt(results: Results) -> Claim:
     holds = True
     for task in _tasks(results):
         forward, backward = _row(arms, task, "forward only"), _row(arms, task, "backward only")
-        holds &= backward["p_holm"] > 1 - CONFIDENCE and backward["difference"] > forward["high"]
+        holds &= not _shown(backward["p_holm"]) and backward["difference"] > forward["high"]
         numbers |= {
             f"{task}, backward": -POINTS * backward["difference"],
             f"{task}, forward": -POINTS * forward["high"],
@@ -177,7 +178,7 @@ def stale_harms(results: Results) -> Claim:
     """Require that stale values cost more than zeros, after Holm's correction, in each task."""
     rows = [_row(results["comparisons"]["06_repair"], task, "stale") for task in _tasks(results)]
     return Claim(
-        all(row["gain"] < 0 and row["gain_p_holm"] < 1 - CONFIDENCE for row in rows),
+        all(row["gain"] < 0 and _shown(row["gain_p_holm"]) for row in rows),
         {row["task"]: POINTS * row["gain"] for row in rows},
     )
 
@@ -197,13 +198,13 @@ def pipelines_collapse(results: Results) -> Claim:
 def data_parallelism_bears_more(results: Results) -> Claim:
     """Require that at 10 % loss DDP keeps more accuracy in docstrings, after Holm's correction."""
     row = _against_tensor_parallelism(results, "ddp 2", "docstrings")
-    return Claim(row["difference"] > 0 and row["p_holm"] < 1 - CONFIDENCE, {row["task"]: POINTS * row["difference"]})
+    return Claim(row["difference"] > 0 and _shown(row["p_holm"]), {row["task"]: POINTS * row["difference"]})
 
 
 def sharded_data_parallelism_bears_less(results: Results) -> Claim:
     """Require that at 10 % loss FSDP keeps less accuracy, after Holm's correction, in each task."""
     rows = [_against_tensor_parallelism(results, "fsdp 2", task) for task in _tasks(results)]
-    holds = all(row["difference"] < 0 and row["p_holm"] < 1 - CONFIDENCE for row in rows)
+    holds = all(row["difference"] < 0 and _shown(row["p_holm"]) for row in rows)
     return Claim(holds, {row["task"]: POINTS * row["difference"] for row in rows})
 
 
@@ -212,27 +213,30 @@ def rescaling_harms_both_phases(results: Results) -> Claim:
     arms = results["comparisons"]
     rows = [_row(arms["06_repair_of_both_phases"], task, "rescale") for task in _tasks(results)]
     once = [_row(arms["06_repair"], task, "rescale") for task in _tasks(results)]
-    holds = all(row["gain"] < 0 and row["gain_p_holm"] < 1 - CONFIDENCE for row in rows)
+    holds = all(row["gain"] < 0 and _shown(row["gain_p_holm"]) for row in rows)
     holds &= not any(_better(row, "gain") for row in once)
     return Claim(holds, {row["task"]: POINTS * row["gain"] for row in rows})
 
 
 def scatter_in_sst2(results: Results) -> Claim:
     """Require that arms scatter about the law as seeds do in docstrings (chi squared below 2), and more in SST-2."""
-    scatter = {task: law["chi_squared"] for task, law in results["law"].items()}
+    infinite = math.inf  # which JSON lacks
+    scatter = {
+        task: infinite if law["chi_squared"] is None else law["chi_squared"] for task, law in results["law"].items()
+    }
     return Claim(scatter["docstrings"] < 2 < scatter["sst2_held_out"], scatter)
 
 
 def training_with_loss_does_not_pay(results: Results) -> Claim:
     """Require that no training with losses is shown to be better, and that it is shown to be less sensitive."""
-    better = [row for row in results["robustness"] if row["p_holm"] is not None and row["p_holm"] < 1 - CONFIDENCE]
+    better = [row for row in results["robustness"] if _shown(row["p_holm"])]
     best = max((row["difference"] for row in better), default=0.0)
     (less_sensitive,) = (
         row
         for row in results["sensitivity"]
         if (row["task"], row["trained_at"], row["evaluated_at"]) == ("docstrings", 0.3, 0.3)
     )
-    holds = best <= 0 and less_sensitive["difference"] > 0 and less_sensitive["p_holm"] < 1 - CONFIDENCE
+    holds = best <= 0 and less_sensitive["difference"] > 0 and _shown(less_sensitive["p_holm"])
     return Claim(holds, {"largest difference that is shown": POINTS * best})
 
 
@@ -281,7 +285,13 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
 
 def check_claims(results: Results) -> dict[str, dict[str, Any]]:
     """Return, for each claim, whether it `holds` and its `numbers`."""
-    return {name: claim(results)._asdict() for name, claim in CLAIMS.items()}
+    checked = {name: claim(results) for name, claim in CLAIMS.items()}
+    return {name: {"holds": claim.holds, "numbers": _finite(claim.numbers)} for name, claim in checked.items()}
+
+
+def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
+    """Return the numbers with null for infinity, which JSON lacks."""
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
 def _tasks(results: Results) -> list[str]:
@@ -323,4 +333,9 @@ def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]
 
 
 def _better(row: dict[str, Any], name: str) -> bool:
-    return bool(row[name] > 0 and row[f"{name}_p_holm"] < 1 - CONFIDENCE)
+    return bool(row[name] > 0 and _shown(row[f"{name}_p_holm"]))
+
+
+def _shown(p: float | None) -> bool:
+    """Return whether a corrected p-value shows a difference; null stands for a test that was not possible."""
+    return p is not None and p < 1 - CONFIDENCE
