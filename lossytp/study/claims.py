@@ -4,6 +4,7 @@ A sentence stands in the paper as `#claim("name")[...]`. Typesetting stops if it
 claim, its numbers and the sentence. Falls are in points of accuracy, rises in nats a token.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -22,11 +23,11 @@ class Claim(NamedTuple):
 
 
 def small_losses_cost_nothing(results: Results) -> Claim:
-    """Require that at 1 % loss on the way to the sum the fall's interval ends below one point, in each task."""
-    ends = {
-        task: -POINTS * _row(results["tolerance_contrasts"], task, loss_rate=0.01)["low"] for task in _tasks(results)
-    }
-    return Claim(all(end < POINTS * ONE_POINT for end in ends.values()), ends)
+    """Require that no fall is shown up to 1 % loss, and that its interval ends below one point there, in each task."""
+    rows = [row for row in results["tolerance_contrasts"] if 0 < row["loss_rate"] <= 0.01]
+    numbers = {f"{row['task']} at {row['loss_rate']:g}": -POINTS * row["low"] for row in rows}
+    holds = all(not _shown(row["p_holm"]) and -row["low"] < ONE_POINT for row in rows)
+    return Claim(holds and {row["task"] for row in rows} == set(_tasks(results)), numbers)
 
 
 def both_phases_cost_more(results: Results) -> Claim:
@@ -48,16 +49,17 @@ def one_law(results: Results) -> Claim:
 
 
 def bytes_lost_together_cost_more(results: Results) -> Claim:
-    """Require that whole messages cost more than single elements, with intervals apart, in each task."""
+    """Require that messages cost more than elements, with intervals apart, and that falls only rise in docstrings."""
     numbers: dict[str, float] = {}
     holds = True
     for task in _tasks(results):
-        rows = [row for row in results["together"] if row["task"] == task]
-        first, last = min(rows, key=lambda row: row["bytes"]), max(rows, key=lambda row: row["bytes"])
-        holds &= last["low"] > first["high"]
+        rows = sorted((row for row in results["together"] if row["task"] == task), key=lambda row: row["bytes"])
+        holds &= rows[-1]["low"] > rows[0]["high"]
+        falls = [row["fall"] for row in rows]
+        holds &= task != "docstrings" or falls == sorted(falls)
         numbers |= {
-            f"{task}, most of the least": POINTS * first["high"],
-            f"{task}, least of the most": POINTS * last["low"],
+            f"{task}, most of the least": POINTS * rows[0]["high"],
+            f"{task}, least of the most": POINTS * rows[-1]["low"],
         }
     return Claim(holds, numbers)
 
@@ -69,9 +71,17 @@ def packet_size_matters(results: Results) -> Claim:
 
 
 def longer_training_regains(results: Results) -> Claim:
-    """Require that the longest training shrinks the fall in docstrings, and is not shown to do so in SST-2."""
+    """Require that the longest training regains about half of the fall in docstrings, and is not shown to in SST-2."""
     lows = {row["task"]: POINTS * row["gain"]["low"] for row in results["regained"]}
-    return Claim(lows["docstrings"] > 0 >= lows["sst2_held_out"], lows)
+    gain = next(row["gain"]["value"] for row in results["regained"] if row["task"] == "docstrings")
+    steps = min(row["max_steps"] for row in results["lengths"])
+    (before,) = (
+        row["fall"]
+        for row in results["lengths"]
+        if (row["task"], row["network"], row["max_steps"]) == ("docstrings", "30 %, one phase", steps)
+    )
+    holds = lows["docstrings"] > 0 >= lows["sst2_held_out"] and 0.4 < gain / before < 0.6
+    return Claim(holds, lows | {"share regained in docstrings": gain / before})
 
 
 def a_fall_remains(results: Results) -> Claim:
@@ -92,27 +102,28 @@ def hadamard_helps_the_small_model(results: Results) -> Claim:
 
 
 def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
-    """Require that Hadamard's rise is at no rate shown to be below that of no repair."""
+    """Require that Hadamard raises the median block more than no repair does, and its mean is not shown to be lower."""
     numbers: dict[str, float] = {}
     holds = True
+    ratios = []
     for rate, by_repair in _real(results):
-        holds &= by_repair["hadamard(64)"]["high"] >= by_repair["zero"]["low"]
-        numbers |= {
-            f"hadamard at {rate:g}": by_repair["hadamard(64)"]["rise"],
-            f"none at {rate:g}": by_repair["zero"]["rise"],
-        }
-    return Claim(holds, numbers)
+        hadamard, none = by_repair["hadamard(64)"], by_repair["zero"]
+        holds &= hadamard["high"] >= none["low"] and hadamard["median"] > none["median"]
+        ratios.append(hadamard["median"] / none["median"])
+        numbers |= {f"hadamard at {rate:g}": hadamard["rise"], f"none at {rate:g}": none["rise"]}
+    return Claim(holds, numbers | {"least ratio of medians": min(ratios)})
 
 
 def protection_ends_the_collapse(results: Results) -> Claim:
-    """Require that some blocks collapse without a repair, and none with protection and Hadamard."""
+    """Require that blocks collapse without a repair, and none does with protection, alone or with Hadamard."""
     numbers: dict[str, float] = {}
     holds = True
     for rate, by_repair in _real(results):
-        none, both = by_repair["zero"], by_repair["protect(0.01) + hadamard(64)"]
-        holds &= both["collapsed"] == 0 and both["rise"] < none["rise"]
-        numbers |= {f"collapsed at {rate:g}": none["collapsed"], f"with protection at {rate:g}": both["collapsed"]}
-    return Claim(holds and max(numbers.values()) > 0, numbers)
+        none = by_repair["zero"]
+        for repair in ("protect(0.01)", "protect(0.01) + hadamard(64)"):
+            holds &= by_repair[repair]["collapsed"] == 0 and by_repair[repair]["rise"] < none["rise"]
+        numbers[f"collapsed at {rate:g}"] = none["collapsed"]
+    return Claim(holds and min(numbers.values()) > 0, numbers)
 
 
 def single_packets_destroy_blocks(results: Results) -> Claim:
@@ -129,7 +140,7 @@ def forward_losses_hurt(results: Results) -> Claim:
     holds = True
     for task in _tasks(results):
         forward, backward = _row(arms, task, "forward only"), _row(arms, task, "backward only")
-        holds &= backward["p_holm"] > 1 - CONFIDENCE and backward["difference"] > forward["high"]
+        holds &= not _shown(backward["p_holm"]) and backward["difference"] > forward["high"]
         numbers |= {
             f"{task}, backward": -POINTS * backward["difference"],
             f"{task}, forward": -POINTS * forward["high"],
@@ -138,7 +149,7 @@ def forward_losses_hurt(results: Results) -> Claim:
 
 
 def first_layer_costs_most(results: Results) -> Claim:
-    """Require that the first layer alone costs more than each later layer, with intervals apart, in docstrings."""
+    """Require that the first layer's interval lies above every later layer's mean, in docstrings."""
     rows = [row for row in results["comparisons"]["04_where"] if row["task"] == "docstrings"]
     first, *later = (row for row in rows if row["arm"].startswith("layers"))
     highest = max(-row["difference"] for row in later)
@@ -167,7 +178,7 @@ def stale_harms(results: Results) -> Claim:
     """Require that stale values cost more than zeros, after Holm's correction, in each task."""
     rows = [_row(results["comparisons"]["06_repair"], task, "stale") for task in _tasks(results)]
     return Claim(
-        all(row["gain"] < 0 and row["gain_p_holm"] < 1 - CONFIDENCE for row in rows),
+        all(row["gain"] < 0 and _shown(row["gain_p_holm"]) for row in rows),
         {row["task"]: POINTS * row["gain"] for row in rows},
     )
 
@@ -186,34 +197,60 @@ def pipelines_collapse(results: Results) -> Claim:
 
 def data_parallelism_bears_more(results: Results) -> Claim:
     """Require that at 10 % loss DDP keeps more accuracy in docstrings, after Holm's correction."""
-    rows = [
-        row
-        for row in results["parallelisms"]
-        if (row["arm"], row["repair"], row["loss_rate"], row["task"]) == ("ddp 2", "zero", 0.1, "docstrings")
-    ]
-    return Claim(
-        len(rows) == 1 and rows[0]["difference"] > 0 and rows[0]["p_holm"] < 1 - CONFIDENCE,
-        {row["task"]: POINTS * row["difference"] for row in rows},
-    )
+    row = _against_tensor_parallelism(results, "ddp 2", "docstrings")
+    return Claim(row["difference"] > 0 and _shown(row["p_holm"]), {row["task"]: POINTS * row["difference"]})
+
+
+def sharded_data_parallelism_bears_less(results: Results) -> Claim:
+    """Require that at 10 % loss FSDP keeps less accuracy, after Holm's correction, in each task."""
+    rows = [_against_tensor_parallelism(results, "fsdp 2", task) for task in _tasks(results)]
+    holds = all(row["difference"] < 0 and _shown(row["p_holm"]) for row in rows)
+    return Claim(holds, {row["task"]: POINTS * row["difference"] for row in rows})
+
+
+def rescaling_harms_both_phases(results: Results) -> Claim:
+    """Require that rescaling is not shown to gain in one phase, and loses in both, after Holm's correction."""
+    arms = results["comparisons"]
+    rows = [_row(arms["06_repair_of_both_phases"], task, "rescale") for task in _tasks(results)]
+    once = [_row(arms["06_repair"], task, "rescale") for task in _tasks(results)]
+    holds = all(row["gain"] < 0 and _shown(row["gain_p_holm"]) for row in rows)
+    holds &= not any(_better(row, "gain") for row in once)
+    return Claim(holds, {row["task"]: POINTS * row["gain"] for row in rows})
+
+
+def scatter_in_sst2(results: Results) -> Claim:
+    """Require that arms scatter about the law as seeds do in docstrings (chi squared below 2), and more in SST-2."""
+    infinite = math.inf  # which JSON lacks
+    scatter = {
+        task: infinite if law["chi_squared"] is None else law["chi_squared"] for task, law in results["law"].items()
+    }
+    return Claim(scatter["docstrings"] < 2 < scatter["sst2_held_out"], scatter)
 
 
 def training_with_loss_does_not_pay(results: Results) -> Claim:
-    """Require that no training with losses is shown to be better, at any loss rate, than training without."""
-    better = [row for row in results["robustness"] if row["p_holm"] is not None and row["p_holm"] < 1 - CONFIDENCE]
+    """Require that no training with losses is shown to be better, and that it is shown to be less sensitive."""
+    better = [row for row in results["robustness"] if _shown(row["p_holm"])]
     best = max((row["difference"] for row in better), default=0.0)
-    return Claim(best <= 0, {"largest difference that is shown": POINTS * best})
+    (less_sensitive,) = (
+        row
+        for row in results["sensitivity"]
+        if (row["task"], row["trained_at"], row["evaluated_at"]) == ("docstrings", 0.3, 0.3)
+    )
+    holds = best <= 0 and less_sensitive["difference"] > 0 and _shown(less_sensitive["p_holm"])
+    return Claim(holds, {"largest difference that is shown": POINTS * best})
 
 
 def retransmission_is_cheap(results: Results) -> Claim:
     """Require that selective repeat takes less than twice as long, up to 10 % loss and 125 kB in flight."""
+    in_flight = 125
     prices = [
         row["price"]
         for row in results["price"]
         if row["transport"] == "selective repeat"
         and row["loss_rate"] <= 0.1
-        and row["bandwidth_gbits"] * row["round_trip_us"] / 8 <= 125
+        and row["bandwidth_gbits"] * row["round_trip_us"] / 8 <= in_flight
     ]
-    return Claim(max(prices) < 2, {"largest price": max(prices)})
+    return Claim(max(prices) < 2, {"largest price": max(prices), "kilobytes in flight": in_flight})
 
 
 CLAIMS: dict[str, Callable[[Results], Claim]] = {
@@ -237,6 +274,9 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         stale_harms,
         pipelines_collapse,
         data_parallelism_bears_more,
+        sharded_data_parallelism_bears_less,
+        rescaling_harms_both_phases,
+        scatter_in_sst2,
         training_with_loss_does_not_pay,
         retransmission_is_cheap,
     )
@@ -245,7 +285,13 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
 
 def check_claims(results: Results) -> dict[str, dict[str, Any]]:
     """Return, for each claim, whether it `holds` and its `numbers`."""
-    return {name: claim(results)._asdict() for name, claim in CLAIMS.items()}
+    checked = {name: claim(results) for name, claim in CLAIMS.items()}
+    return {name: {"holds": claim.holds, "numbers": _finite(claim.numbers)} for name, claim in checked.items()}
+
+
+def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
+    """Return the numbers with null for infinity, which JSON lacks."""
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
 
 
 def _tasks(results: Results) -> list[str]:
@@ -272,6 +318,14 @@ def _row(
     return found[0]
 
 
+def _against_tensor_parallelism(results: Results, arm: str, task: str) -> dict[str, Any]:
+    """Return how a parallelism differs from tensor parallelism at 10 % loss, with zeros for what is lost."""
+    wanted = (arm, "zero", 0.1, task)
+    keys = ("arm", "repair", "loss_rate", "task")
+    (row,) = (row for row in results["parallelisms"] if tuple(row[key] for key in keys) == wanted)
+    return dict(row)
+
+
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:
     """Yield each loss rate of the real model with its rows by repair."""
     for rate in sorted({row["loss_rate"] for row in results["real_model"]}):
@@ -279,4 +333,9 @@ def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]
 
 
 def _better(row: dict[str, Any], name: str) -> bool:
-    return bool(row[name] > 0 and row[f"{name}_p_holm"] < 1 - CONFIDENCE)
+    return bool(row[name] > 0 and _shown(row[f"{name}_p_holm"]))
+
+
+def _shown(p: float | None) -> bool:
+    """Return whether a corrected p-value shows a difference; null stands for a test that was not possible."""
+    return p is not None and p < 1 - CONFIDENCE

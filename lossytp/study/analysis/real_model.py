@@ -17,7 +17,8 @@ def rises(folder: Path) -> pd.DataFrame:
 
     Returns:
         Columns `model_name`, `ranks`, `algorithm`, `phase`, `repair`, `loss_rate`, `draws`, `blocks`, `lossless`
-        cross-entropy, `rise` in nats a token with Student's 95 % interval over draws as `low` and `high`, and
+        cross-entropy, `rise` in nats a token with Student's 95 % interval over draws as `low` and `high`, the
+        `median` block's rise, and
         `collapsed`, the share of blocks that rise by more than `COLLAPSE_NATS`.
 
     Raises:
@@ -43,6 +44,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "draws": len(rises_SN),
         "blocks": rises_SN.shape[1],
         "rise": estimate.value,
+        "median": float(np.median(rises_SN)),
         "low": estimate.low,
         "high": estimate.high,
         "collapsed": float((rises_SN > COLLAPSE_NATS).mean()),
