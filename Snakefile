@@ -1,6 +1,7 @@
 """The graph of the study: experiments -> records -> figures -> paper. Run it with ./run_all.sh.
 
-Config: profile (smoke, laptop or paper); figures_only (draw what is there, run no cell).
+Config: profile (smoke, small, laptop or paper); figures_only (draw what is there, run no cell). The laptop profile runs
+some of the paper's cells again and compares them with the published ones.
 """
 
 import csv
@@ -12,6 +13,8 @@ from lossytp.study.grid import load_experiments
 
 PROFILE = config.get("profile", "laptop")
 RESULTS = f"results/{PROFILE}"
+REPRODUCES = PROFILE == "laptop"
+TEXT = "lossytp" if PROFILE == "paper" else "report"
 CELLS_EXIST = bool(config.get("figures_only"))
 CHECKS = ["channel.csv", "bursts.csv", "baseline.json", "collective_errors.csv", "collective_times.csv", "step_times.csv"]
 FEW_STEPS = {"samples": 2, "bandwidths_gbits": [10], "round_trips_us": [100], "loss_rates": [0.0, 0.2], "tokens": 256}
@@ -25,6 +28,7 @@ TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" 
 BASELINES = list({each.dataset: each.as_dict() for each in TOLERANCE}.values())  # a cell of each task
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # of the runs that figures were drawn from
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
+INFERENCE = "--model_name gpt2-nano --text stdlib --loss_rates 0.1 --repairs 'hadamard(64)' --min_draws 6 --max_draws 6"
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
 if workflow.remote_exec:  # a cluster's job: ./run_all.sh is on another machine, so its notebook ends with the job
@@ -40,20 +44,22 @@ localrules:
 rule all:
     input:
         # by name: what is missing is not made for the sake of figures that are there
-        [] if CELLS_EXIST else [*RECORDS, *TABLES, *[f"{RESULTS}/{name}" for name in CHECKS]],
-        f"{RESULTS}/lossytp.pdf",
+        [] if CELLS_EXIST else [*RECORDS, *TABLES],
+        [] if CELLS_EXIST or REPRODUCES else [f"{RESULTS}/{name}" for name in CHECKS],
+        f"{RESULTS}/inference/tolerance.json" if PROFILE == "paper" and not CELLS_EXIST else [],
+        f"{RESULTS}/reproduction.pdf" if REPRODUCES else f"{RESULTS}/{TEXT}.pdf",
 
 
 rule paper:
     input:
         f"{RESULTS}/paper.json",
-        f"{RESULTS}/figures/accuracy_vs_loss.svg",
+        f"{RESULTS}/figures/tolerance.svg",
         f"{RESULTS}/figures/burst_lengths.svg",
         sorted(str(file) for file in Path("paper").iterdir()),
     output:
-        f"{RESULTS}/lossytp.pdf",
+        f"{RESULTS}/{TEXT}.pdf",
     shell:
-        "python -m lossytp.study.typeset paper/lossytp.typ {output} --results {RESULTS}"
+        "python -m lossytp.study.typeset paper/{TEXT}.typ {output} --results {RESULTS}"
 
 
 rule figures:
@@ -63,11 +69,12 @@ rule figures:
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_figures.ipynb",
+        sorted(str(file) for file in Path(RESULTS).glob("real_model/**/tolerance.json")),
         sorted(str(file) for file in Path("lossytp/study").rglob("*.py")),
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",
-        f"{RESULTS}/figures/accuracy_vs_loss.svg",
+        f"{RESULTS}/figures/tolerance.svg",
         f"{RESULTS}/figures/burst_lengths.svg",
     log:
         f"{RESULTS}/notebooks/50_figures.ipynb",
@@ -80,7 +87,40 @@ rule figures:
         RUN
 
 
+rule reproduction:
+    input:
+        RECORDS,
+        f"{RESULTS}/inference/tolerance.json",
+        "paper/reproduction.typ",
+        "paper/numbers.typ",
+        ancient("notebooks/51_reproduction.ipynb"),
+    output:
+        f"{RESULTS}/reproduction.json",
+        f"{RESULTS}/figures/reproduction.svg",
+        f"{RESULTS}/reproduction.pdf",
+    log:
+        f"{RESULTS}/notebooks/51_reproduction.ipynb",
+    params:
+        notebook="51_reproduction",
+        values=json.dumps(
+            {
+                "profile": PROFILE,
+                "results_dir": RESULTS,
+                "published_dir": "results/paper",
+                "experiments_dir": "notebooks/experiments",
+            }
+        ),
+    shell:
+        RUN + " && python -m lossytp.study.typeset paper/reproduction.typ {output[2]} --results {RESULTS}"
+
+
 if not CELLS_EXIST:
+
+    rule inference:
+        output:
+            f"{RESULTS}/inference/tolerance.json",
+        shell:
+            "python -m lossytp.tolerance {INFERENCE} --output_dir {RESULTS}/inference > /dev/null"
 
     rule channel_check:
         input:

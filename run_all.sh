@@ -5,10 +5,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
     cat <<'TEXT'
-usage: ./run_all.sh [setup|smoke|laptop|paper|figures|pretrain|models|test|bench|lab] [-- options of snakemake or pretrain]
+usage: ./run_all.sh [setup|smoke|laptop|small|paper|figures|pretrain|models|test|bench|lab] [-- options of snakemake or pretrain]
   setup    install into .venv (into the active conda environment where there is one)
   smoke    the whole graph with tiny cells, under 3 minutes
-  laptop   the study on 2 cores, under 20 minutes; the default
+  laptop   trains seven of the paper's cells again, and compares them with the published ones: 8 minutes on 2 cores; the default
+  small    a small study of your own, with a paper: 15 to 30 minutes on 2 cores
   paper    what of the study is not in results/paper yet; SST-2, MNLI, QNLI under LOSSYTP_DATA; all of it 20 hours on 2 cores
   figures  figures and PDF from the committed results of the paper, no training
   pretrain gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; pretrain gpt2-micro: the larger one
@@ -27,12 +28,12 @@ if [ $# -gt 0 ] && [ "$1" != "--" ]; then command=$1; shift; fi
 behind=${1:-}
 [ "$behind" = "--" ] && shift
 case $command in
-    setup | smoke | laptop | paper | figures | pretrain | models | test | bench | lab) ;;
+    setup | smoke | laptop | small | paper | figures | pretrain | models | test | bench | lab) ;;
     help | -h | --help) usage; exit 0 ;;
-    *) fail "'$command' is unknown: choose setup, smoke, laptop, paper, figures, pretrain, models, test, bench or lab" ;;
+    *) fail "'$command' is unknown: choose setup, smoke, laptop, small, paper, figures, pretrain, models, test, bench or lab" ;;
 esac
 case $command in
-    smoke | laptop | paper | figures)
+    smoke | laptop | small | paper | figures)
         case $behind in
             "" | -*) ;;
             *) fail "'$behind' behind '$command' is none of its options: leave it out, or write options behind --" ;;

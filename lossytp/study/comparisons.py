@@ -1,7 +1,6 @@
 """Compare an experiment's arms, paired by seed."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,7 +8,7 @@ from scipy import stats
 
 from lossytp.network.checks import check_known
 from lossytp.study.records import LOSSLESS, TRAINING
-from lossytp.study.statistics import holm, rank_correlation, t_interval
+from lossytp.study.statistics import holm, t_interval
 
 MARGIN = 0.03  # of accuracy: a training learns its task if it beats the most frequent class by more
 
@@ -143,35 +142,3 @@ def join_differences(table: pd.DataFrame, compared: pd.DataFrame, where: list[st
     """Add the differences of `compared` to `table`, matched on the columns `where` and prefixed with `name`."""
     names = {"difference": name} | {each: f"{name}_{each}" for each in ("low", "high", "p", "p_holm")}
     return table.merge(compared.reindex(columns=[*where, *names]).rename(columns=names), on=where, how="left")
-
-
-def rank_correlations(
-    table: pd.DataFrame, compared: pd.DataFrame, predictors: Sequence[str]
-) -> dict[str, dict[str, Any]]:
-    """Rank-correlate the arms' predictors, such as their missing shares, with their drops in accuracy.
-
-    Args:
-        table: runs with and without losses, from `records.read_experiment`.
-        compared: from `drops_and_gains` of the same runs, with the predictors as columns. Arms that lack one of them
-            are left out.
-        predictors: the columns' names.
-
-    Returns:
-        JSON-ready values by task. For each predictor, Spearman's correlation with the mean drops (`value`) and the
-        smallest with one seed's drops (`least`); `alike` says whether all predictors order the arms alike.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    known = compared.dropna(subset=["difference", *predictors])
-    changes = lossy_changes(table).pivot_table(index="arm", columns=["task", "seed"], values="change")
-    for task, ours in known.groupby("task", sort=False):
-        drops_by_seed = -changes[task].loc[ours["arm"]].to_numpy().T
-        first = ours[predictors[0]].rank()
-        row: dict[str, Any] = {"alike": all(ours[name].rank().equals(first) for name in predictors)}
-        for name in predictors:
-            values = ours[name].to_numpy()
-            row[name] = {
-                "value": rank_correlation(values, -ours["difference"].to_numpy()),
-                "least": min(rank_correlation(values, drops) for drops in drops_by_seed),
-            }
-        found[str(task)] = row
-    return found

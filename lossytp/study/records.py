@@ -10,7 +10,7 @@ import pandas as pd
 
 from lossytp.study.grid import Experiment
 from lossytp.training.config import RunSettings, settings_class
-from lossytp.training.record import read_record
+from lossytp.training.record import NEWER, read_record
 
 LOSSLESS = "no loss"  # every grid's arm without losses
 TRAINING = ("task", "model_name", "max_steps", "learning_rate")  # runs that share these are one training
@@ -71,7 +71,8 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     """Tabulate configuration, status, final metrics and the packets of training.
 
     The table leaves out what differs between repeated runs of a cell, such as seconds, so that tables can be compared.
-    It has no column for a task's declaration either, because the task's name stands for it.
+    It has no column for a task's declaration either, because the task's name stands for it, nor for settings that are
+    newer than all of the records.
     A run whose training loss was not finite scores the most frequent class's share: leaving it out would flatter.
 
     Returns:
@@ -81,7 +82,8 @@ def tidy(records: list[dict]) -> pd.DataFrame:
         ValueError: if two records share configuration and seed, since a copy is not a second sample.
     """
     rows = []
-    settings = [{n: v for n, v in record["config"].items() if n != "declaration"} for record in records]
+    left_out = {"declaration", *newer_settings(records)}
+    settings = [{n: v for n, v in record["config"].items() if n not in left_out} for record in records]
     for record, its_settings in zip(records, settings, strict=True):
         config = settings_class(record["config"]).from_dict(record["config"])
         process = config.process()
@@ -112,6 +114,11 @@ def tidy(records: list[dict]) -> pd.DataFrame:
             )
         table["implementation"] = [record["implementation"] for record in records]  # the one that ran
     return table
+
+
+def newer_settings(records: list[dict]) -> set[str]:
+    """Return the settings that are newer than all of these records, so that new settings do not change old tables."""
+    return set.intersection(*(set(record.get(NEWER, ())) for record in records)) if records else set()
 
 
 def with_lossless(table: pd.DataFrame) -> pd.DataFrame:

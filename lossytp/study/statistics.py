@@ -4,7 +4,6 @@ Shapes: S seeds, R loss rates in ascending order, C comparisons.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,11 +40,12 @@ def t_interval(values: np.ndarray) -> Estimate:
     mean = float(values.mean())
     if len(values) < 2:
         return Estimate(mean, -math.inf, math.inf)
-    half = float(_student_quantile(len(values)) * stats.sem(values))
+    half = float(student_quantile(len(values)) * stats.sem(values))
     return Estimate(mean, mean - half, mean + half)
 
 
-def _student_quantile(num_values: int) -> float:
+def student_quantile(num_values: int) -> float:
+    """Return the half-width of Student's 95 % interval of so many values' mean, in standard errors."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, num_values - 1))
 
 
@@ -65,12 +65,6 @@ def holm(p_values: np.ndarray) -> np.ndarray:
     adjusted = np.empty(len(p_values))
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p_values, dtype=float)[order]))
     return adjusted
-
-
-def rank_correlation(x: Sequence[float] | np.ndarray, y: Sequence[float] | np.ndarray) -> float:
-    """Return Spearman's rank correlation of (C,) and (C,) values, or 0 if either is constant."""
-    first, second = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    return 0.0 if np.ptp(first) == 0 or np.ptp(second) == 0 else float(stats.spearmanr(first, second).statistic)
 
 
 def rate_of_drop(rates: np.ndarray, drops: np.ndarray) -> float:
@@ -117,7 +111,7 @@ def loss_budget(rates: np.ndarray, accuracy_SR: np.ndarray) -> Estimate:
     fine = np.unique(np.concatenate([rates, np.linspace(rates[0], rates[-1], GRID)]))
     fine_SF = np.array([np.interp(fine, rates, drops) for drops in drops_SR])
     mean = fine_SF.mean(0)
-    half = _student_quantile(len(fine_SF)) * stats.sem(fine_SF, axis=0)
+    half = student_quantile(len(fine_SF)) * stats.sem(fine_SF, axis=0)
     may_reach = np.flatnonzero(mean + half >= ONE_POINT - ROUNDING)
     may_miss = np.flatnonzero(mean - half <= ONE_POINT + ROUNDING)
     low = float(fine[may_reach[0]]) if len(may_reach) else math.inf

@@ -20,9 +20,13 @@ def draw(rows: list[Row], title: str, folder: Path) -> Figure:
     Each repair has a curve over the loss rates, or a line if there is one rate alone, as of a trace.
     """
     set_style()
-    one_rate = len({row.cell.loss_rate for row in rows}) == 1
-    figure = _by_repair(rows) if one_rate else _against_rate(rows)
-    figure.axes[0].set_title(title)
+    rates = {row.cell.loss_rate for row in rows}
+    if len(rates) == 1:
+        figure = _by_repair(rows)
+        figure.suptitle(f"{title}, packet loss rate {rates.pop():.3g}")
+    else:
+        figure = _against_rate(rows)
+        figure.axes[0].set_title(title)
     save(figure, folder, FIGURE)
     plt.close(figure)  # a notebook shows what is returned
     return figure
@@ -63,7 +67,7 @@ def _by_repair(rows: list[Row]) -> Figure:
     ax.axvline(0, color="0.45", lw=1, zorder=0)
     ax.set_yticks(places, [_name(row.cell[:3], curves) for row in rows])
     ax.invert_yaxis()
-    ax.set_xlabel(f"rise of cross-entropy (nats) at a packet loss rate of {rows[0].cell.loss_rate:.3g}")
+    ax.set_xlabel("rise (nats)")  # short: long repairs leave little room
     return figure
 
 

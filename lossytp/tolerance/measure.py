@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lossytp.parallel.convert import parallelize
+from lossytp.study.analysis.real_model import COLLAPSE_NATS
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance.config import NO_REPAIR, Cell, ToleranceConfig, first_size
 from lossytp.training.heads import GENERATION, answers
@@ -32,7 +33,7 @@ class Row(NamedTuple):
     Attributes:
         cell: the network and the repair.
         rise: of the cross-entropy, in nats a token.
-        collapsed: the share of blocks whose cross-entropy rose by more than one nat.
+        collapsed: the share of blocks whose cross-entropy rose by more than `COLLAPSE_NATS`.
         packets: packets sent in a draw, including those that the repair adds.
         rises: every draw's rise on every block (S, N).
     """
@@ -102,7 +103,7 @@ class Measurement:
             if len(rises_SN) >= config.min_draws and half <= max(config.precision, ENOUGH * abs(rise.value)):
                 break
         sent = float(network.summary("evaluation")["packets"]) / len(rises_SN)
-        collapsed = float((np.array(rises_SN) > 1).mean())
+        collapsed = float((np.array(rises_SN) > COLLAPSE_NATS).mean())
         return Row(cell, rise, collapsed, sent, [each.tolist() for each in rises_SN])
 
     def _score(self, model: Any) -> np.ndarray:

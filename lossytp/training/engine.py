@@ -59,7 +59,10 @@ class Engine:
         model: Any = self._tensor_parallel(dense)
         original: Any = dense
         rounding = 5e-2 if config.wire_dtype == "bf16" else 1e-4
-        check_same_function(original.to(device), model.to(device), network, rounding)
+        if any(parameter.is_meta for parameter in dense.parameters()):  # there is no dense model to compare with
+            _to_device_(model, device)
+        else:
+            check_same_function(original.to(device), model.to(device), network, rounding)
         if config.unfreeze_last_layers is not None:
             freeze_(model, config.unfreeze_last_layers)
         if config.gradient_checkpointing:
@@ -87,7 +90,8 @@ class Engine:
 
             assert layout.mesh is not None
             custom = config.custom_data_parallel
-            self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
+            with device:  # where deferred weights are drawn
+                self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
         alone = self.implementation == "dense" and layout.world_size == 1 and config.dropout == 0
         self._threads = SideBySide(config.threads) if alone and config.threads and device.type == "cpu" else None
 
@@ -104,7 +108,8 @@ class Engine:
     def _tensor_parallel(self, dense: PreTrainedModel) -> PreTrainedModel:
         config, layout = self.config, self.layout
         if self.implementation == "dense":  # a single rank needs no all-reduce
-            return fuse_gelu_(copy.deepcopy(dense))
+            deferred = next(dense.parameters()).is_meta
+            return fuse_gelu_(dense if deferred else copy.deepcopy(dense))
         if self.implementation == "dtensor":
             from lossytp.parallel.dtensor import parallelize_dtensor
 
@@ -298,6 +303,15 @@ class Engine:
         if not (self.config.bf16 or self.config.fp16):
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.config.bf16 else torch.float16)
+
+
+def _to_device_(model: nn.Module, device: torch.device) -> None:
+    """Move what is on a device already. Deferred weights get there when they are drawn."""
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None and not tensor.is_meta:
+                    tensor.data = tensor.data.to(device)
 
 
 def check_same_function(

@@ -12,6 +12,7 @@ from lossytp.training.config import NetworkSettings, RunSettings, settings_class
 from lossytp.training.files import saving
 
 RECORD = "record.json"
+NEWER = "newer_settings"  # of a record that was read: settings that it lacks
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -47,7 +48,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     """Return the folder's record, or None if it has none.
 
     Settings keep the file's order, so that tables of old records do not change. Settings that an older record lacks
-    follow with their defaults, which leave newer features off.
+    follow with their defaults, which leave newer features off; `NEWER` lists their names.
 
     Raises:
         ValueError: if the file cannot be read, or is not a record.
@@ -63,7 +64,10 @@ def read_record(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{file} is not a record: delete it to run again")
     kind = settings_class(record["config"])
     written = kind.result_of(record["config"])
-    record["config"] = written | {n: v for n, v in kind.result_defaults().items() if n not in written}
+    newer = {name: value for name, value in kind.result_defaults().items() if name not in written}
+    record["config"] = written | newer
+    if newer:
+        record[NEWER] = list(newer)
     return record
 
 

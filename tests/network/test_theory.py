@@ -227,7 +227,7 @@ def test_an_error_of_independent_parts_is_a_mean_over_parts_and_of_equal_ones_a_
         ({"coherence": float("nan")}, r"^coherence = nan is not in"),
         (
             {"algorithm": "sender", "repair": "local"},
-            r"^repair = 'local' with .*choose another algorithm$",
+            r"^repair = 'local' does not work with .*choose another algorithm$",
         ),
         (
             {"algorithm": "sender", "reliable_gather": False},

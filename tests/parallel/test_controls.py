@@ -65,7 +65,7 @@ def test_a_reliable_network_is_without_noise() -> None:
         ({"algorithm": "tree"}, "choose one of direct, sender, switch"),
         ({"algorithm": "switch", "sequence_parallel": True}, "choose one of direct$"),
         ({"repair": "rescale"}, "control = 'noise' loses no packets that a repair or an adjoint could act on"),
-        ({"exact_adjoint": True}, "control = 'noise' loses nothing"),
+        ({"exact_adjoint": True}, "control = 'noise' loses no packets"),
     ],
 )
 def test_noise_is_refused_where_it_cannot_stand_in_for_losses(how: dict, message: str) -> None:

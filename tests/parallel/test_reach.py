@@ -34,7 +34,7 @@ IGNORED = [
     (named((0, 2)), {"algorithm": "ring"}, "names 0>2, over which 'ring' of 4 ranks sends nothing that may be lost: "),
     (named((0, 1)), {"algorithm": "sender"}, "nothing that may be lost: name some of 0>-1, 1>-1, 2>-1, 3>-1"),
     (named((-1, 0)), {"algorithm": "switch"}, "nothing that may be lost: name some of 0>-1, 1>-1, 2>-1, 3>-1"),
-    (bernoulli(0.1, scope=ltp.Scope(phase="gather")), {}, "scope = Scope(phase='gather') where the gather phase is re"),
+    (bernoulli(0.1, scope=ltp.Scope(phase="gather")), {}, "scope = Scope(phase='gather') loses nothing, because the"),
 ]
 USED = [
     (named((0, 1)), {}),

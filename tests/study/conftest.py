@@ -35,7 +35,7 @@ def record():
             "network": {
                 "training": {"packets": 1000, "lost": int(1000 * loss_rate), "observed_loss_rate": loss_rate}
             },
-            "timing": {"total_seconds": 36.0, "threads": 1, "device": "cpu"},
+            "timing": {"total_seconds": 36.0, "steps": 10, "threads": 1, "device": "cpu"},
         }  # fmt: skip
 
     return make

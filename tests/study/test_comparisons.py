@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from lossytp.study.comparisons import compare_arms, drops_and_gains, rank_correlations, unlearned_trainings
+from lossytp.study.comparisons import compare_arms, drops_and_gains, unlearned_trainings
 
 
 def table(arms, task="t", loss_rate=0.1, max_steps=10):
@@ -160,19 +160,3 @@ def test_a_training_that_does_not_learn_without_losses_is_listed():
         ignore_index=True,
     )
     assert unlearned_trainings(runs)["max_steps"].tolist() == [30]
-
-
-def test_predictors_are_correlated_with_mean_drops_and_with_each_seeds():
-    falls = {"a": [0.1, 0.1], "b": [0.2, 0.4], "c": [0.3, 0.2]}  # c is above b in the first seed, and not on average
-    runs = [("t", arm, seed, 0.2, 0.9 - fall) for arm, each in falls.items() for seed, fall in enumerate(each)]
-    runs += [("t", "no loss", seed, 0.0, 0.9) for seed in (0, 1)]
-    table = pd.DataFrame(runs, columns=["task", "arm", "seed", "loss_rate", "accuracy_lossy"])
-    table = table.assign(model_name="m", max_steps=1, learning_rate=1.0)
-    missing = {"arm": ["a", "b", "c", "other"], "share": [0.1, 0.2, 0.3, None], "error": [1.0, 3.0, 2.0, 4.0]}
-    compared = pd.DataFrame(missing).assign(task="t", difference=[-0.1, -0.3, -0.25, -0.9])
-    (order,) = rank_correlations(table, compared, ["share", "error"]).values()
-    assert order["share"] == {"value": pytest.approx(0.5), "least": pytest.approx(0.5)}
-    assert order["error"] == {"value": pytest.approx(1), "least": pytest.approx(0.5)}
-    assert not order["alike"]
-    (alike,) = rank_correlations(table, compared.assign(error=[1.0, 4.0, 9.0, 0.0]), ["share", "error"]).values()
-    assert alike["alike"]

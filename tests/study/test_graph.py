@@ -93,7 +93,7 @@ def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_ag
     tables = [(result / "experiment_summary.csv").read_text() for result in results]
     assert tables[0] == tables[1]
     assert tables[0].count("\n") == 5
-    assert (results[0] / "lossytp.pdf").read_bytes().startswith(b"%PDF")
+    assert (results[0] / "report.pdf").read_bytes().startswith(b"%PDF")
 
     before = records(folder)
     started = time.monotonic()
@@ -142,4 +142,4 @@ def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp
     submitted = sorted((folder / "submitted").read_text().splitlines())
     assert submitted == ["01_tolerance_00 1 4000", "01_tolerance_01 1 4000"]
     assert len(records(folder)) == 4
-    assert (results / "lossytp.pdf").read_bytes().startswith(b"%PDF")
+    assert (results / "report.pdf").read_bytes().startswith(b"%PDF")

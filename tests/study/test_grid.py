@@ -185,7 +185,7 @@ def test_a_folder_named_like_a_grid_is_refused(tmp_path):
 EXPERIMENTS = Path(__file__).parents[2] / "notebooks" / "experiments"
 
 
-@pytest.mark.parametrize("profile", ["smoke", "laptop", "paper"])
+@pytest.mark.parametrize("profile", ["smoke", "laptop", "small", "paper"])
 def test_the_studys_own_grids_are_valid(profile):
     experiments = {
         experiment.name: experiment for experiment in load_experiments(EXPERIMENTS, profile, Path("results"))

@@ -33,6 +33,13 @@ def test_the_committed_summary_has_the_columns_of_todays_table():
     assert places == sorted(places), "./run_all.sh figures would write another table"
 
 
+def test_a_setting_that_no_record_has_is_no_column(record):
+    old, new = record(loss_rate=0.1, seed=0, accuracy=0.5), record(loss_rate=0.1, seed=1, accuracy=0.5)
+    old["newer_settings"] = ["mtu_bytes"]
+    assert "mtu_bytes" not in tidy([old])
+    assert "mtu_bytes" in tidy([old, new])
+
+
 def test_a_presets_rate_is_its_process_own(record):
     preset = record(loss_rate=0.0, seed=0, accuracy=0.5, loss_type="g-e", ge_config="default")
     assert tidy([preset])["loss_rate"].tolist() == [pytest.approx(0.1)]

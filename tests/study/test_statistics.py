@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lossytp.study.statistics import holm, loss_budget, rank_correlation, rate_of_drop, t_interval
+from lossytp.study.statistics import holm, loss_budget, rate_of_drop, t_interval
 
 RATES = np.array([0, 0.01, 0.02, 0.05, 0.1, 0.2])
 
@@ -83,10 +83,3 @@ def test_budget_never_reached_is_infinite_and_identical_seeds_have_no_width():
     line = loss_budget(RATES, np.tile(0.7 - 0.4 * RATES, (3, 1)))
     assert line == pytest.approx((0.025, 0.025, 0.025))
     assert loss_budget(RATES, np.array([0.7 - 0.4 * RATES])).high == math.inf
-
-
-def test_ranks_correlate_whatever_the_curve():
-    x = [0.1, 0.2, 0.4, 0.3]
-    assert rank_correlation(x, np.exp(x)) == pytest.approx(1)
-    assert rank_correlation(x, [4, 3, 1, 1.5]) == pytest.approx(-1)
-    assert rank_correlation(x, [1, 1, 1, 1]) == 0

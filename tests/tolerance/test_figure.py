@@ -26,4 +26,13 @@ def test_one_rate_is_a_line_for_each_repair(tmp_path):
     (ax,) = draw(rows, "a model", tmp_path).axes
     assert [label.get_text() for label in ax.get_yticklabels()] == ["direct, reduce, zero", "ring, reduce, zero"]
     assert ax.lines[0].get_xdata() == pytest.approx([0.5, 0.9])
-    assert ax.get_xlabel().endswith("at a packet loss rate of 0.0657")
+    assert ax.figure.get_suptitle() == "a model, packet loss rate 0.0657"
+
+
+def test_nothing_is_cut_off_beside_a_long_repair(tmp_path):
+    figure = draw(
+        [row("direct", "protect(0.01) + hadamard(64)", 0.0657, 0.5), row("ring", "zero", 0.0657, 1)], "", tmp_path
+    )
+    label = figure.axes[0].xaxis.label.get_window_extent()
+    assert label.x0 >= 0
+    assert label.x1 <= figure.bbox.x1

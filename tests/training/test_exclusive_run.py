@@ -82,7 +82,7 @@ def test_a_file_system_without_locks_is_reported_and_used(tmp_path, network, mon
 
 
 def test_partial_files_of_killed_runs_are_deleted_and_nothing_else(tmp_path, network):
-    parts = {".record.json.12", ".pretrain.json.3", ".probe.4", ".wandb_id.5"}
+    parts = {".record.json.12", ".probe.4", ".wandb_id.5"}
     kept = {".notes.json.12", ".record.json.12.txt", "record.json", ".record.json.", ".record.json"}
     for name in parts | kept:
         (tmp_path / name).touch()

@@ -76,7 +76,9 @@ def test_parameters_that_an_older_record_lacks_have_their_defaults(toy, tmp_path
         del done["config"][name]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "record.json").write_text(json.dumps(done))
-    config = read_record(tmp_path / "run")["config"]
+    record = read_record(tmp_path / "run")
+    config = record["config"]
+    assert sorted(record["newer_settings"]) == ["data_parallel_size", "gradient_clipping", "implementation"]
     assert "output_dir" not in config
     assert TrainConfig.from_dict(config) == TrainConfig.from_dict({**toy().as_dict(), "output_dir": "output"})
     assert check_output_folder(toy())["config"] == config

@@ -35,7 +35,7 @@ engine.Engine.forward_backward = fail
 """
 IMPATIENT = """
 import functools
-from lossytp.training import processes
+from lossytp.training import connected_processes as processes
 processes.init_process_group = functools.partial(processes.init_process_group, join_timeout_s=1)
 """
 

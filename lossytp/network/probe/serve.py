@@ -30,7 +30,7 @@ from lossytp.network.probe.sending import Route, Sender
 from lossytp.network.probe.trace_file import ProbeTrace
 
 HELLO_S = 5.0
-TOLD_AGAIN = 2048  # packets whose arrival is told again, since some may have come late
+REPORTED_AGAIN = 2048  # packets to report once more, since some may have arrived late
 
 
 class Limits(NamedTuple):
@@ -136,7 +136,7 @@ class _Run:
             self._end(message)
             return
         newest = self.receiver.newest()
-        first = [max(0, told - TOLD_AGAIN) for told in self.told]
+        first = [max(0, told - REPORTED_AGAIN) for told in self.told]
         bits = {
             f"bits{flow}": np.packbits(self.receiver.arrived[flow, first[flow] : newest[flow]])
             for flow in range(self.plan.flows)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lossytp.study.comparisons import lossy_changes
+from lossytp.study.records import newer_settings
 from lossytp.study.statistics import loss_budget, t_interval
 
 DROPS = {
@@ -33,9 +34,9 @@ def task_settings(records: list[dict], baselines: dict[str, dict[str, Any]]) -> 
     found: dict[str, Any] = {}
     for name in dict.fromkeys(record["config"]["dataset"] for record in records):
         ours = [record for record in records if record["config"]["dataset"] == name]
-        newest, baseline = ours[-1], baselines[name]
+        newest, baseline, newer = ours[-1], baselines[name], newer_settings(ours)
         shared = {
-            "settings": {each: value for each, value in newest["config"].items() if each not in VARIED},
+            "settings": {each: value for each, value in newest["config"].items() if each not in VARIED | newer},
             "data": {each: newest["data"][each] for each in ("train_examples", "test_examples", "sha256", "subsets")},
         }
         for record in ours:

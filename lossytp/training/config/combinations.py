@@ -214,7 +214,7 @@ def _check_training(config: "RunSettings") -> None:
     if config.save_model and (foreign or pipeline or (sharded and tensor_parallel)):
         raise ValueError(
             "save_model = True does not work with dtensor, megatron, a pipeline or fsdp over tensor-parallel ranks, "
-            "from which the dense model cannot be gathered: leave it out"
+            "from which the dense model cannot be gathered: give --no-save_model"
         )
     if config.unfreeze_last_layers is not None and pipeline:
         raise ValueError(

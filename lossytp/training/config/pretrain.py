@@ -3,9 +3,9 @@
 Names are those of earlier studies' flags, so their command lines run here.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
 from lossytp.training.config.run import RunSettings
@@ -57,10 +57,13 @@ class PretrainConfig(RunSettings, TextSettings):
     """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
     implementation: Literal["custom", "pytorch"] = "pytorch"  # type: ignore[assignment]
     """Whose DDP and FSDP: this project's or PyTorch's."""
+    deferred_init: bool = False
+    """Draw the weights layer by layer where they are sharded, so that no process holds the whole model."""
     enable_loss_parallelism: bool = False
     """Split the vocabulary over the tensor-parallel ranks, which then compute the training loss together."""
     tensor_parallel_size: int = 1
-    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual."""
+    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual. If left out, one for each process
+    that replicas leave."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
     """How the learning rate falls to min_learning_rate after the warm-up; constant keeps it."""
     learning_rate: NotNegative = 3e-3
@@ -108,6 +111,15 @@ class PretrainConfig(RunSettings, TextSettings):
             )
         check_model(self.model_name, self.tensor_parallel_size, 0)
         self.check_run()
+        if (
+            self.deferred_init
+            and self.tensor_parallel_size == 1
+            and not (self.custom_data_parallel and self.fully_sharded)
+        ):
+            raise ValueError(
+                "deferred_init = True needs shards to draw: give tensor_parallel_size above 1, or data_parallel_type = "
+                "'fsdp' with data_parallel_size above 1 and implementation = 'custom', or leave it out"
+            )
         if self.enable_loss_parallelism and (self.tensor_parallel_size == 1 or not self.wiring().one_stream):
             raise ValueError(
                 "enable_loss_parallelism = True needs tensor-parallel ranks with a common stream: give "
@@ -165,6 +177,17 @@ class PretrainConfig(RunSettings, TextSettings):
     @property
     def smallest_rate(self) -> float:
         return min(1.0, self.min_learning_rate / self.learning_rate) if self.learning_rate else 0.0
+
+    def over(self, processes: int) -> Self:
+        """Return the configuration for so many processes.
+
+        Without `tensor_parallel_size`, each process that replicas and stages leave is a tensor-parallel rank, as in an
+        earlier study.
+        """
+        ranks, rest = divmod(processes, self.data_parallel_size * self.pipeline_parallel_size)
+        if self.tensor_parallel_size > 1 or ranks <= 1 or rest:
+            return self
+        return replace(self, tensor_parallel_size=ranks)
 
     def differences(self, written: dict[str, Any]) -> list[str]:
         """Return the names of other settings than in `written`; a run may go on for more steps than it was to take."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lossytp.parallel.deferred import deferred
 from lossytp.parallel.replicas import local
 from lossytp.training.config import PretrainConfig
 from lossytp.training.models import build_language_model
@@ -66,16 +67,19 @@ class Pretraining(Objective[PretrainConfig]):
             claim_files(Path(config.output_dir), FILES)
 
     def dense_model(self) -> "PreTrainedModel":
+        dense = deferred(self._build) if self.config.deferred_init else self._build()
+        self._parameters = dense.num_parameters()
+        return dense
+
+    def _build(self) -> "PreTrainedModel":
         config = self.config
-        dense = build_language_model(
+        return build_language_model(
             config.model_name,
             self.tokenizer,
             positions=config.block_size,
             dropout=config.dropout,
             seed=config.seed,
         )
-        self._parameters = dense.num_parameters()
-        return dense
 
     def batch(self) -> dict[str, Tensor]:
         return _batch(self.blocks.batch(self.config.batch_size))
@@ -105,7 +109,7 @@ class Pretraining(Objective[PretrainConfig]):
 
     def save(self, engine: "Engine") -> None:
         if self.config.save_model:
-            save_in_bfloat16(engine, self.dense_model(), Path(self.config.output_dir), self.tokenizer)
+            save_in_bfloat16(engine, self._build(), Path(self.config.output_dir), self.tokenizer)
 
     def position(self) -> str:
         at = self.blocks.position

@@ -80,3 +80,18 @@ def test_cells_are_of_pretraining_if_they_name_what_it_alone_has():
         run_settings([{"total_steps": 3, "max_steps": 3}])
     with pytest.raises(ValueError, match=r"cells = \[\] is not a list of one or more"):
         run_settings([])
+
+
+def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one():
+    for values, processes, ranks in (
+        ({}, 1, 1),
+        ({}, 2, 2),
+        ({"data_parallel_size": 2}, 2, 1),
+        ({"data_parallel_size": 2}, 4, 2),
+        ({"tensor_parallel_size": 4}, 2, 4),
+    ):
+        config = PretrainConfig(**values).over(processes)
+        assert config.tensor_parallel_size == ranks
+        config.layout(0, processes)
+    with pytest.raises(ValueError, match="does not divide the model's 8 heads"):
+        PretrainConfig().over(3)

@@ -1,0 +1,159 @@
+"""Fit one law to all arms: the fall in accuracy is a power of the expected squared error of a sum.
+
+Shapes: A arms.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import curve_fit
+
+from lossytp.network.theory import expected_squared_error, missing_share
+from lossytp.study.statistics import student_quantile
+from lossytp.training.config import TrainConfig
+
+RESTORE_OR_NOTHING = ("zero", "fec", "retransmit")  # repairs that leave zeros where they restore nothing
+HELD_FIXED = (  # settings that arms of the law share
+    "model_name", "max_steps", "learning_rate", "loss_type", "control", "mtu_bytes", "wire_dtype", "bf16",
+    "sequence_parallel", "lossy_direction", "lossy_module", "lossy_layers", "lossy_phase", "gradient_clipping",
+    "data_parallel_size", "pipeline_parallel_size", "implementation", "exact_adjoint", "replicated_gradients",
+)  # fmt: skip
+FIRST_GUESS = (0.6, 1.2)
+
+
+class PowerLaw(NamedTuple):
+    """The law fall = scale * error ** exponent, and how well it fits.
+
+    Attributes:
+        scale: the fall, as a share, at a relative squared error of 1.
+        exponent: 1 means proportional.
+        scale_error: standard error of the scale.
+        exponent_error: standard error of the exponent.
+        arms: A.
+        r_squared: share of the variance of the falls that the law explains.
+        chi_squared: squared deviations in standard errors of the falls, for each degree of freedom; 1 is expected.
+    """
+
+    scale: float
+    exponent: float
+    scale_error: float
+    exponent_error: float
+    arms: int
+    r_squared: float
+    chi_squared: float
+
+    def fall(self, squared_error: np.ndarray) -> np.ndarray:
+        """Return the expected falls, as shares, of arms with these expected squared errors (A,)."""
+        return self.scale * np.asarray(squared_error) ** self.exponent
+
+    def as_json(self) -> dict[str, float | None]:
+        """Return the fields by name, with null for infinity, which JSON lacks."""
+        return {name: each if math.isfinite(each) else None for name, each in self._asdict().items()}
+
+
+def fit_power_law(squared_error: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -> PowerLaw:
+    """Fit the law to A arms by least squares, weighted by the falls' standard errors, (A,) each."""
+    law, covariance = curve_fit(_power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
+    residual = fall - _power(squared_error, *law)
+    deviations = np.sqrt(np.diag(covariance))
+    return PowerLaw(
+        scale=float(law[0]),
+        exponent=float(law[1]),
+        scale_error=float(deviations[0]),
+        exponent_error=float(deviations[1]),
+        arms=len(fall),
+        r_squared=float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum()),
+        chi_squared=float(((residual / standard_error) ** 2).sum() / (len(fall) - len(law))),
+    )
+
+
+def explained_elsewhere(arms: pd.DataFrame, predictor: str) -> float:
+    """Fit the law to the loss rates of the usual network, and ask it of all other arms.
+
+    Args:
+        arms: one task's rows of `law_arms` that lose in one phase.
+        predictor: the column that stands for the squared error, such as `missing_share`.
+
+    Returns:
+        The share of the variance of the other arms' falls that the law explains. They have other algorithms, numbers of
+        ranks and repairs.
+    """
+    usual = (
+        (arms["algorithm"] == "direct") & (arms["repair"] == "zero") & (arms["ranks"] == arms["ranks"].mode().iloc[0])
+    )
+    law = fit_power_law(*(arms.loc[usual, name].to_numpy() for name in (predictor, "fall", "standard_error")))
+    fall = arms.loc[~usual, "fall"].to_numpy()
+    residual = fall - law.fall(arms.loc[~usual, predictor].to_numpy())
+    return float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum())
+
+
+def _power(squared_error: np.ndarray, scale: float, exponent: float) -> np.ndarray:
+    return scale * squared_error**exponent
+
+
+def law_arms(
+    compared: pd.DataFrame,
+    configs: Sequence[TrainConfig],
+    base: Mapping[str, TrainConfig],
+    coherence: Mapping[str, Mapping[str, float]],
+) -> pd.DataFrame:
+    """Return the arms that differ only in loss rate, algorithm, ranks, phases and restoring repairs.
+
+    An arm that several experiments have counts once, with the most seeds.
+
+    Args:
+        compared: a row an arm and loss rate, from `comparisons.drops_and_gains`.
+        configs: a configuration of each row.
+        base: a configuration by task. Arms share its settings `HELD_FIXED`.
+        coherence: of the ranks' contributions, by task and number of ranks.
+
+    Returns:
+        Columns `arm`, `task`, `loss_rate`, `algorithm`, `ranks`, `repair`, `both_phases`, `seeds`; `squared_error`, the
+        expected one of a sum, relative; `missing_share`, the expected share of the contributions that a sum lacks; and
+        `fall` in accuracy, as a share, with `low`, `high` and `standard_error`.
+    """
+    chosen = [
+        number
+        for number, config in enumerate(configs)
+        if config.dataset in base
+        and _shares_settings(config, base[config.dataset])
+        and compared["loss_rate"].iloc[number] > 0
+        and np.isfinite(compared["difference"].iloc[number])
+    ]
+    rows, configs = compared.iloc[chosen], [configs[number] for number in chosen]
+    table = pd.DataFrame(
+        {
+            **{name: rows[name].to_list() for name in ("arm", "task", "loss_rate", "seeds")},
+            "algorithm": [config.algorithm for config in configs],
+            "ranks": [config.tensor_parallel_size for config in configs],
+            "repair": [config.repair for config in configs],
+            "both_phases": [not config.reliable_gather for config in configs],
+            "squared_error": [_squared_error(config, coherence[config.dataset]) for config in configs],
+            "missing_share": [_missing_share(config) for config in configs],
+            "fall": -rows["difference"].to_numpy(),
+            "low": -rows["high"].to_numpy(),
+            "high": -rows["low"].to_numpy(),
+        }
+    )
+    half = (table["high"] - table["low"]) / 2
+    table = table.assign(standard_error=half / table["seeds"].map(student_quantile))
+    where = ["task", "loss_rate", "algorithm", "ranks", "repair", "both_phases"]
+    table = table.sort_values("seeds", ascending=False, kind="stable").drop_duplicates(where)
+    return table.sort_values(["task", "squared_error"], kind="stable").reset_index(drop=True)
+
+
+def _shares_settings(config: TrainConfig, base: TrainConfig) -> bool:
+    restores = config.repair.partition("(")[0] in RESTORE_OR_NOTHING
+    return restores and all(getattr(config, name) == getattr(base, name) for name in HELD_FIXED)
+
+
+def _squared_error(config: TrainConfig, coherence: Mapping[str, float]) -> float:
+    ranks = config.tensor_parallel_size
+    return expected_squared_error(config.wiring(), ranks, config.process().loss_rate, coherence[str(ranks)])
+
+
+def _missing_share(config: TrainConfig) -> float:
+    return missing_share(config.wiring(), config.tensor_parallel_size, config.process().loss_rate)

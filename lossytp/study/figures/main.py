@@ -1,0 +1,196 @@
+"""Draw the paper's five main figures: one message each, with direct labels, legible in grey."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from lossytp.study.analysis.law import PowerLaw
+from lossytp.study.figures.style import COLUMN, MARKERS, loss_rate_axis, shared_legend
+from lossytp.study.statistics import ONE_POINT, t_interval
+
+POINTS = 100  # in a share of 1
+NAMED = (0, 1e-4, 1e-3, 1e-2, 1e-1)  # loss rates with a label
+LABEL_GAP = 0.09  # of a panel's height, between two labels
+TASK_NAMES = {"docstrings": "docstrings", "sst2_held_out": "SST-2"}
+
+
+def fall_against_loss(table: pd.DataFrame) -> Figure:
+    """Draw the fall in accuracy against the loss rate, one panel a task, one labelled line an arm, a line at one point.
+
+    Points are means over seeds, paired with the lossless run of the seed; bands are Student's 95 % intervals.
+
+    Args:
+        table: from `records.with_lossless`.
+    """
+    figure, axes = _panels(table["task"], 2.0)
+    for ax, (task, runs) in zip(axes, table.groupby("task", sort=False), strict=True):
+        ends = []
+        for number, (arm, ours) in enumerate(runs.groupby("arm", sort=False)):
+            by_rate = ours.pivot_table(index="loss_rate", columns="seed", values="accuracy_lossy")
+            falls = by_rate.loc[0.0] - by_rate
+            rates = falls.index.to_numpy()
+            estimates = np.array([t_interval(row.dropna().to_numpy()) for _, row in falls.iterrows()])
+            value, low, high = POINTS * np.array(estimates).T
+            color = f"C{number}"
+            ax.plot(rates, value, marker=MARKERS[number], color=color, markersize=3)
+            if np.isfinite(low[1:]).all():  # a single seed has no interval
+                ax.fill_between(rates[1:], low[1:], high[1:], color=color, alpha=0.2, linewidth=0)
+            ends.append((value[-1], str(arm), color))
+        _one_point(ax)
+        loss_rate_axis(ax, runs["loss_rate"])
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{POINTS * rate:g} %" if rate in NAMED else ""))
+        ax.set(title=TASK_NAMES.get(str(task), str(task)))
+    _label_ends(axes[-1], ends)
+    axes[0].annotate("one point", (0, POINTS * ONE_POINT), xytext=(0, 2), textcoords="offset points", fontsize=6)
+    axes[0].set_ylabel("fall in accuracy, points")
+    figure.supxlabel("packet loss rate", fontsize="medium")
+    return figure
+
+
+def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
+    """Draw the fall against the expected squared error of a sum: all arms on one curve, one panel a task.
+
+    Args:
+        arms: from `analysis.law.law_arms`.
+        laws: the fitted law of each task.
+    """
+    figure, axes = _panels(arms["task"], 2.1)
+    for ax, (task, ours) in zip(axes, arms.groupby("task", sort=False), strict=True):
+        kinds = _kinds(ours)
+        for number, kind in enumerate(dict.fromkeys(kinds)):
+            rows = ours[kinds == kind]
+            hollow = kind == "both phases"
+            _errorbar(ax, rows["squared_error"], rows, number, label=str(kind), hollow=hollow)
+        errors = np.linspace(0, ours.loc[~ours["both_phases"], "squared_error"].max(), 200)
+        law = laws[str(task)]
+        ax.plot(errors, POINTS * law.fall(errors), color="0.2", linewidth=1, zorder=0)
+        ax.set_title(f"{TASK_NAMES.get(str(task), str(task))}: R² = {law.r_squared:.3f}")
+    axes[0].set_ylabel("fall in accuracy, points")
+    figure.supxlabel("expected squared error of a sum, relative", fontsize="medium")
+    axes[-1].legend(loc="upper left", fontsize=5.5, handletextpad=0.2, borderpad=0)
+    return figure
+
+
+def cost_against_bytes(table: pd.DataFrame) -> Figure:
+    """Draw the fall at one loss rate against the bytes that are lost together, one line a task.
+
+    Args:
+        table: from `analysis.together.lost_together`.
+    """
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
+    ends = []
+    for number, (task, rows) in enumerate(table.groupby("task", sort=False)):
+        _errorbar(ax, rows["bytes"], rows, number, line=True)
+        last = rows.iloc[-1]
+        name = f"{TASK_NAMES.get(str(task), str(task))}\n{POINTS * last['loss_rate']:g} % loss"
+        ends.append((POINTS * last["fall"], name, f"C{number}"))
+    ax.set_xscale("log")
+    ax.set_ylim(bottom=0)
+    _label_ends(ax, ends)
+    ax.set(xlabel="bytes lost together (element, packet, burst, message)", ylabel="fall in accuracy, points")
+    return figure
+
+
+def delayed_or_lost(table: pd.DataFrame) -> Figure:
+    """Draw the fall against the length of training: one line a network, one panel a task, a line at one point.
+
+    Args:
+        table: columns `task`, `network`, `max_steps`, `fall`, `low`, `high`.
+    """
+    figure, axes = _panels(table["task"], 2.1)
+    networks = list(dict.fromkeys(table["network"]))
+    for ax, (task, rows) in zip(axes, table.groupby("task", sort=False), strict=True):
+        for network, ours in rows.groupby("network", sort=False):
+            _errorbar(ax, ours["max_steps"], ours, networks.index(str(network)), label=str(network), line=True)
+        _one_point(ax)
+        ax.set_xticks(sorted(rows["max_steps"].unique()))
+        ax.set(title=TASK_NAMES.get(str(task), str(task)), xlabel="training steps")
+    axes[0].set_ylabel("fall in accuracy, points")
+    shared_legend(figure, axes[0], max_columns=2)
+    return figure
+
+
+def real_model_rises(table: pd.DataFrame) -> Figure:
+    """Draw the rise of a pretrained model's cross-entropy and the share of collapsed blocks, by repair and loss rate.
+
+    Args:
+        table: from `analysis.real_model.rises`, of one model, algorithm and phase.
+    """
+    repairs = list(dict.fromkeys(table["repair"]))
+    figure, axes = plt.subplots(
+        1, 2, figsize=(COLUMN, 0.7 + 0.3 * len(repairs)), sharey=True, layout="constrained", width_ratios=(2, 1)
+    )
+    rates = sorted(table["loss_rate"].unique())
+    for number, rate in enumerate(rates):
+        rows = table[table["loss_rate"] == rate]
+        places = [repairs.index(repair) + 0.22 * (number - (len(rates) - 1) / 2) for repair in rows["repair"]]
+        style: dict[str, Any] = {"color": f"C{number}", "marker": MARKERS[number], "linestyle": "none", "markersize": 4}
+        error = np.abs(rows[["low", "high"]].to_numpy().T - rows["rise"].to_numpy())
+        axes[0].errorbar(rows["rise"], places, xerr=error, capsize=1.5, label=f"{POINTS * rate:g} % loss", **style)
+        axes[1].plot(POINTS * rows["collapsed"], places, **style)
+    axes[0].set_yticks(range(len(repairs)), ["nothing" if each == "zero" else each for each in repairs])
+    axes[0].set_ylim(len(repairs) - 0.5, -0.5)
+    axes[0].set(xlabel="rise, nats a token")
+    axes[1].set(xlabel="collapsed, %")
+    axes[0].legend(loc="lower right", fontsize=5.5)
+    for ax in axes:
+        ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    return figure
+
+
+def _panels(tasks: pd.Series, height: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each task, side by side."""
+    number = tasks.nunique()
+    figure, axes_1T = plt.subplots(1, number, figsize=(COLUMN, height), layout="constrained", squeeze=False)
+    return figure, list(axes_1T[0])
+
+
+def _errorbar(
+    ax: Axes, where: pd.Series, rows: pd.DataFrame, number: int, *, label: str | None = None, line: bool = False,
+    hollow: bool = False,
+) -> None:  # fmt: skip
+    """Plot falls with their intervals, in points."""
+    fall = POINTS * rows["fall"].to_numpy()
+    error = np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall)
+    color = f"C{number}"
+    ax.errorbar(
+        where, fall, yerr=error, marker=MARKERS[number], color=color, label=label, markersize=3.5, elinewidth=0.8,
+        linestyle="-" if line else "none", capsize=1.5, markerfacecolor="white" if hollow else color,
+    )  # fmt: skip
+
+
+def _kinds(arms: pd.DataFrame) -> pd.Series:
+    """Return what sets each arm apart from the curve over loss rates, for the legend."""
+    kinds = pd.Series("other loss rates", index=arms.index)
+    kinds[arms["ranks"] != arms["ranks"].mode().iloc[0]] = "2 or 8 ranks"
+    kinds[arms["algorithm"] != "direct"] = "ring, tree, switch"
+    kinds[arms["repair"] != "zero"] = "FEC, retransmission"
+    kinds[arms["both_phases"]] = "both phases"
+    return kinds
+
+
+def _one_point(ax: Axes) -> None:
+    ax.axhline(POINTS * ONE_POINT, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
+
+
+def _label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Write each line's name in its colour right of the panel, at the height of its last point.
+
+    Args:
+        ax: the panel, with its final limits.
+        ends: height, name and colour of each line.
+    """
+    low, high = ax.get_ylim()
+    gap = LABEL_GAP * (high - low)
+    free = -np.inf
+    for y, name, color in sorted(ends):
+        free = max(y, free + gap * (1 + name.count("\n")))
+        ax.annotate(
+            name, (1.03, free), xycoords=("axes fraction", "data"), color=color, fontsize=6, va="center",
+            annotation_clip=False,
+        )  # fmt: skip

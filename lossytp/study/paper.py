@@ -1,0 +1,301 @@
+"""Make what the paper says from the records: one function a section, which draws its figures and returns its numbers.
+
+A function skips what the profile's experiments do not have, and returns nothing for it.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
+from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_arms
+from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
+from lossytp.study.analysis.parallelisms import against_tensor_parallelism
+from lossytp.study.analysis.real_model import rises, strongest_packet
+from lossytp.study.analysis.repairs import advise
+from lossytp.study.analysis.robustness import evaluation_changes, gains
+from lossytp.study.analysis.together import lost_together, packet_size_effect
+from lossytp.study.analysis.tolerance import (
+    gain_from_longer_training,
+    task_settings,
+    tolerance_curves,
+    tune_learning_rates,
+)
+from lossytp.study.claims import check_claims
+from lossytp.study.comparisons import MARGIN, unlearned_trainings
+from lossytp.study.figures.arms import drops_against, drops_by_arm, replica_divergence
+from lossytp.study.figures.curves import (
+    accuracy_against_evaluated_loss,
+    accuracy_against_loss,
+    burst_distribution,
+    price_against_loss,
+)
+from lossytp.study.figures.main import (
+    collapse,
+    cost_against_bytes,
+    delayed_or_lost,
+    fall_against_loss,
+    real_model_rises,
+)
+from lossytp.study.finished_runs import HEADLINE, Study
+from lossytp.study.records import json_rows, with_lossless
+from lossytp.study.run_measures import (
+    copy_spreads,
+    mean_over_seeds,
+    stream_distances,
+)
+from lossytp.study.statistics import ONE_POINT
+from lossytp.training.config import TrainConfig
+from lossytp.training.models import MODELS, shape_of
+from lossytp.training.record import write_atomically
+
+FEWEST_ARMS = 4  # to fit two parameters and judge the fit
+
+
+def runs(study: Study) -> dict[str, Any]:
+    """Return what the runs themselves are: number, machines, repeatability, cost."""
+    left_out = {name: unlearned_trainings(table) for name, table in study.tables.items()}
+    every = pd.concat([table.assign(experiment=name) for name, table in study.tables.items()])
+    write_atomically(study.results / "experiment_summary.csv", every.to_csv(index=False))
+    return {
+        "study": summarise_runs(study.every_record),
+        "budget": json_rows(compute_hours(study.experiments.values(), study.records)),
+        "larger": cost_of_larger_model(study.every_record),
+        "learnt_margin": MARGIN,
+        "not_learnt": [
+            {"experiment": name, **training} for name, each in left_out.items() for training in each.to_dict("records")
+        ],
+        "samples": {
+            record["config"]["dataset"]: {
+                name: record["data"][name] for name in ("train_examples", "test_examples", "subsets", "majority_share")
+            }
+            for record in study.every_record
+        },
+    }
+
+
+def tolerance(study: Study) -> dict[str, Any]:
+    """Return how much loss is borne: curves, loss budgets, the tasks and the model."""
+    headline, records = study.complete(HEADLINE, 1)
+    curves = with_lossless(headline)
+    for name in ("01_tolerance_of_both_phases", "03_rings"):
+        other, _ = study.complete(name)
+        curves = pd.concat([curves, with_lossless(other)], ignore_index=True)
+    study.draw(fall_against_loss(curves), "tolerance")
+    study.draw(accuracy_against_loss(curves), "accuracy_vs_loss")
+    model_name = records[0]["config"]["model_name"]
+    shape, pretraining = shape_of(model_name), MODELS / model_name / "pretrain.json"
+    pretrained = None
+    if pretraining.is_file():
+        measured = json.loads(pretraining.read_text(encoding="utf-8"))
+        wanted = ("parameters", "vocabulary", "tokens", "perplexity", "trigram_perplexity")
+        pretrained = {name: measured[name] for name in wanted} | {"data_glob": measured["config"]["data_glob"]}
+    return {
+        "tasks": task_settings(records, study.baselines),
+        "shape": shape and {name: getattr(shape, name) for name in ("width", "layers", "heads", "positions")},
+        "pretrained": pretrained,
+        "tolerance": tolerance_curves(curves),
+        "tolerance_contrasts": json_rows(study.comparisons[HEADLINE]),
+    }
+
+
+def comparisons(study: Study) -> dict[str, Any]:
+    """Return every other experiment's arms, what to do on each network, and which repairs help."""
+    others = {name: table for name, table in study.comparisons.items() if name != HEADLINE}
+    for name, compared in others.items():
+        write_atomically(study.results / "comparisons" / f"{name}.csv", compared.to_csv(index=False))
+        study.draw(drops_by_arm(compared), name)
+    if "06_repair" in others:
+        axes = {"extra_packet_share": "packets beyond, share", "time": "time, relative"}
+        study.draw(drops_against(others["06_repair"], axes, front=True), "06_repair_cost")
+    return {
+        "comparisons": {name: json_rows(compared) for name, compared in others.items()},
+        "practice": advise(study.comparisons),
+    }
+
+
+def law(study: Study) -> dict[str, Any]:
+    """Return the one law: the fall against the expected squared error of a sum."""
+    base = {record["config"]["dataset"]: TrainConfig.from_dict(record["config"]) for record in study.records[HEADLINE]}
+    compared = [(table, study.configs(name)) for name, table in study.comparisons.items()]
+    configs = [config for _, each in compared for config in each]
+    coherence = {task: each["coherence"] for task, each in study.baselines.items()}
+    arms = law_arms(pd.concat([table for table, _ in compared], ignore_index=True), configs, base, coherence)
+    if arms[~arms["both_phases"]].groupby("task").size().min() < FEWEST_ARMS:
+        return {}
+    fitted = {
+        str(task): fit_power_law(*(ours[name].to_numpy() for name in ("squared_error", "fall", "standard_error")))
+        for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
+    }
+    elsewhere = {
+        str(task): {name: explained_elsewhere(ours, name) for name in ("squared_error", "missing_share")}
+        for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
+    }
+    study.draw(collapse(arms, fitted), "collapse")
+    both = arms[arms["both_phases"]]
+    costlier = {  # the fall in both phases over what the law expects, where the fall is more than two standard errors
+        task: (ours["fall"] / fitted[str(task)].fall(ours["squared_error"].to_numpy()))[
+            ours["fall"] > 2 * ours["standard_error"]
+        ].tolist()
+        for task, ours in both.groupby("task", sort=False)
+    }
+    return {
+        "law": {task: each.as_json() for task, each in fitted.items()},
+        "law_elsewhere": elsewhere,
+        "law_both_phases": costlier,
+        "law_arms": json_rows(arms),
+    }
+
+
+def together(study: Study) -> dict[str, Any]:
+    """Return what it costs to lose more bytes together, at equal loss rate."""
+    names = [name for name in ("02_structure", "10_carry_over") if name in study.comparisons]
+    if not names:
+        return {}
+    configs = [config for name in names for config in study.configs(name)]
+    usual = study.records[HEADLINE][0]["config"]["model_name"]
+    rows = pd.concat([study.comparisons[name] for name in names], ignore_index=True)
+    kept = [number for number, config in enumerate(configs) if config.model_name == usual and config.wire_dtype is None]
+    table = lost_together(rows.iloc[kept].reset_index(drop=True), [configs[number] for number in kept])
+    study.draw(cost_against_bytes(table), "bytes_together")
+    found = {"together": json_rows(table)}
+    if "10_packets_again" in study.tables:
+        found["packet_size"] = json_rows(packet_size_effect(_runs_by_packet_size(study, usual)))
+    return found
+
+
+def _runs_by_packet_size(study: Study, model_name: str) -> pd.DataFrame:
+    """Return the unrepaired runs that differ in packet size alone, of every experiment that has some."""
+    names = ("10_carry_over", "10_packets_again", HEADLINE)
+    every = pd.concat([study.tables[name] for name in names], ignore_index=True)
+    lossy = study.tables["10_carry_over"].query("loss_rate > 0")
+    rates = every["task"].map(lossy.groupby("task")["loss_rate"].first())
+    usual = (every["model_name"] == model_name) & every["wire_dtype"].isna() & every["reliable_gather"]
+    return every[usual & (every["loss_rate"] == rates)]
+
+
+def longer(study: Study) -> dict[str, Any]:
+    """Return what longer training regains, and what other learning rates change."""
+    table, _ = study.complete("01_training")
+    if table.empty:
+        return {}
+    lossless = with_lossless(table[table["max_steps"] == table["max_steps"].max()])
+    lengths = _falls_by_length(study)
+    study.draw(delayed_or_lost(lengths), "longer")
+    return {
+        "retuned": tune_learning_rates(table[table["max_steps"] == table["max_steps"].min()]),
+        "regained": gain_from_longer_training(table),
+        "longer": tolerance_curves(lossless),
+        "lengths": json_rows(lengths),
+    }
+
+
+def _falls_by_length(study: Study) -> pd.DataFrame:
+    """Return the falls of networks that were trained for several lengths, with the usual learning rate."""
+    usual = study.records[HEADLINE][0]["config"]["learning_rate"]
+    rows = []
+    names = ("01_training", HEADLINE, "01_tolerance_of_both_phases")
+    for name in (each for each in names if each in study.comparisons):
+        for row, config in zip(study.comparisons[name].to_dict("records"), study.configs(name), strict=True):
+            if config.learning_rate == usual and row["loss_rate"] > 0:
+                phases = "one phase" if config.reliable_gather else "both phases"
+                network = f"{100 * row['loss_rate']:g} %, {phases}"
+                rows.append(
+                    {"task": row["task"], "network": network, "max_steps": config.max_steps}
+                    | {"fall": -row["difference"], "low": -row["high"], "high": -row["low"]}
+                )
+    table = pd.DataFrame(rows).drop_duplicates(["task", "network", "max_steps"])
+    several = table.groupby(["task", "network"])["max_steps"].transform("nunique") > 1
+    harmful = table.groupby(["task", "network"])["fall"].transform("max") >= ONE_POINT / 2
+    return table[several & harmful].sort_values(["task", "network", "max_steps"], kind="stable").reset_index(drop=True)
+
+
+def real_model(study: Study) -> dict[str, Any]:
+    """Return what losses cost the pretrained real model in inference, and what repairs it."""
+    table = rises(study.results / "real_model")
+    if table.empty:
+        return {}
+    study.draw(real_model_rises(table), "real_model")
+    packets = study.results / "real_model" / "damage_by_packet.csv"
+    return {"real_model": json_rows(table), "strongest_packet": strongest_packet(packets)}
+
+
+def parallelisms(study: Study) -> dict[str, Any]:
+    """Return which parallelism bears loss best."""
+    if "07_parallelisms" not in study.comparisons:
+        return {}
+    axes = {"loss_rate": "packet loss rate", "lost_a_step": "packets lost a step"}
+    study.draw(drops_against(study.comparisons["07_parallelisms"], axes), "parallelisms")
+    return {"parallelisms": json_rows(against_tensor_parallelism(study.complete("07_parallelisms")[0]))}
+
+
+def replicas(study: Study) -> dict[str, Any]:
+    """Return how far replicas diverge whose sums return with losses."""
+    table, records = study.complete("05_replicas")
+    if table.empty:
+        return {}
+    streams, copies = stream_distances(table, records), copy_spreads(table, records)
+    study.draw(replica_divergence(streams, copies), "divergence")
+    return {
+        "streams": json_rows(mean_over_seeds(streams, "distance")),
+        "copies": json_rows(mean_over_seeds(copies, "spread")),
+    }
+
+
+def robustness(study: Study) -> dict[str, Any]:
+    """Return whether training under loss makes a model robust to it."""
+    file = study.results / "robustness" / "evaluations.csv"
+    if not file.is_file():
+        return {}
+    evaluated = pd.read_csv(file)
+    study.draw(accuracy_against_evaluated_loss(evaluated), "robustness")
+    return {
+        "robustness": json_rows(gains(evaluated)),
+        "sensitivity": json_rows(gains(evaluation_changes(evaluated))),
+    }
+
+
+def price(study: Study) -> dict[str, Any]:
+    """Return how many times longer reliable steps take, and when losing beats retransmitting."""
+    step_times = pd.read_csv(study.results / "step_times.csv")
+    prices = price_of_reliability(step_times)
+    found: dict[str, Any] = {}
+    ratios: dict[str, pd.DataFrame] = {}
+    table, records = study.complete("01_training")
+    if not table.empty:
+        longest = [record for record in records if record["config"]["max_steps"] == table["max_steps"].max()]
+        ratios, won = break_even_by_phases(longest, step_times)
+        found = {
+            "step_ratios": {phases: json_rows(each) for phases, each in ratios.items()},
+            "break_even": {phases: json_rows(each) for phases, each in won.items()},
+            "target_share": TARGET_SHARE,
+            "evaluated_every": sorted({record["config"]["eval_steps"] for record in longest}),
+        }
+    study.draw(price_against_loss(prices, ratios.get("both")), "price")
+    return {"price": json_rows(prices), **found}
+
+
+def channel(study: Study) -> dict[str, Any]:
+    """Return how far measured losses are from their closed forms."""
+    study.draw(burst_distribution(pd.read_csv(study.results / "bursts.csv")), "burst_lengths")
+    table = pd.read_csv(study.results / "channel.csv")
+    farthest = float(table["standard_errors_off"].abs().max())
+    return {"channel": {"comparisons": len(table), "farthest_standard_errors": farthest}}
+
+
+SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
+    runs, tolerance, comparisons, law, together, longer, real_model, parallelisms, replicas, robustness, price, channel,
+)  # fmt: skip
+
+
+def make(study: Study) -> dict[str, Any]:
+    """Draw all figures, check the claims of the paper's profile, and write and return paper.json."""
+    paper: dict[str, Any] = {}
+    for section in SECTIONS:
+        paper |= section(study)
+    if study.profile == "paper":
+        paper["claims"] = check_claims(paper)
+    write_atomically(study.results / "paper.json", json.dumps(paper, indent=1, allow_nan=False) + "\n")
+    return paper

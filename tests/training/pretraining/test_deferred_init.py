@@ -1,0 +1,27 @@
+"""Test pretraining of a model that is drawn shard by shard: it is that of the same seed."""
+
+import pytest
+
+from lossytp.training.loop import run
+from tests.training.pretraining.test_data_parallel import on_rank_train
+from tests.training.pretraining.tiny_runs import assert_same, losses
+
+FSDP = {"data_parallel_size": 2, "data_parallel_type": "fsdp", "implementation": "custom"}
+
+
+def test_sharded_replicas_train_as_if_one_had_drawn_the_model(pretrain, processes):
+    whole, drawn = (pretrain(f"deferred {each}", deferred_init=each, **FSDP) for each in (False, True))
+    records = [processes(2, on_rank_train, each.as_dict())[0] for each in (whole, drawn)]
+    assert_same(drawn, records[1], whole, records[0])
+
+
+def test_tensor_parallel_ranks_train_as_if_one_had_drawn_the_model(pretrain):
+    values = {"tensor_parallel_size": 2, "save_model": False, "total_steps": 3}
+    whole, drawn = (run(pretrain(f"deferred {each}", deferred_init=each, **values)) for each in (False, True))
+    assert losses(drawn) == losses(whole)
+
+
+@pytest.mark.parametrize("values", [{}, {**FSDP, "implementation": "pytorch"}, {**FSDP, "data_parallel_type": "ddp"}])
+def test_it_needs_shards(pretrain, values):
+    with pytest.raises(ValueError, match="deferred_init = True needs shards to draw: give tensor_parallel_size above"):
+        pretrain(deferred_init=True, **values)
