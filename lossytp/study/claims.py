@@ -208,6 +208,12 @@ def sharded_data_parallelism_bears_less(results: Results) -> Claim:
     return Claim(holds, {row["task"]: POINTS * row["difference"] for row in rows})
 
 
+def bias_before_the_sum_costs_more(results: Results) -> Claim:
+    """Require that layers that add the bias before the sum keep less accuracy, after Holm's correction."""
+    row = _row(results["comparisons"]["07_implementations"], "docstrings", "dtensor")
+    return Claim(row["gain"] < 0 and _shown(row["gain_p_holm"]), {"docstrings": -POINTS * row["gain"]})
+
+
 def rescaling_harms_both_phases(results: Results) -> Claim:
     """Require that rescaling is not shown to gain in one phase, and loses in both, after Holm's correction."""
     arms = results["comparisons"]
@@ -275,6 +281,7 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         pipelines_collapse,
         data_parallelism_bears_more,
         sharded_data_parallelism_bears_less,
+        bias_before_the_sum_costs_more,
         rescaling_harms_both_phases,
         scatter_in_sst2,
         training_with_loss_does_not_pay,

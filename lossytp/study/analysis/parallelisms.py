@@ -53,6 +53,20 @@ def compare(records: list[dict]) -> pd.DataFrame:
     return pd.DataFrame(rows).sort_values(["task", "parallelism", "loss_rate", "seed"], ignore_index=True)
 
 
+def traffic_a_step(record: dict) -> dict[str, float]:
+    """Return the collectives and packets of a training step, `collectives_forward`, `packets_backward` and so on.
+
+    A collective that loses packets in both phases is one, although its record counts a message for each phase.
+    """
+    traffic, steps = record["network"]["training"], record["timing"]["steps"]
+    messages, phases = traffic["messages"]["by_direction"], len(traffic["by_phase"])
+    found = {}
+    for direction, packets in traffic["by_direction"].items():
+        found[f"collectives_{direction}"] = messages[direction]["called"] / phases / steps
+        found[f"packets_{direction}"] = packets["packets"] / steps
+    return found
+
+
 def against_tensor_parallelism(table: pd.DataFrame) -> pd.DataFrame:
     """Compute how much more accuracy each parallelism keeps than "tp 2", at equal loss rate and repair.
 
