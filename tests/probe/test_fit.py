@@ -57,10 +57,10 @@ def test_flows_are_independent_and_empty_ones_left_out(tmp_path):
 
 
 def test_no_packet_no_trace_and_no_word_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"trace\.parquet holds no packet: measure again$"):
+    with pytest.raises(ValueError, match=r"trace\.parquet holds no packets: measure again$"):
         fit.main([str(trace_file(tmp_path, []))])
     (tmp_path / "a.txt").write_text("01")
-    with pytest.raises(ValueError, match=r"is no \.parquet file: python -m lossytp\.probe import"):
+    with pytest.raises(ValueError, match=r"is not a \.parquet file: convert it with python -m lossytp\.probe import"):
         fit.main([str(tmp_path / "a.txt")])
     with pytest.raises(ValueError, match="does not exist"):
         fit.main([str(tmp_path / "b.parquet")])
