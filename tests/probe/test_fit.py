@@ -48,7 +48,7 @@ def test_says_when_no_family_describes_the_trace(tmp_path, capsys):
 @pytest.mark.parametrize("lost", [[0, 0, 0], [1, 1, 1], [0, 1, 0]])
 def test_small_and_unvaried_traces_are_fitted(tmp_path, capsys, lost):
     fit.main([str(trace_file(tmp_path, lost))])
-    assert "chosen: Bernoulli, with 95 % intervals from Clopper and Pearson" in capsys.readouterr().out
+    assert "chosen: Bernoulli; the 95 % intervals, by Clopper and Pearson, assume" in capsys.readouterr().out
 
 
 def test_flows_are_independent_and_empty_ones_left_out(tmp_path):
