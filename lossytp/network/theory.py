@@ -65,8 +65,8 @@ def expected_squared_error(
     lowest = -1 / (ranks - 1) if ranks > 1 else -math.inf
     if not (isinstance(coherence, Real) and lowest < coherence <= 1):
         raise ValueError(
-            f"coherence = {coherence!r} is not in ({lowest:.4g}, 1]: {ranks} parts cannot be so correlated, or their sum "
-            "is always 0; give one inside"
+            f"coherence = {coherence!r} is not in ({lowest:.4g}, 1]: {ranks} parts cannot be so correlated, or their "
+            "sum is always 0; give one inside"
         )
     at_risk = 1.0
     if isinstance(protect := stage_of(wiring.repair, "select"), Protect):
