@@ -296,8 +296,8 @@ def channel(study: Study) -> dict[str, Any]:
 
 
 SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
-    runs, tolerance, comparisons, law, together, longer, real_model, parallelisms, implementations, replicas, robustness,
-    price, channel,
+    runs, tolerance, comparisons, law, together, longer, real_model, parallelisms, implementations, replicas,
+    robustness, price, channel,
 )  # fmt: skip
 
 

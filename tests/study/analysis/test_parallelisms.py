@@ -72,7 +72,7 @@ def test_one_row_a_record_in_order():
 def test_a_collective_that_loses_in_two_phases_is_one(phases, calls):
     run = record()
     run["network"]["training"] |= {
-        "by_phase": dict.fromkeys(phases, {}),
+        "by_phase": {phase: {} for phase in phases},
         "by_direction": {"forward": {"packets": 400}, "backward": {"packets": 200}},
         "messages": {"by_direction": {direction: {"called": calls} for direction in ("forward", "backward")}},
     }
