@@ -122,7 +122,8 @@ def on_rank_lose_all(implementation: str) -> tuple[Tensor, Tensor]:
         dense.transformer.h[0].mlp.c_proj.weight.zero_()
     row = spread(dense, lossy, layout, implementation).transformer.h[0].mlp.c_proj
     output = row(torch.ones(NUM_EXAMPLES, NUM_TOKENS, 2 * WIDTH, dtype=torch.float64))
-    return output.detach(), dense.transformer.h[0].mlp.c_proj.bias.detach()
+    # the copy waits for the sum, which PyTorch leaves under way until its result is used
+    return output.detach().clone(), dense.transformer.h[0].mlp.c_proj.bias.detach()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
