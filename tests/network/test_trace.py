@@ -238,8 +238,8 @@ def test_a_missing_file_is_refused(path):
 @pytest.mark.parametrize(
     ("lost", "num_packets", "message"),
     [
-        ([], 0, "num_packets = 0 is not a whole number of at least 1: give one"),
-        ([3], 10.5, "num_packets = 10.5 is not a whole number of at least 1"),
+        ([], 0, "num_packets = 0 is below 1: give 1 or more"),
+        ([3], 10.5, "num_packets = 10.5 is not a whole number"),
         ([3, 1], 5, "rising"),
         ([1, 1], 5, "rising"),
         ([-1], 5, "rising"),
