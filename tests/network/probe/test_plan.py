@@ -29,7 +29,7 @@ def test_another_machine_s_nonsense_is_refused(values: object) -> None:
         ({"packet_bytes": 43}, "packet_bytes = 43 is below 44"),
         ({"packet_bytes": 65_536}, "packet_bytes = 65536 is above 65535"),
         ({"rate_packets_per_s": 0.0}, "rate_packets_per_s = 0.0 is not a finite number above 0"),
-        ({"burst_packets": 0}, "burst_packets = 0 is not"),
+        ({"burst_packets": 0}, "burst_packets = 0 is below 1"),
         ({"both_directions": 1}, "both_directions = 1 is of type int"),
     ],
 )
