@@ -36,10 +36,10 @@ class AllReduce:
     """One kind of all-reduce to time.
 
     Args:
-        algorithm: by name.
-        num_elements: of the message.
-        itemsize: bytes of an element.
-        ranks: that sum.
+        algorithm: name of the algorithm.
+        num_elements: number of elements in the message.
+        itemsize: bytes per element.
+        ranks: number of ranks.
 
     Raises:
         ValueError: if the algorithm is unknown or has no schedule, or a number is below 1.

@@ -96,7 +96,7 @@ class BestEffort:
                 f"deadline_s = {self.deadline_s!r} is over before the first packet arrives: "
                 f"give at least {path.arrival_s:.4g} s"
             )
-        # 1e-6: a packet whose arrival and the deadline are equal but for rounding is in time
+        # 1e-6: a packet that arrives at the deadline, up to rounding, is in time
         in_time = min(num_packets, int((self.deadline_s - path.arrival_s) / path.packet_s + 1e-6) + 1)
         shape = (len(losses), num_messages)
         last_lost = np.full(shape, in_time < num_packets)

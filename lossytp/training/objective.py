@@ -78,7 +78,7 @@ class Objective(ABC, Generic[Config]):
         return float(point[f"{self.score}_lossy"])
 
     def patience_ends(self, since_best: int) -> bool:
-        """Return whether so many evaluations in a row without a better one end the run."""
+        """Return whether the run ends after this many evaluations in a row without a better one."""
         return False
 
     def improved(self, engine: "Engine") -> None:
