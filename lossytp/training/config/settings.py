@@ -40,6 +40,7 @@ class Settings:
         "checkpoint_path",
         "task_folder",
         "checkpoint_steps",
+        "statistics",
         "tensorboard",
         "wandb",
     )
