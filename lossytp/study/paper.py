@@ -1,4 +1,4 @@
-"""Make what the paper says from the records: one function a section, which draws its figures and returns its numbers.
+"""Make the paper's contents from the records: one function per section draws its figures and returns its numbers.
 
 A function skips what the profile's experiments do not have, and returns nothing for it.
 """

@@ -1,4 +1,4 @@
-"""Read records into one tidy table, a row a run."""
+"""Read records into one tidy table, one row per run."""
 
 import math
 from collections import Counter
@@ -76,7 +76,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     A run whose training loss was not finite scores the most frequent class's share: leaving it out would flatter.
 
     Returns:
-        One row a record, in order.
+        One row per record, in order.
 
     Raises:
         ValueError: if two records share configuration and seed, since a copy is not a second sample.
