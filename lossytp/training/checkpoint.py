@@ -32,12 +32,13 @@ from lossytp.training.checkpoint_folder import (
 )
 from lossytp.training.config import RunSettings
 from lossytp.training.engine import FOREIGN
-from lossytp.training.files import crc32_of, saving, sync
-from lossytp.training.own_files import claim, is_marked, mark, others, refuse, remove, remove_parts
+from lossytp.training.files import crc32_of, saving, sync_names
+from lossytp.training.own_files import claim, is_marked, others, refuse, remove, remove_parts
 from lossytp.training.record import write_atomically
-from lossytp.training.sharded_files import Pieces, read_, shapes, whole, write
+from lossytp.training.sharded_files import INDEX, Pieces, read_, shapes, whole, write
 
 FILES = ("step-*", ".step-*.part")
+WRITTEN = (MARKER, f"{INDEX}*", "__*.distcp")  # in a checkpoint
 OLD_MARKER = "step.json"
 
 
@@ -146,7 +147,7 @@ class Checkpoints:
     def _begin(self, part: Path) -> None:
         claim(self.folder, FILES)
         remove(part)
-        claim(part, ["*"])
+        claim(part, WRITTEN)
 
     def _end(self, part: Path, step: int, sums: dict[str, int]) -> None:
         """Finish the part, rename it, and delete older checkpoints."""
@@ -164,12 +165,11 @@ class Checkpoints:
             "files": sums,
         }
         write_atomically(part / MARKER, json.dumps(marker))
-        mark(part, [*sums, MARKER])
-        sync(part)
+        sync_names(part)
         finished = self.folder / f"step-{step}"
         remove(finished)
         part.rename(finished)
-        sync(self.folder)
+        sync_names(self.folder)
         steps = steps_in(self.folder)
         kept = [each for each in steps if number_of(each) <= step][-self._config.keep_checkpoints :]
         for each in steps:

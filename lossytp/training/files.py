@@ -53,6 +53,11 @@ def sync(path: Path) -> None:
     if path.is_dir():
         for inner in path.iterdir():
             sync(inner)
+    sync_names(path)
+
+
+def sync_names(path: Path) -> None:
+    """Wait until a file is on the disk, or the names of the files in a folder, but not the files."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

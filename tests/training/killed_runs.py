@@ -91,7 +91,7 @@ def _killed(where: str, at_step: int) -> Iterator[None]:
     marker ("marker"), renames the folder ("folder"), or deletes older checkpoints ("moved").
     """
     forward_backward, write_data = Engine.forward_backward, FileSystemWriter.write_data
-    write_atomically, sync = checkpoint.write_atomically, checkpoint.sync
+    write_atomically, sync_names = checkpoint.write_atomically, checkpoint.sync_names
     steps: list[int] = []
 
     def end() -> None:
@@ -120,12 +120,12 @@ def _killed(where: str, at_step: int) -> Iterator[None]:
     def reach_disk(path: Path) -> None:
         if where == ("moved" if path.name == FOLDER else "folder") and len(steps) >= at_step:
             end()
-        sync(path)
+        sync_names(path)
 
     with (
         patch.object(Engine, "forward_backward", step),
         patch.object(FileSystemWriter, "write_data", half),
         patch.object(checkpoint, "write_atomically", write),
-        patch.object(checkpoint, "sync", reach_disk),
+        patch.object(checkpoint, "sync_names", reach_disk),
     ):
         yield
