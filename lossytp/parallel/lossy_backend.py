@@ -13,7 +13,7 @@ Only the sender knows the routes of a send or an all-to-all, so these have their
 advances.
 
 Activation checkpointing repeats collectives. Each repetition draws new losses, like any new message. This project's own
-layers replay their losses instead (`lossytp.parallel.convert`).
+layers replay their losses instead (`lossytp.parallel.blocks`).
 """
 
 import inspect

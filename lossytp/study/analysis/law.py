@@ -56,8 +56,8 @@ class PowerLaw(NamedTuple):
 
 def fit_power_law(squared_error: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -> PowerLaw:
     """Fit the law to A arms by least squares, weighted by the falls' standard errors, (A,) each."""
-    law, covariance = curve_fit(_power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
-    residual = fall - _power(squared_error, *law)
+    law, covariance = curve_fit(power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
+    residual = fall - power(squared_error, *law)
     deviations = np.sqrt(np.diag(covariance))
     return PowerLaw(
         scale=float(law[0]),
@@ -90,7 +90,8 @@ def explained_elsewhere(arms: pd.DataFrame, predictor: str) -> float:
     return float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum())
 
 
-def _power(squared_error: np.ndarray, scale: float, exponent: float) -> np.ndarray:
+def power(squared_error: np.ndarray, scale: float, exponent: float) -> np.ndarray:
+    """Return the law's falls (A,)."""
     return scale * squared_error**exponent
 
 
@@ -131,7 +132,7 @@ def law_arms(
             "ranks": [config.tensor_parallel_size for config in configs],
             "repair": [config.repair for config in configs],
             "both_phases": [not config.reliable_gather for config in configs],
-            "squared_error": [_squared_error(config, coherence[config.dataset]) for config in configs],
+            "squared_error": [relative_squared_error(config, coherence[config.dataset]) for config in configs],
             "missing_share": [_missing_share(config) for config in configs],
             "fall": -rows["difference"].to_numpy(),
             "low": -rows["high"].to_numpy(),
@@ -145,12 +146,17 @@ def law_arms(
     return table.sort_values(["task", "squared_error"], kind="stable").reset_index(drop=True)
 
 
+def leaves_zeros(config: TrainConfig) -> bool:
+    """Return whether the repair leaves zeros where it restores nothing, as the law needs."""
+    return config.repair.partition("(")[0] in RESTORE_OR_NOTHING and "+" not in config.repair
+
+
 def _shares_settings(config: TrainConfig, base: TrainConfig) -> bool:
-    restores = config.repair.partition("(")[0] in RESTORE_OR_NOTHING
-    return restores and all(getattr(config, name) == getattr(base, name) for name in HELD_FIXED)
+    return leaves_zeros(config) and all(getattr(config, name) == getattr(base, name) for name in HELD_FIXED)
 
 
-def _squared_error(config: TrainConfig, coherence: Mapping[str, float]) -> float:
+def relative_squared_error(config: TrainConfig, coherence: Mapping[str, float]) -> float:
+    """Return the expected squared error of a run's sums, relative, given the coherence by number of ranks."""
     ranks = config.tensor_parallel_size
     return expected_squared_error(config.wiring(), ranks, config.process().loss_rate, coherence[str(ranks)])
 

@@ -1,0 +1,73 @@
+"""Measure, without training, how much a run's packet losses raise the pretrained model's cross-entropy.
+
+It takes seconds an arm.
+
+Shapes: N texts, B texts of a batch, T tokens a text, S draws of losses.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lossytp.network.checks import check_at_least
+from lossytp.parallel.convert import parallelize
+from lossytp.study.statistics import Estimate, t_interval
+from lossytp.training.config import TrainConfig
+from lossytp.training.models import load_model, load_tokenizer
+from lossytp.training.pretraining.corpus import all_blocks, corpus
+
+
+class InferenceProbe:
+    """A pretrained language model, some texts, and its cross-entropy on them without losses.
+
+    The texts form batches of the training run's shape, so that messages have as many packets as in training.
+
+    Args:
+        model_name: the model that runs start from.
+        batch_size: B.
+        length: T.
+        batches: number of batches, so N = B * batches.
+        text: files by pattern, of the kind that the model was pretrained on. (On text that it predicts badly, losses
+            hardly show.)
+
+    Raises:
+        ValueError: if `batches` is below 1.
+    """
+
+    def __init__(self, model_name: str, *, batch_size: int, length: int, batches: int = 2, text: str) -> None:
+        check_at_least("batches", batches, 1)
+        self.dense: Any = load_model(model_name).eval()
+        documents = corpus(text, split="validation")
+        blocks_NT = all_blocks(documents, load_tokenizer(model_name), block_size=length)[: batch_size * batches]
+        self.batches_BT = blocks_NT.split(batch_size)
+        self.lossless = self._score(self.dense)
+
+    def rise(self, config: TrainConfig, *, draws: int = 6) -> Estimate:
+        """Return the rise of the cross-entropy over a run's network, in nats a token.
+
+        The interval is Student's over S draws of losses.
+        """
+        network = config.network()
+        model: Any = parallelize(
+            self.dense, network, tensor_parallel_size=config.tensor_parallel_size, wiring=config.wiring()
+        )
+        rises_S = []
+        for draw in range(draws):
+            with network.evaluation(draw):
+                rises_S.append(self._score(model) - self.lossless)
+        return t_interval(np.array(rises_S))
+
+    def _score(self, model: Any) -> float:
+        """Return the mean cross-entropy of a token given the earlier ones, over texts and ranks."""
+        with torch.inference_mode():
+            return float(np.mean([_cross_entropy(model, batch_BT) for batch_BT in self.batches_BT]))
+
+
+def _cross_entropy(model: Any, ids_BT: Tensor) -> float:
+    output = model(input_ids=ids_BT, use_cache=False)
+    logits_LBTV = getattr(output, "rank_logits", output.logits.unsqueeze(0))
+    targets = ids_BT[:, 1:].flatten()
+    return float(np.mean([cross_entropy(each[:, :-1].flatten(0, 1), targets).item() for each in logits_LBTV]))

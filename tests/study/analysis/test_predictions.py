@@ -1,0 +1,72 @@
+"""The power laws that predict new arms, and how predictions are scored."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lossytp.study.analysis.predictions import fit_predictor, score, with_interval
+
+SCALE, EXPONENT = 0.6, 1.2
+NOISE = 0.003
+
+
+def arms(rng: np.random.Generator, number: int, scatter: float) -> tuple[np.ndarray, np.ndarray]:
+    x = rng.uniform(0.02, 0.4, number)
+    law = SCALE * x**EXPONENT
+    return x, law * (1 + scatter * rng.standard_normal(number)) + NOISE * rng.standard_normal(number)
+
+
+def test_a_law_without_scatter_is_found_again() -> None:
+    x, fall = arms(np.random.default_rng(0), 40, 0.0)
+    found = fit_predictor(x, fall, np.full(40, NOISE))
+    assert found.scale == pytest.approx(SCALE, rel=0.05)
+    assert found.exponent == pytest.approx(EXPONENT, rel=0.05)
+    assert found.scatter < 0.1
+
+
+def test_the_scatter_of_the_arms_is_found() -> None:
+    x, fall = arms(np.random.default_rng(1), 400, 0.3)
+    assert fit_predictor(x, fall, np.full(400, NOISE)).scatter == pytest.approx(0.3, abs=0.04)
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.3])
+def test_intervals_hold_new_arms_as_often_as_they_say(scatter: float) -> None:
+    rng = np.random.default_rng(2)
+    inside = []
+    for _ in range(60):
+        law = fit_predictor(*arms(rng, 20, scatter), np.full(20, NOISE))
+        x, fall = arms(rng, 40, scatter)
+        predicted = with_interval(law.predict(x, np.zeros(40)), NOISE)
+        inside += list((predicted["low"] <= fall) & (fall <= predicted["high"]))
+    assert 0.92 < np.mean(inside) < 0.98
+
+
+def test_an_uncertain_predictor_widens_the_interval() -> None:
+    law = fit_predictor(*arms(np.random.default_rng(3), 20, 0.0), np.full(20, NOISE))
+    known, unknown = (law.predict(np.array([0.2]), np.array([error])) for error in (0.0, 0.05))
+    assert unknown["deviation"].iloc[0] > 3 * known["deviation"].iloc[0]
+
+
+def test_a_rise_that_is_negative_by_chance_predicts_no_fall() -> None:
+    law = fit_predictor(*arms(np.random.default_rng(4), 20, 0.0), np.full(20, NOISE))
+    predicted = with_interval(law.predict(np.array([-0.001]), np.array([0.001])), NOISE).iloc[0]
+    assert predicted["fall"] == pytest.approx(0)
+    assert predicted["low"] < 0 < predicted["high"]
+
+
+def test_scores_count_what_intervals_hold_by_class() -> None:
+    predicted = pd.DataFrame(
+        {
+            "predictor": "law",
+            "kind": ["one phase", "one phase", "both phases"],
+            "fall": [0.02, 0.04, 0.1],
+            "low": [0.01, 0.03, 0.09],
+            "high": [0.03, 0.05, 0.11],
+            "measured": [0.025, 0.06, 0.1],
+        }
+    )
+    scores = score(predicted).set_index("kind")
+    assert scores["arms"].to_dict() == {"one phase": 2, "both phases": 1, "all": 3}
+    assert scores["covered"].to_dict() == {"one phase": 1, "both phases": 1, "all": 2}
+    assert scores.loc["one phase", "bias"] == pytest.approx(0.0125)
+    assert scores.loc["one phase", "error"] == pytest.approx(np.sqrt((0.005**2 + 0.02**2) / 2))
