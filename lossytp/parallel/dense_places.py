@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.blocks import SummedGradients
 from lossytp.parallel.bucketed_ddp import BucketedDDP
-from lossytp.parallel.convert import SummedGradients
 from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
