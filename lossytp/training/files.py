@@ -76,3 +76,9 @@ def crc32_of(path: Path) -> int:
         while part := file.read(2**20):
             crc = zlib.crc32(part, crc)
     return crc
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, and the second if the first ends with a colon."""
+    first, *rest = f"{type(error).__name__}: {str(error).strip()}".splitlines()
+    return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first

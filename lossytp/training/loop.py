@@ -30,10 +30,10 @@ from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.files import saving
 from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, trace_sha256
-from lossytp.training.logs import Logs, check_installed
+from lossytp.training.logs import Logs, check_installed, check_logs
 from lossytp.training.objectives import objective_of
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
-from lossytp.training.progress import Progress
+from lossytp.training.progress import Progress, details
 from lossytp.training.record import describe, write_record
 from lossytp.training.scoring import mean_over_ranks
 from lossytp.training.sharded_files import read_
@@ -87,6 +87,7 @@ def _run(config: RunSettings, layout: Layout, network: LossyNetwork) -> dict[str
     if done is None:
         checkpoints.check()
         on_rank_zero(lambda: objective_of(config).claim_folder(config), network)
+        on_rank_zero(lambda: check_logs(config), network)
         this = _Run(config, layout, network, checkpoints)
         try:
             done = record = this.record()
@@ -133,7 +134,7 @@ class _Run:
         self.first_weights: dict[str, str] | None = None  # of another program
         self.layouts: list[dict[str, Any]] = []  # earlier ones, each with the steps after which it ended
         self.earlier_packets = Counters().state_dict()  # at these layouts
-        self.numbers: dict[str, float] = {}  # the last step's, for logs
+        self.numbers: dict[str, Any] = {}  # the last step's, for logs
 
     @property
     def train_seconds(self) -> float:
@@ -194,9 +195,14 @@ class _Run:
         self.logs = Logs(config, first_step=done, shown=shown)
         try:
             for step in range(done + 1, config.steps + 1):
-                loss = self._timed_step(step, self.objective.batch())
-                self.progress.show(step, loss, self._more())
-                self.logs.scalars(step, self.numbers)
+                asked = time.perf_counter()
+                batch = self.objective.batch()
+                self.numbers["train/waiting_seconds"] = time.perf_counter() - asked
+                loss = self._timed_step(step, batch)
+                position = self.objective.position()
+                self.numbers |= {f"train/{name}": number for name, number in position.items()}
+                self.progress.show(step, loss, details(self.numbers, position))
+                self.logs.write(step, self.numbers)
                 if not math.isfinite(loss):
                     return "not finite"
                 if step < config.steps:
@@ -211,14 +217,6 @@ class _Run:
         finally:
             self.logs.close()
         return "finished"
-
-    def _more(self) -> str:
-        """Return what a line of progress says beside step and loss, if the position in the data is worth a line."""
-        position, numbers = self.objective.position(), self.numbers
-        return position and (
-            f"{self.tokens:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s, learning rate "
-            f"{numbers['train/learning_rate']:.2e}, {position}"
-        )
 
     def _evaluates_at(self, step: int) -> bool:
         every = self.config.eval_steps
@@ -329,6 +327,7 @@ class _Run:
         self.losses.append(loss)
         speed = batch["input_ids"].numel() / self.step_seconds[-1]
         self.numbers |= {"train/loss": loss, "train/learning_rate": rate, "train/tokens_per_second": speed}
+        self.numbers["train/tokens"] = self.tokens
         return loss
 
     def _step(self, batch: dict[str, torch.Tensor]) -> float:
@@ -349,8 +348,10 @@ class _Run:
     def _stops_after_evaluating(self, step: int) -> bool:
         """Evaluate, and return whether the run should stop for lack of improvement."""
         point = self._evaluate(step)
-        self.progress.evaluated(step, point, self.objective.sample(self.engine))
-        self.logs.scalars(step, {f"eval/{name}": value for name, value in point.items() if name != "step"})
+        sample = self.objective.sample(self.engine)
+        self.progress.evaluated(step, point, sample)
+        shown = {**point, "sample": sample}
+        self.logs.write(step, {f"eval/{name}": value for name, value in shown.items() if name != "step"})
         self._compare(self.objective.better(point))
         return self.objective.patience_ends(self.since_best)
 

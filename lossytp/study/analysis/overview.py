@@ -10,7 +10,7 @@ import pandas as pd
 
 from lossytp.study.grid import Experiment
 from lossytp.study.records import ACCURACIES
-from lossytp.training.models import Shape, shape_of
+from lossytp.training.shapes import Shape, shape_of
 
 NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that do not change training
 LARGER_MODEL = "gpt2"

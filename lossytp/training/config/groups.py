@@ -100,6 +100,8 @@ class WatchingSettings(Settings):
     """Keep so many checkpoints, the newest ones."""
     save_model: bool = False
     """Save the model with the best lossy evaluation and the last model, in the folders best and last."""
+    statistics: bool = False
+    """Write the numbers of each step and evaluation into output_dir/statistics.jsonl, while the run goes on."""
     tensorboard: bool = False
     """Write curves for TensorBoard into output_dir/tensorboard."""
     wandb: bool = False

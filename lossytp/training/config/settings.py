@@ -41,6 +41,7 @@ class Settings:
         "keep_checkpoints",
         "task_folder",
         "checkpoint_steps",
+        "statistics",
         "tensorboard",
         "wandb",
     )

@@ -14,7 +14,7 @@ from lossytp.training import models
 from lossytp.training.config import PretrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
-from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import blocks
 from lossytp.training.record import read_record
 from tests.ports import held_port
 from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same
@@ -56,7 +56,7 @@ def _go(values, rank, port, kill):
 
     with (
         patch.dict(models.PRESETS, {"gpt2-nano": TINY}),
-        patch.object(corpora, "SHUFFLED_BLOCKS", 30),
+        patch.object(blocks, "SHUFFLED_BLOCKS", 30),
         patch.object(Engine, "forward_backward", stepped),
     ):
         run(PretrainConfig(**values))

@@ -10,7 +10,7 @@ import torch
 from lossytp.training import models
 from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import _Run, run
-from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import blocks
 from lossytp.training.pretraining.objective import Pretraining
 from tests.training.checkpoint_contents import contents
 from tests.training.pretraining.tiny_runs import STEPS, TINY, losses, stopped
@@ -63,7 +63,7 @@ def on_rank(values, stop_at=None):
 
     with (
         patch.dict(models.PRESETS, {"gpt2-nano": {**TINY, "n_layer": 2, "n_head": 4}}),
-        patch.object(corpora, "SHUFFLED_BLOCKS", 30),
+        patch.object(blocks, "SHUFFLED_BLOCKS", 30),
     ):
         config = PretrainConfig(**values)
         if stop_at is not None:

@@ -16,7 +16,7 @@ from lossytp.training import loop, models
 from lossytp.training.config import PretrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
-from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import blocks
 from tests.training.checkpoint_contents import rewrite
 from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same, losses, stopped
 
@@ -74,7 +74,7 @@ def _killed(values, where, at_step):
 
     with (
         patch.dict(models.PRESETS, {"gpt2-nano": TINY}),
-        patch.object(corpora, "SHUFFLED_BLOCKS", 30),
+        patch.object(blocks, "SHUFFLED_BLOCKS", 30),
         patch.object(Engine, "forward_backward", stepped),
         patch.object(FileSystemWriter, "write_data", half),
         patch.object(loop, "write_record", end if where == "record" else loop.write_record),
