@@ -84,7 +84,7 @@ def save_in_bfloat16(engine: Engine, dense: PreTrainedModel, folder: Path, token
 
 def _dense_model(engine: Engine) -> Any:
     """Return the trained model, as transformers knows it, on the first process. All processes must call this."""
-    module = engine.module
+    module: Any = engine.module
     if isinstance(module, DistributedDataParallel | BucketedDDP):
         module = module.module
     if isinstance(module, FlatFSDP | FSDPModule | Stage):
