@@ -88,7 +88,7 @@ def _dense_model(engine: Engine) -> Any:
     if isinstance(module, DistributedDataParallel | BucketedDDP):
         module = module.module
     if isinstance(module, FlatFSDP | FSDPModule | Stage):
-        weights = dense_weights(places(module, engine.layout), engine.network)
+        weights = dense_weights(places(engine.module, engine.layout), engine.network)
         return engine.dense_model(weights) if engine.layout.rank == 0 else None
     with engine.network.reliable(), torch.no_grad():
         return gather(module) if engine.implementation == "lossytp" else module
