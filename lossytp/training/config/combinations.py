@@ -215,10 +215,10 @@ def _check_training(config: "RunSettings") -> None:
             f"{'fsdp' if sharded else config.tensor_parallel_layers}, whose recomputed collectives would lose other "
             "packets: leave it out, or choose ddp and implementation = 'lossytp'"
         )
-    if config.save_model and (foreign or pipeline or (sharded and tensor_parallel)):
+    if config.save_model and foreign:
         raise ValueError(
-            "save_model = True does not work with dtensor, megatron, a pipeline or fsdp over tensor-parallel ranks, "
-            "from which the dense model cannot be gathered: give --no-save_model"
+            "save_model = True does not work with dtensor or megatron, from which the dense model cannot be gathered: "
+            "give --no-save_model"
         )
     if config.unfreeze_last_layers is not None and pipeline:
         raise ValueError(
