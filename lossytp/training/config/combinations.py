@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from lossytp.network.repairs import ZERO
 from lossytp.network.repairs.chain import stage_of
+from lossytp.network.replay import Replay
 from lossytp.network.scope import layers_named, links_named
 
 if TYPE_CHECKING:
@@ -154,9 +155,12 @@ def _check_scope(config: "RunSettings") -> None:
             f"loss_rate = {config.process().loss_rate:g} has no effect on a single rank, which sends nothing: give "
             "tensor_parallel_size above 1, or loss_rate = 0"
         )
+    ranks = tuple(range(config.tensor_parallel_size))
+    used = config.wiring().lossy_links(ranks, config.lossy_phase)
+    process = config.process()
+    if isinstance(process, Replay):
+        process.check_has(used if config.lossy_links is None else links_named(config.lossy_links))
     if config.lossy_links is not None:
-        ranks = tuple(range(config.tensor_parallel_size))
-        used = config.wiring().lossy_links(ranks, config.lossy_phase)
         for src, dst in links_named(config.lossy_links):
             if (src, dst) not in used:
                 links = ",".join(f"{src}>{dst}" for src, dst in sorted(used))
