@@ -12,7 +12,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lossytp.parallel.bucketed_ddp import BucketedDDP
 from lossytp.parallel.dense import gather
-from lossytp.parallel.dense_places import dense_weights, places
+from lossytp.parallel.dense_boxes import dense_weights
+from lossytp.parallel.dense_places import places
 from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.replicas import on_rank_zero
 from lossytp.parallel.stages import Stage
