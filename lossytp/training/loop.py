@@ -249,7 +249,8 @@ class _Run:
             return
         states = self.checkpoints.own_states(found, (*STATE, "position", "plain"), (*KEPT, "data", "trace"))
         plain = json.loads(states[0]["plain"])
-        fix = f"put the old file back, or delete {found.folder} to start over"
+        start_over = self.checkpoints.to_start_over(found.folder)
+        fix = f"put the old file back, or {start_over}"
         check_same_data(self.config, plain["data"], self.objective.sha256, str(found.folder), fix)
         check_same_trace(self.config, plain["trace"], str(found.folder), fix)
         self.engine.warm_up(self.objective.batch(), self.scaler)
@@ -264,9 +265,7 @@ class _Run:
             raise
         except Exception as error:  # a state that another program wrote can raise anything
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ValueError(
-                f"{found.folder} does not belong to this run ({reason}): delete it to start over"
-            ) from error
+            raise ValueError(f"{found.folder} does not belong to this run ({reason}): {start_over}") from error
         for name in KEPT:
             setattr(self, name, plain[name])
         self.resumed.append(len(self.losses))
