@@ -85,12 +85,8 @@ def test_an_unknown_marker_is_named_with_what_to_delete(stopped, tmp_path):
     marker = tmp_path / "run" / "checkpoint" / "step-2" / MARKER
     written = json.loads(marker.read_text())
     no_layout = {name: value for name, value in written["config"].items() if name != "tensor_parallel_size"}
-    for content in (
-        *({**written, name: value} for name, value in (("config", []), ("step", None), ("files", 3), ("processes", 0))),
-        {**written, "config": no_layout},
-        [],
-        {},
-    ):
+    changes = ({"config": []}, {"step": None}, {"files": 3}, {"processes": 0}, {"config": no_layout})
+    for content in (*({**written, **change} for change in changes), [], {}):
         marker.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=r"step-2 is damaged .*: delete .*step-2 to start over"):
             run(config)
