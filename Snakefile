@@ -1,7 +1,7 @@
 """The graph of the study: experiments -> records -> figures -> paper. Run it with ./run_all.sh.
 
-Config: profile (smoke, small, laptop or paper); figures_only (draw what is there, run no cell). The laptop profile runs
-some of the paper's cells again and compares them with the published ones.
+Config: `profile` (smoke, small, laptop or paper) and `figures_only` (draw the finished runs, and start none). The laptop
+profile runs some of the paper's cells again and compares them with the published ones.
 """
 
 import csv
@@ -25,13 +25,13 @@ FOLDERS = sorted(frozenset().union(*(experiment.folders for experiment in EXPERI
 RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
 TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" for cell in each.cells]
-BASELINES = list({each.dataset: each.as_dict() for each in TOLERANCE}.values())  # a cell of each task
-SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # of the runs that figures were drawn from
+BASELINES = list({each.dataset: each.as_dict() for each in TOLERANCE}.values())  # one cell per task
+SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # lists the runs in the figures
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
 INFERENCE = "--model_name gpt2-nano --text stdlib --loss_rates 0.1 --repairs 'hadamard(64)' --min_draws 6 --max_draws 6"
 RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
-if workflow.remote_exec:  # a cluster's job: ./run_all.sh is on another machine, so its notebook ends with the job
+if workflow.remote_exec:  # on a cluster ./run_all.sh is on another machine, so the notebook ends with its job
     os.environ["LOSSYTP_RUN_PID"] = str(os.getpid())
 
 
@@ -43,7 +43,7 @@ localrules:
 
 rule all:
     input:
-        # by name: what is missing is not made for the sake of figures that are there
+        # listed, because existing figures alone would not make Snakemake run a missing cell
         [] if CELLS_EXIST else [*RECORDS, *TABLES],
         [] if CELLS_EXIST or REPRODUCES else [f"{RESULTS}/{name}" for name in CHECKS],
         f"{RESULTS}/inference/tolerance.json" if PROFILE == "paper" and not CELLS_EXIST else [],
@@ -64,7 +64,7 @@ rule paper:
 
 rule figures:
     input:
-        # in a fresh clone every file is new: the age of a record that was drawn says nothing, its folder's name does
+        # in a fresh clone every file is new, so a drawn record's age means nothing; its folder's name holds its hash
         [] if CELLS_EXIST else [ancient(file) if Path(file).parent.name in DRAWN else file for file in RECORDS],
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
@@ -179,7 +179,7 @@ if not CELLS_EXIST:
         shell:
             RUN
 
-    earlier = frozenset()  # cells that an experiment before has, too
+    earlier = frozenset()  # cells of the experiments so far, which the next ones may share
     for experiment in EXPERIMENTS:
         batches = experiment.batches(earlier)
         earlier |= experiment.folders
@@ -191,7 +191,7 @@ if not CELLS_EXIST:
                 input:
                     ancient(f"notebooks/{experiment.notebook}.ipynb"),
                 output:
-                    # update: a batch that was interrupted keeps the records it has
+                    # update() keeps the records of an interrupted batch
                     update([f"{cell.output_dir}/record.json" for cell in cells]),
                     experiment.outputs,
                 log:

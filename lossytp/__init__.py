@@ -30,7 +30,8 @@ from lossytp.network import (
 
 if TYPE_CHECKING:
     from lossytp.parallel.collectives import all_reduce
-    from lossytp.parallel.convert import gather, parallelize
+    from lossytp.parallel.convert import parallelize
+    from lossytp.parallel.dense import gather
     from lossytp.parallel.initialize import init_process_group, reliable
     from lossytp.parallel.own_streams import stream_distance
 
@@ -57,7 +58,7 @@ __all__ = [
 ]
 _NEEDS_TORCH = {
     "all_reduce": "lossytp.parallel.collectives",
-    "gather": "lossytp.parallel.convert",
+    "gather": "lossytp.parallel.dense",
     "init_process_group": "lossytp.parallel.initialize",
     "reliable": "lossytp.parallel.initialize",
     "parallelize": "lossytp.parallel.convert",

@@ -1,4 +1,4 @@
-"""Lessons on parallelism: small programs to read from top to bottom, and to run, on handwritten digits.
+"""Teach parallelism by small programs on handwritten digits, to read from top to bottom and to run.
 
 python -m lossytp.labs.tensor_parallel_manual                                        # or under torchrun
 torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_native

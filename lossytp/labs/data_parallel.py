@@ -1,4 +1,4 @@
-"""Data parallelism: every rank has the whole model, or fetches it, and computes a share of each batch.
+"""Data parallelism: every rank computes a share of each batch, with a copy of the model or with fetched weights.
 
 torchrun --standalone --nproc_per_node 2 -m lossytp.labs.data_parallel
 torchrun --standalone --nproc_per_node 2 -m lossytp.labs.data_parallel --data_parallel_type fsdp --loss_rate 0.1
@@ -7,9 +7,9 @@ torchrun --standalone --nproc_per_node 2 -m lossytp.labs.data_parallel --data_pa
 as long as all ranks receive the same average (Li et al., "PyTorch Distributed", VLDB 2020).
 
 "fsdp" keeps 1 / R of the weights, of their gradients and of Adam's moments on each of R ranks. It gathers a layer's
-weights just before it needs them, in forward and again in backward, and drops them after. A reduce-scatter brings each
-rank its share of the average gradient (Zhao et al., "PyTorch FSDP", VLDB 2023). A weight that is lost on its way to a
-rank is zero there for that pass.
+weights just before it needs them, in forward and again in backward, and then drops them. A reduce-scatter brings each
+rank its share of the average gradient (Zhao et al., "PyTorch FSDP", VLDB 2023). If a weight is lost on its way to a
+rank, the rank computes that pass with zero in its place.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from lossytp.training.connected_processes import connected_processes, this_devic
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallelConfig(BackendLabConfig):
-    """The perceptron, and how replicas share it."""
+    """The perceptron, and how its replicas hold the parameters."""
 
     data_parallel_type: Literal["ddp", "fsdp"] = "ddp"
     """Replicate the parameters, or shard them over the replicas."""

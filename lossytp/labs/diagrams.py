@@ -1,4 +1,4 @@
-"""Draw how parallelisms split work, and what labs measured. Each function returns a figure."""
+"""Draw how parallelisms split work, and the results of the labs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,13 +19,13 @@ SENDS = {
     "pipeline": "activations between stages",
 }
 ABSENT, WEIGHTS, EXAMPLES = range(3)
-BACKWARD_TIME = 2  # forward passes that a backward pass takes: it computes two gradients
+BACKWARD_TIME = 2  # in forward passes: a backward pass computes two gradients
 SMOOTHED_OVER = 10  # steps
 WAYS = ("without_losses", "with_losses")
 
 
 def holdings(ranks: int = 2, layers: int = 4) -> Figure:
-    """Draw which part of each layer's weights, and of a batch, each rank holds: a row of panels a parallelism."""
+    """Draw which part of each layer's weights and of a batch each rank holds. Each parallelism has a row of panels."""
     colors = ListedColormap(["0.93", *sns.color_palette()[:2]])
     size = (1.3 * ranks + 2, 1.15 * len(SENDS))
     figure, axes = plt.subplots(len(SENDS), ranks, figsize=size, squeeze=False, layout="constrained")
@@ -44,7 +44,7 @@ def holdings(ranks: int = 2, layers: int = 4) -> Figure:
 
 
 def _held(parallelism: str, rank: int, ranks: int, layers: int) -> np.ndarray:
-    """Return what a rank holds (layers and batch, parts)."""
+    """Return what a rank holds of each layer and, in the last row, of the batch: (layers + 1, ranks)."""
     held = np.full((layers + 1, ranks), ABSENT)
     if parallelism == "pipeline":
         held[[layer for layer in range(layers) if layer * ranks // layers == rank]] = WEIGHTS
@@ -69,15 +69,15 @@ def split_products(ranks: int = 2) -> Figure:
 
 
 def timeline(schedule: str, stages: int = 2, microbatches: int = 4) -> pd.DataFrame:
-    """Time the passes of a batch through a pipeline, in forward passes of a microbatch in a stage.
+    """Time the passes of a batch through a pipeline. The unit is one microbatch's forward pass through a stage.
 
     Args:
         schedule: "gpipe" (all forwards, then all backwards) or "1f1b" (alternating, once the pipeline is full).
         stages: number of stages.
-        microbatches: of the batch.
+        microbatches: number of microbatches in the batch.
 
     Returns:
-        One row a pass: `stage`, `direction`, `microbatch`, `start`, `time`.
+        One row per pass: `stage`, `direction`, `microbatch`, `start`, `time`.
     """
     left = {stage: _order(schedule, stage, stages, microbatches) for stage in range(stages)}
     ends: dict[tuple[int, str, int], int] = {}
@@ -100,7 +100,7 @@ def timeline(schedule: str, stages: int = 2, microbatches: int = 4) -> pd.DataFr
 
 
 def _order(schedule: str, stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
-    """Return a stage's passes in order: some forwards, then a backward and a forward in turn, then the rest."""
+    """Return a stage's passes in order: some forwards, then backwards and forwards in turn, then the last backwards."""
     ahead = microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
     order = [("forward", number) for number in range(ahead)]
     for number in range(microbatches):
@@ -111,7 +111,7 @@ def _order(schedule: str, stage: int, stages: int, microbatches: int) -> list[tu
 
 
 def pipelines(stages: int = 2, microbatches: int = 4) -> Figure:
-    """Draw when each stage works, for both schedules; white is the bubble, and numbers are microbatches."""
+    """Draw when each stage works, for both schedules. White is the bubble, and numbers are microbatches."""
     figure, axes = plt.subplots(2, 1, figsize=(7, 0.5 + 0.5 * stages), sharex=True, layout="constrained")
     for ax, schedule in zip(axes, ("gpipe", "1f1b"), strict=True):
         table = timeline(schedule, stages, microbatches)
@@ -133,7 +133,7 @@ def training_losses(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draw the smoothed training loss of each lab, without losses and with them.
 
     Args:
-        results: of `lab.train`, by the name of a panel.
+        results: results of `lab.train`, by the title of their panel.
     """
     figure, axes = plt.subplots(1, len(results), figsize=(1.5 * len(results), 2.1), squeeze=False, layout="constrained")
     for ax, (name, result) in zip(axes[0], results.items(), strict=True):

@@ -1,4 +1,4 @@
-"""The parts that all labs share: flags, digits, the multilayer perceptron, the training loop.
+"""Define what all labs share: flags, digits, the multilayer perceptron, the training loop.
 
 Shapes: N images, B of them in a batch, I pixels, C classes.
 """
@@ -39,25 +39,25 @@ class LabConfig(NetworkSettings):
     """A multilayer perceptron on handwritten digits, and the network between its ranks."""
 
     tensor_parallel_size: CountFromZero = 0
-    """Ranks; 0 stands for one a process, or two virtual ranks without torchrun."""
+    """Number of ranks. 0 means one per process, or two virtual ranks without torchrun."""
     dataset: Literal["digits", "mnist"] | None = None
     """digits (scikit-learn's, 8 x 8 pixels) or mnist. If left out, mnist if it is on disc, else digits."""
     data_dir: str | None = None
-    """Folder that has ylecun/mnist, laid out like the hub; LOSSYTP_DATA if left out."""
+    """Folder that contains ylecun/mnist, laid out like the hub. If left out, LOSSYTP_DATA."""
     epochs: Count | None = None
-    """Passes over the training images; 8 if neither epochs nor steps are given."""
+    """Number of passes over the training images. 8 if neither epochs nor steps are given."""
     steps: Count | None = None
-    """Optimiser steps, in place of epochs."""
+    """Number of optimiser steps, in place of epochs."""
     batch_size: Count = 64
-    """Images a step, over all ranks."""
+    """Images per step, over all ranks."""
     learning_rate: Positive = 1e-3
     """Learning rate of Adam."""
     input_dim: Count | None = None
-    """Pixels to scale each image to, a square number; as many as it has if left out."""
+    """Pixels per image after scaling, a square number. If left out, images keep their size."""
     hidden_dim: Count = 512
     """Width of the hidden layers."""
     num_classes: Annotated[int, Ge(2)] = 10
-    """Outputs; with fewer than 10, images of larger digits are left out."""
+    """Number of outputs. With fewer than 10, images of larger digits are left out."""
     output_dir: str = "output/labs"
     """Folder for the result, a JSON file named after the lab."""
 
@@ -76,7 +76,7 @@ class LabConfig(NetworkSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendLabConfig(LabConfig):
-    """A lab whose messages PyTorch sends, over the backend `lossy`, which does not know where a message is from."""
+    """A lab in which PyTorch sends the messages over the backend `lossy`, which does not know the layers they serve."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,7 +101,7 @@ def place(config: LabConfig, needs_processes: str | None = None) -> Layout:
         needs_processes: name of the lab, if it cannot run virtual ranks.
 
     Raises:
-        ValueError: if the processes do not fit the ranks, or there is only one rank and it should lose packets.
+        ValueError: if the processes do not fit the ranks, or packets are to be lost but there is only one rank.
     """
     started, (rank, world) = under_torchrun(), rank_and_world_size()
     if needs_processes and not started:
@@ -119,7 +119,7 @@ def place(config: LabConfig, needs_processes: str | None = None) -> Layout:
     if ranks == 1 and config.process().loss_rate > 0:
         raise ValueError(
             f"loss_rate = {config.process().loss_rate:g} has no effect on a single rank, which sends nothing: start "
-            "more processes, or leave it out"
+            "more processes, or leave loss_rate out"
         )
     return layout
 
@@ -131,7 +131,7 @@ def check_splits(name: str, size: int, parts: int, what: str = "ranks") -> None:
 
 
 class Digits(NamedTuple):
-    """Images (N, I) with grey levels from 0 to 1, and their labels (N,), for training and for test."""
+    """Images (N, I) with grey levels from 0 to 1 and their labels (N,), for training and for testing."""
 
     name: str
     train: tuple[Tensor, Tensor]
@@ -142,7 +142,7 @@ def load_digits(config: LabConfig, device: torch.device) -> Digits:
     """Load MNIST or scikit-learn's digits, as the flags say.
 
     Raises:
-        ValueError: if `dataset` is "mnist", which is neither on disc nor on the hub.
+        ValueError: if `dataset` is "mnist", but neither disc nor hub has it.
     """
     source = _mnist(config)
     if source is None:
@@ -159,7 +159,7 @@ def load_digits(config: LabConfig, device: torch.device) -> Digits:
 
 
 def _mnist(config: LabConfig) -> Files | Source | None:
-    """Return where to read MNIST from; None for scikit-learn's digits."""
+    """Return the source of MNIST, or None for scikit-learn's digits."""
     folder = Path(config.data_dir or os.environ.get(DATA_VARIABLE, ""), MNIST.path, "mnist").expanduser()
     train, test = (sorted(folder.glob(f"{split}-*.parquet")) for split in ("train", "test"))
     if config.dataset == "digits" or (config.dataset is None and not (train and test)):
@@ -176,7 +176,7 @@ def _prepared(config: LabConfig, images: Tensor, labels: Tensor, device: torch.d
 
 
 def perceptron(config: LabConfig, pixels: int) -> nn.Sequential:
-    """Return the dense model, with weights that the seed alone determines.
+    """Return the dense model. Its weights depend only on the seed.
 
     It has two pairs of layers, as a transformer block has. Tensor parallelism splits the first of a pair by columns and
     the second by rows. With a single pair, backward would send nothing: images need no gradient.
@@ -189,31 +189,32 @@ def perceptron(config: LabConfig, pixels: int) -> nn.Sequential:
 
 
 class Model(NamedTuple):
-    """One process's part of a model. What another process computes is None here."""
+    """One process's part of a model. Its functions return None where another process computes the result."""
 
     module: nn.Module
     """Holds the parameters that Adam updates."""
     training_loss: Callable[[Tensor, Tensor], float | None]
-    """Computes the gradients for images (B, I) and labels (B,)."""
+    """Computes gradients for images (B, I) and labels (B,), and returns the loss."""
     logits: Callable[[Tensor], Tensor | None]
-    """Returns (B, C), or (ranks, B, C)."""
+    """Returns the logits of images (B, I): (B, C), or (ranks, B, C)."""
 
 
 def train(
     name: str, config: LabConfig, digits: Digits, build: Callable[[], Model], network: LossyNetwork
 ) -> dict[str, Any]:
-    """Train without losses, then anew with losses, if the network loses packets; print and write the outcome.
+    """Train without losses and, if the network loses packets, again with them; print and write the results.
 
     Args:
-        name: the lab's, for its file in `output_dir`.
+        name: name of the lab, and of its file in `output_dir`.
         config: the lab's flags.
-        digits: the same on all ranks.
-        build: returns the model with its first weights.
-        network: between the ranks.
+        digits: the data, the same on all ranks.
+        build: returns the model with its initial weights.
+        network: the network between the ranks.
 
     Returns:
-        "without_losses" and, if there were any, "with_losses": the training loss of each step, and the accuracy. The
-        model that was trained with losses has one with losses and one without. "network" counts packets of training.
+        "without_losses" and, if packets were lost, "with_losses". Each has the training loss of every step ("losses"),
+        the accuracy over the network of training, and the accuracy over a lossless one ("accuracy_clean"). "network"
+        counts training's packets.
 
     Raises:
         ValueError: if the training loss is not finite.
@@ -228,8 +229,8 @@ def train(
         result["network"] = traffic = network.summary("training")
         outcome += (
             f"; trained with losses, {result['with_losses']['accuracy']:.4f} over the same network and "
-            f"{result['with_losses']['accuracy_clean']:.4f} over a lossless one, of {traffic['packets']:,} packets "
-            f"{traffic['lost']:,} lost"
+            f"{result['with_losses']['accuracy_clean']:.4f} over a lossless one; lost {traffic['lost']:,} of "
+            f"{traffic['packets']:,} packets"
         )
     if rank_and_world_size()[0] == 0:
         file = Path(config.output_dir) / f"{name}.json"
@@ -258,7 +259,7 @@ def _train(config: LabConfig, digits: Digits, model: Model, network: LossyNetwor
 
 
 def _batches(config: LabConfig, examples: int) -> Iterator[Tensor]:
-    """Yield the indices of each step's images: every epoch in another order, without its incomplete batch."""
+    """Yield the indices of each step's images. Every epoch has its own order, and drops its incomplete batch."""
     generator = torch.Generator().manual_seed(config.seed)
     size = min(config.batch_size, examples)
     steps = config.steps or (config.epochs or DEFAULT_EPOCHS) * (examples // size)

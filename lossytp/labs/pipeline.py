@@ -1,15 +1,15 @@
-"""A pipeline: a transformer's blocks lie on several ranks, and microbatches flow through them.
+"""Pipeline parallelism: each rank holds some of a transformer's blocks, and microbatches flow through the ranks.
 
 torchrun --standalone --nproc_per_node 2 -m lossytp.labs.pipeline
 torchrun --standalone --nproc_per_node 2 -m lossytp.labs.pipeline --pipeline_schedule 1f1b --loss_rate 0.02
 
-Huang et al., "GPipe", NeurIPS 2019. Each rank, a stage, holds some of the blocks. It receives hidden states from the
-stage before it, computes its blocks, and sends the result on. In backward, gradients travel the other way. A batch is
-split into microbatches, so that stages work at the same time. At the start of a batch, later stages wait for the first
-microbatch, and at its end, earlier stages wait for the last gradients: that is the bubble.
+Huang et al., "GPipe", NeurIPS 2019. Each rank is a stage. It receives hidden states from the stage before it, computes
+its blocks, and sends the result on. In backward, gradients travel the other way. A batch is split into microbatches, so
+that stages work at the same time. At the start of a batch, later stages wait for the first microbatch, and at its end,
+earlier stages wait for the last gradients: this idle time is the bubble.
 
-The transformer is a small GPT-2. It reads an image of 4 x 4 pixels as 16 tokens of 17 grey levels, and names the digit
-after the last one. The last stage computes the training loss. Gradients reach every stage, and all of them train.
+The transformer is a small GPT-2. It reads an image of 4 x 4 pixels as 16 tokens of 17 grey levels, and classifies the
+digit at the last token. The last stage computes the training loss. Gradients reach every stage, and all of them train.
 """
 
 from dataclasses import dataclass
@@ -35,25 +35,25 @@ class PipelineLabConfig(BackendLabConfig):
     """A transformer on handwritten digits, and the network between its stages."""
 
     input_dim: Count | None = 16
-    """Pixels to scale each image to, a square number; each is a token."""
+    """Pixels per image after scaling, a square number. Each pixel is a token."""
     hidden_dim: Count = 64
     """Width of the transformer."""
     learning_rate: Positive = 3e-3
     """Learning rate of Adam."""
     num_layers: Count = 4
-    """Blocks of the transformer."""
+    """Number of the transformer's blocks."""
     pipeline_schedule: PipelineSchedule = "gpipe"
     """Order of the microbatches' passes."""
     pipeline_microbatches: Count = 4
-    """Microbatches of a batch."""
+    """Number of microbatches in a batch."""
 
 
 def transformer(config: PipelineLabConfig, pixels: int) -> GPT2ForSequenceClassification:
-    """Return the whole model, with weights that the seed alone determines."""
+    """Return the whole model. Its weights depend only on the seed."""
     check_splits("hidden_dim", config.hidden_dim, HEADS, "heads")
     settings: dict[str, Any] = {
         "vocab_size": GREY_LEVELS + 1,
-        "pad_token_id": GREY_LEVELS,  # of no pixel, since no image is padded
+        "pad_token_id": GREY_LEVELS,  # no pixel has this level, since no image is padded
         "bos_token_id": None,
         "eos_token_id": None,
         "n_positions": pixels,

@@ -1,4 +1,4 @@
-"""Tensor parallelism by hand: a column-parallel and a row-parallel layer, and the sums between the ranks.
+"""Tensor parallelism written out: a column-parallel and a row-parallel layer, and the sums between the ranks.
 
 python -m lossytp.labs.tensor_parallel_manual --loss_rate 0.1                       # two virtual ranks
 torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_manual     # a rank in each process
@@ -9,7 +9,7 @@ Shoeybi et al., "Megatron-LM", 2019, section 3. Rank r of R holds a slice of eve
     z   = g(y_r B_r) + b              B split by rows: the product is the sum of the ranks' products
 
 f copies x to the ranks; in backward it adds up their gradients of x. g adds up the ranks' products; in backward it
-copies the sum's gradient to them. Autograd must know both: with an all-reduce in forward alone, a layer before f would
+copies the sum's gradient to them. Autograd must know both: if only forward had an all-reduce, a layer before f would
 get one rank's part of its gradient.
 
 Every tensor has a leading axis for the ranks in this process, as if each line ran on all of them. Copies that all ranks
@@ -34,9 +34,9 @@ from lossytp.training.connected_processes import connected_processes, this_devic
 
 
 def all_reduce(parts_LBD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
-    """Return for each rank here the sum of all ranks' parts, as far as the network delivers them."""
+    """Return the sum of the parts of all ranks that the network delivers, for each rank in this process."""
     total = collective.sum_(parts_LBD.clone(memory_format=torch.contiguous_format), site)
-    return total.expand_as(parts_LBD)  # with --no-reliable_gather each rank has its own already
+    return total.expand_as(parts_LBD)  # with --no-reliable_gather, `total` has a row per rank already
 
 
 class CopyToRanks(Function):

@@ -1,11 +1,11 @@
-"""Tensor parallelism by PyTorch's own API: say how each layer is split, and DTensor does the rest.
+"""Tensor parallelism with PyTorch's own API: a plan says how each layer is split, and DTensor does the rest.
 
 torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_native
 torchrun --standalone --nproc_per_node 2 -m lossytp.labs.tensor_parallel_native --loss_rate 0.1
 
-The pairs of layers, and the sums between the ranks, are those of `tensor_parallel_manual`. There they are written out;
-here `ColwiseParallel` and `RowwiseParallel` insert them. PyTorch sends its messages over the backend `lossy`, so
-they lose packets although no layer knows of it.
+The layers and the sums between the ranks are those of `tensor_parallel_manual`, which writes the sums out. Here
+`ColwiseParallel` and `RowwiseParallel` insert them. PyTorch sends its messages over the backend `lossy`, so they lose
+packets although no layer knows of it.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
 
 
 def run(config: BackendLabConfig) -> dict[str, Any]:
-    """Train the perceptron, a shard of each layer in this process; return the result."""
+    """Train this process's shard of the perceptron; return the result."""
     layout = place(config, needs_processes="tensor_parallel_native")
     check_splits("hidden_dim", config.hidden_dim, layout.world_size)
     device = this_device(layout)

@@ -1,4 +1,4 @@
-"""Bernoulli packet loss, sampled by gaps: the cost is that of the losses, not of the packets."""
+"""Bernoulli packet loss, sampled by gaps, so that the cost grows with the losses and not with the packets."""
 
 import math
 from dataclasses import dataclass

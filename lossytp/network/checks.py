@@ -1,4 +1,4 @@
-"""Checks of what callers give. Each message names the value, the bound and the fix, in one line."""
+"""Check arguments. Each message names the value, the bound and the fix, in one line."""
 
 import difflib
 import math
@@ -28,7 +28,7 @@ def check_bool(name: str, value: object) -> None:
 
 
 def check_number(name: str, value: object, kind: type, fix: str) -> None:
-    """Raise TypeError unless `value` is a number of `kind` (Integral or Real), and no bool; `fix` follows "give"."""
+    """Raise TypeError unless `value` is a number of `kind` (Integral or Real), not a bool; `fix` follows "give"."""
     if isinstance(value, bool) or not isinstance(value, kind):
         raise TypeError(f"{name} = {shown(value)} is not a {'whole ' if kind is Integral else ''}number: give {fix}")
 
@@ -87,7 +87,7 @@ def check_filled(name: str, values: object) -> None:
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a number, and neither infinite nor a bool."""
+    """Return whether `value` is a finite number, and not a bool."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
     return isinstance(value, Integral) or math.isfinite(value)  # no float holds a very large whole number

@@ -1,7 +1,7 @@
-"""Datagrams over UDP: a header of 16 bytes, and sockets that lose nothing of their own if the system allows it.
+"""Send datagrams over UDP, from sockets that lose none themselves if the system allows buffers large enough.
 
-The header is a key (8 bytes), a sequence number (4) and an offset (4), in network byte order. The key names the flow,
-and keeps out datagrams of strangers: they cannot guess what the ends agreed upon in a handshake. Addresses are IPv4's.
+The header of 16 bytes is a key (8 bytes), a sequence number (4) and an offset (4), in network byte order. The key names
+the flow. It also keeps strangers' datagrams out, because only the two ends of a handshake know it. Addresses are IPv4.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ import numpy as np
 HEADER = struct.Struct(">8sII")
 HEADER_DTYPE = np.dtype([("key", ">u8"), ("sequence", ">u4"), ("offset", ">u4")])
 IP_AND_UDP_BYTES = 20 + 8
-BUFFER_BYTES = 2**26  # as much as the system allows is granted
+BUFFER_BYTES = 2**26  # the system grants as much of it as it allows
 ON_LINUX = sys.platform == "linux"
-SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_TIMESTAMPNS, SO_MEMINFO = 32, 33, 35, 55  # Linux's, which Python does not name
+SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_TIMESTAMPNS, SO_MEMINFO = 32, 33, 35, 55  # of Linux; Python does not name them
 IP_MTU_DISCOVER, IP_PMTUDISC_DO = 10, 2
 MEMINFO = struct.Struct("=9I")
-LOCAL_DROPS = (errno.EPERM, errno.ENOBUFS, errno.ECONNREFUSED)  # firewall, full queue, and an answer to an earlier one
+LOCAL_DROPS = (errno.EPERM, errno.ENOBUFS, errno.ECONNREFUSED)  # firewall, full queue, refusal of an earlier datagram
 
 
 def new_session() -> bytes:
@@ -44,13 +44,13 @@ def udp_socket(host: str, port: int = 0) -> socket.socket:
     """Return a UDP socket bound to `host`, which does not fragment, with buffers as large as the system allows.
 
     Raises:
-        ValueError: if the address is none of this machine's, or the port is in use.
+        ValueError: if the address does not belong to this machine, or the port is in use.
     """
     opened = bound(socket.SOCK_DGRAM, host, port)
     for option, forced in ((socket.SO_RCVBUF, SO_RCVBUFFORCE), (socket.SO_SNDBUF, SO_SNDBUFFORCE)):
         opened.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         if ON_LINUX:
-            with contextlib.suppress(PermissionError):  # beyond the system's limit, for its administrator alone
+            with contextlib.suppress(PermissionError):  # only an administrator may exceed the system's limit
                 opened.setsockopt(socket.SOL_SOCKET, forced, BUFFER_BYTES)
     if ON_LINUX:
         opened.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
@@ -61,7 +61,7 @@ def bound(kind: socket.SocketKind, host: str, port: int) -> socket.socket:
     """Return a socket bound to an address of this machine.
 
     Raises:
-        ValueError: if the address is none of this machine's, or the port is in use.
+        ValueError: if the address does not belong to this machine, or the port is in use.
     """
     opened = socket.socket(socket.AF_INET, kind)
     try:
@@ -72,7 +72,9 @@ def bound(kind: socket.SocketKind, host: str, port: int) -> socket.socket:
         opened.close()
         if getattr(error, "errno", None) == errno.EADDRINUSE:
             raise ValueError(f"port = {port} is in use on {host}: give another, or end the program there") from error
-        raise ValueError(f"host = {host!r}, port = {port} cannot be used here ({error}): give others") from error
+        raise ValueError(
+            f"host = {host!r}, port = {port} cannot be used here ({error}): give an address of this machine"
+        ) from error
     return opened
 
 
@@ -89,7 +91,7 @@ def address_of(host: str) -> str:
 
 
 def dropped_here(opened: socket.socket) -> int | None:
-    """Return how many datagrams the system dropped because this socket's buffer was full; None if it does not say."""
+    """Return how many datagrams the system dropped because this socket's buffer was full; None if unknown."""
     if not ON_LINUX:
         return None
     dropped: int = MEMINFO.unpack(opened.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO.size))[-1]

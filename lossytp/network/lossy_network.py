@@ -151,13 +151,7 @@ class LossyNetwork:
         return missing
 
     def _send(
-        self,
-        hops: Hops,
-        itemsize: int,
-        repair: Repair,
-        group: str,
-        site: Site | None,
-        rows: np.ndarray | None,
+        self, hops: Hops, itemsize: int, repair: Repair, group: str, site: Site | None, rows: np.ndarray | None
     ) -> Missing:
         capacity = self.wire.elements_per_packet(itemsize)
         missing = [self._send_over(hop, capacity, repair, group, site) for hop in hops]

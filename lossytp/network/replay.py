@@ -1,4 +1,4 @@
-"""Recorded losses of named links, replayed from their beginning."""
+"""Replay the recorded losses of named links."""
 
 import math
 from dataclasses import dataclass
@@ -13,16 +13,17 @@ from lossytp.network.trace import Trace, TraceLosses
 
 @dataclass(frozen=True)
 class Replay:
-    """Lose on each link the packets that were lost there in a recording, such as a run's over `transport = "udp"`.
+    """A loss process that loses on each link the packets that a recording lost there.
 
-    Training begins at the recording's first packet and wraps after its last. Each evaluation begins at an offset of its
-    own, as with `Trace`. The closed forms are those of all links together.
+    A run over `transport = "udp"` makes such a recording. Training starts at the recording's first packet, and wraps
+    after its last. Each evaluation starts at its own offset, as with `Trace`. The closed forms describe all links
+    together.
 
     Args:
-        links: (link, its losses), for every link that is to be used.
+        links: pairs of a link and its losses, one for every link that carries packets.
 
     Raises:
-        ValueError: if there is no link.
+        ValueError: if there are no links.
     """
 
     links: tuple[tuple[Link, Trace], ...]
@@ -34,7 +35,7 @@ class Replay:
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Replay":
-        """Return the recording in a file of `lossytp.network.probe.trace_file` whose flows are named by ranks.
+        """Return the recording in a file of `lossytp.network.probe.trace_file` that names its flows by ranks.
 
         Raises:
             ValueError: if the file cannot be read, or its flows are not links between ranks.
@@ -44,7 +45,8 @@ class Replay:
             links = tuple(((int(flow.src), int(flow.dst)), flow.losses()) for flow in flows)
         except ValueError as error:
             raise ValueError(
-                f"trace {path} names no ranks ({error}): give one of a run with transport = 'udp', or use trace(FILE)"
+                f"trace {path} does not name its flows by ranks ({error}): give the trace of a run with "
+                "transport = 'udp', or use trace(FILE)"
             ) from error
         return cls(links)
 
@@ -55,13 +57,13 @@ class Replay:
 
     @property
     def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses of all links; infinite if all packets were lost."""
+        """Return the mean run of consecutive losses over all links; infinite if all packets were lost."""
         lost = sum(len(trace.lost) for _, trace in self.links)
         bursts = lost - sum(trace.both_lost(1) for _, trace in self.links)
         return lost / bursts if bursts else math.inf if lost else 0.0
 
     def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of the losses of two packets of a link that are `lag` apart; 0 if they never vary."""
+        """Return the correlation between the losses of a link's packets that are `lag` apart; 0 if they never vary."""
         rate = self.loss_rate
         if lag == 0 or rate in (0, 1):
             return float(lag == 0)
@@ -81,5 +83,7 @@ class Replay:
         link, named = (key[-2], key[-1]), dict(self.links)
         if link not in named:
             known = ", ".join(f"{src}>{dst}" for src, dst in named)
-            raise ValueError(f"the recording has no link {link[0]}>{link[1]}, only {known}: give one of as many ranks")
+            raise ValueError(
+                f"the recording has no link {link[0]}>{link[1]}, only {known}: give a recording with as many ranks"
+            )
         return TraceLosses(named[link], key, offset=0 if "training" in key[:-3] else None)

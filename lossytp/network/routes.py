@@ -1,4 +1,4 @@
-"""The terms of a collective algorithm: what crosses which link, and what a loss there destroys.
+"""Define the terms of a collective algorithm: the hops of a message, and what a loss on each of them destroys.
 
 Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 2009, split an
 all-reduce into a reduce-scatter (the reduce phase) and an all-gather (the gather phase) of chunks.
@@ -15,7 +15,7 @@ SWITCH = -1
 
 
 class Hop(NamedTuple):
-    """Elements [start, stop) of a message crossing the directed link `src` -> `dst`, packetised on their own.
+    """Elements [start, stop) of a message that cross the directed link `src` -> `dst` in packets of their own.
 
     `src` and `dst` are global ranks or `SWITCH`. If a packet is lost, the ranks at `positions` in the group lack its
     elements: in their contributions in a reduce phase, in their results in a gather phase.
@@ -29,10 +29,10 @@ class Hop(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """What a message lacks after each of its hops: sorted numbers of packets, int64, hop by hop.
+    """The packets that a message lacks after each of its hops.
 
     Attributes:
-        packets: for each hop, the missing packets, numbered among those that are not protected.
+        packets: for each hop, the sorted numbers of the missing packets among those that are not protected, int64.
         reliable: whether the network was reliable, so that there is nothing to repair.
         protected: for each hop, the sorted numbers of the packets that `protect` sent reliably. It is empty without
             `protect`, and until `lossytp.parallel.missing` has chosen them.

@@ -1,4 +1,4 @@
-"""Which message waits for which in a collective, as `lossytp.network.timing` times them."""
+"""Define which messages of a collective wait for which. `lossytp.network.timing` times them."""
 
 from collections.abc import Callable
 from typing import NamedTuple

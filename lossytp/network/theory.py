@@ -1,16 +1,18 @@
-"""Expected squared error of a lossy all-reduce, in closed form, by algorithm, repair, ranks and coherence of the parts.
+"""Compute the expected squared error of a lossy all-reduce in closed form.
 
-R ranks' parts x_r have E[x_r^2] = 1 and E[x_r x_s] = rho, their coherence. Every link loses packets independently of
-the others, at the same stationary rate p = 1 - q. A rank's result is sum_r a_r x_r, so its error is
+R ranks contribute parts x_r with E[x_r^2] = 1 and E[x_r x_s] = rho, their coherence. Every link loses packets
+independently of the others, at the same stationary rate p = 1 - q. A rank's result is sum_r a_r x_r, so its error is
 
     E[(sum_r (a_r - 1) x_r)^2] = sum_rs E[x_r x_s] (E[a_r a_s] - E[a_r] - E[a_s] + 1).
 
 The moments of the weights a_r follow from the algorithm's routes. They depend on h(r), the hops of the reduce phase
 that carry r's part of an element, and on the number of hops that bring the sum to a rank in a lossy gather. Each repair
-states the moments of its weights (`Repair.sum_moments`). One element meets each hop once, so Gilbert-Elliott and
-Bernoulli links of equal rate have equal expectations, as long as bursts are shorter than a chunk. Only for `fec` and
-`retransmit` the rate that remains is that of Bernoulli links, and for `fec` that of whole blocks (of "xor", where n - k
-divides k). `tests/parallel/test_theory_against_simulation.py` compares.
+states the moments of its weights (`Repair.sum_moments`).
+
+An element crosses each hop once. So Gilbert-Elliott and Bernoulli links of equal rate have equal expectations, as long
+as bursts are shorter than a chunk. `fec` and `retransmit` are exceptions: their remaining loss rate is that of
+Bernoulli links, for `fec` in whole blocks (for "xor", blocks where n - k divides k).
+`tests/parallel/test_theory_against_simulation.py` compares the formulas with simulated losses.
 
 Suffixes: R ranks, H hops that carry an element.
 """
@@ -34,36 +36,37 @@ from lossytp.network.wiring import Wiring
 def expected_squared_error(
     wiring: Wiring, ranks: int, loss_rate: float, coherence: float = 0.0, energy_at_risk: float | None = None
 ) -> float:
-    """Return E[(a rank's result - sum)^2] / E[sum^2] of an all-reduce, the mean over elements and ranks.
+    """Return E[(a rank's result - sum)^2] / E[sum^2] of an all-reduce, averaged over elements and ranks.
 
-    Args:
-        wiring: how the ranks exchange messages; an element lies in one of as many equal chunks as there are ranks.
-        ranks: R.
-        loss_rate: stationary, of every link.
-        coherence: rho, above -1 / (R - 1), where the parts sum to nothing, and at most 1, where they are equal.
-        energy_at_risk: for `protect`, the share of the sum of squares that lies in unprotected packets, as
-            `unprotected_energy` measures it. If left out, all packets count as equally strong.
-
-    E[sum^2] is R + rho R (R - 1). With algorithm "direct" and a reliable gather, the error is this, divided by that:
+    With algorithm "direct" and a reliable gather, the numerator is
 
         zero, hadamard   (R - 1) p + rho (R - 1) (R - 2) p^2
-        fec, retransmit  the same, p being what remains: `Repair.missing_rate`
+        fec, retransmit  the same, with `Repair.missing_rate` in place of p
         rescale          (R - 1) p / q
         stale            2 (R - 1) p + 2 rho (R - 1) (R - 2) p^2 / (1 + p)
         local            (1 - rho) (2 (R - 1) p + (R - 1) (R - 2) p^2)
 
-    `stale` is at its worst: each message is independent of the many before it. `protect` multiplies the error by the
-    energy at risk, exactly so if the parts are uncorrelated and each crosses one link.
+    and the denominator E[sum^2] is R + rho R (R - 1). `stale` has its worst case here: each message is independent of
+    the many before it. `protect` multiplies the error by the energy at risk. This is exact if the parts are
+    uncorrelated and each crosses one link.
+
+    Args:
+        wiring: how the ranks exchange messages. A message has as many equal chunks as there are ranks.
+        ranks: number of ranks, R.
+        loss_rate: stationary loss rate of every link.
+        coherence: rho, above -1 / (R - 1), where the parts sum to nothing, and at most 1, where they are equal.
+        energy_at_risk: for `protect`, the share of the sum of squares that lies in unprotected packets, as
+            `unprotected_energy` measures it. If left out, all packets count as equally strong.
 
     Raises:
-        ValueError: a value is out of range, or the repair has no closed form for these routes.
+        ValueError: if a value is out of range, or the repair has no closed form for these routes.
     """
     check_at_least("ranks", ranks, 1)
     lowest = -1 / (ranks - 1) if ranks > 1 else -math.inf
     if not (isinstance(coherence, Real) and lowest < coherence <= 1):
         raise ValueError(
-            f"coherence = {coherence!r} is not in ({lowest:.4g}, 1]: {ranks} parts below would have a negative "
-            "variance, and at the lower end sum to nothing; give one inside"
+            f"coherence = {coherence!r} is not in ({lowest:.4g}, 1]: {ranks} parts cannot be so correlated, or their "
+            "sum is always 0; give one inside"
         )
     at_risk = 1.0
     if isinstance(protect := stage_of(wiring.repair, "select"), Protect):
@@ -72,7 +75,7 @@ def expected_squared_error(
         wiring = replace(wiring, repair=without_protection(wiring.repair))
     elif energy_at_risk is not None:
         raise ValueError(
-            f"energy_at_risk = {energy_at_risk} with repair = '{wiring.repair}': give it only with protect"
+            f"energy_at_risk = {energy_at_risk} does not go with repair = '{wiring.repair}': give it with protect only"
         )
     products_RR = np.full((ranks, ranks), coherence) + (1 - coherence) * np.eye(ranks)
     errors = [
@@ -83,21 +86,21 @@ def expected_squared_error(
 
 
 def unprotected_energy(squares: np.ndarray, protect: Protect) -> float:
-    """Return the share of a hop's sum of squares that lies in packets which `protect` leaves unprotected.
+    """Return the share of a hop's sum of squares that lies in the packets that `protect` leaves unprotected.
 
     Args:
         squares: each packet's sum of squares, (packets,), not all 0.
-        protect: how packets are chosen.
+        protect: the repair that chooses the packets.
     """
     return float(1 - squares[protect.protected(squares, seed=0)].sum() / squares.sum())
 
 
 def mean_weights(wiring: Wiring, ranks: int, loss_rate: float) -> np.ndarray:
-    """Return E[a_r] of rank r's part in an element of chunk c, (chunks c, ranks r), the mean over the results.
+    """Return E[a_r] of rank r's part in an element of chunk c, averaged over the ranks' results: (chunks c, ranks r).
 
-    Minus 1, it is a repair's bias; with `rescale` it is 1. With `rescale_counted` in a direct exchange, an owner's own
-    part has the weight R / (1 + number of others that arrived), on average (1 - p^R) / q (Chao and Strawderman,
-    "Negative moments of positive random variables", JASA 1972). The others share the rest: each has
+    Its distance from 1 is the bias of a repair. With `rescale` it is 1. With `rescale_counted` in a direct exchange, an
+    owner's own part has the weight R / (1 + number of others that arrived), on average (1 - p^R) / q (Chao and
+    Strawderman, "Negative moments of positive random variables", JASA 1972). The others share the rest: each has
     (R - (1 - p^R) / q) / (R - 1). Where all parts are equally likely to arrive ("sender", "switch"), each has 1 - p^R.
     With `stale`, it is the probability that the part is current.
     """
@@ -106,7 +109,7 @@ def mean_weights(wiring: Wiring, ranks: int, loss_rate: float) -> np.ndarray:
 
 
 def missing_share(wiring: Wiring, ranks: int, loss_rate: float) -> float:
-    """Return the mean share of contributions that a rank's result lacks, or that a substitute replaces.
+    """Return the mean share of contributions that a rank's result lacks, whether or not a repair fills the gaps.
 
     Packets that `fec` or `retransmit` restores are not missing. In a direct exchange with a reliable gather, the share
     is (R - 1) p / R.
@@ -117,7 +120,7 @@ def missing_share(wiring: Wiring, ranks: int, loss_rate: float) -> float:
 
 
 def _moments(wiring: Wiring, ranks: int, loss_rate: float) -> Iterator[Moments]:
-    """Yield the moments of one element of each chunk in each rank's result, or in one rank's if all hold the same."""
+    """Yield the moments in each rank's result for one element per chunk. If all results are equal, yield one rank's."""
     check_at_least("ranks", ranks, 1)
     check_probability("loss_rate", loss_rate)
     repair, everyone = wiring.repair, tuple(range(ranks))

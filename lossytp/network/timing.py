@@ -1,7 +1,7 @@
-"""The time of a collective over lossy links, and so of a training step.
+"""Time collectives over lossy links, and training steps.
 
 A collective is a schedule of messages, some of which wait for others (`lossytp.network.schedules`).
-`lossytp.network.transport` times each message, with losses of the processes that training draws from. Adding takes no
+`lossytp.network.transport` times each message, with losses from the same processes as in training. Adding takes no
 time. Repairs send no packets here: time them as longer messages or more round trips. On each link, a message starts
 when the previous one is complete. Without loss a message of m packets takes alpha + beta: half a round trip, and m
 packets on the wire (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
@@ -36,10 +36,10 @@ class AllReduce:
     """One kind of all-reduce to time.
 
     Args:
-        algorithm: by name.
-        num_elements: of the message.
-        itemsize: bytes of an element.
-        ranks: that sum.
+        algorithm: name of the algorithm.
+        num_elements: number of elements in the message.
+        itemsize: bytes per element.
+        ranks: number of ranks.
 
     Raises:
         ValueError: if the algorithm is unknown or has no schedule, or a number is below 1.

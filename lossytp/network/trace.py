@@ -71,7 +71,7 @@ class Trace:
 
             lost = read_trace(file).all_lost()
             if not len(lost):
-                raise ValueError(f"trace {file} holds no packet: measure again")
+                raise ValueError(f"trace {file} holds no packets: measure again")
             return cls.from_indicators(lost)
         try:
             if file.suffix == ".npy":

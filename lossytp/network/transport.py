@@ -1,7 +1,7 @@
-"""The time that a message takes on one link, reliably or with a deadline, given the packets that the link loses.
+"""Time a message on one link, sent reliably or with a deadline, given the packets that the link loses.
 
 Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take the
-other half and no bandwidth, and are never lost. Every packet counts as a full one, also a message's last. A
+other half and no bandwidth, and are never lost. Every packet counts as a full one, even a message's last. A
 retransmission is one more packet of its link, which loses it like any other.
 
 The times are exact: they equal those of a packet-by-packet event simulation. One thing is a choice. If the window is
@@ -93,10 +93,10 @@ class BestEffort:
         _check_messages(num_packets, num_messages)
         if self.deadline_s < path.arrival_s:
             raise ValueError(
-                f"deadline_s = {self.deadline_s!r} is over before the first packet arrives: "
+                f"deadline_s = {self.deadline_s!r} ends before the first packet arrives: "
                 f"give at least {path.arrival_s:.4g} s"
             )
-        # 1e-6: a packet whose arrival and the deadline are equal but for rounding is in time
+        # 1e-6: a packet that arrives at the deadline, up to rounding, is in time
         in_time = min(num_packets, int((self.deadline_s - path.arrival_s) / path.packet_s + 1e-6) + 1)
         shape = (len(losses), num_messages)
         last_lost = np.full(shape, in_time < num_packets)
@@ -143,7 +143,7 @@ class _Reliable(ABC):
         acknowledged_s = path.packet_s + path.round_trip_s
         if self.timeout_s < acknowledged_s:
             raise ValueError(
-                f"timeout_s = {self.timeout_s!r} is over before an acknowledgement can come, so that every packet "
+                f"timeout_s = {self.timeout_s!r} ends before an acknowledgement can come, so that every packet "
                 f"would be sent twice: give at least {acknowledged_s:.4g} s"
             )
         gap_s = self.gap_s(path)
@@ -199,8 +199,8 @@ class SelectiveRepeat(_Reliable):
 class GoBackN(_Reliable):
     """Send a lost packet and all packets after it again, `timeout_s` after its start.
 
-    The receiver takes packets in order only. Until the timeout the sender goes on in vain, up to `window_packets` from
-    the lost packet.
+    The receiver accepts packets only in order. Until the timeout the sender continues, up to `window_packets` from the
+    lost packet, and the receiver discards what comes.
     """
 
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:

@@ -33,7 +33,7 @@ class Bucket:
     """Gradients that travel in one message, side by side in `flat`.
 
     Args:
-        parameters: whose gradients, by name; all of one dtype.
+        parameters: the parameters by name, all of one dtype.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:

@@ -191,7 +191,7 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
         x_RN: (ranks, elements), one floating-point message per rank. It is not changed, and no gradient flows through.
         network: its links advance by the packets of the messages.
         wiring: settings of `Wiring.named`, such as `algorithm` and `repair`. `sequence_parallel` is refused, since it
-            is no all-reduce; so is the repair "stale", which needs the earlier messages of a `LossyCollective`.
+            does not all-reduce; so is the repair "stale", which needs the earlier messages of a `LossyCollective`.
 
     Returns:
         (ranks, elements): the result that each rank holds.
@@ -206,7 +206,7 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
             f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}: stack floating-point messages to (ranks, elements)"
         )
     if wiring.get("sequence_parallel"):
-        raise ValueError("sequence_parallel = True is no all-reduce: leave it out")
+        raise ValueError("sequence_parallel = True does not all-reduce: leave it out")
     collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring.named(**wiring))
     check_reaches(network, collective.group, collective.wiring)
     if not any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES):

@@ -1,4 +1,4 @@
-"""A control for studies of packet loss: Gaussian noise with the same expected squared error.
+"""Add Gaussian noise with packet loss's expected squared error, as a control for studies of packet loss.
 
 It shows whether the form of the damage matters. A second control, independent lost elements, is `Wire(elements=1)`.
 """

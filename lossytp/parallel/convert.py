@@ -1,4 +1,4 @@
-"""Convert a dense decoder of transformers to a tensor-parallel one, and back.
+"""Convert a dense decoder of transformers to a tensor-parallel one.
 
 The model's code stays Hugging Face's. The model's plan says which linear layers to replace: column-parallel layers
 replace those that begin attention and the MLP of every block, and row-parallel layers replace those that end them. The
@@ -10,25 +10,22 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.func import functional_call
 from transformers import GPT2PreTrainedModel, PreTrainedModel
-from transformers.activations import ACT2FN
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from lossytp.network.checks import check_bool, check_is
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.tape import LossTape
 from lossytp.network.wiring import Wiring
+from lossytp.parallel.blocks import SHARDED, SummedGradients, TensorParallelBlock
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.deferred import values_of
-from lossytp.parallel.gathers import sum_gradient
+from lossytp.parallel.dense import SavesDense
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
 from lossytp.parallel.mixed_classes import mixed
-from lossytp.parallel.own_streams import OwnStreams, give_own_streams_, shared_again, take_first_ranks_
+from lossytp.parallel.own_streams import OwnStreams, give_own_streams_
 from lossytp.parallel.plans import (
     GPT2_PLAN,
     LayerSplit,
@@ -42,82 +39,11 @@ from lossytp.parallel.plans import (
     weight_and_bias,
 )
 from lossytp.parallel.reach import check_layers, check_reaches
-from lossytp.parallel.vocabulary import dense_vocabulary
 
-SHARDED = (ColumnParallelLinear, RowParallelLinear)
 GPT2_HEADS = ("GPT2LMHeadModel", "GPT2ForSequenceClassification")
 OTHER_HEADS = ("ForCausalLM", "ForSequenceClassification")  # how the names of other families' classes end
 FUNCTIONAL_DROPOUTS = ("residual_dropout", "embedding_dropout")  # of families that have no nn.Dropout to replace
 EXAMPLES = ("GPT2LMHeadModel", "LlamaForCausalLM", "another decoder of transformers with a head")
-
-
-class TensorParallelBlock:
-    """A block that gradient checkpointing recomputes with the losses of its first pass.
-
-    When checkpointing is enabled, transformers sets `_gradient_checkpointing_func` on every block, and then calls it in
-    place of the block's forward.
-    """
-
-    @property
-    def _gradient_checkpointing_func(self) -> Callable:
-        if "_gradient_checkpointing_func" not in self.__dict__:
-            raise AttributeError("gradient checkpointing was never enabled")
-        checkpoint: Callable = self.__dict__["_gradient_checkpointing_func"]
-        block: Any = self
-        network: LossyNetwork = next(
-            layer for layer in block.modules() if isinstance(layer, SHARDED)
-        ).collective.network
-
-        def checkpoint_with_tape(function: Callable, *args: Any, **kwargs: Any) -> Any:
-            tape = LossTape()
-
-            def run(*inputs: Any, **named: Any) -> Any:
-                with network.recording(tape):
-                    return function(*inputs, **named)
-
-            return checkpoint(run, *args, **kwargs)
-
-        return checkpoint_with_tape
-
-    @_gradient_checkpointing_func.setter
-    def _gradient_checkpointing_func(self, checkpoint: Callable) -> None:
-        self.__dict__["_gradient_checkpointing_func"] = checkpoint
-
-
-class SavesDense:
-    """The method that `parallelize` adds to a model's class. The class keeps its name, by which libraries find it."""
-
-    def save_pretrained(
-        self, save_directory: Any, is_main_process: bool = True, state_dict: dict | None = None, **how: Any
-    ) -> None:
-        """Save the dense model, as `gather` returns it, for `from_pretrained` to read.
-
-        If the ranks are spread over processes, every process must call this. Rank 0 of all processes writes, and the
-        folder is complete once the call returns there. The other arguments are those of transformers.
-
-        Raises:
-            ValueError: for a `state_dict`, which would hold shards.
-        """
-        if state_dict is not None:
-            raise ValueError(
-                f"state_dict has {len(state_dict)} tensors, but a tensor-parallel model gathers its own: leave it out"
-            )
-        model: Any = self
-        dense = gather(model)
-        if is_main_process and not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
-            dense.save_pretrained(save_directory, **how)
-
-
-class SummedGradients(nn.Module):
-    """A replicated module between sharded layers. Processes sum the gradients of its parameters reliably."""
-
-    def __init__(self, module: nn.Module, group: RankGroup) -> None:
-        super().__init__()
-        self.module, self.group = module, group
-
-    def forward(self, *inputs: Any) -> Any:
-        parameters = {name: sum_gradient(each, self.group) for name, each in self.module.named_parameters()}
-        return functional_call(self.module, parameters, inputs)
 
 
 def parallelize(
@@ -273,43 +199,6 @@ def fuse_gelu_(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def gather(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a dense copy of a parallelized model, as transformers knows it: `gather(parallelize(m))` is bitwise m.
-
-    If the ranks are spread over processes, every process must call this, and each gets the whole model. If the ranks'
-    copies have drifted apart, the result has the first rank's parameters.
-
-    Raises:
-        TypeError: for a model that `parallelize` did not make.
-    """
-    blocks = blocks_of(model) if isinstance(model, SavesDense) else [model]
-    if not all(isinstance(block, TensorParallelBlock) for block in blocks):
-        raise TypeError(f"this {type(model).__name__} is not tensor-parallel: give what parallelize() returned")
-    dense_layers = {id(layer): _dense_layers(layer) for layer in model.modules() if isinstance(layer, SHARDED)}
-    replacements: dict[int, Any] = {layer: dense[0] for layer, dense in dense_layers.items()}
-    for module in model.modules():
-        if isinstance(module, Projection):
-            replacements[id(module)] = dense_layers[id(module.layer)][module.index]
-        elif isinstance(module, SummedGradients):
-            replacements[id(module)] = copy.deepcopy(module.module)
-    replacements |= shared_again(model) | dense_vocabulary(model)
-    dense: Any = copy.deepcopy(model, replacements)
-    own_streams = isinstance(dense, OwnStreams)
-    dense.__class__ = dense.base_class
-    if own_streams:
-        group: Any = dense.rank_group
-        take_first_ranks_(dense.parameters(), group)
-        del dense.rank_group
-        dense.tie_weights()
-    for block in blocks_of(dense):
-        block.__class__ = block.base_class
-    if isinstance(dense, GPT2PreTrainedModel):
-        for block in blocks_of(dense):
-            block.attn.split_size = model.config.hidden_size
-            block.mlp.act = ACT2FN[model.config.activation_function].train(block.mlp.training)
-    return dense
-
-
 def assert_converted(model: PreTrainedModel, plan: Plan | None = None) -> None:
     """Raise AssertionError unless every layer that the plan names is sharded as it says.
 
@@ -356,24 +245,3 @@ def gpt2_splits(model: PreTrainedModel, tensor_parallel_size: int, implementatio
             f"implementation = {implementation!r} supports GPT-2, not a {type(model).__name__}: give 'lossytp'"
         )
     return dense_splits(model, tensor_parallel_size, GPT2_PLAN)
-
-
-def _dense_layers(layer: Any) -> list[nn.Module]:
-    """Return the dense layers that a tensor-parallel one was made of. Every process of the group must call this."""
-    weight, bias = layer.dense()
-    kinds, outputs = zip(*layer.made_of, strict=True)
-    biases = [None] * len(kinds) if bias is None else bias.split(outputs)
-    pieces = zip(kinds, weight.split(outputs, 1), biases, strict=True)
-    return [_dense_layer(layer, *piece) for piece in pieces]
-
-
-def _dense_layer(layer: Any, kind: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
-    with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
-        if kind is nn.Linear:
-            dense, weight = nn.Linear(weight.shape[0], weight.shape[1], bias=bias is not None), weight.t()
-        else:
-            dense = kind(weight.shape[1], weight.shape[0])
-    dense.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format), layer.weight.requires_grad)
-    if bias is not None:
-        dense.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)
-    return dense.train(layer.training)

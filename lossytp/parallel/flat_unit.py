@@ -1,6 +1,6 @@
 """Parameters that replicas shard, gather and free together, side by side in one vector.
 
-`lossytp.parallel.flat_fsdp` says when. Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1, call the vector a flat
+`lossytp.parallel.flat_fsdp` decides when. Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1, call the vector a flat
 parameter.
 
 Shapes: P elements of the vector, padded to a multiple of the R replicas.
@@ -30,7 +30,7 @@ class FlatUnit:
     this replica's shard has of each parameter, one-dimensional and often empty.
 
     Args:
-        parameters: with their places; of one dtype.
+        parameters: the parameters with their places, all of one dtype.
         group: the replicas.
 
     Raises:

@@ -1,12 +1,12 @@
-"""f and g, each fused with the adjacent matrix product, which saves a pass over memory.
+"""Define f and g, each fused with the adjacent matrix product, which saves a pass over memory.
 
 Shoeybi et al., "Megatron-LM", 2019, section 3: f copies the input in forward and all-reduces its gradient in backward;
 g all-reduces the output in forward and is the identity in backward (a sender does not learn what was lost).
 
 There are three cases, by how the ranks hold the residual stream:
 - All ranks share one stream, because all receive the same results: `SharedColumn`, `SharedRow`.
-- Each rank has its own stream, because each result lacks other packets: `OwnColumn`, `OwnRow`, rank-major along the
-  batch.
+- Each rank has its own stream, because each rank's results lack different packets: `OwnColumn`, `OwnRow`. The streams
+  lie one after another along the batch.
 - One stream is sharded (sequence-parallel), and each rank gathers it: also `OwnColumn` and `OwnRow`. f is then an
   all-gather whose backward is a reduce-scatter, and g the reverse (Korthikanti et al., "Reducing activation
   recomputation in large transformer models", MLSys 2023, section 4.2).
@@ -15,12 +15,16 @@ If ranks have their own streams, a process's training loss is the mean over its 
 parameters that they share. A rank's own shard needs the gradient of its own training loss, which is L times as large.
 So between g and f, gradients in backward are L times as large.
 
-Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
-layer holds side by side (3 for q, k, v), F outputs of one projection and rank, K inputs of one rank, O the outputs of
-all projections. Where ranks share a stream, O lists them in the dense order: by projection, then by rank. `widths` are
-the F of each projection.
+Shapes:
+- T is the product of all leading axes, and D the model width.
+- There are R ranks, L of them in this process.
+- A layer holds P projections side by side (3 for q, k, v). Each rank computes F outputs of each projection; `widths`
+  lists the F of all projections. A rank has K inputs.
+- O counts the outputs of all projections. If ranks share a stream, outputs are in the dense order: by projection, then
+  by rank.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,9 +35,11 @@ from torch.autograd.function import once_differentiable
 from lossytp.network.counters import Site
 from lossytp.parallel.collectives import LossyCollective
 
+Map = Callable[[Tensor], Tensor]
+
 
 class SharedColumn(Function):
-    """Compute f and the product after it as one dense product: no packet is lost before it."""
+    """Compute f and the product after it as one dense product, because all ranks have the same input."""
 
     @staticmethod
     def forward(
@@ -148,7 +154,7 @@ class OwnColumn(Function):
 
 
 class OwnRow(Function):
-    """Compute the product and g after it. The result is one for each rank, or sharded."""
+    """Compute the product and g after it. Each rank gets its own result, or a shard of the one result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
@@ -179,37 +185,43 @@ class OwnRow(Function):
         return dx, dweight, None, None
 
 
-class OwnGradient(torch.autograd.Function):
-    """Return the input; multiply the gradient by `ranks_here`."""
-
+class _WithBackward(Function):
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, ranks_here: int) -> Tensor:
-        ctx.ranks_here = ranks_here
-        return parameter.view_as(parameter)
+    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
+        ctx.on_gradient = backward
+        return forward(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * ctx.ranks_here, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.on_gradient(gradients[0]), None, None
+
+
+def with_backward(x: Tensor, forward: Map, backward: Map) -> Tensor:
+    """Return `forward(x)`, whose backward pass applies `backward` to the gradient."""
+    y: Tensor = _WithBackward.apply(x, forward, backward)
+    return y
 
 
 def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
-    """Return `parameter`. Scale its gradient from that of the mean over local ranks to that of its own rank."""
-    return OwnGradient.apply(parameter, ranks_here) if ranks_here > 1 else parameter
+    """Return `parameter`. Its gradient becomes that of its own rank's loss, not of the local ranks' mean loss."""
+    if ranks_here == 1:
+        return parameter
+    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), lambda d: d * ranks_here)
 
 
 def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
-    """Return the products (L, T, D) of each local rank's matrices. For one rank, a plain product is faster."""
+    """Return each local rank's product, (L, T, D). For one rank, a plain product is faster than a batched one."""
     return torch.bmm(a_LTK, b_LKD) if len(a_LTK) > 1 else torch.mm(a_LTK[0], b_LKD[0]).unsqueeze(0)
 
 
 def _unit(collective: LossyCollective, d_width: int) -> int:
-    """Return the number of elements that chunks are multiples of: a token's if chunks are shards of a stream."""
+    """Return the unit that chunks are multiples of: a token's elements if chunks are shards of a stream, else 1."""
     return d_width if collective.wiring.sequence_parallel else 1
 
 
 def _to_ranks(y_TO: Tensor, widths: tuple[int, ...]) -> Tensor:
-    """Turn columns in the dense order into (L, T, O): each rank's columns of all projections, side by side."""
+    """Reorder columns in the dense order, (T, O), to (L, T, O): each rank's columns of all projections together."""
     if len(set(widths)) == 1:  # one copy, no concatenation
         y_TPLF = y_TO.view(len(y_TO), len(widths), -1, widths[0])
         return y_TPLF.permute(2, 0, 1, 3).flatten(2)
@@ -227,10 +239,10 @@ def _from_ranks(y_LTO: Tensor, widths: tuple[int, ...]) -> Tensor:
 
 
 def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widths: tuple[int, ...]) -> Tensor:
-    """Return outputs of a layer in the layout that attention and activations expect, with leading axes `shape`.
+    """Lay a layer's outputs out as attention and activations expect them, with leading axes `shape`.
 
-    It is rank-major if ranks have their own streams. Otherwise all local ranks' heads or units lie side by side, in the
-    dense order.
+    If ranks have their own streams, the ranks lie one after another along the batch. Otherwise all local ranks' heads
+    or units lie side by side, in the dense order.
     """
     if collective.wiring.own_streams:
         return y_LTO.view(*shape, -1)

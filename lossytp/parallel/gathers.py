@@ -1,30 +1,30 @@
-"""Gather weights, and activations that every process needs whole, from the shards of processes, reliably.
+"""Gather the shards of weights and activations from all processes, without losses.
 
 Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each rank
-then does the same computation on whole activations. These gathers lose no packets.
+then does the same computation on whole activations.
 
-If ranks have streams of their own, a rank's columns are in its own rows, and all rows are equal after a gather. The
+If ranks have their own streams, a rank's columns are in its own rows, and all rows are equal after a gather. The
 training loss is then the mean over the L local ranks. Gradients are L times as large where layers are sharded (as in
 `lossytp.parallel.functions`), but not where each rank computes on whole activations.
 
-Shapes: ... any leading axes, B the first of them; L ranks in this process, of R; O the columns of this process, by
-projection, then by rank. `widths` are the outputs of one rank, for each projection.
+Shapes:
+- B is the first of any leading axes.
+- There are R ranks, L of them in this process.
+- O counts the columns of this process, by projection, then by rank. `widths` lists one rank's outputs of each
+  projection.
 """
-
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.functions import with_backward
 from lossytp.parallel.group import RankGroup
 
 
 def all_columns(shard: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
-    """Return the columns of all processes, in the dense order, from those (..., O) of this one."""
+    """Return the columns of all processes in the dense order, given those of this one, (..., O)."""
     if group.process_group is None or group.processes == 1:
         return shard
     shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
@@ -42,7 +42,7 @@ def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Ten
 
 
 def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return all columns, from those (B, ..., O) of this process, or (L * B, ..., sum of `widths`) of each stream."""
+    """Return all columns, given this process's, (B, ..., O), or each stream's, (L * B, ..., sum of `widths`)."""
     group = collective.group
     with collective.network.reliable():
         if not collective.wiring.own_streams:
@@ -69,54 +69,26 @@ def _streams(collective: LossyCollective) -> int:
     return len(collective.group.local) if collective.wiring.own_streams else 1
 
 
-class _GatherColumns(Function):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-        ctx.widths, ctx.collective = widths, collective
-        return _whole(y, widths, collective)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _streams(ctx.collective) * _part(gradients[0], ctx.widths, ctx.collective), None, None
-
-
-class _SplitColumns(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-        ctx.widths, ctx.collective = widths, collective
-        return _part(x, widths, collective)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _whole(gradients[0], ctx.widths, ctx.collective) / _streams(ctx.collective), None, None
-
-
-class _SumGradient(Function):
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, group: RankGroup) -> Tensor:
-        ctx.group = group
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        total = gradients[0].clone(memory_format=torch.contiguous_format)
-        ctx.group.begin_sum_(total)()
-        return total, None
-
-
 def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
     """Return the columns of all ranks. Backward keeps each rank's own, since all hold the same gradient."""
-    return _GatherColumns.apply(y, widths, collective)
+    return with_backward(
+        y, lambda y: _whole(y, widths, collective), lambda dy: _streams(collective) * _part(dy, widths, collective)
+    )
 
 
 def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
     """Return the columns of this process's ranks. Backward gathers the gradients of all ranks."""
-    return _SplitColumns.apply(x, widths, collective)
+    return with_backward(
+        x, lambda x: _part(x, widths, collective), lambda dx: _whole(dx, widths, collective) / _streams(collective)
+    )
 
 
 def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
     """Return `parameter`. Backward sums its gradient over processes, since each of them sees only its own heads."""
-    return _SumGradient.apply(parameter, group)
+
+    def total(gradient: Tensor) -> Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        group.begin_sum_(total)()
+        return total
+
+    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), total)

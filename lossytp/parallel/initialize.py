@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 from torch.distributed import Backend, DistNetworkError, DistStoreError, ProcessGroup
 
-from lossytp.network.checks import check_known
+from lossytp.network.checks import check_known, check_names
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.wiring import Wiring
 from lossytp.parallel import functional as functional  # registers a kernel
@@ -42,21 +42,18 @@ def init_process_group(
     network: LossyNetwork,
     *,
     wraps: str = "gloo",
-    algorithm: str = "direct",
-    repair: str = "zero",
-    reliable_gather: bool = True,
     join_timeout_s: float = JOIN_TIMEOUT_S,
+    **settings: Any,
 ) -> None:
     """Initialise torch.distributed with the backend `lossy`, for sub-groups and meshes too.
 
     Args:
         network: the network, with the same seed, processes and wire on every rank.
         wraps: "gloo" (CPU and CUDA tensors) or "nccl" (CUDA tensors, one rank per GPU; gloo carries CPU tensors).
-        algorithm: of every operation, as in `Wiring.named`.
-        repair: of every operation, as in `Wiring.named`.
-        reliable_gather: False also loses packets of an all-reduce's result, different ones on every rank. It has no
-            effect with "sender", whose sum reaches all ranks.
         join_timeout_s: seconds to wait for the other ranks, unless torchrun's agent has connected them.
+        settings: `algorithm`, `repair` and `reliable_gather` of every operation, as in `Wiring.named`. With
+            `reliable_gather=False`, each rank's result of an all-reduce loses packets too. This has no effect with
+            "sender", whose sum reaches all ranks.
 
     Raises:
         ValueError: if torchrun did not start this process, a variable is missing, the port is in use, not all ranks
@@ -64,7 +61,7 @@ def init_process_group(
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
-    wiring = backend_wiring(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
+    wiring = backend_wiring(**settings)
     if not under_torchrun():
         raise ValueError(
             "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"
@@ -83,9 +80,13 @@ def init_process_group(
         dist.init_process_group("lossy", store=store, rank=rank, world_size=world)
 
 
-def backend_wiring(*, algorithm: str = "direct", repair: str = "zero", reliable_gather: bool = True) -> Wiring:
-    """Return the wiring of every operation of the backend. "sender" has no gather that could lose packets."""
-    wiring = Wiring.named(algorithm=algorithm, repair=repair)
+def backend_wiring(*, reliable_gather: bool = True, **names: str) -> Wiring:
+    """Return the wiring of every operation of the backend, given the names of its `algorithm` and `repair`.
+
+    "sender" has no gather that could lose packets.
+    """
+    check_names(names, ("algorithm", "repair"))
+    wiring = Wiring.named(**names)
     return replace(wiring, reliable_gather=reliable_gather or wiring.algorithm.sum_reaches_all)
 
 

@@ -1,7 +1,7 @@
-"""The cross-entropy of logits whose vocabulary is split over the ranks, without gathering them.
+"""Compute the cross-entropy of logits whose vocabulary is split over the ranks, without gathering the logits.
 
-Shoeybi et al., "Megatron-LM", 2019, section 3: ranks exchange three numbers a token in place of its logits, the largest
-logit, the sum of exponentials and the target's logit. These messages mostly fit in a packet, and lose nothing.
+Shoeybi et al., "Megatron-LM", 2019, section 3: instead of logits, ranks exchange three numbers per token: the largest
+logit, the sum of exponentials and the target's logit. These messages mostly fit into a packet, and lose nothing.
 
 Shapes: T tokens, O tokens of the vocabulary in this process.
 """
@@ -26,7 +26,7 @@ class _CrossEntropy(Function):
         columns = logits_TO.shape[1]
         first = group.local.start * columns // len(group.local)
         logits_TO = logits_TO.clone()
-        logits_TO[:, max(0, vocabulary - first) :] = -torch.inf  # padding is no token
+        logits_TO[:, max(0, vocabulary - first) :] = -torch.inf  # rows of padding are not tokens
         largest_T = logits_TO.amax(1)
         group.max_(largest_T)
         exponentials_TO = (logits_TO - largest_T.unsqueeze(1)).exp()
@@ -53,9 +53,9 @@ def cross_entropies(logits_TO: Tensor, targets_T: Tensor, group: RankGroup, voca
     """Return the cross-entropy (T,) of each token, the same on every rank.
 
     Args:
-        logits_TO: this process's columns, of ranks of equally many columns each.
-        targets_T: numbers of tokens of the whole vocabulary; any other number has no meaning, and no gradient of the
-            result may flow back.
+        logits_TO: this process's columns. Each of its ranks has equally many.
+        targets_T: token ids of the whole vocabulary. For any other number the result has no meaning, and no gradient
+            may flow back from it.
         group: the ranks.
         vocabulary: number of tokens. Columns beyond it are padding.
     """
@@ -66,8 +66,8 @@ class LossParallel:
     """A language model's training loss, in place of transformers' `ForCausalLMLoss`.
 
     Args:
-        head: the vocabulary-parallel head. In training it gives this process's logits, else all.
-        dense: the loss of all logits.
+        head: the vocabulary-parallel head. In training it computes this process's logits, otherwise all.
+        dense: the loss for all logits.
     """
 
     def __init__(self, head: Any, dense: Callable) -> None:

@@ -13,7 +13,7 @@ Only the sender knows the routes of a send or an all-to-all, so these have their
 advances.
 
 Activation checkpointing repeats collectives. Each repetition draws new losses, like any new message. This project's own
-layers replay their losses instead (`lossytp.parallel.convert`).
+layers replay their losses instead (`lossytp.parallel.blocks`).
 """
 
 import inspect
@@ -260,7 +260,7 @@ class LossyProcessGroup(ProcessGroup):
         if one_sided:
             name += f" from {self.ranks[self.rank()]}"
         in_backward = torch._C._current_graph_task_id() != -1  # of autograd
-        down = operation == "send" and any(hop.dst < hop.src for hop in hops)  # a pipeline sends its gradients so
+        down = operation == "send" and any(hop.dst < hop.src for hop in hops)  # a pipeline's gradients
         direction = "backward" if in_backward or down else "forward"
         site = Site(None, None, direction, operation, phase)
         return self.network.send(hops, message.element_size(), repair=self._repair, group=name, site=site)

@@ -44,7 +44,7 @@ class Message(NamedTuple):
     network: LossyNetwork
     """The network that the message crossed. It has the loss rates, the tape and the seed of Hadamard's signs."""
     capacity: int
-    """Elements of a packet."""
+    """Elements per packet."""
     in_gather: bool = False
     own_LN: Tensor | None = None
     """The ranks' own contributions from before the sum, for repairs that use them; None if there are none."""
@@ -89,7 +89,7 @@ class Message(NamedTuple):
 
 Fill = Callable[[Message, Any], None]
 FILLS: dict[type[Repair], Fill] = {}
-"""How each repair fills in what a message lacks. A repair that is not listed does as the nearest listed base class."""
+"""How each repair fills in what a message lacks. Other repairs use the function of their nearest listed base class."""
 AnyFill = TypeVar("AnyFill", bound=Fill)
 
 

@@ -1,9 +1,9 @@
-"""The stages of a pipeline: a decoder of transformers, cut between blocks.
+"""Cut a decoder of transformers between its blocks into the stages of a pipeline.
 
-The model's own code runs on every stage. Its list of blocks keeps the length up to the stage's last block, so that each
-block keeps its number and its parameters their names. Stand-ins take the places of blocks of the stages before, and of
-what comes before all blocks: they return the hidden states that this stage has received. A stand-in after the stage's
-last block keeps the hidden states that it hands on.
+The model's own code runs on every stage. Its list of blocks reaches to the stage's last block, so that each block keeps
+its number, and its parameters keep their names. Stand-ins replace the blocks of earlier stages, and what comes before
+all blocks: they return the hidden states that this stage has received. Another stand-in follows the stage's last block
+and keeps the hidden states for the next stage.
 
 Shapes: B examples, T tokens, D model width, C classes, V words of the vocabulary.
 """
@@ -23,7 +23,7 @@ LANGUAGE_MODELS, CLASSIFIERS = ("LMHeadModel", "ForCausalLM"), "ForSequenceClass
 class Stage(nn.Module):
     """One stage: its blocks, with the embeddings if it is the first, and the last norm and the head if it is the last.
 
-    A head that is tied to the embeddings has a copy of its own: its gradient and the embeddings' must be added up.
+    A head that is tied to the embeddings has its own copy, so its gradient and the embeddings' must be added up.
 
     Args:
         model: the whole decoder; the stage takes over its blocks, and copies what else it needs.
@@ -34,7 +34,7 @@ class Stage(nn.Module):
     Attributes:
         is_language_model: whether it predicts tokens; else it classifies texts.
         num_logits: C or V.
-        tied_shape: of the embeddings, (V, D), if another stage holds the head that is tied to them; else None.
+        tied_shape: shape of the embeddings, (V, D), if another stage holds the head that is tied to them; else None.
 
     Raises:
         TypeError: for a model with another head, or whose base model does not list its blocks.

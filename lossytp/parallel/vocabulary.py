@@ -3,8 +3,8 @@
 Shoeybi et al., "Megatron-LM", 2019, section 3. The vocabulary is padded to a multiple of the ranks. A tied head shares
 the embedding's shard. `lossytp.parallel.loss_parallel` computes the training loss.
 
-Shapes: ... any leading axes, T their product, D model width, L ranks in this process, O rows of the vocabulary in this
-process, those of its ranks one after the other.
+Shapes: T is the product of all leading axes, D the model width. There are L ranks in this process. O counts the rows of
+the vocabulary in this process, rank after rank.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ class _Lookup(Function):
 
 
 class VocabularyParallelEmbedding(nn.Module):
-    """Embed tokens: each rank looks up its own, has zeros for the others, and the ranks sum: (...) to (..., D).
+    """Embed tokens, (...) to (..., D): each rank looks up its own, fills in zero for the others, and the ranks sum.
 
     Forward: one lossy all-reduce. Backward: no communication.
     """
@@ -71,10 +71,10 @@ class VocabularyParallelEmbedding(nn.Module):
 
 
 class VocabularyParallelHead(nn.Module):
-    """Compute logits: (..., D) to (..., O) in training, to all of the vocabulary otherwise.
+    """Compute logits: (..., D) to (..., O) in training, and to the whole vocabulary otherwise.
 
-    Forward: no communication in training. Otherwise a gather, which is reliable: ranks that decide by their logits
-    decide alike. Backward: one lossy all-reduce of the ranks' parts of dx.
+    Forward: no communication in training, otherwise a reliable gather, so that all ranks decide alike. Backward: one
+    lossy all-reduce of the ranks' parts of dx.
     """
 
     sharded_over_ranks = ("weight", "bias")
@@ -99,13 +99,13 @@ PARTS = (VocabularyParallelEmbedding, VocabularyParallelHead)
 
 
 def split_vocabulary_(model: PreTrainedModel) -> None:
-    """Split the vocabulary of a language model, which `parallelize` made, over its ranks, in place.
+    """Split the vocabulary of a language model from `parallelize` over its ranks, in place.
 
-    In training, the model's output has this process's logits alone, and the loss of all.
+    In training, the model's output has only this process's logits, and the loss of all ranks.
 
     Raises:
         TypeError: if the model has no plain embedding and head, or is not tensor-parallel.
-        ValueError: if ranks have streams of their own, or the stream lies in shards.
+        ValueError: if ranks have their own streams, or the stream is sharded.
     """
     changed: Any = model
     collective = next((module.collective for module in model.modules() if hasattr(module, "collective")), None)
@@ -117,13 +117,13 @@ def split_vocabulary_(model: PreTrainedModel) -> None:
         or type(head) is not nn.Linear
     ):
         raise TypeError(
-            f"{type(model).__name__} is no tensor-parallel language model with a plain embedding and head: give what "
-            "parallelize returned for one"
+            f"{type(model).__name__} is not a tensor-parallel language model with a plain embedding and head: give a "
+            "language model that parallelize returned"
         )
     if not collective.wiring.one_stream:
         raise ValueError(
-            "enable_loss_parallelism = True where ranks have no common stream: give reliable_gather = True and no "
-            "sequence_parallel"
+            "enable_loss_parallelism = True does not work where ranks have no common stream: give reliable_gather = "
+            "True and no sequence_parallel"
         )
     weight = _shard(embedding.weight, collective.group)
     own = weight if head.weight is embedding.weight else _shard(head.weight, collective.group)
@@ -134,7 +134,7 @@ def split_vocabulary_(model: PreTrainedModel) -> None:
 
 
 def dense_vocabulary(model: PreTrainedModel) -> dict[int, Any]:
-    """Return, for `deepcopy`, what replaces the parts that `split_vocabulary_` made; every process must call this."""
+    """Return dense replacements, for `deepcopy`, of what `split_vocabulary_` made. Every process must call this."""
     replacements: dict[int, Any] = {}
     weights: dict[nn.Parameter, nn.Parameter] = {}
     for part in model.modules():

@@ -1,4 +1,4 @@
-"""The handle of running lossy operations, in place of torch's."""
+"""Define the handle of running lossy operations, in place of torch's."""
 
 import threading
 from collections.abc import Callable, Sequence

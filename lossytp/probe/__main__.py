@@ -1,12 +1,12 @@
 """Measure the packet losses of a real network.
 
-python -m lossytp.probe receive --host 10.0.0.2         on one machine
-python -m lossytp.probe send 10.0.0.2 --packets 200000  on another
-python -m lossytp.probe fit TRACE                       losses as a process, for tc netem and --loss_type
-python -m lossytp.probe report TRACE                    what these losses cost your model
-python -m lossytp.probe import FILE                     a trace of losses that another program recorded
+python -m lossytp.probe receive --host 10.0.0.2         wait for packets on one machine
+python -m lossytp.probe send 10.0.0.2 --packets 200000  send packets from another, and write a trace of the losses
+python -m lossytp.probe fit TRACE                       fit a loss process, for tc netem and --loss_type
+python -m lossytp.probe report TRACE                    estimate what these losses cost your model
+python -m lossytp.probe import FILE                     turn losses that another program recorded into a trace
 
-Each command has a --help of its own.
+Add --help to a command to see its flags.
 """
 
 import importlib
@@ -22,7 +22,7 @@ COMMANDS = {
     "report": "lossytp.probe.report",
     "import": "lossytp.probe.import_trace",
 }
-"""The module of each command: its `main` takes the words after the command's name."""
+"""The module of each command. Its `main` takes the words after the command's name."""
 
 
 def main() -> None:

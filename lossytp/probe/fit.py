@@ -1,4 +1,4 @@
-"""Fit loss processes to a trace, and print the best one as Linux `tc netem` and as `--loss_type` take it.
+"""Fit loss processes to a trace, and print the best one in the notations of Linux `tc netem` and `--loss_type`.
 
 python -m lossytp.probe fit output/probe/trace.parquet
 """
@@ -19,54 +19,54 @@ from lossytp.probe.recorded import first_word_as, flows_of, read
 from lossytp.training.command_line import parse
 from lossytp.training.config.settings import Settings
 
-UNLIKELY = 0.05  # p-value below which a fit does not describe the trace
-TOGETHER = 0.2  # correlation of two flows above which intervals are too narrow
+UNLIKELY = 0.05  # a fit with a smaller p-value does not describe the trace
+CORRELATED = 0.2  # if flows are correlated more than this, intervals are too narrow
 MEASURES = ("loss_rate", "mean_burst_packets")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitConfig(Settings):
-    """What to fit to."""
+    """The settings of the command `fit`."""
 
     trace: str
-    """The trace, a .parquet file; also the first word of the command."""
+    """Trace to fit, a .parquet file. The command's first word may give it."""
 
 
 class Fitted(NamedTuple):
     """The fits of a trace.
 
     Attributes:
-        fits: that of the smallest BIC first.
-        intervals: of the first fit's parameters, loss rate and mean burst.
-        goodness: of the first fit.
-        together: the correlation of the losses of two flows.
+        fits: all fits, the one with the smallest BIC first.
+        intervals: intervals of the best fit's parameters, loss rate and mean burst.
+        goodness: how well the best fit describes the trace.
+        flow_correlation: correlation between the losses of two flows.
     """
 
     fits: list[Fit]
     intervals: dict[str, Interval]
     goodness: Goodness
-    together: float
+    flow_correlation: float
 
     @property
     def best(self) -> Fit:
-        """Return the fit of the smallest BIC."""
+        """Return the fit with the smallest BIC."""
         return self.fits[0]
 
     @property
     def describes(self) -> bool:
-        """Return whether the best fit's bursts and gaps may be those of the trace."""
+        """Return whether the best fit could produce the trace's bursts and gaps."""
         return min(self.goodness.bursts.p, self.goodness.gaps.p) >= UNLIKELY
 
 
 def main(words: list[str]) -> None:
-    """Fit, and print what was found."""
+    """Fit the trace, and print the fits."""
     config: FitConfig = parse(FitConfig, __doc__, first_word_as("--trace", words))
     flows = flows_of(read(Path(config.trace)))
     print(*fit_lines(fit_all(flows), config.trace), sep="\n")
 
 
 def fit_all(flows: Sequence[Trace]) -> Fitted:
-    """Fit every family that applies, with a progress bar."""
+    """Fit every applicable family, with a progress bar."""
     families = applicable(flows)
     steps = len(families) + 1 + num_simulations(flows)
     with tqdm(total=steps, leave=False, disable=not sys.stderr.isatty()) as bar:
@@ -84,12 +84,7 @@ def fit_all(flows: Sequence[Trace]) -> Fitted:
 
 
 def fit_lines(fitted: Fitted, trace: str) -> Iterator[str]:
-    """Yield the lines of a report of the fits.
-
-    Args:
-        fitted: the fits.
-        trace: the trace's file.
-    """
+    """Yield the lines of a report on the fits of a trace file."""
     best = fitted.best
     yield f"{'family':18} {'parameters':>10} {'BIC above best':>15} {'loss rate':>10} {'mean burst':>11}"
     for fit in fitted.fits:
@@ -97,19 +92,22 @@ def fit_lines(fitted: Fitted, trace: str) -> Iterator[str]:
         yield f"{fit.family.name:18} {len(fit.values):10} {fit.bic - best.bic:15.1f} {rate:10.3%} {burst:11.2f}"
     yield ""
     kind = "Clopper and Pearson" if len(best.values) == 1 else "the observed information"
-    yield f"chosen: {best.family.name}, with 95 % intervals from {kind}, which take this family for true"
+    yield f"chosen: {best.family.name}; the 95 % intervals, by {kind}, assume that this family is the true one"
     values = dict(zip(best.family.parameters, best.values, strict=True))
     values |= {name: getattr(best.process, name) for name in MEASURES}
     for name, value in values.items():
         low, high = fitted.intervals[name]
         yield f"  {name:18} {value:.5g} ({low:.5g} to {high:.5g})"
-    if fitted.together > TOGETHER:
-        yield f"flows lose packets at the same time (correlation {fitted.together:.2f}): these intervals are too narrow"
+    if fitted.flow_correlation > CORRELATED:
+        yield (
+            f"flows lose packets at the same time (correlation {fitted.flow_correlation:.2f}): these intervals are too "
+            "narrow"
+        )
     yield ""
     for name, law in (("bursts", fitted.goodness.bursts), ("gaps", fitted.goodness.gaps)):
         yield (
-            f"{name}: recorded and fitted distribution differ by {law.statistic:.3f} at most (Kolmogorov-Smirnov), "
-            f"p = {law.p:.2f} from {fitted.goodness.simulations} simulated recordings"
+            f"{name}: the recorded and the fitted distribution differ by at most {law.statistic:.3f} "
+            f"(Kolmogorov-Smirnov); p = {law.p:.2f}, from {fitted.goodness.simulations} simulated recordings"
         )
     if not fitted.describes:
         yield "the fit does not describe the trace: replay the trace itself"

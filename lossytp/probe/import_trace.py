@@ -1,10 +1,10 @@
-"""Make a trace of losses that another program recorded.
+"""Turn losses that another program recorded into a trace.
 
 python -m lossytp.probe import losses.txt                                  # zeros and ones, 1 for a lost packet
 python -m lossytp.probe import log.csv --column dropped --where link=uplink --output uplink.parquet
 
-Also takes .npy arrays, tables of one flow per row whose packets are a text of zeros and ones, and files that gzip
-compressed.
+It also reads .npy arrays, tables with one flow per row (whose packets are a string of zeros and ones), and files
+compressed with gzip.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,21 @@ from lossytp.training.files import saving
 
 @dataclass(frozen=True, kw_only=True)
 class ImportConfig(Settings):
-    """What to read, and where to write it."""
+    """The settings of the command `import`."""
 
     file: str
-    """The file; also the first word of the command."""
+    """File to read. The command's first word may give it."""
     column: str | None = None
-    """A table's column of losses. If left out, lost, is_lost or loss, or else the only one of zeros and ones."""
+    """Column of a table that holds the losses. If left out, lost, is_lost or loss, or else the only column of zeros and
+    ones."""
     where: str | None = None
-    """NAME=VALUE: keep the rows of a table whose column NAME has this value."""
+    """NAME=VALUE: read only those rows of a table whose column NAME has this value."""
     output: str | None = None
-    """The trace to write. If left out, the file's name with .parquet for its ending, in this folder."""
+    """Trace to write. If left out, the file's name with the ending .parquet, in the current folder."""
 
 
 def main(words: list[str]) -> None:
-    """Read the file, and write the trace."""
+    """Read the file and write the trace."""
     config: ImportConfig = parse(ImportConfig, __doc__, first_word_as("--file", words))
     file = Path(config.file)
     output = Path(config.output or f"{file.name.split('.')[0]}.parquet")

@@ -1,9 +1,9 @@
 """Wait for measurements that other machines start with `python -m lossytp.probe send`.
 
-python -m lossytp.probe receive                   # from this machine alone
-python -m lossytp.probe receive --host 10.0.0.2   # from whoever reaches that address
+python -m lossytp.probe receive                   # accept this machine only
+python -m lossytp.probe receive --host 10.0.0.2   # accept every machine that reaches this address
 
-Keep it running only as long as you measure. It sends nothing but answers, and never more than has come in.
+Stop it when you have finished measuring. It only answers, and never sends more bytes than it has received.
 """
 
 import sys
@@ -28,26 +28,26 @@ from lossytp.training.record import check_writable
 
 @dataclass(frozen=True, kw_only=True)
 class ReceiveConfig(Settings):
-    """Where to listen, and what a partner may ask for."""
+    """The settings of the command `receive`."""
 
     host: str = "127.0.0.1"
-    """Address of this machine to listen at; 0.0.0.0 for all."""
+    """Address of this machine to listen on; 0.0.0.0 listens on all."""
     port: Annotated[int, Ge(1), Lt(2**16)] = PORT
-    """Port to listen at, TCP and UDP."""
+    """TCP and UDP port to listen on."""
     max_mbits: Positive = 100.0
-    """Refuse measurements that are faster than this in one direction."""
+    """Refuse measurements that send faster than this in one direction."""
     max_packets: Count = Limits().max_packets
-    """Refuse measurements of more packets in one direction, which would need more memory."""
+    """Refuse measurements that send more packets than this in one direction, because they take more memory."""
     measurements: Count | None = None
-    """End after so many measurements; if left out, wait until Ctrl-C."""
+    """Exit after this many measurements. If left out, wait until Ctrl-C."""
     patience_s: Positive = PATIENCE_S
-    """Seconds for which a partner may be silent; the measurement then ends with what is known."""
+    """End a measurement early if its partner is silent for this many seconds."""
     output_dir: str | None = None
-    """Folder for traces of what came in; if left out, only the sender writes one."""
+    """Folder for traces of the packets received. If left out, only the sender writes a trace."""
 
 
 def main(words: list[str]) -> None:
-    """Take part in measurements, and print what each showed."""
+    """Take part in measurements, and print a summary of each."""
     config: ReceiveConfig = parse(ReceiveConfig, __doc__, words)
     if config.output_dir is not None:
         check_writable(config.output_dir)
@@ -56,7 +56,7 @@ def main(words: list[str]) -> None:
     for trace, ended_early in islice(measurements, config.measurements):
         print(*summary_lines(trace), sep="\n", flush=True)
         if ended_early:
-            _say(f"the measurement ended early, because {ended_early}: this is what is known")
+            _say(f"the measurement ended early because {ended_early}: the summary covers what is known")
         if config.output_dir is not None:
             path = trace_path(Path(config.output_dir))
             with saving(path):

@@ -1,4 +1,4 @@
-"""Read a trace for a command: its flows as recorded losses."""
+"""Read the trace that a command names."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ def read(path: Path) -> ProbeTrace:
     """Return the trace in a Parquet file.
 
     Raises:
-        ValueError: if there is no such file, if it is another kind of file, or if it holds no packet.
+        ValueError: if the file does not exist, is of another kind, or holds no packets.
     """
     if path.is_file() and path.suffix != ".parquet":
-        raise ValueError(f"trace {path} is no .parquet file: python -m lossytp.probe import {path} makes one of it")
+        raise ValueError(f"trace {path} is not a .parquet file: convert it with python -m lossytp.probe import {path}")
     trace = read_trace(path)
     if not any(flow.num_packets for flow in trace.flows.values()):
-        raise ValueError(f"trace {path} holds no packet: measure again")
+        raise ValueError(f"trace {path} holds no packets: measure again")
     return trace
 
 
@@ -26,10 +26,10 @@ def flows_of(trace: ProbeTrace) -> list[Trace]:
 
 
 def first_word_as(flag: str, words: list[str]) -> list[str]:
-    """Return a command's words with its first one as the value of a flag, unless it is a flag itself.
+    """Return a command's words with `flag` before the first one, unless that is a flag itself.
 
     Raises:
-        ValueError: if there is no word.
+        ValueError: if there are no words.
     """
     if not words:
         raise ValueError(f"{flag} is missing: name the file first")

@@ -1,9 +1,9 @@
-"""Say what a measured network would cost: its losses, their law, your model over them, and the study's networks.
+"""Report on a measured network: its losses, the process that fits them, and what they cost your model and the study's.
 
 python -m lossytp.probe report output/probe/trace.parquet
 python -m lossytp.probe report trace.parquet --model_name smollm2-135m --algorithms direct,ring --phases both
 
-The trace itself is replayed under your model, without training, as in `python -m lossytp.tolerance`.
+Your model runs over the replayed trace, without training, as in `python -m lossytp.tolerance`.
 """
 
 from collections.abc import Iterator
@@ -24,21 +24,21 @@ from lossytp.training.config.bounds import Count
 from lossytp.training.config.settings import Settings
 from lossytp.training.models import check_there
 
-MOST_FLOWS = 8  # that are listed one by one
+MOST_FLOWS = 8  # more flows than this are summarised together
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig(Settings):
-    """A trace, and the model to try it on."""
+    """The settings of the command `report`."""
 
     trace: str
-    """The trace, a .parquet file; also the first word of the command."""
+    """Trace to report on, a .parquet file. The command's first word may give it."""
     model_name: str = "gpt2-nano"
-    """A language model: a name such as smollm2-135m, a folder, or a .gguf file."""
+    """Language model: a name such as smollm2-135m, a folder, or a .gguf file."""
     text: str | None = None
-    """Text files by pattern, stdlib, or wikitext-2, as in lossytp.tolerance."""
+    """Text to score: a pattern of files, stdlib or wikitext-2, as in lossytp.tolerance."""
     tensor_parallel_size: Count | None = None
-    """Tensor-parallel ranks. If left out, the first of 4, 3 and 2 that divides the model."""
+    """Number of tensor-parallel ranks. If left out, the first of 4, 3 and 2 that divides the model."""
     algorithms: str = "direct"
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
@@ -46,13 +46,13 @@ class ReportConfig(Settings):
     repairs: str = "hadamard(64),protect(0.01) + hadamard(64),retransmit(1)"
     """Repairs to try, separated by commas."""
     block_size: Annotated[int, Ge(2)] | None = None
-    """Tokens a block of text, as in lossytp.tolerance."""
+    """Tokens per block of text, as in lossytp.tolerance."""
     blocks: Count | None = None
-    """Blocks of text, as in lossytp.tolerance."""
+    """Number of blocks of text, as in lossytp.tolerance."""
     results_dir: str | None = None
-    """The study's results; those of this repository if left out."""
+    """Folder with the study's results. If left out, this repository's."""
     output_dir: str | None = None
-    """Folder for the tolerance measurement; output/report and the trace's name if left out."""
+    """Folder for the tolerance measurement. If left out, a folder under output/report named after the trace."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +60,7 @@ class ReportConfig(Settings):
         self.tolerance()
 
     def tolerance(self) -> ToleranceConfig:
-        """Return the measurement of the model over the trace."""
+        """Return the settings that measure the model over the trace."""
         return ToleranceConfig(
             model_name=self.model_name,
             text=self.text,
@@ -84,7 +84,7 @@ def main(words: list[str]) -> None:
     print("\nFIT", *fit_lines(fit_all(flows_of(trace)), config.trace), sep="\n", flush=True)
     replayed = Trace.from_indicators(trace.all_lost())
     if not replayed.loss_rate:
-        print("\nNo packet was lost: there is nothing to bear.")
+        print("\nNo packets were lost, so there is no cost to estimate.")
         return
 
     from lossytp.tolerance.__main__ import measure_and_print  # torch takes seconds to import
@@ -95,7 +95,7 @@ def main(words: list[str]) -> None:
 
 
 def measured_lines(trace: ProbeTrace) -> Iterator[str]:
-    """Yield what was measured, flow by flow, or all together if there are many."""
+    """Yield a summary of each flow, or of all flows together if there are many."""
     if len(trace.flows) <= MOST_FLOWS:
         yield from summary_lines(trace)
         return
@@ -106,24 +106,25 @@ def measured_lines(trace: ProbeTrace) -> Iterator[str]:
 
 
 def study_lines(results_dir: str | None, loss_rate: float, mean_burst_packets: float) -> Iterator[str]:
-    """Yield what such losses cost in training and evaluation, by the study's runs.
+    """Yield what such losses cost in the study's training and evaluation runs.
 
     Args:
-        results_dir: the study's results; those of this repository if None.
-        loss_rate: of every link.
-        mean_burst_packets: the mean run of consecutive losses.
+        results_dir: folder with the study's results; this repository's if None.
+        loss_rate: loss rate of every link.
+        mean_burst_packets: mean run of consecutive losses.
     """
     from lossytp.study.analysis.expected_cost import RESULTS, comparable_runs, expected_costs, side_by_side
 
     folder = Path(results_dir) if results_dir is not None else RESULTS
     if results_dir is None and not folder.is_dir():
-        yield "its results are not here: give the folder that has experiment_summary.csv as --results_dir"
+        yield "this installation lacks the study's results: give the folder of experiment_summary.csv as --results_dir"
         return
     costs = expected_costs(comparable_runs(folder), loss_rate=loss_rate, mean_burst_packets=mean_burst_packets)
     yield (
-        f"points of test accuracy that a loss rate of {loss_rate:.3g} in bursts of {mean_burst_packets:.3g} packets "
-        "costs a small GPT-2 of the study,"
+        f"A loss rate of {loss_rate:.3g} in bursts of {mean_burst_packets:.3g} packets cost the study's small GPT-2, "
+        "fine-tuned over 4 ranks,"
     )
-    yield "fine-tuned with 4 ranks, and the loss rate that costs one point; 95 % intervals over seeds."
-    yield "?: an extrapolation, from another loss rate or burst length. For your model and task all are extrapolations."
+    yield "this many points of test accuracy. The table also gives the loss rate that costs one point."
+    yield "Intervals are 95 %, over seeds. ? marks an extrapolation from another loss rate or burst length."
+    yield "For your model and task, every number is an extrapolation."
     yield side_by_side(costs).to_string(index=False)

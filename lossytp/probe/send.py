@@ -1,4 +1,4 @@
-"""Send numbered packets to a machine where `python -m lossytp.probe receive` runs, and say what became of them.
+"""Send numbered packets to a machine that runs `python -m lossytp.probe receive`, and report which were lost.
 
 python -m lossytp.probe send                                       # to this machine itself
 python -m lossytp.probe send 10.0.0.2 --packets 200000 --flows 3 --both_directions
@@ -27,37 +27,37 @@ from lossytp.training.record import check_writable
 
 @dataclass(frozen=True, kw_only=True)
 class SendConfig(Settings):
-    """What to send, where to, and how fast."""
+    """The settings of the command `send`."""
 
     host: str = "127.0.0.1"
-    """The other machine, by name or IPv4 address; also the first word of the command."""
+    """Name or IPv4 address of the receiving machine. The command's first word may give it."""
     port: Annotated[int, Ge(1), Lt(2**16)] = PORT
-    """Its port, TCP and UDP."""
+    """TCP and UDP port of the receiver."""
     packets: Count = 10_000
-    """Packets of each flow."""
+    """Number of packets to send in each flow."""
     flows: Count = 1
-    """Streams of packets at once, each with a port of its own, as between a rank and its peers."""
+    """Number of flows to send at once, each from its own port, as a rank sends to its peers."""
     packet_bytes: Count = 1500
-    """Size of a packet, with the headers of IP (20 bytes), UDP (8) and this program (16)."""
+    """Bytes per packet, including the headers of IP (20), UDP (8) and this program (16)."""
     rate: Positive = 1000.0
-    """Packets a second of each flow."""
+    """Packets per second in each flow."""
     burst_packets: Count = 1
-    """Packets that leave back to back, as in a collective; the rate stays."""
+    """Packets to send back to back, as collectives do. The mean rate does not change."""
     both_directions: bool = False
-    """Let the other machine send as much at the same time."""
+    """Let the receiver send as many packets back at the same time."""
     max_mbits: Positive = 100.0
-    """Refuse to send faster than this, all flows together. Raise it if the network has room for more."""
+    """Refuse to send faster than this over all flows. Raise it if the network has room for more."""
     patience_s: Positive = PATIENCE_S
-    """Seconds for which the other machine may be silent."""
+    """End the measurement early if the receiver is silent for this many seconds."""
     output_dir: str = "output/probe"
-    """Folder for the trace, which is named by the time of day."""
+    """Folder for the trace, whose name is the date and time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.plan().check_rate(self.max_mbits)
 
     def plan(self) -> Plan:
-        """Return what to send."""
+        """Return the plan of the measurement."""
         return Plan(
             packets=self.packets,
             flows=self.flows,
@@ -87,12 +87,12 @@ def main(words: list[str]) -> None:
         write_trace(path, trace)
     print(*summary_lines(trace), sep="\n")
     if ended_early:
-        print(f"the measurement ended early, because {ended_early}: this is what is known", file=sys.stderr)
+        print(f"the measurement ended early because {ended_early}: the summary covers what is known", file=sys.stderr)
     print(f"see {path}")
 
 
 def trace_path(folder: Path) -> Path:
-    """Return the path of a new trace, named by the time; one that is there already keeps its name."""
+    """Return a path for a new trace, named by the date and time. No file of that name exists."""
     name = f"trace_{time.strftime('%Y%m%d_%H%M%S')}"
     paths = (folder / f"{name}{again}.parquet" for again in ("", *(f"_{number}" for number in range(2, 10**6))))
     return next(path for path in paths if not path.exists())

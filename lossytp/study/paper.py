@@ -50,8 +50,9 @@ from lossytp.study.run_measures import (
 )
 from lossytp.study.statistics import ONE_POINT
 from lossytp.training.config import TrainConfig
-from lossytp.training.models import MODELS, shape_of
+from lossytp.training.models import MODELS
 from lossytp.training.record import write_atomically
+from lossytp.training.shapes import shape_of
 
 FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 

@@ -11,13 +11,13 @@ from scipy import stats
 from scipy.optimize import isotonic_regression
 
 CONFIDENCE = 0.95
-ONE_POINT = 0.01  # of accuracy: the drop that defines the loss budget
-GRID = 4001  # rates between which the ends of the budget's interval are found
+ONE_POINT = 0.01  # the drop in accuracy that defines the loss budget
+GRID = 4001  # number of loss rates at which the budget's interval may end
 ROUNDING = 1e-12
 
 
 class Estimate(NamedTuple):
-    """A value and its confidence interval; `math.inf` stands for anything beyond the tried range."""
+    """A value and its confidence interval. `math.inf` means beyond the range that was tried."""
 
     value: float
     low: float
@@ -45,14 +45,15 @@ def t_interval(values: np.ndarray) -> Estimate:
 
 
 def student_quantile(num_values: int) -> float:
-    """Return the half-width of Student's 95 % interval of so many values' mean, in standard errors."""
+    """Return the half-width of Student's 95 % interval for the mean of `num_values` values, in standard errors."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, num_values - 1))
 
 
 def holm(p_values: np.ndarray) -> np.ndarray:
-    """Adjust p-values so that all comparisons of a question together err in at most 5 % of studies.
+    """Adjust p-values for testing several comparisons at once.
 
-    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
+    If those below 5 % count as shown, any false claim occurs in at most 5 % of studies. Holm, "A simple sequentially
+    rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
 
     Args:
         p_values: (C,).
@@ -70,7 +71,8 @@ def holm(p_values: np.ndarray) -> np.ndarray:
 def rate_of_drop(rates: np.ndarray, drops: np.ndarray) -> float:
     """Return the smallest loss rate at which accuracy drops by one point, or `math.inf` if it never does.
 
-    The rate is read off a rising fit: isotonic regression (Barlow et al., 1972), at least 0, linear between rates.
+    The drops are fitted by a curve that never falls: isotonic regression (Barlow et al., 1972), at least 0, linear
+    between rates.
 
     Args:
         rates: (R,), the first without losses.
@@ -90,18 +92,17 @@ def loss_budget(rates: np.ndarray, accuracy_SR: np.ndarray) -> Estimate:
     """Return the loss rate at which accuracy drops by one point, and its 95 % interval.
 
     The interval inverts Student's paired test (Fieller 1954). It begins at the first rate whose drop may reach one
-    point, and ends at the last rate whose drop may stay below. At the true budget both hold in 95 % of studies, for any
-    number of seeds, if drops are linear between the tried rates. Where they bend, more rates near the budget help; more
-    seeds do not. (On a flat curve, fits through resampled seeds would drop because of noise, and bias the interval
-    low.)
+    point, and ends at the last rate whose drop may stay below it. At the true budget both hold in 95 % of studies, for
+    any number of seeds, if drops are linear between the tried rates. If they are not, more rates near the budget help,
+    and more seeds do not. (A bootstrap over seeds would be biased: on a flat curve, noise alone makes its fits drop.)
 
     Args:
         rates: (R,), the first without losses.
         accuracy_SR: (S, R), trained and evaluated at each rate. Each seed's drops start at its lossless accuracy.
 
     Returns:
-        The budget, where `math.inf` means beyond the largest rate: `value` if the fit never drops by one point, `high`
-        if a smaller drop is possible at the largest rate, `low` if a smaller drop is certain there.
+        The budget and its interval. `math.inf` means beyond the largest rate: as `value` if the fit never drops by one
+        point, as `high` if a smaller drop is possible at the largest rate, as `low` if a smaller drop is certain there.
     """
     drops_SR = np.asarray(accuracy_SR, dtype=float)
     drops_SR = drops_SR[:, :1] - drops_SR

@@ -1,1 +1,1 @@
-"""How much loss one model bears, without training: `python -m lossytp.tolerance`."""
+"""Measure how much loss a model bears, without training: `python -m lossytp.tolerance`."""

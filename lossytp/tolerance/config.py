@@ -14,7 +14,7 @@ from lossytp.network.notation import parse, split_outside_parentheses
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.settings import Settings
-from lossytp.training.models import check_model, shape_of
+from lossytp.training.shapes import check_model, shape_of
 
 STDLIB, WIKITEXT = "stdlib", "wikitext-2"
 

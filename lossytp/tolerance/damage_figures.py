@@ -20,7 +20,7 @@ def sites(table: pd.DataFrame) -> Figure:
     """Draw the rise if only one layer's attention or MLP loses packets, with intervals.
 
     Args:
-        table: of `damage.by_site`.
+        table: table from `damage.by_site`.
     """
     figure, ax = _panel()
     for number, (module, rows) in enumerate(table.groupby("module")):
@@ -37,7 +37,7 @@ def positions(table: pd.DataFrame) -> Figure:
     """Draw the rise against a token's position in its block, with intervals.
 
     Args:
-        table: of `damage.by_position`.
+        table: table from `damage.by_position`.
     """
     figure, ax = _panel()
     _with_intervals(ax, pd.Series(range(len(table))), table, 0, None, line=True)
@@ -53,7 +53,7 @@ def single_packets(table: pd.DataFrame) -> Figure:
     """Draw the rise if exactly one packet is lost, against the packet's norm: one mark per packet.
 
     Args:
-        table: of `strong_packets.by_norm`.
+        table: table from `strong_packets.by_norm`.
     """
     figure, ax = _panel()
     for number, name in enumerate(BINS):
@@ -73,7 +73,7 @@ def strongest(norms: pd.DataFrame) -> Figure:
     """Draw the norm of each sum's strongest packet, relative to the median packet's.
 
     Args:
-        norms: of `strong_packets.packet_norms`.
+        norms: table from `strong_packets.packet_norms`.
     """
     figure, ax = _panel()
     for number, (module, rows) in enumerate(summary(norms).groupby("module")):

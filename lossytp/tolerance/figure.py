@@ -1,4 +1,4 @@
-"""Draw the rise of cross-entropy against the loss rate, or by repair if there is one rate alone."""
+"""Draw the rise of cross-entropy against the loss rate, or by repair if there is only one rate."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +17,7 @@ APART = 1.04  # ratio of the positions of two repairs at one rate
 def draw(rows: list[Row], title: str, folder: Path) -> Figure:
     """Write tolerance.svg and tolerance.png, and return the figure: rises with their intervals.
 
-    Each repair has a curve over the loss rates, or a line if there is one rate alone, as of a trace.
+    Each repair has a curve over the loss rates, or a line if there is only one rate, as for a trace.
     """
     set_style()
     rates = {row.cell.loss_rate for row in rows}

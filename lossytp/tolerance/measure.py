@@ -18,8 +18,9 @@ from lossytp.study.analysis.real_model import COLLAPSE_NATS
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance.config import NO_REPAIR, Cell, ToleranceConfig, first_size
 from lossytp.training.heads import GENERATION, answers
-from lossytp.training.models import check_positions, load_model, load_tokenizer
+from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.corpus import all_blocks, corpus
+from lossytp.training.shapes import check_positions
 from lossytp.training.tokenizer import check_tokenizer
 
 ENOUGH = 0.2  # of the rise: a half-width at which a row is done
@@ -32,7 +33,7 @@ class Row(NamedTuple):
 
     Attributes:
         cell: the network and the repair.
-        rise: of the cross-entropy, in nats a token.
+        rise: rise of the cross-entropy, in nats a token.
         collapsed: the share of blocks whose cross-entropy rose by more than `COLLAPSE_NATS`.
         packets: packets sent in a draw, including those that the repair adds.
         rises: every draw's rise on every block (S, N).

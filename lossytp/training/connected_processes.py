@@ -1,4 +1,4 @@
-"""The processes of one run: a single one, or several under torchrun over the lossy backend."""
+"""Connect the processes of a run: a single one, or several under torchrun over the lossy backend."""
 
 import os
 import socket
@@ -45,12 +45,12 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
 
 
 def _check_address(host: str) -> None:
-    """Raise ValueError if a name has no address; torch would try for long, and fail in many lines."""
+    """Raise ValueError if a name has no address. torch would try for a long time, and fail with many lines."""
     try:
         socket.getaddrinfo(host, None)
     except (OSError, UnicodeError) as error:
         raise ValueError(
-            f"MASTER_ADDR = {host!r} names no machine ({error}): give the name or address of rank 0's"
+            f"MASTER_ADDR = {host!r} names no machine ({error}): give the name or address of rank 0's machine"
         ) from error
 
 

@@ -19,13 +19,13 @@ from lossytp.parallel.convert import fuse_gelu_, parallelize
 from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import stream_distance
-from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.replicas import gathered, mean_over_processes
 from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from lossytp.parallel.vocabulary import split_vocabulary_
 from lossytp.training.config import RunSettings
 from lossytp.training.config.combinations import check_blocks
 from lossytp.training.microbatches import counted, microbatches
+from lossytp.training.prepare import check_same_function, freeze_, to_device_
 from lossytp.training.side_by_side import SideBySide
 
 INSTALL_MEGATRON = "pip install megatron-core"
@@ -60,7 +60,7 @@ class Engine:
         original: Any = dense
         rounding = 5e-2 if config.wire_dtype == "bf16" else 1e-4
         if any(parameter.is_meta for parameter in dense.parameters()):  # there is no dense model to compare with
-            _to_device_(model, device)
+            to_device_(model, device)
         else:
             check_same_function(original.to(device), model.to(device), network, rounding)
         if config.unfreeze_last_layers is not None:
@@ -303,53 +303,6 @@ class Engine:
         if not (self.config.bf16 or self.config.fp16):
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16 if self.config.bf16 else torch.float16)
-
-
-def _to_device_(model: nn.Module, device: torch.device) -> None:
-    """Move what is on a device already. Deferred weights get there when they are drawn."""
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for tensor in tensors.values():
-                if tensor is not None and not tensor.is_meta:
-                    tensor.data = tensor.data.to(device)
-
-
-def check_same_function(
-    dense: PreTrainedModel, parallel: PreTrainedModel, network: LossyNetwork, rounding: float = 1e-4
-) -> None:
-    """Raise ValueError unless `parallel` without losses computes what `dense` does, up to a relative `rounding`."""
-    probe = torch.arange(1, 17, device=next(dense.parameters()).device).view(2, 8)
-    training = dense.training, parallel.training
-    with network.reliable(), torch.no_grad():
-        expected, actual = (model.eval()(probe).logits.double() for model in (dense, parallel))
-    dense.train(training[0])
-    parallel.train(training[1])
-    error = (actual - expected).abs().max() / expected.abs().max()
-    if not error < rounding:
-        raise ValueError(
-            f"the parallel model's logits differ from the dense model's by {error:.1e}, relative, and {rounding:g} is "
-            "rounding: report this model, or choose another implementation"
-        )
-
-
-def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
-    """Train only the last blocks, the last norm and the head. A head that is tied to the embeddings trains them too.
-
-    Raises:
-        ValueError: if the model has fewer blocks.
-    """
-    blocks: Any = blocks_of(model)
-    if blocks_trained > len(blocks):
-        raise ValueError(
-            f"unfreeze_last_layers = {blocks_trained} is above the model's {len(blocks)} blocks: give fewer"
-        )
-    whole: Any = model
-    head = whole.score if hasattr(whole, "score") else whole.lm_head
-    model.requires_grad_(False)
-    base: Any = model.base_model
-    norms = [child for child in base.children() if not isinstance(child, nn.ModuleList | nn.Embedding)]
-    for module in (*blocks[len(blocks) - blocks_trained :], *norms, head):
-        module.requires_grad_(True)
 
 
 def _implementation(config: RunSettings, layout: Layout) -> str:

@@ -78,3 +78,9 @@ def check_whole(path: Path) -> None:
         raise ValueError(f"it is damaged: {error}") from error
     if damaged is not None:
         raise ValueError(f"it is damaged: the checksum of {damaged} does not match")
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error, and the second if the first ends with a colon."""
+    first, *rest = f"{type(error).__name__}: {str(error).strip()}".splitlines()
+    return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first

@@ -11,6 +11,7 @@ from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
+from lossytp.training.files import first_line
 from lossytp.training.tasks.cache import cached
 
 SUFFIX = ".gguf"
@@ -60,8 +61,6 @@ def dequantised(name: str, file: Path) -> Path:
 def _convert(name: str, file: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from lossytp.training.models import first_line
 
     print(f"reading {file.name}, once: its weights are kept in {folder.parents[1]}", file=sys.stderr)
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}

@@ -1,4 +1,4 @@
-"""The heads of decoders: which class of transformers answers a kind of task, and which kind a class answers."""
+"""Find the class of transformers that answers a kind of task, and the kind that a class answers."""
 
 from typing import Any
 

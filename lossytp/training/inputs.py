@@ -1,4 +1,4 @@
-"""Check the files that a run's result depends on beside its configuration: its data, and a trace of packet losses."""
+"""Check the files that a run's result depends on, besides its configuration: its data, and a trace of packet losses."""
 
 import hashlib
 from typing import Any

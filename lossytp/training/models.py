@@ -1,27 +1,20 @@
-"""Load a decoder by name: the project's own small models, the hub's, or one in a folder or a GGUF file.
+"""Load a decoder by name: one of the project's own small models, of the hub, of a folder or of a GGUF file."""
 
-A name with the suffix `-scratch` gives the model's shape and tokenizer with random weights.
-"""
-
-import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from lossytp.network.checks import check_at_least, check_known
-from lossytp.parallel.group import check_divides
-from lossytp.training.gguf import IN_PACKAGES, INSTALL, SUFFIX, check_readable, dequantised, gguf_file
+from lossytp.training.files import first_line
+from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequantised, gguf_file
 from lossytp.training.heads import ENDINGS, head_class, saved_class
+from lossytp.training.shapes import HUB, LLAMAS, OTHER_SIZES, PRESETS, SCRATCH, Shape, check_shape, from_scratch
 from lossytp.training.tokenizer import check_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 MODELS = Path(__file__).resolve().parents[2] / "models"  # a checkout's committed pretrained models
-SCRATCH = "-scratch"
-SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # a GPT-2's, in the order of `Shape`
-OTHER_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
 DROPOUTS = (
     *("embd_pdrop", "attn_pdrop", "resid_pdrop"),
     *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
@@ -29,96 +22,6 @@ DROPOUTS = (
 VOCABULARY_MULTIPLE = 64  # a vocabulary from scratch is padded so far: GPT-2's 50,257 to 50,304
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 DEFAULT_LOSS = "ForCausalLM"  # transformers' own default, which warns if a model's class name implies no loss
-PRESETS: dict[str, dict[str, Any]] = {
-    "gpt2-nano": {"n_embd": 128, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
-    "gpt2-nano-wide": {"n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
-    "gpt2-nano-deep": {"n_embd": 128, "n_layer": 8, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
-    "gpt2-micro": {"n_embd": 256, "n_layer": 8, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
-}
-LLAMAS: dict[str, dict[str, Any]] = {  # gated: gate, up and down projections
-    "llama-nano": {
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "intermediate_size": 344,
-        "vocab_size": 4096,
-        "max_position_embeddings": 128,
-    },
-    "llama-124m": {
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "intermediate_size": 2048,
-        "vocab_size": 50257,
-        "max_position_embeddings": 4096,
-    },
-}
-HUB = {
-    "gpt2": "openai-community/gpt2",
-    "gpt2-medium": "openai-community/gpt2-medium",
-    "gpt2-large": "openai-community/gpt2-large",
-    "gpt2-xl": "openai-community/gpt2-xl",
-    "distilgpt2": "distilbert/distilgpt2",
-    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
-}
-
-
-class Shape(NamedTuple):
-    """The sizes that tensor and pipeline parallelism divide, and the number of positions.
-
-    `key_value_heads` and `inner`, the MLP's width, are given where they are not the heads and four times the width.
-    """
-
-    width: int
-    layers: int
-    heads: int
-    positions: int
-    key_value_heads: int = 0
-    inner: int = 0
-
-
-HUB_SHAPES = {
-    "gpt2": Shape(768, 12, 12, 1024),
-    "gpt2-medium": Shape(1024, 24, 16, 1024),
-    "gpt2-large": Shape(1280, 36, 20, 1024),
-    "gpt2-xl": Shape(1600, 48, 25, 1024),
-    "distilgpt2": Shape(768, 6, 12, 1024),
-    "smollm2-135m": Shape(576, 30, 9, 8192, key_value_heads=3, inner=1536),
-}
-
-
-def shape_of(name: str) -> Shape | None:
-    """Return the named model's shape; None for one on the hub or in a GGUF file, which is known only once it is loaded.
-
-    Raises:
-        ValueError: if the name is neither known, nor a folder, a GGUF file or `owner/name`, or the folder holds no
-            model.
-    """
-    base = name.removesuffix(SCRATCH)
-    if base in PRESETS:
-        return Shape(*(PRESETS[base][size] for size in SIZES))
-    if base in LLAMAS:
-        return _shape_of(LLAMAS[base])
-    if base in HUB_SHAPES:
-        return HUB_SHAPES[base]
-    if Path(base).is_dir():
-        return _shape_in(Path(base))
-    if base.endswith(SUFFIX):
-        gguf_file(base)
-        return None
-    if base.count("/") == 1 and not base.startswith((".", "/")):
-        return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
-    check_known("model_name", base, (*PRESETS, *LLAMAS, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
-    raise AssertionError("check_known refuses unknown names")
-
-
-def check_model(name: str, tensor_parallel_size: int, max_length: int) -> None:
-    """Raise ValueError if there is no such model, or it does not fit `tensor_parallel_size` or `max_length`."""
-    shape = shape_of(name)
-    if shape is not None:
-        _check_shape(name, shape, tensor_parallel_size, max_length)
 
 
 def check_configuration(
@@ -128,19 +31,7 @@ def check_configuration(
     config: Any = _configuration(name, tokenizer)
     shape = Shape(*(getattr(config, size) for size in OTHER_SIZES))
     grouped, inner = (getattr(config, size, None) or 0 for size in ("num_key_value_heads", "intermediate_size"))
-    _check_shape(name, shape._replace(key_value_heads=grouped, inner=inner), tensor_parallel_size, max_length)
-
-
-def _check_shape(name: str, shape: Shape, tensor_parallel_size: int, max_length: int) -> None:
-    inner = shape.inner or 4 * shape.width
-    check_divides(tensor_parallel_size, heads=shape.heads, inner=inner, key_value_heads=shape.key_value_heads)
-    check_positions(name, shape.positions, max_length)
-
-
-def check_positions(name: str, positions: int, max_length: int) -> None:
-    """Raise ValueError if the model has fewer positions than `max_length`."""
-    if max_length > positions:
-        raise ValueError(f"max_length = {max_length} is above {name}'s {positions} positions: give fewer")
+    check_shape(name, shape._replace(key_value_heads=grouped, inner=inner), tensor_parallel_size, max_length)
 
 
 def check_there(name: str) -> None:
@@ -197,8 +88,8 @@ def build_model(
         tokenizer: the model's tokenizer.
         dropout: probability of every dropout that the family has.
         seed: seed of the weights that are not pretrained.
-        positions: if given, a model from scratch is made to be pretrained: with at least so many positions, and a
-            padded vocabulary.
+        positions: if given, a model from scratch is prepared for pretraining: it has at least this many positions, and
+            a padded vocabulary.
 
     Raises:
         ValueError: if the model is not found, has no tensor-parallel plan or no such head, or lacks weights other than
@@ -289,12 +180,6 @@ def build_language_model(
     return model
 
 
-def from_scratch(name: str) -> str:
-    """Return the name that gives the model that pretraining starts from."""
-    scratch = name in PRESETS or name in LLAMAS or name in HUB
-    return name + SCRATCH if scratch else name
-
-
 def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedConfig":
     from transformers import AutoConfig, GPT2Config, LlamaConfig
 
@@ -365,12 +250,6 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
         raise _nowhere(name, where, first) from error
 
 
-def first_line(error: Exception) -> str:
-    """Return the first line of an error, and the second if the first ends with a colon."""
-    first, *rest = f"{type(error).__name__}: {str(error).strip()}".splitlines()
-    return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
-
-
 def _nowhere(name: str, where: str, why: str) -> ValueError:
     looked = f"in LOSSYTP_DATA = {data}" if (data := os.environ.get("LOSSYTP_DATA")) else "LOSSYTP_DATA is not set"
     if name.removesuffix(SCRATCH) in IN_PACKAGES:
@@ -379,26 +258,3 @@ def _nowhere(name: str, where: str, why: str) -> ValueError:
         f"model_name = {name!r}: {where} is neither on this machine ({looked}) nor available from the hub ({why}): "
         f"give a folder, or {name.removesuffix(SCRATCH)}{SCRATCH} for random weights"
     )
-
-
-def _shape_of(config: dict[str, Any]) -> Shape:
-    """Return the shape of another family's configuration."""
-    grouped, inner = config.get("num_key_value_heads") or 0, config.get("intermediate_size") or 0
-    return Shape(*(config[size] for size in OTHER_SIZES))._replace(key_value_heads=grouped, inner=inner)
-
-
-def _shape_in(folder: Path) -> Shape:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-            raise ValueError(f"{str(config)[:60]} has no model_type")
-        gpt2 = config["model_type"] == "gpt2"
-        sizes = SIZES if gpt2 else OTHER_SIZES
-        for size in sizes:
-            check_at_least(size, config[size], 1)
-        if gpt2:
-            return Shape(*(config[size] for size in sizes))
-        return _shape_of(config)
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        why = f"its config.json: {first_line(error)}"
-        raise ValueError(f"model_name = {str(folder)!r} holds no decoder ({why}): give a folder with one") from error

@@ -1,4 +1,4 @@
-"""What a run trains on: where its batches come from, what an evaluation computes, and what the run leaves behind."""
+"""Define the interface of what a run trains on: its batches, its evaluation, and the files that it writes."""
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -62,7 +62,7 @@ class Objective(ABC, Generic[Config]):
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
-        """Continue after the batch of step `steps`, as the object did that `state` is of."""
+        """Continue from `state_dict()`, which was taken after the batch of step `steps`."""
 
     @abstractmethod
     def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class Objective(ABC, Generic[Config]):
         return float(point[f"{self.score}_lossy"])
 
     def patience_ends(self, since_best: int) -> bool:
-        """Return whether so many evaluations in a row without a better one end the run."""
+        """Return whether the run ends after this many evaluations in a row without a better one."""
         return False
 
     def improved(self, engine: "Engine") -> None:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lossytp.parallel.bucketed_ddp import BucketedDDP
-from lossytp.parallel.convert import gather
+from lossytp.parallel.dense import gather
 from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.replicas import on_rank_zero
 from lossytp.training.engine import Engine

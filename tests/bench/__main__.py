@@ -34,8 +34,9 @@ import lossytp as ltp
 from lossytp.network import transport
 from lossytp.network.timing import AllReduce, Channel, collective_times
 from lossytp.training.gguf import gguf_file
-from lossytp.training.models import PRESETS, load_model
+from lossytp.training.models import load_model
 from lossytp.training.record import write_atomically
+from lossytp.training.shapes import PRESETS
 
 GPT2_SMALL = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
 

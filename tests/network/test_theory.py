@@ -270,5 +270,5 @@ def test_stale_parts_that_meet_and_separate_again_are_refused(monkeypatch):
     parting = Algorithm(lambda n, ranks, unit=1: hops, no_hops, no_hops, no_hops)
     monkeypatch.setitem(ALGORITHMS, "parting", parting)
     assert expected_squared_error("parting", "zero", 3, 0.1) > 0
-    with pytest.raises(ValueError, match="repair = 'stale' where parts that shared a hop go on over separate ones"):
+    with pytest.raises(ValueError, match="repair = 'stale' has no closed form where parts share a hop and then part"):
         expected_squared_error("parting", "stale", 3, 0.1)

@@ -207,9 +207,9 @@ def test_tail_is_of_the_sample():
         ({"process": Bernoulli(loss_rate=1)}, "loss_rate = 1 lets no retransmission through"),
         (
             {"transport": SelectiveRepeat(window_packets=4, timeout_s=21e-6)},
-            "timeout_s = 2.1e-05 is over before an acknowledgement can come",
+            "timeout_s = 2.1e-05 ends before an acknowledgement can come",
         ),
-        ({"transport": BestEffort(deadline_s=11e-6)}, "deadline_s = 1.1e-05 is over before the first packet arrives"),
+        ({"transport": BestEffort(deadline_s=11e-6)}, "deadline_s = 1.1e-05 ends before the first packet arrives"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, message):

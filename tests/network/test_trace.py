@@ -199,7 +199,7 @@ def test_from_a_measurement_whose_flows_follow_one_another(tmp_path):
 
 def test_a_measurement_without_a_packet_is_refused(tmp_path):
     write_trace(tmp_path / "a.parquet", ProbeTrace(flows={0: FlowTrace(lost=np.array([], bool))}))
-    with pytest.raises(ValueError, match=r"a\.parquet holds no packet: measure again$"):
+    with pytest.raises(ValueError, match=r"a\.parquet holds no packets: measure again$"):
         Trace.from_file(tmp_path / "a.parquet")
 
 

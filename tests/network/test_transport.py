@@ -272,11 +272,11 @@ def test_a_path_knows_its_packet_time():
         (lambda: BestEffort(deadline_s=-1), "deadline_s = -1 is not a finite number above 0"),
         (
             lambda: BestEffort(deadline_s=5 * PACKET_S).deliver([], 1, 1, path(10)),
-            "deadline_s = .* is over before the first packet arrives: give at least 9.155e-05 s",
+            "deadline_s = .* ends before the first packet arrives: give at least 9.155e-05 s",
         ),
         (
             lambda: SelectiveRepeat(window_packets=2, timeout_s=10 * PACKET_S).deliver([], 1, 1, path(10)),
-            "timeout_s = .* is over before an acknowledgement can come.*: give at least 0.0001678 s",
+            "timeout_s = .* ends before an acknowledgement can come.*: give at least 0.0001678 s",
         ),
         (lambda: BestEffort(deadline_s=1).deliver([], 0, 1, path()), "num_packets = 0 is not a whole number"),
         (

@@ -55,7 +55,7 @@ def test_expected_error_follows_from_the_measured_norms(others: str) -> None:
 
 
 def test_energy_at_risk_is_refused_for_other_repairs_and_values() -> None:
-    with pytest.raises(ValueError, match=r"energy_at_risk = 0.5 with repair = 'stale': give it only with protect"):
+    with pytest.raises(ValueError, match=r"energy_at_risk = 0.5 does not go with repair = 'stale': give it with"):
         theory.expected_squared_error(Wiring.named(repair="stale"), 4, 0.1, energy_at_risk=0.5)
     with pytest.raises(ValueError, match=r"energy_at_risk = 2 is not in \[0, 1\]"):
         theory.expected_squared_error(Wiring.named(repair="protect(0.1)"), 4, 0.1, energy_at_risk=2)

@@ -48,7 +48,7 @@ def test_says_when_no_family_describes_the_trace(tmp_path, capsys):
 @pytest.mark.parametrize("lost", [[0, 0, 0], [1, 1, 1], [0, 1, 0]])
 def test_small_and_unvaried_traces_are_fitted(tmp_path, capsys, lost):
     fit.main([str(trace_file(tmp_path, lost))])
-    assert "chosen: Bernoulli, with 95 % intervals from Clopper and Pearson" in capsys.readouterr().out
+    assert "chosen: Bernoulli; the 95 % intervals, by Clopper and Pearson, assume" in capsys.readouterr().out
 
 
 def test_flows_are_independent_and_empty_ones_left_out(tmp_path):
@@ -57,10 +57,10 @@ def test_flows_are_independent_and_empty_ones_left_out(tmp_path):
 
 
 def test_no_packet_no_trace_and_no_word_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"trace\.parquet holds no packet: measure again$"):
+    with pytest.raises(ValueError, match=r"trace\.parquet holds no packets: measure again$"):
         fit.main([str(trace_file(tmp_path, []))])
     (tmp_path / "a.txt").write_text("01")
-    with pytest.raises(ValueError, match=r"is no \.parquet file: python -m lossytp\.probe import"):
+    with pytest.raises(ValueError, match=r"is not a \.parquet file: convert it with python -m lossytp\.probe import"):
         fit.main([str(tmp_path / "a.txt")])
     with pytest.raises(ValueError, match="does not exist"):
         fit.main([str(tmp_path / "b.parquet")])

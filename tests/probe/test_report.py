@@ -23,7 +23,7 @@ def test_reports_from_the_losses_to_the_study(tmp_path, capsys):
     assert record["config"]["loss_type"] == f"trace('{path}')"
     assert record["rows"][0]["loss_rate"] == pytest.approx(101 / 1010)
     study = next(part for part in parts if part[0] == "THE STUDY")
-    assert "a loss rate of 0.1 in bursts of 1.98 packets" in study[1]
+    assert "A loss rate of 0.1 in bursts of 1.98 packets" in study[1]
     assert any("hadamard(64)" in line and "?" in line for line in study)
 
 
@@ -31,7 +31,7 @@ def test_nothing_lost_ends_early(tmp_path, capsys):
     report.main([str(trace_file(tmp_path, [0, 0, 0]))])
     shown = capsys.readouterr().out
     assert "lost 0: 0.000%" in shown
-    assert shown.endswith("No packet was lost: there is nothing to bear.\n")
+    assert shown.endswith("No packets were lost, so there is no cost to estimate.\n")
 
 
 def test_many_flows_are_summed_up(tmp_path):
@@ -47,7 +47,7 @@ def test_results_that_are_not_there_are_named(tmp_path):
 
 
 def test_wrong_traces_and_values_are_refused_before_anything_is_measured(tmp_path):
-    with pytest.raises(ValueError, match="holds no packet"):
+    with pytest.raises(ValueError, match="holds no packets"):
         report.main([str(trace_file(tmp_path, []))])
     with pytest.raises(ValueError, match="phases"):
         report.main([str(trace_file(tmp_path, [0, 1])), "--phases", "neither"])

@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from lossytp.training import logs
-from lossytp.training.files import check_whole, os_error, saving, sync
+from lossytp.training.files import check_whole, first_line, os_error, saving, sync
 from lossytp.training.loop import run
 from lossytp.training.own_files import MARK
 
@@ -89,3 +89,10 @@ def test_tracebacks_of_threads_are_shown_again_afterwards(toy, tmp_path):
     assert logs.threading.excepthook is not before
     written.close()
     assert logs.threading.excepthook is before
+
+
+def test_the_first_line_of_an_error_has_words():
+    """Some errors begin with an empty line."""
+    assert first_line(ImportError("\nwhy\nand how")) == "ImportError: why"
+    assert first_line(KeyError()) == "KeyError: "
+    assert first_line(TypeError("of field 'n_embd':\n    got str\nmore")) == "TypeError: of field 'n_embd': got str"

@@ -91,7 +91,7 @@ def test_a_finished_run_is_kept_if_its_files_move_and_refused_if_their_content_o
     (tmp_path / "tasks").rename(tmp_path / "moved")
     assert run(config_of(tmp_path / "moved/mine.yaml")) == record
     config = parse(TrainConfig, None, ["--config", "output/record.json", "--output_dir", "again"])
-    with pytest.raises(ValueError, match=rf"^train = .* seen from {tmp_path}/tasks: put one there, or give --dataset"):
+    with pytest.raises(ValueError, match=rf"^train = .* relative to {tmp_path}/tasks: put one there, or give --data"):
         run(config)
     found = ["--config", "output/record.json", "--dataset", str(tmp_path / "moved/mine.yaml"), "--output_dir", "again"]
     assert losses(run(parse(TrainConfig, None, found))) == losses(record)
@@ -136,7 +136,7 @@ def folders(table):
 
 def test_a_file_of_rows_in_place_of_a_declaration_is_answered_with_one(tmp_path):
     declare(tmp_path)
-    with pytest.raises(ValueError, match=r"holds rows, but not what to make of them: write a file such as") as error:
+    with pytest.raises(ValueError, match=r"holds rows, but does not declare a task: write .*\.yaml and give") as error:
         config_of(tmp_path / "rows/test.csv")
     assert yaml.safe_load(str(error.value).partition("\n")[2])["train"] == "test.csv"
     with pytest.raises(

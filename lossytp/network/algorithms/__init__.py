@@ -1,4 +1,4 @@
-"""Collective algorithms: packet routes, one algorithm a file, which has the algorithm's name.
+"""Collect the collective algorithms. Each has a file of packet routes that bears its name.
 
 To add an algorithm, add a file here that defines `ALGORITHM`. Nothing else has to change.
 """

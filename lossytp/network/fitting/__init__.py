@@ -1,6 +1,6 @@
 """Fit loss processes to recorded losses: maximum likelihood, choice by BIC, intervals, goodness of fit.
 
-`fit` returns one `Fit` per family, the best first; `intervals` and `goodness` say how far to trust it.
+`fit` returns one `Fit` per family, the best first. `intervals` and `goodness` tell how far to trust it.
 """
 
 from lossytp.network.fitting.families import FAMILIES, Family

@@ -1,4 +1,4 @@
-"""A loss process as a hidden Markov chain.
+"""Describe a loss process as a hidden Markov chain.
 
 Shapes: K states.
 """
@@ -13,8 +13,8 @@ class Chain(NamedTuple):
 
     Attributes:
         transition: probabilities of stepping from a state (rows) to a state (columns), (K, K).
-        loss: the probability of a loss in each state, (K,).
-        start: the stationary law of the states, (K,).
+        loss: probability of a loss in each state, (K,).
+        start: stationary probability of each state, (K,).
     """
 
     transition: np.ndarray

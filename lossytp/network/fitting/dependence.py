@@ -1,4 +1,4 @@
-"""Whether flows lose packets at the same time, as they do if they share a queue. Fits take them for independent."""
+"""Measure whether flows lose packets together, as they do if they share a queue. Fits assume independent flows."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,14 @@ import numpy as np
 
 from lossytp.network.trace import Trace
 
-WINDOWS, FEWEST_PACKETS = 100, 10  # of a flow; of a window
+WINDOWS = 100  # per flow
+FEWEST_PACKETS = 10  # per window
 
 
 def correlation_between(flows: Sequence[Trace]) -> float:
-    """Return the mean correlation of the losses of two flows, in 100 windows of equal shares of each flow.
+    """Return the mean correlation between the losses of two flows, over 100 windows of equal length per flow.
 
-    Flows that lose nothing, or have fewer than 10 packets a window, do not count. Without two flows it is 0.
+    Flows without losses, or with fewer than 10 packets per window, are left out. With fewer than two flows, return 0.
     """
     counts = []
     for flow in flows:

@@ -1,8 +1,8 @@
-"""The families of loss processes that can be fitted, as chains with free parameters.
+"""Define the families of loss processes that can be fitted, as chains with free parameters.
 
-A parameter is a probability of one choice among several: to step to another state, or to lose a packet. Its expected
-count among the expected occasions is what Baum and Welch's maximisation step returns, and what the likelihood's
-gradient takes (`Tally`).
+A parameter is the probability of one choice: to step to another state, or to lose a packet. A `Tally` counts how often
+the choice is expected, and on how many occasions. Baum and Welch's maximisation step divides one by the other, and the
+likelihood's gradient follows from both.
 
 Shapes: P parameters, K states.
 """
@@ -22,7 +22,7 @@ from lossytp.network.loss_process import LossProcess
 
 
 class Tally(NamedTuple):
-    """Expected counts of the parameters' choices, and of the occasions to choose, (P,) each."""
+    """Expected counts of each parameter's choice, and of the occasions to choose, (P,) each."""
 
     chosen: np.ndarray
     occasions: np.ndarray
@@ -33,12 +33,13 @@ class Family:
     """A family of loss processes.
 
     Attributes:
-        name: for messages and tables.
-        parameters: their names, (P,).
-        rows: of each parameter, a number that parameters of the same choice share: they add up to 1 or less.
-        build: returns the process with these values of the parameters.
-        chain: returns its chain.
-        tally: returns the parameters' counts.
+        name: name in messages and tables.
+        parameters: names of the parameters, (P,).
+        rows: a number per parameter, (P,). Parameters with the same number belong to one choice, and add up to 1 or
+            less.
+        build: returns the process with given values of the parameters.
+        chain: returns the chain with given values of the parameters.
+        tally: returns the parameters' tally.
     """
 
     name: str

@@ -15,18 +15,18 @@ from lossytp.network.fitting.maximise import Likelihood, maximise
 from lossytp.network.loss_process import LossProcess
 from lossytp.network.trace import Trace
 
-FEWEST_PACKETS = 10  # lost, and received: fewer tell no family from another
+FEWEST_PACKETS = 10  # lost ones, and received ones, that it takes to tell families apart
 
 
 @dataclass(frozen=True)
 class Fit:
-    """The member of one family that makes the recorded flows most likely.
+    """The member of a family that makes the recorded flows most likely.
 
     Attributes:
         family: the family.
-        values: of its parameters, in their order.
-        log_likelihood: of all flows, in nats.
-        num_packets: of all flows.
+        values: values of the family's parameters, in order.
+        log_likelihood: log-likelihood of all flows, in nats.
+        num_packets: number of packets in all flows.
     """
 
     family: Family
@@ -41,7 +41,7 @@ class Fit:
 
     @property
     def bic(self) -> float:
-        """Return the Bayesian information criterion, with the packets as observations; less is better."""
+        """Return the Bayesian information criterion, with packets as observations; smaller is better."""
         return len(self.values) * math.log(self.num_packets) - 2 * self.log_likelihood
 
     @property
@@ -51,15 +51,15 @@ class Fit:
 
     @property
     def loss_type(self) -> str:
-        """Return the process as `--loss_type` takes it."""
+        """Return the process in the notation of `--loss_type`."""
         return f"netem('{self.netem}')"
 
 
 def applicable(flows: Sequence[Trace]) -> list[Family]:
-    """Return the families that the flows can tell apart: Bernoulli alone if few packets are lost, or few received.
+    """Return the families that the flows can tell apart: only Bernoulli if few packets are lost, or few received.
 
     Raises:
-        ValueError: if there is no flow.
+        ValueError: if there are no flows.
     """
     runs.check_flows(flows)
     lost = runs.num_lost(flows)
@@ -68,10 +68,10 @@ def applicable(flows: Sequence[Trace]) -> list[Family]:
 
 
 def fit_family(family: Family, flows: Sequence[Trace]) -> Fit:
-    """Fit one family by maximum likelihood. The flows are independent, and each starts stationary.
+    """Fit one family by maximum likelihood, taking the flows for independent and stationary from the start.
 
     Args:
-        family: one that is `applicable`.
+        family: an `applicable` family.
         flows: the recorded flows.
     """
     packets, lost = runs.num_packets(flows), runs.num_lost(flows)
@@ -91,13 +91,13 @@ def fit(flows: Sequence[Trace], families: Iterable[Family] | None = None) -> lis
 
     Args:
         flows: the recorded flows.
-        families: all that are `applicable` if None.
+        families: families to fit; all `applicable` ones if None.
 
     Returns:
-        The fits, that of the smallest BIC first.
+        The fits, the one with the smallest BIC first.
 
     Raises:
-        ValueError: if there is no flow.
+        ValueError: if there are no flows.
     """
     tried = applicable(flows) if families is None else families
     return sorted((fit_family(family, flows) for family in tried), key=lambda each: each.bic)

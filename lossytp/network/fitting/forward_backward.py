@@ -1,9 +1,9 @@
-"""The likelihood of recorded flows under a hidden Markov chain, and the expected visits to its states.
+"""Compute the likelihood of recorded flows under a hidden Markov chain, and its expected transitions.
 
 Baum, Petrie, Soules and Weiss, "A maximization technique occurring in the statistical analysis of probabilistic
-functions of Markov chains", 1970. A gap of g received packets is the g-th power of one matrix, so the passes go over
-blocks of a gap and a loss. The expected counts are derivatives of the log-likelihood (Fisher's identity): those of a
-power are computed once for each distinct gap.
+functions of Markov chains", 1970. A gap of g received packets contributes the g-th power of one matrix. So the passes
+visit blocks of a gap and a loss, not packets. The expected counts are derivatives of the log-likelihood (Fisher's
+identity). The derivative of a power is computed once for each distinct gap.
 
 Shapes: K states, B blocks, U distinct blocks.
 """
@@ -16,17 +16,17 @@ import numpy as np
 from lossytp.network.fitting.chain import Chain, powers
 from lossytp.network.fitting.runs import Blocks
 
-SMALLEST = 1e-300  # keeps the logarithm of what cannot be finite
+SMALLEST = 1e-300  # keeps the logarithm of an impossible event finite
 
 
 class Expected(NamedTuple):
-    """What the flows say of a chain.
+    """The expected transitions of a chain, given the flows.
 
     Attributes:
-        log_likelihood: of all flows, in nats.
+        log_likelihood: log-likelihood of all flows, in nats.
         received: expected transitions at received packets, by state before and after, (K, K).
         lost: expected transitions at lost packets, (K, K).
-        starts: expected flows that start in each state, (K,).
+        starts: expected number of flows that start in each state, (K,).
     """
 
     log_likelihood: float
@@ -43,8 +43,8 @@ class Expected(NamedTuple):
 class Passes:
     """The forward and the backward pass over the blocks of some flows.
 
-    The passes cut the B blocks into about sqrt(B) rows, whose products are computed side by side; so they take about
-    3 sqrt(B) steps of numpy and not B.
+    The B blocks form about sqrt(B) rows, whose products numpy computes side by side. So a pass takes about 3 sqrt(B)
+    numpy steps instead of B.
     """
 
     def __init__(self, blocks: Blocks) -> None:
@@ -55,7 +55,7 @@ class Passes:
         count = len(self._kind)
         self._columns = math.isqrt(count - 1) + 1
         rows = -(-count // self._columns)
-        padded = np.full(rows * self._columns, len(kinds))  # that many: the identity
+        padded = np.full(rows * self._columns, len(kinds))  # after all kinds, the table holds the identity
         padded[:count] = self._kind
         self._grid = padded.reshape(rows, self._columns)
 
@@ -66,7 +66,7 @@ class Passes:
         return log_likelihood + self._received * math.log(scale)
 
     def expected(self, chain: Chain) -> Expected:
-        """Return the log-likelihood and the expected counts."""
+        """Return the log-likelihood and the expected transitions."""
         table, gap_powers, scale = self._table(chain)
         products = self._row_products(table)
         forward, log_likelihood = self._forward(table, chain.start, products)
@@ -75,7 +75,7 @@ class Passes:
         losses, ends = ~self._kind_ends, self._kind_ends
         at_loss = np.einsum("uji,ujk->ik", gap_powers[losses], slope[losses])
         start = np.einsum("uji,ujk->k", gap_powers[ends], slope[ends])
-        # The last flow's end is followed by no start; the first flow's start follows no end.
+        # No start follows the last flow's end, and no end precedes the first flow's start.
         first = table[self._kind[0]] @ backward[0]
         start += first / (chain.start @ first) - 1
         after = np.where(ends[:, None, None], np.outer(chain.start, np.ones_like(chain.start)), chain.lost.T)
@@ -88,10 +88,10 @@ class Passes:
         )
 
     def _table(self, chain: Chain) -> tuple[np.ndarray, np.ndarray, float]:
-        """Return the matrices of the distinct blocks and the identity, (U + 1, K, K), and their gaps' powers (U, K, K).
+        """Return the matrices of the distinct blocks and the identity, the powers of their gaps, and the scale.
 
-        All are divided by the scale, the largest eigenvalue of a received packet's matrix, to the power of the gap:
-        long gaps neither vanish nor overflow.
+        Each matrix is divided by scale**gap, so that long gaps neither vanish nor overflow. The scale is the largest
+        eigenvalue of a received packet's matrix. The shapes are (U + 1, K, K) and (U, K, K).
         """
         scale = float(np.abs(np.linalg.eigvals(chain.received)).max()) or 1.0
         gap_powers = powers(chain.received / scale, self._gaps)[self._gap_of_kind]
@@ -100,7 +100,7 @@ class Passes:
         return np.concatenate([gap_powers @ after, np.eye(len(restart))[None]]), gap_powers, scale
 
     def _forward(self, table: np.ndarray, start: np.ndarray, products: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the law of the states before each block given all earlier ones, (B, K), and the log-likelihood."""
+        """Return the state probabilities before each block given all earlier ones, (B, K), and the log-likelihood."""
         rows, columns = self._grid.shape
         heads = np.empty((rows, len(start)))
         heads[0] = start
@@ -118,7 +118,7 @@ class Passes:
         return before.reshape(rows * columns, -1)[: len(self._kind)], log_likelihood
 
     def _backward(self, table: np.ndarray, products: np.ndarray) -> np.ndarray:
-        """Return the relative likelihood of all later blocks by the state after each block, (B, K)."""
+        """Return the relative likelihood of all later blocks, given the state after each block, (B, K)."""
         rows, columns = self._grid.shape
         size = table.shape[-1]
         tails = np.ones((rows, size))
@@ -140,7 +140,7 @@ class Passes:
         return product
 
     def _slope(self, table: np.ndarray, forward: np.ndarray, backward: np.ndarray) -> np.ndarray:
-        """Return the derivatives of the log-likelihood in the entries of each distinct block, (U, K, K)."""
+        """Return the derivatives of the log-likelihood by the entries of each distinct block, (U, K, K)."""
         kinds, size = len(table) - 1, table.shape[-1]
         by_state = np.einsum("bi,bij->bj", forward, table[self._kind])
         weight = forward / np.maximum((by_state * backward).sum(axis=1), SMALLEST)[:, None]
@@ -156,9 +156,9 @@ def _normalised(vectors: np.ndarray) -> np.ndarray:
 
 
 def _power_slope(base: np.ndarray, exponents: np.ndarray, slopes: np.ndarray) -> np.ndarray:
-    """Return the derivative of sum_u <slopes[u], base**exponents[u]> in the entries of `base`, (K, K).
+    """Return the derivative of sum_u <slopes[u], base**exponents[u]> by the entries of `base`, (K, K).
 
-    That is the upper right corner of [[base', slope], [0, base']] ** exponent, computed by repeated squaring.
+    It is the upper right corner of [[base', slope], [0, base']] ** exponent, computed by repeated squaring.
 
     Args:
         base: (K, K).

@@ -1,10 +1,10 @@
-"""How well a fit describes recorded flows: the lengths of their bursts and gaps, beside those of simulated ones.
+"""Test how well a fit describes recorded flows, by the lengths of their bursts and gaps.
 
-The fitted process simulates recordings with the same flows' lengths. The statistic is Kolmogorov and Smirnov's: the
-largest distance between the distribution functions, of the recorded lengths and of all simulated ones together. Its
-p-value is the share of simulated recordings that are as far off. So neither the dependence between the runs of a flow,
-nor runs that the end of a flow cuts short, distort it. The simulated recordings are not fitted again, so p-values are
-rather too large: a small one is safe evidence against the fit.
+The fitted process simulates recordings with flows of the same lengths. The statistic is Kolmogorov and Smirnov's: the
+largest distance between the distribution functions of the recorded lengths and of all simulated ones together. The
+p-value is the share of simulated recordings that are at least as far off. So it allows for runs that depend on each
+other, and for runs that the end of a flow cuts short. The simulated recordings are not fitted again, which makes
+p-values too large rather than too small: a small one is safe evidence against the fit.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,30 +17,30 @@ from lossytp.network.fitting.fit import Fit
 from lossytp.network.trace import Trace
 
 SIMULATIONS, FEWEST_SIMULATIONS = 99, 19
-MOST_FLOWS = 20_000  # simulated altogether: each costs 0.05 to 0.2 ms
+MOST_FLOWS = 20_000  # to simulate in all: each costs 0.05 to 0.2 ms
 MEASURES = (runs.burst_lengths, runs.gap_lengths)
 
 
 class Law(NamedTuple):
-    """Lengths that occur, in packets, in rising order, and how often: int64 (num_lengths,) each."""
+    """The distinct lengths of runs in packets, ascending, and how often each occurs: int64 (num_lengths,) each."""
 
     lengths: np.ndarray
     counts: np.ndarray
 
     def share_up_to(self, lengths: np.ndarray) -> np.ndarray:
-        """Return the share of the runs that are as short as these lengths or shorter; 0 without runs."""
+        """Return the share of runs that are no longer than each of these lengths; 0 without runs."""
         total = np.concatenate([[0], self.counts.cumsum()])
         return total[self.lengths.searchsorted(lengths, side="right")] / max(int(total[-1]), 1)
 
 
 class Comparison(NamedTuple):
-    """A recorded law beside the fitted one.
+    """A comparison of recorded lengths with those under the fit.
 
     Attributes:
-        recorded: the lengths in the recorded flows.
-        fitted: the lengths in all simulated flows together.
-        statistic: the largest difference of the distribution functions, in [0, 1].
-        p: the share of simulated recordings that are as far off or farther.
+        recorded: lengths in the recorded flows.
+        fitted: lengths in all simulated flows together.
+        statistic: largest difference between the distribution functions, in [0, 1].
+        p: share of simulated recordings that are at least as far off.
     """
 
     recorded: Law
@@ -53,9 +53,9 @@ class Goodness(NamedTuple):
     """How well a fit describes recorded flows.
 
     Attributes:
-        bursts: of the lengths of runs of losses.
-        gaps: of the lengths of runs of received packets between two losses.
-        simulations: how many recordings the p-values come from.
+        bursts: comparison of the runs of losses.
+        gaps: comparison of the runs of received packets between two losses.
+        simulations: number of simulated recordings, which give the p-values.
     """
 
     bursts: Comparison
@@ -67,9 +67,9 @@ def goodness(fit: Fit, flows: Sequence[Trace], seed: int = 0, watch: Callable[[]
     """Return how well the fit describes the flows.
 
     Args:
-        fit: of the flows.
+        fit: a fit of the flows.
         flows: the recorded flows.
-        seed: of the simulated recordings.
+        seed: seed of the simulated recordings.
         watch: called after every simulated recording.
     """
     simulations = num_simulations(flows)
@@ -91,7 +91,7 @@ def goodness(fit: Fit, flows: Sequence[Trace], seed: int = 0, watch: Callable[[]
 
 
 def num_simulations(flows: Sequence[Trace]) -> int:
-    """Return how many recordings are simulated: fewer of many flows."""
+    """Return how many recordings to simulate: the more flows, the fewer."""
     return max(FEWEST_SIMULATIONS, min(SIMULATIONS, MOST_FLOWS // len(flows)))
 
 

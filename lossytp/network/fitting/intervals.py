@@ -1,13 +1,14 @@
-"""Confidence intervals of a fit's parameters, loss rate and mean burst, from the observed information.
+"""Compute confidence intervals of a fit's parameters, loss rate and mean burst from the observed information.
 
 The information is the negative second derivative of the log-likelihood on the scale of log odds. Intervals are
-symmetric on that scale (the mean burst's on a log scale), by the delta method. Two exceptions:
+symmetric on that scale (the mean burst's on a log scale), by the delta method. There are two exceptions:
 
 - Bernoulli's interval is exact (Clopper and Pearson 1934).
-- A parameter that ends at 0 or 1 has no curvature there. Its interval reaches to where the likelihood, with the other
-  parameters held, is by `DROP` nats smaller. The intervals of loss rate and mean burst include their values there.
+- A parameter that is fitted as 0 or 1 has no curvature there. Its interval ends where the log-likelihood, with the
+  other parameters held fixed, is `DROP` nats lower. The intervals of loss rate and mean burst include their values at
+  that end.
 
-All intervals take the family for true and the flows for independent. Shapes: P parameters.
+All intervals assume that the family is the true one and that flows are independent. Shapes: P parameters.
 """
 
 import math
@@ -28,8 +29,8 @@ from lossytp.network.trace import Trace
 CONFIDENCE = 0.95
 QUANTILE = float(stats.norm.ppf((1 + CONFIDENCE) / 2))
 DROP = float(stats.chi2.ppf(CONFIDENCE, 1)) / 2
-FEWEST = 0.5  # expected events: below, a parameter is at 0 or 1, and a direction has no curvature
-NEGLIGIBLE = 0.01  # of a parameter's log odds, in a direction without curvature
+FEWEST = 0.5  # with fewer expected events a parameter counts as 0 or 1, and a direction as flat
+NEGLIGIBLE = 0.01  # smallest change of a parameter's log odds that counts, in a flat direction
 STEP = 1e-3  # of log odds, for differences of gradients
 
 
@@ -46,7 +47,7 @@ def intervals(fit: Fit, flows: Sequence[Trace]) -> dict[str, Interval]:
     A parameter that the flows do not determine has the interval (0, 1).
 
     Args:
-        fit: of the flows.
+        fit: a fit of the flows.
         flows: the recorded flows.
     """
     if fit.family is BERNOULLI:
@@ -54,7 +55,7 @@ def intervals(fit: Fit, flows: Sequence[Trace]) -> dict[str, Interval]:
     likelihood = Likelihood(fit.family, flows)
     values = np.array(fit.values)
     odds = likelihood.odds(values)
-    covariance, blind = _covariance(likelihood, odds)
+    covariance, flat = _covariance(likelihood, odds)
     at_edge = _at_edge(likelihood, values)
     found, moved = {}, [values]
     for number, name in enumerate(fit.family.parameters):
@@ -67,7 +68,7 @@ def intervals(fit: Fit, flows: Sequence[Trace]) -> dict[str, Interval]:
             found[name] = _by_likelihood(likelihood, values, number)
             far = found[name].high if values[number] < 0.5 else found[name].low
             moved.append(np.where(np.arange(len(values)) == number, far, values))
-        elif np.abs(slope @ blind).max(initial=0) > NEGLIGIBLE:
+        elif np.abs(slope @ flat).max(initial=0) > NEGLIGIBLE:
             found[name] = Interval(0.0, 1.0)
         else:
             found[name] = _between(expit, log_odds(odds), math.sqrt(slope @ covariance @ slope))
@@ -96,7 +97,7 @@ def _between(back: Callable[[float], float], centre: float, error: float) -> Int
 
 
 def _covariance(likelihood: Likelihood, odds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the inverse of the observed information, (P, P), and the directions without curvature, (P, directions)."""
+    """Return the inverse of the observed information, (P, P), and the flat directions, (P, directions)."""
     steps = STEP * np.eye(len(odds))
     second = np.array([likelihood.at(odds + step)[1] - likelihood.at(odds - step)[1] for step in steps]) / (2 * STEP)
     curvature, directions = np.linalg.eigh(-(second + second.T) / 2)
@@ -105,15 +106,15 @@ def _covariance(likelihood: Likelihood, odds: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _at_edge(likelihood: Likelihood, values: np.ndarray) -> np.ndarray:
-    """Return which parameters are 0 or 1 but for less than `FEWEST` expected events, bool (P,)."""
+    """Return which parameters are less than `FEWEST` expected events away from 0 or 1, bool (P,)."""
     tally = likelihood.family.tally(likelihood.passes.expected(likelihood.family.chain(values)))
     return np.minimum(tally.chosen, tally.occasions - tally.chosen) < FEWEST
 
 
 def _by_likelihood(likelihood: Likelihood, values: np.ndarray, number: int) -> Interval:
-    """Return the values of one parameter whose log-likelihood is at most `DROP` below that of `values`."""
+    """Return the interval of one parameter in which the log-likelihood is at most `DROP` below that of `values`."""
     best = likelihood.passes.log_likelihood(likelihood.family.chain(values))
-    others = float(likelihood.family.same_row[number] @ values - values[number])  # of the same choice
+    others = float(likelihood.family.same_row[number] @ values - values[number])  # parameters of the same choice
     inside, outside = float(values[number]), 1 - others if values[number] < 0.5 else 0.0
     for _ in range(40):
         tried = (inside + outside) / 2

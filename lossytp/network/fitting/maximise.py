@@ -1,8 +1,8 @@
 """Maximise the likelihood of recorded flows: EM from several starts, then a quasi-Newton method.
 
-Baum and Welch's EM climbs from any start, but slowly near the top, and its maximisation step leaves out that the
-flows' first states follow the stationary law. L-BFGS on the exact likelihood goes on from there, with the gradient that
-EM's expected counts give (Fisher's identity; Lange, "A quasi-Newton acceleration of the EM algorithm", 1995).
+Baum and Welch's EM climbs from any start, but it is slow near the maximum, and its maximisation step ignores that flows
+start in the stationary state. L-BFGS on the exact likelihood climbs the rest. EM's expected counts give its gradient
+(Fisher's identity; Lange, "A quasi-Newton acceleration of the EM algorithm", 1995).
 
 Shapes: P parameters, K states.
 """
@@ -19,20 +19,20 @@ from lossytp.network.fitting.runs import Blocks
 from lossytp.network.fitting.starts import starts
 from lossytp.network.trace import Trace
 
-FIRST_STEPS, MOST_STEPS = 5, 60  # of EM: from every start, and altogether
-SMALL_GAIN = 0.05  # nats: EM ends at a step that gains less
-FARTHEST = 30.0  # log odds of a parameter that is as good as 0 or 1
-PRECISION = 1e-5  # nats: L-BFGS ends at a step that gains less ...
+FIRST_STEPS, MOST_STEPS = 5, 60  # EM steps from every start, and EM steps in all
+SMALL_GAIN = 0.05  # nats: EM stops at a step that gains less
+FARTHEST = 30.0  # log odds of a parameter that is practically 0 or 1
+PRECISION = 1e-5  # nats: L-BFGS stops at a step that gains less ...
 SMALL_SLOPE = 0.01  # ... or where all slopes are smaller, in expected events
 STEP = 1e-5  # of log odds, for differences
 
 
 class Maximum(NamedTuple):
-    """Where the likelihood is largest.
+    """The maximum of the likelihood.
 
     Attributes:
-        values: of the parameters, (P,).
-        log_likelihood: there, in nats.
+        values: values of the parameters there, (P,).
+        log_likelihood: log-likelihood there, in nats.
     """
 
     values: np.ndarray
@@ -42,7 +42,7 @@ class Maximum(NamedTuple):
 class Likelihood:
     """The likelihood of flows under one family, on the scale of log odds.
 
-    The log odds of a parameter compare its choice with the last one, which has no parameter.
+    The log odds of a parameter compare its choice with the last one, which has no parameter of its own.
     """
 
     def __init__(self, family: Family, flows: Sequence[Trace]) -> None:
@@ -62,7 +62,7 @@ class Likelihood:
         return weights / (1 + self.family.same_row @ weights)
 
     def at(self, odds: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the log-likelihood and its gradient, (P,)."""
+        """Return the log-likelihood and its gradient by the log odds, (P,)."""
         expected = self.passes.expected(self.family.chain(self.values(odds)))
         tally = self.family.tally(expected)
         gradient = tally.chosen - tally.occasions * self.values(odds) + self._start_gradient(odds, expected.starts)
@@ -77,12 +77,12 @@ class Likelihood:
         return np.array([value(odds + step) - value(odds - step) for step in STEP * np.eye(len(odds))]) / (2 * STEP)
 
     def em_step(self, values: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the log-likelihood of these values, and the next ones."""
+        """Return the log-likelihood of these values, and EM's next values."""
         expected = self.passes.expected(self.family.chain(values))
         return expected.log_likelihood, self.maximisation(expected)
 
     def maximisation(self, expected: Expected) -> np.ndarray:
-        """Return each parameter's expected share of its occasions; parameters without an occasion are 0.5."""
+        """Return how often each parameter's choice is expected per occasion; 0.5 without occasions."""
         tally = self.family.tally(expected)
         shares = np.divide(
             tally.chosen, tally.occasions, out=np.full(len(tally.chosen), 0.5), where=tally.occasions > 0
@@ -91,7 +91,7 @@ class Likelihood:
 
 
 def maximise(likelihood: Likelihood, flows: Sequence[Trace]) -> Maximum:
-    """Return the largest likelihood. The flows have lost and received packets."""
+    """Maximise the likelihood of flows that have both lost and received packets."""
     best = None
     for values in starts(likelihood.family, flows):
         for _ in range(FIRST_STEPS):

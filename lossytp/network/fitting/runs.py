@@ -1,4 +1,4 @@
-"""Recorded flows as gaps and bursts: the cost of a fit then grows with the losses, and not with the packets."""
+"""Describe recorded flows by gaps and bursts, so that the cost of a fit grows with the losses, not with the packets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from lossytp.network.trace import Trace
 
 @dataclass(frozen=True)
 class Blocks:
-    """Flows, one after the other, in blocks: a gap of received packets, then one loss or the end of the flow.
+    """Flows one after another, in blocks: a gap of received packets, then one loss or the end of the flow.
 
     Attributes:
-        gaps: received packets of each block, int64 (num_blocks,).
+        gaps: number of received packets in each block, int64 (num_blocks,).
         ends: whether the flow ends after the gap, bool (num_blocks,).
     """
 
@@ -25,7 +25,7 @@ class Blocks:
         """Return the blocks of independent flows.
 
         Raises:
-            ValueError: if there is no flow.
+            ValueError: if there are no flows.
         """
         check_flows(flows)
         marks = [np.append(flow.lost, flow.num_packets) for flow in flows]
@@ -42,17 +42,17 @@ def check_flows(flows: Sequence[Trace]) -> None:
 
 
 def num_packets(flows: Sequence[Trace]) -> int:
-    """Return the packets of all flows."""
+    """Return the number of packets in all flows."""
     return sum(flow.num_packets for flow in flows)
 
 
 def num_lost(flows: Sequence[Trace]) -> int:
-    """Return the lost packets of all flows."""
+    """Return the number of lost packets in all flows."""
     return sum(len(flow.lost) for flow in flows)
 
 
 def burst_lengths(flows: Sequence[Trace]) -> np.ndarray:
-    """Return the lengths of the runs of consecutive losses, int64; the begin or end of a flow may cut a run short."""
+    """Return the lengths of the runs of consecutive losses, int64. The start or end of a flow may cut a run short."""
     starts = [np.flatnonzero(np.diff(flow.lost, prepend=-2) > 1) for flow in flows]
     return np.concatenate([np.diff(start, append=len(flow.lost)) for start, flow in zip(starts, flows, strict=True)])
 

@@ -1,4 +1,4 @@
-"""Closed-form first values of the parameters, from which maximisation of the likelihood starts."""
+"""Compute the parameters, in closed form, from which maximisation of the likelihood starts."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from lossytp.network.fitting.families import BERNOULLI, FOUR_STATE, GILBERT, GIL
 from lossytp.network.trace import Trace
 
 EDGE = 1e-6  # starts stay this far from 0 and 1, where maximisation would be stuck
-GOOD_SHARES = (0.01, 0.5)  # of the loss rate, tried for a Gilbert-Elliott channel's losses in the good state
-ALONE_SHARES = (0.05, 0.9)  # of the bursts of one packet, tried for those in state 4
-MEMORIES = np.logspace(-5, -0.01, 200)  # tried for p_good_to_bad + p_bad_to_good
+GOOD_SHARES = (0.01, 0.5)  # candidates for the good state's loss rate, as shares of the overall one
+ALONE_SHARES = (0.05, 0.9)  # candidates for the share of one-packet bursts that are in state 4
+MEMORIES = np.logspace(-5, -0.01, 200)  # candidates for p_good_to_bad + p_bad_to_good
 
 
 def starts(family: Family, flows: Sequence[Trace]) -> list[np.ndarray]:
-    """Return values of the parameters from which to start, (P,) each. The flows have lost and received packets."""
+    """Return parameters from which to start, (P,) each. The flows have both lost and received packets."""
     rate = runs.num_lost(flows) / runs.num_packets(flows)
     bursts = runs.burst_lengths(flows)
     if family is BERNOULLI:
@@ -38,10 +38,10 @@ def gilbert_elliott_moments(flows: Sequence[Trace], good_share: float) -> np.nda
     the number of losses in w packets has the variance w m (1 - m) (1 + 2 c s(w)), with the loss rate m, the losses'
     autocorrelation c x^lag, x = 1 - p - r, and s(w) = sum_lag (1 - lag / w) x^lag. The variance fixes x and c, by
     least squares over w = 2, 4, 8, ..., weighted by the number of windows, since a variance of n values has a relative
-    error of about sqrt(2 / n). One parameter stays open: the good state's loss rate.
+    error of about sqrt(2 / n). One parameter stays free: the good state's loss rate.
 
     Args:
-        flows: with lost and received packets.
+        flows: flows with lost and received packets.
         good_share: the good state's loss rate, as a share of all packets' loss rate; below 1.
 
     Returns:
@@ -69,9 +69,10 @@ def _lag_sums(decay: float, windows: np.ndarray) -> np.ndarray:
 
 
 def _excess_variance(flows: Sequence[Trace]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return window lengths, their numbers, and the variance of the losses over that of independent ones, less 1.
+    """Return window lengths, numbers of windows, and the excess variances of their losses.
 
-    A length is used while there are at least 30 such windows.
+    The excess is the variance relative to that of independent losses, minus 1. A length is used while there are at
+    least 30 such windows.
     """
     rate = runs.num_lost(flows) / runs.num_packets(flows)
     found = []
@@ -93,8 +94,8 @@ def _four_state(flows: Sequence[Trace], alone: float) -> np.ndarray:
     """Split gaps into pauses within a burst and gaps between bursts, and give state 4 a share of the single losses.
 
     Args:
-        flows: with lost and received packets.
-        alone: the share of the bursts of one packet that are in state 4.
+        flows: flows with lost and received packets.
+        alone: share of one-packet bursts that are in state 4.
     """
     bursts, gaps = runs.burst_lengths(flows), runs.gap_lengths(flows)
     if not len(gaps):
@@ -108,7 +109,7 @@ def _four_state(flows: Sequence[Trace], alone: float) -> np.ndarray:
 
 
 def _two_geometrics(lengths: np.ndarray) -> tuple[np.ndarray, float]:
-    """Fit a mixture of two geometric laws by a few steps of EM: the means, short first, and the share of the short."""
+    """Fit two mixed geometric distributions by a few EM steps; return their means, ascending, and the first's share."""
     values, counts = np.unique(lengths, return_counts=True)
     means = np.array([max(1.01, np.median(lengths) / 2), max(2.0, 2 * lengths.mean())])
     short = 0.5

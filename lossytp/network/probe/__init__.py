@@ -1,1 +1,1 @@
-"""Measure a real link: numbered datagrams over UDP, what became of them, and the file that keeps it."""
+"""Measure a real link with numbered UDP datagrams, and keep their fates in a file."""

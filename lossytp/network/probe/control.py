@@ -1,7 +1,7 @@
-"""Messages between the ends of a measurement over TCP: JSON, followed by arrays.
+"""Exchange messages between the two ends of a measurement over TCP.
 
-A message is the length of its JSON (4 bytes, network byte order), the JSON, and the bytes of the arrays that it lists
-under "arrays" as [name, dtype, length].
+A message starts with the length of its JSON text (4 bytes, network byte order). The JSON text follows, then the bytes
+of the arrays that it lists under "arrays" as [name, dtype, length].
 """
 
 import json
@@ -28,8 +28,8 @@ class Control:
 
     Args:
         connection: a connected TCP socket.
-        patience_s: how long the other end may be silent, or take for a message without its arrays.
-        most_array_bytes: of a message; more are refused.
+        patience_s: seconds for which the other end may be silent, or take to send a message without its arrays.
+        most_array_bytes: largest size of a message's arrays; messages with more are refused.
     """
 
     def __init__(self, connection: socket.socket, patience_s: float, most_array_bytes: int = 0) -> None:
@@ -37,14 +37,14 @@ class Control:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def allow(self, most_array_bytes: int) -> None:
-        """Accept messages with arrays of so many bytes from now on."""
+        """Accept up to this many bytes of arrays in a message from now on."""
         self._most = most_array_bytes
 
     def send(self, content: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
-        """Send names and values, and arrays of one dimension.
+        """Send values by name, and one-dimensional arrays.
 
         Raises:
-            Vanished: if the other end is gone.
+            Vanished: if the connection fails.
         """
         arrays = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
         content = content | {"arrays": [[name, str(array.dtype), len(array)] for name, array in arrays.items()]}
@@ -58,16 +58,19 @@ class Control:
             raise Vanished(_reason(error)) from error
 
     def receive(self, *kinds: str) -> dict[str, Any]:
-        """Return the next message, which must be of one of these "kinds", with its arrays by name.
+        """Return the next message, with its arrays by name.
+
+        Args:
+            kinds: values of the message's "kind" that are accepted.
 
         Raises:
-            Vanished: if it does not come whole, in time, and in this form.
+            Vanished: if no such message arrives in time.
         """
         deadline, wanted = time.monotonic() + self._patience_s, " or ".join(kinds)
         try:
             (length,) = LENGTH.unpack(self._bytes(LENGTH.size, deadline))
             if length > MOST_JSON_BYTES:
-                raise Vanished(f"it sent something else than a message of {wanted}")
+                raise Vanished(f"it sent something other than the message {wanted}")
             content = json.loads(self._bytes(length, deadline))
             if "refused" in content:
                 raise Vanished(f"it refused: {content['refused']}")
@@ -82,11 +85,11 @@ class Control:
         except OSError as error:
             raise Vanished(_reason(error)) from error
         except (KeyError, TypeError, ValueError) as error:
-            raise Vanished(f"it sent something else than a message of {wanted}") from error
+            raise Vanished(f"it sent something other than the message {wanted}") from error
         return content
 
     def _bytes(self, count: int, deadline: float = math.inf) -> bytes:
-        """Return so many bytes, which come by the deadline and without a pause that is longer than the patience."""
+        """Receive `count` bytes before the deadline, without a pause longer than the patience."""
         parts = []
         while count:
             self._connection.settimeout(max(1e-3, min(self._patience_s, deadline - time.monotonic())))
@@ -103,12 +106,12 @@ def _reason(error: OSError) -> str:
 
 
 def checked_counts(values: object, number: int, most: int) -> list[int]:
-    """Return whole numbers from 0 to `most` that the other end sent.
+    """Return the counts that the other end sent.
 
     Raises:
-        Vanished: if they are none, or not as many as `number`.
+        Vanished: if they are not `number` whole numbers from 0 to `most`.
     """
     whole = isinstance(values, list) and len(values) == number and all(type(value) is int for value in values)
     if not whole or not all(0 <= value <= most for value in values):  # type: ignore[attr-defined]
-        raise Vanished(f"it sent {values!r}, which are not {number} counts up to {most}")
+        raise Vanished(f"it sent {values!r} instead of {number} counts up to {most}")
     return list(values)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""What both ends of a measurement share: constants, the outcome, their clocks, and the trace of a flow."""
+"""Define what both ends of a measurement share: constants, clocks, traces and the outcome."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,23 +12,37 @@ from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
 PROTOCOL = "lossytp.probe 1"
 PORT = 29470
 BEAT_S = 0.5
-"""How often the sender asks how much has arrived."""
+"""Seconds between the sender's questions which packets have arrived."""
 LATE_S = 1.0
-"""How long the datagrams sent last may take to arrive."""
+"""Seconds for which the sender waits for the last packets to arrive."""
 PATIENCE_S = 10.0
-"""How long the other end may be silent before it counts as vanished."""
+"""Seconds of silence after which the other end counts as vanished."""
 
 
 class Measurement(NamedTuple):
-    """A measurement that has ended."""
+    """The outcome of a measurement."""
 
     trace: ProbeTrace
     ended_early: str
-    """Why it ended before all packets were sent; "" if it did not."""
+    """Why the measurement ended before all packets were sent; "" if it did not."""
+
+    @classmethod
+    def of(
+        cls, flows: list[FlowTrace], *, same: bool, ended_early: str, own_losses: int | None, source: str
+    ) -> "Measurement":
+        """Return a measurement of the flows that have packets, whose ends read the same clock or not."""
+        trace = ProbeTrace(
+            flows={number: flow for number, flow in enumerate(flows) if flow.num_packets},
+            clocks="same" if same else "different",
+            complete=not ended_early,
+            own_losses=own_losses,
+            source=source,
+        )
+        return cls(trace, ended_early)
 
 
 def clock_name() -> str:
-    """Return a name of this machine's clock, the same in all its processes and containers; "" if it has none."""
+    """Return a name of this machine's clock that all its processes and containers share; "" if it has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -36,31 +50,31 @@ def clock_name() -> str:
 
 
 def same_clock(theirs: object) -> bool:
-    """Return whether the other end reads the clock that this end reads."""
+    """Return whether the other end, which sent this name, reads the same clock."""
     return theirs != "" and theirs == clock_name()
 
 
 class Log(NamedTuple):
-    """Arrivals in their order, (arrivals,) each."""
+    """Arrivals in order; each array has the shape (arrivals,)."""
 
     flow: np.ndarray
     sequence: np.ndarray
     time_ns: np.ndarray
-    """By the receiver's clock; 0 if unknown."""
+    """Arrival times by the receiver's clock; 0 if unknown."""
 
 
 def flow_traces(
     plan: Plan, log: Log, counts: list[int], sent_ns: np.ndarray | None, ends: tuple[str, str], same: bool
 ) -> list[FlowTrace]:
-    """Return the traces of the flows of one direction.
+    """Return the traces of all flows in one direction.
 
     Args:
-        plan: that they follow.
-        log: of what arrived.
-        counts: (flows,) packets of each flow.
-        sent_ns: (packets of all flows,) when they left, flow after flow, or None if unknown.
+        plan: the measurement's plan.
+        log: the arrivals.
+        counts: (flows,) number of packets sent in each flow.
+        sent_ns: (packets of all flows,) departure times, flow after flow; None if unknown.
         ends: names of the sending and the receiving machine.
-        same: whether both read one clock.
+        same: whether both machines read the same clock.
     """
     bounds = np.cumsum([0, *counts])
     firsts = [] if sent_ns is None else [sent_ns[at] for at, count in zip(bounds, counts, strict=False) if count]

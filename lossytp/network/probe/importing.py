@@ -3,12 +3,12 @@
 | file | flows |
 |---|---|
 | zeros and ones as text, with or without commas and spaces | one; a blank line begins another |
-| a .npy array of zeros and ones | one if it has one axis; a row each if it has two |
-| a table with a header, of one packet per row | one, or one per value of the column `flow` |
-| a table with a header, of one flow per row | a row each: its packets are a text of zeros and ones |
+| a .npy array of zeros and ones | one if the array has one axis, one per row if it has two |
+| a table with a header and one packet per row | one, or one per value of the column `flow` |
+| a table with a header and one flow per row | one per row, whose packets are a string of zeros and ones |
 
-A 1 is a lost packet, and so is `true` in a table of packets. The fields of a table are separated by tabs, commas or
-semicolons. Columns `src` or `tx`, and `dst` or `rx`, name the machines. Files may be compressed with gzip.
+A 1 stands for a lost packet. In a table of packets, so does `true`. Tabs, commas or semicolons separate the fields of a
+table. Columns `src` or `tx`, and `dst` or `rx`, name the machines. Files may be compressed with gzip.
 """
 
 import csv
@@ -23,7 +23,7 @@ import numpy as np
 from lossytp.network.checks import check_known
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
 
-NAMES = ("lost", "is_lost", "loss")  # of the column of losses, tried first
+NAMES = ("lost", "is_lost", "loss")  # of columns that are taken for the losses first
 FATES = {"0": False, "1": True, "false": False, "true": True}
 SOURCES, DESTINATIONS = ("src", "tx"), ("dst", "rx")
 Rows = list[dict[str, str]]
@@ -33,13 +33,13 @@ def import_trace(path: Path, *, column: str | None = None, where: str | None = N
     """Return the losses in a file as a trace.
 
     Args:
-        path: the file; the module says which kinds there are.
+        path: a file in one of the formats that the module lists.
         column: the table's column of losses. If None, the one named `lost`, `is_lost` or `loss`, or else the only one
             that holds nothing but zeros and ones.
-        where: "NAME=VALUE" keeps those rows of a table whose column NAME has this value.
+        where: "NAME=VALUE" keeps only those rows of a table whose column NAME has this value.
 
     Raises:
-        ValueError: if the file cannot be read, is none of these, or holds no packet.
+        ValueError: if the file cannot be read, has none of these formats, or holds no packets.
     """
     try:
         flows = _flows(path, column, where)
@@ -49,12 +49,12 @@ def import_trace(path: Path, *, column: str | None = None, where: str | None = N
     except (EOFError, BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} is truncated ({error}): copy it again") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is no text ({error.reason}): give zeros and ones, or a table") from error
+        raise ValueError(f"{path} is not a text file ({error.reason}): give zeros and ones, or a table") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     flows = [flow for flow in flows if flow.num_packets]
     if not flows:
-        raise ValueError(f"{path} holds no packet: give a file with one 0 or 1 per packet")
+        raise ValueError(f"{path} holds no packets: give a file with one 0 or 1 per packet")
     return ProbeTrace(flows=dict(enumerate(flows)), source=f"imported from {path.name}")
 
 
@@ -65,7 +65,7 @@ def _flows(path: Path, column: str | None, where: str | None) -> list[FlowTrace]
         text = file.read()
     if set(text) <= set("01, \t\r\n"):
         if column is not None or where is not None:
-            raise ValueError("column and where are for tables, and this is a list of zeros and ones: leave them out")
+            raise ValueError("column and where select from a table, and this is a list of zeros and ones: omit them")
         parts = "\n".join(line.strip() for line in text.splitlines()).split("\n\n")
         return [FlowTrace(lost=_bits("".join(part.replace(",", " ").split()))) for part in parts]
     rows = _selected(_table(text), where)
@@ -75,7 +75,9 @@ def _flows(path: Path, column: str | None, where: str | None) -> list[FlowTrace]
 
 def _zeros_and_ones(values: np.ndarray) -> np.ndarray:
     if values.ndim not in (1, 2) or not np.isin(values, (0, 1)).all():
-        raise ValueError(f"an array of shape {values.shape} is no list of zeros and ones: give one 0 or 1 per packet")
+        raise ValueError(
+            f"an array of shape {values.shape} is not one or two axes of zeros and ones: give one 0 or 1 per packet"
+        )
     return values
 
 
@@ -91,7 +93,7 @@ def _table(text: str) -> Rows:
     rows = list(reader)
     for number, row in enumerate(rows, 2):
         if None in row or None in row.values():
-            raise ValueError(f"line {number} has another number of fields than the header: complete it, or delete it")
+            raise ValueError(f"line {number} has more or fewer fields than the header: complete it, or delete it")
     return rows
 
 
@@ -117,8 +119,8 @@ def _column_of_losses(rows: Rows, column: str | None) -> str:
     named = [name for name in NAMES if name in rows[0]]
     found = named or [name for name in rows[0] if all(_is_fate(row[name]) for row in rows)]
     if len(found) != 1:
-        which = " and ".join(found) if found else "no column"
-        raise ValueError(f"{which} could hold the losses, of {', '.join(rows[0])}: name one with --column")
+        known = f"{len(found)} of the columns {', '.join(rows[0])}"
+        raise ValueError(f"{known} look like losses, not one: name the right one with --column")
     return found[0]
 
 

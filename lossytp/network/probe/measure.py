@@ -1,4 +1,4 @@
-"""The sending end of a measurement, which starts it and learns its outcome."""
+"""Run the sending end of a measurement, which starts it and collects the outcome."""
 
 import contextlib
 import socket
@@ -25,7 +25,6 @@ from lossytp.network.probe.ends import (
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import MOST_COPIES, Receiver
 from lossytp.network.probe.sending import Route, Sender
-from lossytp.network.probe.trace_file import ProbeTrace
 
 ARRIVAL_BYTES = 2 + 4 + 8  # flow, sequence number, time
 Watch = Callable[[int, int], None]
@@ -34,16 +33,16 @@ Watch = Callable[[int, int], None]
 def measure(
     plan: Plan, host: str = "127.0.0.1", port: int = PORT, *, patience_s: float = PATIENCE_S, watch: Watch | None = None
 ) -> Measurement:
-    """Send what the plan says to a machine where `serve` runs, and return what became of it.
+    """Send a plan's packets to a machine that runs `serve`, and return their fates.
 
-    If the other end vanishes, or Ctrl-C is pressed, the measurement ends with what is known by then.
+    If the other end vanishes or the user presses Ctrl-C, the measurement ends early and returns what is known.
 
     Args:
-        plan: what to send.
+        plan: the packets to send.
         host: name or IPv4 address of the other machine.
-        port: its port, TCP and UDP.
-        patience_s: how long the other end may be silent.
-        watch: is called now and then with the packets sent so far, and those known to have arrived.
+        port: its TCP and UDP port.
+        patience_s: seconds for which the other end may be silent.
+        watch: called now and then with the numbers of packets sent so far, and known to have arrived.
 
     Raises:
         ValueError: if the other end cannot be reached, refuses the plan, or vanishes before anything is known.
@@ -59,15 +58,15 @@ def measure(
         try:
             run = _Run(plan, Control(connection, patience_s), connection, (address, port), watch)
         except Vanished as reason:
-            raise ValueError(f"{host}, port {port} does not take part in the measurement: {reason}") from reason
+            raise ValueError(f"the receiver at {host}, port {port} did not start a measurement: {reason}") from reason
         with run.sockets:
             run.measure()
         if run.sender.error is not None:
             raise ValueError(str(run.sender.error)) from run.sender.error
-        trace = run.trace()
-    if not trace.flows:
+        outcome = run.outcome()
+    if not outcome.trace.flows:
         raise ValueError(f"{host} vanished ({run.ended_early}) before anything was known: start both ends again")
-    return Measurement(trace, run.ended_early)
+    return outcome
 
 
 class _Run:
@@ -89,14 +88,14 @@ class _Run:
         routes = [Route(*route) for route in zip(opened, [address] * plan.flows, keys, strict=False)]
         self.sender = Sender(plan, lambda flow: routes[flow])
         self.receiver = Receiver(opened, keys[plan.flows :], plan.packets, plan.datagram_bytes, address[0])
-        self.arrived = np.zeros((plan.flows, plan.packets), np.bool_)  # what the other end has told, until its end
+        self.arrived = np.zeros((plan.flows, plan.packets), np.bool_)  # as the other end has reported so far
         self.newest = [0] * plan.flows
         self.end: dict[str, Any] | None = None
         self.ended_early = ""
         self.own_losses: int | None = 0
 
     def measure(self) -> None:
-        """Send, and ask now and then how much has arrived; keep what the other end knows."""
+        """Send all packets, ask now and then which have arrived, and collect the other end's log."""
         try:
             if self.plan.both_directions:
                 self.receiver.start()
@@ -118,7 +117,7 @@ class _Run:
             self.own_losses = self.receiver.own_losses()  # while the sockets are open
 
     def _wait_for_late(self) -> None:
-        """Wait until all has arrived, or what has not is late."""
+        """Wait until all packets have arrived, or are late."""
         deadline = time.monotonic() + LATE_S
         while sum(self.sender.counts) > int(self.arrived.sum()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -138,7 +137,7 @@ class _Run:
             self.watch(sum(self.sender.counts), int(self.arrived.sum()))
 
     def _end(self) -> None:
-        """Tell the other end that all is sent, and learn everything."""
+        """Tell the other end that all packets are sent, and receive its log."""
         sent_ns = np.concatenate([self.sender.times_ns(flow) for flow in range(self.plan.flows)])
         self.control.send({"kind": "end", "sent": self.sender.counts}, {"sent_ns": sent_ns})
         end = self.control.receive("end")
@@ -146,15 +145,15 @@ class _Run:
         columns = [end.get(name) for name in ("flow", "sequence", "time_ns", "sent_ns")]
         lengths = [len(column) if isinstance(column, np.ndarray) else -1 for column in columns]
         if lengths != [*lengths[:1] * 3, sum(end["sent"])]:
-            raise Vanished(f"it sent {lengths} numbers of arrivals")
+            raise Vanished(f"it sent a log whose columns have {lengths} rows")
         if self.plan.both_directions:
             deadline = time.monotonic() + LATE_S
             while self.receiver.counts() != end["sent"] and time.monotonic() < deadline:
                 time.sleep(0.05)
         self.end = end
 
-    def trace(self) -> ProbeTrace:
-        """Return what is known; flows of which nothing is known are left out."""
+    def outcome(self) -> Measurement:
+        """Return what is known, without flows of which nothing is known."""
         plan, end = self.plan, self.end
         known_F, known_N = np.nonzero(self.arrived)
         counts, log = self.newest, Log(known_F, known_N, np.zeros(len(known_F), np.int64))
@@ -169,10 +168,5 @@ class _Run:
             flows += flow_traces(plan, Log(*self.receiver.log()), counts, back_ns, self.ends[::-1], self.same)
             here = self.own_losses
             own_losses = None if own_losses is None or here is None else own_losses + here
-        return ProbeTrace(
-            flows={number: flow for number, flow in enumerate(flows) if flow.num_packets},
-            clocks="same" if self.same else "different",
-            complete=not self.ended_early,
-            own_losses=own_losses,
-            source=f"UDP between {self.ends[0]} and {self.ends[1]}",
-        )
+        source = f"UDP between {self.ends[0]} and {self.ends[1]}"
+        return Measurement.of(flows, same=self.same, ended_early=self.ended_early, own_losses=own_losses, source=source)

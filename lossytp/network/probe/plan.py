@@ -1,4 +1,4 @@
-"""What a measurement sends."""
+"""Describe the packets that a measurement sends."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,19 +15,19 @@ MOST_PACKETS = 2**31
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Send numbered packets in several flows at once, and back again if asked for.
+    """Numbered packets to send in several flows at once, in one direction or both.
 
     Args:
-        packets: of each flow.
-        flows: streams of packets with a port of their own, as one rank sends to its peers in a collective. With
-            `both_directions` as many come back.
+        packets: number of packets in each flow.
+        flows: number of flows. Each has its own port, as a rank has one per peer in a collective. With
+            `both_directions`, as many flows come back.
         packet_bytes: size of a whole IP packet: 20 bytes of IP, 8 of UDP, a header of 16, and payload.
-        rate_packets_per_s: of each flow, at most.
-        burst_packets: packets that leave back to back; the time between bursts keeps the rate.
-        both_directions: whether the receiver sends too. It never sends more bytes than have come in.
+        rate_packets_per_s: largest mean rate of each flow.
+        burst_packets: number of packets that leave back to back. Pauses between bursts keep the mean rate.
+        both_directions: whether the receiver sends too. It never sends more bytes than it has received.
 
     Raises:
-        TypeError: if a value is of another type.
+        TypeError: if a value has the wrong type.
         ValueError: if a value is out of bounds.
     """
 
@@ -62,11 +62,11 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Return how long sending takes, at least."""
+        """Return the shortest time that sending can take."""
         return self.packets / self.rate_packets_per_s
 
     def as_dict(self) -> dict[str, Any]:
-        """Return names and values, which JSON can hold."""
+        """Return the fields by name, ready for JSON."""
         return asdict(self)
 
     @classmethod
@@ -74,17 +74,19 @@ class Plan:
         """Return the plan that another machine describes.
 
         Raises:
-            TypeError: if a value is of another type.
-            ValueError: if it is no plan.
+            TypeError: if a value has the wrong type.
+            ValueError: if the names are not a plan's, or a value is out of bounds.
         """
         check_is("plan", values, Mapping, "names with values")
         assert isinstance(values, Mapping)
         if set(values) != {field.name for field in fields(cls)}:
-            raise ValueError(f"plan = {dict(values)} has other names than this version's: use one version on both ends")
+            raise ValueError(
+                f"plan = {dict(values)} does not have this version's fields: run the same version on both ends"
+            )
         return cls(**values)
 
     def check_rate(self, max_mbits: float) -> None:
-        """Raise ValueError if one direction is faster than the cap."""
+        """Raise ValueError if one direction is faster than `max_mbits`."""
         if self.mbits_per_s > max_mbits:
             raise ValueError(
                 f"{self.flows} x {self.rate_packets_per_s:g} packets/s of {self.packet_bytes} bytes are "

@@ -1,4 +1,4 @@
-"""Receive numbered datagrams, and note when each arrived."""
+"""Receive numbered datagrams, and log when each arrived."""
 
 import contextlib
 import select
@@ -14,30 +14,30 @@ from lossytp.network.datagrams import HEADER, HEADER_DTYPE, ON_LINUX, SO_TIMESTA
 
 BATCH = 512
 POLL_S = 0.05
-MOST_COPIES = 4  # arrivals to note for each packet of the plan, so that a flood of copies cannot fill the memory
+MOST_COPIES = 4  # arrivals to log per planned packet, so that a flood of copies cannot fill the memory
 TIMESTAMP = struct.Struct("=qq")  # seconds, nanoseconds
 SPACE = 64  # bytes for a datagram's timestamp
 
 
 class Fates(NamedTuple):
-    """What became of a flow's packets, (packets,) each."""
+    """The fates of a flow's packets; each array has the shape (packets,)."""
 
     arrived_ns: np.ndarray
-    """When the first copy arrived, by the receiver's clock; 0 if lost."""
+    """Arrival time of the first copy by the receiver's clock; 0 if lost."""
     lost: np.ndarray
     reordered: np.ndarray
     duplicates: np.ndarray
 
 
 def fates(sequences: np.ndarray, times_ns: np.ndarray, num_packets: int) -> Fates:
-    """Return what became of packets 0 to `num_packets` - 1.
+    """Return the fates of packets 0 to `num_packets` - 1.
 
     A packet is reordered if one with a larger sequence number arrived before it (RFC 4737, 3.3).
 
     Args:
-        sequences: (arrivals,) numbers of the packets in the order of arrival.
-        times_ns: (arrivals,) when they arrived.
-        num_packets: that were sent.
+        sequences: (arrivals,) sequence numbers in the order of arrival.
+        times_ns: (arrivals,) arrival times.
+        num_packets: number of packets sent.
     """
     known = sequences < num_packets
     sequences, times_ns = sequences[known].astype(np.int64), times_ns[known]
@@ -52,17 +52,17 @@ def fates(sequences: np.ndarray, times_ns: np.ndarray, num_packets: int) -> Fate
 
 
 class Receiver(threading.Thread):
-    """Note the datagrams that arrive at `sockets`, in a thread of its own.
+    """A thread that logs the datagrams that arrive at `sockets`.
 
-    Datagrams with another key or another size are not noted. The system's clock stamps each datagram as it arrives,
-    where the system can (Linux), so that a thread that is held up does not blur the delays.
+    It ignores datagrams with an unknown key or another size. Linux stamps each datagram on arrival, so that a delayed
+    thread does not blur the delays.
 
     Args:
-        sockets: unconnected, or connected to the sender.
-        keys: of the flows, by number.
-        num_packets: of each flow; larger sequence numbers are not noted.
+        sockets: sockets that are unconnected, or connected to the sender.
+        keys: the key of each flow.
+        num_packets: number of packets in each flow; larger sequence numbers are ignored.
         datagram_bytes: size of a datagram.
-        only_from: the sender's IP address; datagrams from elsewhere are not noted.
+        only_from: the sender's IP address; datagrams from other addresses are ignored.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Receiver(threading.Thread):
         self._log: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # flows, sequences, times
         self.arrived = np.zeros((len(keys), num_packets), np.bool_)
         self.addresses: dict[int, tuple[str, int]] = {}  # where each flow comes from
-        self.bytes = 0  # that came in with a right key
-        self.last_s = time.monotonic()  # when the last one came
+        self.bytes = 0  # received with a known key
+        self.last_s = time.monotonic()  # when the last of them arrived
         for opened in sockets if ON_LINUX else ():
             opened.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         scrap = memoryview(bytearray(datagram_bytes + 1))  # one more, to notice larger datagrams
@@ -94,18 +94,18 @@ class Receiver(threading.Thread):
         return [len(row) - int(row[::-1].argmax()) if row.any() else 0 for row in self.arrived]
 
     def own_losses(self) -> int | None:
-        """Return how many datagrams this machine dropped because it was too slow; None if it does not say."""
+        """Return how many datagrams this machine dropped because it was too slow; None if unknown."""
         drops = [dropped_here(opened) for opened in self._sockets]
         return None if None in drops else sum(drop or 0 for drop in drops)
 
     def log(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return flows (uint16), sequence numbers (uint32) and times (int64, ns) of all arrivals, in their order."""
+        """Return flows (uint16), sequence numbers (uint32) and times (int64, ns) of all arrivals, in order."""
         empty = np.empty(0, np.uint16), np.empty(0, np.uint32), np.empty(0, np.int64)
         flows, sequences, times_ns = (np.concatenate(parts) for parts in zip(empty, *self._log, strict=True))
         return flows, sequences, times_ns
 
     def stop(self) -> None:
-        """Note nothing more, and wait for the thread's end."""
+        """Stop logging, and wait for the thread to end."""
         self._stop_now.set()
         if self.ident is not None:
             self.join()

@@ -12,13 +12,13 @@ import numpy as np
 from lossytp.network.datagrams import HEADER, send_to
 from lossytp.network.probe.plan import Plan
 
-MOST_BEHIND_S = 0.005  # a sender that the system has held up skips the time, and so sends no larger burst
+MOST_BEHIND_S = 0.005  # after a longer delay the sender skips the lost time instead of sending a larger burst
 LONGEST_SLEEP_S = 0.05
 WAIT_S = 1e-4
 
 
 class Route(NamedTuple):
-    """How a flow leaves: through a socket, to an address, with a key."""
+    """The socket, address and key with which a flow is sent."""
 
     socket: socket.socket
     address: tuple[str, int]
@@ -26,15 +26,15 @@ class Route(NamedTuple):
 
 
 class Sender(threading.Thread):
-    """Send a plan's flows, a packet of each in turn, in a thread of its own.
+    """A thread that sends a plan's flows, one packet of each flow in turn.
 
     Packet i is due at i / rate. A token schedule keeps the mean rate: packets that are due leave back to back, at most
     as many as are due in `MOST_BEHIND_S`.
 
     Args:
-        plan: what to send.
-        route_of: returns a flow's route, or None if it cannot leave yet.
-        may_send: returns whether a packet may be sent now; one that may not waits.
+        plan: the packets to send.
+        route_of: returns a flow's route, or None if the flow cannot be sent yet.
+        may_send: returns whether the next packet may leave now. It waits until it may.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Sender(threading.Thread):
         self.error: Exception | None = None
 
     def stop(self) -> None:
-        """Send nothing more, and wait for the thread's end."""
+        """Stop sending, and wait for the thread to end."""
         self._stop_now.set()
         if self.ident is not None:
             self.join()
 
     def times_ns(self, flow: int) -> np.ndarray:
-        """Return when the packets that a flow has sent left, by this machine's clock: int64 (sent,)."""
+        """Return the departure times of a flow's packets so far, by this machine's clock: int64 (sent,)."""
         return self.sent_ns[flow][: self.counts[flow]]
 
     def run(self) -> None:
@@ -65,7 +65,7 @@ class Sender(threading.Thread):
             self.error = error
 
     def _wait_for(self, ready: Callable[[], bool]) -> bool:
-        """Return True once something is ready, or False if the thread is to stop."""
+        """Wait, and return True once `ready()` is true, or False if the thread is stopped first."""
         while not self._stop_now.is_set():
             if ready():
                 return True

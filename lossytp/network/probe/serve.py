@@ -1,7 +1,7 @@
-"""The receiving end of measurements, which waits for others to start them.
+"""Run the receiving end of measurements, which waits for partners to start them.
 
-It answers only partners of a handshake over TCP. It sends datagrams only to where a partner's datagrams come from, and
-never more bytes than have come in. So nobody can use it to flood another machine.
+It answers only partners that complete a handshake over TCP. It sends datagrams only to addresses that a partner's
+datagrams came from, and never more bytes than it has received. So nobody can use it to flood another machine.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from lossytp.network.probe.ends import (
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import Receiver
 from lossytp.network.probe.sending import Route, Sender
-from lossytp.network.probe.trace_file import ProbeTrace
+from lossytp.network.probe.trace_file import FlowTrace
 
 HELLO_S = 5.0
-REPORTED_AGAIN = 2048  # packets to report once more, since some may have arrived late
+REPORTED_AGAIN = 2048  # packets to report once more, in case some arrived late
 
 
 class Limits(NamedTuple):
-    """What a partner may ask for."""
+    """The largest measurement that a partner may ask for."""
 
     max_mbits: float = 100.0
-    """In one direction."""
+    """Rate in one direction."""
     max_packets: int = 20_000_000
-    """Of all flows of one direction together; each takes up to 60 bytes of memory."""
+    """Number of packets in one direction, over all flows. Each takes up to 60 bytes of memory."""
 
 
 def serve(
@@ -50,22 +50,22 @@ def serve(
     patience_s: float = PATIENCE_S,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Measurement]:
-    """Take part in measurements, one after the other, and yield what each showed of the flows that came in.
+    """Take part in measurements one after another, and yield the outcome of each for the flows received.
 
     Args:
-        host: address of this machine to listen at; "0.0.0.0" for all.
-        port: to listen at, TCP and UDP.
-        limits: what a partner may ask for.
-        patience_s: how long a partner may be silent; a measurement then ends with what is known.
-        say: is called with a line when a partner comes or is turned away.
+        host: address of this machine to listen on; "0.0.0.0" listens on all.
+        port: TCP and UDP port to listen on.
+        limits: the largest measurement that a partner may ask for.
+        patience_s: seconds for which a partner may be silent before its measurement ends early.
+        say: called with a line of text when a partner starts or is refused.
 
     Raises:
-        ValueError: if the port is in use, or the address is none of this machine's.
+        ValueError: if the port is in use, or the address does not belong to this machine.
     """
     with bound(socket.SOCK_STREAM, host, port) as listener:
         listener.listen()
         port = listener.getsockname()[1]
-        udp_socket(host, port).close()  # to complain now
+        udp_socket(host, port).close()  # fails now, and not at the first partner
         say(f"waiting at {host}, port {port} (TCP and UDP)")
         while True:
             connection, (partner, _) = listener.accept()
@@ -73,7 +73,7 @@ def serve(
                 try:
                     run = _Run(connection, port, limits, patience_s)
                 except Vanished as reason:
-                    say(f"{partner} takes no part in a measurement: {reason}")
+                    say(f"no measurement with {partner}: {reason}")
                     continue
                 say(f"{partner} sends {run.plan.flows} x {run.plan.packets} packets, {run.plan.mbits_per_s:.1f} Mbit/s")
                 yield run.measurement()
@@ -86,11 +86,16 @@ class _Run:
         self.control, self.patience_s = Control(connection, patience_s), patience_s
         try:
             if hello.get("protocol") != PROTOCOL:
-                raise ValueError(f"it speaks {hello.get('protocol')!r}, this end {PROTOCOL!r}: use one version")
+                raise ValueError(
+                    f"it speaks {hello.get('protocol')!r}, but this end speaks {PROTOCOL!r}: run one version on both"
+                )
             self.plan = plan = Plan.from_dict(hello.get("plan"))
             plan.check_rate(limits.max_mbits)
             if plan.flows * plan.packets > limits.max_packets:
-                raise ValueError(f"{plan.flows} x {plan.packets} packets are above max_packets = {limits.max_packets}")
+                raise ValueError(
+                    f"{plan.flows} x {plan.packets} packets are above max_packets = {limits.max_packets}: send fewer, "
+                    "or raise max_packets"
+                )
         except (TypeError, ValueError) as error:
             self.control.send({"refused": str(error)})
             raise Vanished(f"refused: {error}") from error
@@ -100,21 +105,21 @@ class _Run:
         self.socket = udp_socket(self.ends[1], port)
         self.receiver = Receiver([self.socket], keys[: plan.flows], plan.packets, plan.datagram_bytes, self.ends[0])
         self.back = Sender(plan, lambda flow: self._route(flow, keys[plan.flows + flow]), self._may_send)
-        self.told = [0] * plan.flows
+        self.reported = [0] * plan.flows
         self.end: dict[str, Any] | None = None
         self.control.send({"kind": "welcome", "session": session.hex(), "clock": clock_name()})
 
     def _route(self, flow: int, key: bytes) -> Route | None:
-        """Return the way back to where a flow comes from, once it has come."""
+        """Return the route back to a flow's sender, or None before its first packet has arrived."""
         address = self.receiver.addresses.get(flow)
         return None if address is None else Route(self.socket, address, key)
 
     def _may_send(self) -> bool:
-        """Return whether as many bytes have come in as will have been sent back."""
+        """Return whether one more packet would keep the bytes sent at or below the bytes received."""
         return (sum(self.back.counts) + 1) * self.plan.datagram_bytes <= self.receiver.bytes
 
     def measurement(self) -> Measurement:
-        """Receive until the partner has sent all, or vanishes; return what is known."""
+        """Receive until the partner has sent all packets or vanishes; return what is known."""
         ended_early = ""
         with self.socket:
             self.receiver.start()
@@ -129,26 +134,29 @@ class _Run:
                 self.back.stop()
                 self.receiver.stop()
             own_losses = self.receiver.own_losses()
-        return Measurement(self._trace(ended_early, own_losses), ended_early)
+        source = f"UDP from {self.ends[0]} to {self.ends[1]}"
+        return Measurement.of(
+            self._flows(), same=self.same, ended_early=ended_early, own_losses=own_losses, source=source
+        )
 
     def _answer(self, message: dict[str, Any]) -> None:
         if message["kind"] == "end":
             self._end(message)
             return
         newest = self.receiver.newest()
-        first = [max(0, told - REPORTED_AGAIN) for told in self.told]
+        first = [max(0, reported - REPORTED_AGAIN) for reported in self.reported]
         bits = {
             f"bits{flow}": np.packbits(self.receiver.arrived[flow, first[flow] : newest[flow]])
             for flow in range(self.plan.flows)
         }
         self.control.send({"kind": "beat", "first": first, "newest": newest}, bits)
-        self.told = newest
+        self.reported = newest
 
     def _end(self, message: dict[str, Any]) -> None:
         sent = checked_counts(message.get("sent"), self.plan.flows, self.plan.packets)
         sent_ns = message.get("sent_ns")
         if not isinstance(sent_ns, np.ndarray) or len(sent_ns) != sum(sent):
-            raise Vanished("it did not say when it sent")
+            raise Vanished("it did not send its departure times")
         deadline = time.monotonic() + self.patience_s / 2
         while self.back.is_alive() and self._may_send() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -158,18 +166,11 @@ class _Run:
         arrays["sent_ns"] = np.concatenate([self.back.times_ns(number) for number in range(self.plan.flows)])
         answer = {"kind": "end", "sent": self.back.counts, "own_losses": self.receiver.own_losses()}
         self.end = {"sent": sent, "sent_ns": sent_ns}
-        with contextlib.suppress(Vanished):  # this end knows all that it needs
+        with contextlib.suppress(Vanished):  # this end already has all it needs
             self.control.send(answer, arrays)
 
-    def _trace(self, ended_early: str, own_losses: int | None) -> ProbeTrace:
+    def _flows(self) -> list[FlowTrace]:
         counts, sent_ns = self.receiver.newest(), None
         if self.end is not None:
             counts, sent_ns = self.end["sent"], self.end["sent_ns"]
-        flows = flow_traces(self.plan, Log(*self.receiver.log()), counts, sent_ns, self.ends, self.same)
-        return ProbeTrace(
-            flows={number: flow for number, flow in enumerate(flows) if flow.num_packets},
-            clocks="same" if self.same else "different",
-            complete=not ended_early,
-            own_losses=own_losses,
-            source=f"UDP from {self.ends[0]} to {self.ends[1]}",
-        )
+        return flow_traces(self.plan, Log(*self.receiver.log()), counts, sent_ns, self.ends, self.same)

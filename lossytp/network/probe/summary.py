@@ -1,4 +1,4 @@
-"""What a trace shows: the loss rate with its interval, the lengths of bursts, and the delays."""
+"""Summarise a trace: the loss rate with its interval, burst lengths, delays."""
 
 import math
 from collections.abc import Iterator
@@ -24,23 +24,23 @@ class LossRate(NamedTuple):
 
 
 def loss_rate(lost: np.ndarray, confidence: float = CONFIDENCE) -> LossRate:
-    """Return the loss rate, with an interval that holds for bursts too.
+    """Return the loss rate, with an interval that allows for bursts.
 
-    Bursts leave fewer independent packets than there are. The variance of the losses in `BLOCKS` consecutive blocks,
-    relative to that of independent losses, says by which factor (batch means; Law, "Simulation Modeling and Analysis",
-    5th ed., 9.5.3). The interval is Wilson's (1927) for so many packets, with Student's quantile. It is too narrow if
-    bursts reach the length of a block.
+    Bursts reduce the number of independent packets. The factor is the variance of the losses over `BLOCKS` consecutive
+    blocks, relative to the variance of independent losses (batch means; Law, "Simulation Modeling and Analysis", 5th
+    ed., 9.5.3). The interval is Wilson's (1927) for the reduced number, with Student's quantile. It is too narrow if
+    bursts are as long as a block.
 
     Args:
-        lost: bool, (packets,).
-        confidence: of the interval.
+        lost: bool, (packets,): whether each packet was lost.
+        confidence: probability that the interval holds the true rate.
 
     Raises:
         ValueError: if there are no packets.
     """
     packets = len(lost)
     if not packets:
-        raise ValueError("a flow of 0 packets has no loss rate: send some")
+        raise ValueError("a flow of 0 packets has no loss rate: send at least one")
     rate = float(np.mean(lost))
     blocks = min(BLOCKS, packets)
     length = packets // blocks
@@ -62,16 +62,16 @@ def burst_lengths(lost: np.ndarray) -> np.ndarray:
 
 
 def summary_lines(trace: ProbeTrace) -> Iterator[str]:
-    """Yield the lines of a summary to read."""
+    """Yield the lines of a summary."""
     for number, flow in sorted(trace.flows.items()):
         yield f"flow {number}, {flow.src} to {flow.dst}: {flow.num_packets} packets{_speed(flow)}"
         yield from (f"  {line}" for line in _flow_lines(flow))
     if trace.clocks == "different":
-        yield "delays are beyond each flow's fastest packet, because the two machines' clocks differ"
+        yield "delays count from each flow's fastest packet, because the two machines' clocks differ"
     if trace.own_losses:
         yield (
-            f"{trace.own_losses} of the lost packets reached a machine that was too slow to take them: they are no "
-            "losses of the network; send slower, or raise net.core.rmem_max there"
+            f"{trace.own_losses} of the lost packets reached a machine that was too slow to take them. The network did "
+            "not lose these: send slower, or raise net.core.rmem_max there"
         )
 
 

@@ -1,4 +1,4 @@
-"""Write what became of every packet of a measurement to a Parquet file, and read it back.
+"""Write the fate of every packet of a measurement to a Parquet file, and read it back.
 
 The file has one row per packet, sorted by flow, then by sequence number. A flow is a stream of packets from one machine
 to another. Its sequence numbers start at 0 and have no gaps.
@@ -13,20 +13,18 @@ to another. Its sequence numbers start at 0 and have no gaps.
 | `reordered` | bool | whether it arrived after a packet with a larger sequence number (RFC 4737, 3.3); false if lost |
 | `duplicates` | int32 | copies that arrived after the first |
 
-Every column is there in every file. A trace from elsewhere, such as a list of zeros and ones, has null in `sent_s` and
-`delay_s`.
+Every file has every column. An imported trace, such as a list of zeros and ones, has null in `sent_s` and `delay_s`.
 
 The schema's metadata holds JSON under the key `lossytp.probe`:
 
 - `version`: 1.
-- `clocks`: "same" if both ends read one clock, so that `delay_s` is the one-way delay. "different" if not: `delay_s` is
-  then counted from the flow's fastest packet, whose delay is 0. "none" if times are unknown.
-- `own_losses`: how many of the lost packets an end of the measurement dropped itself, because it was too slow; null if
-  unknown.
+- `clocks`: "same" if both ends read one clock, so that `delay_s` is the one-way delay. "different" if not: `delay_s`
+  then counts from the flow's fastest packet, whose delay is 0. "none" if times are unknown.
+- `own_losses`: how many of the lost packets an end of the measurement dropped because it was too slow; null if unknown.
 - `complete`: false if the measurement ended early, for example because the other machine vanished.
-- `flows`: a list with one object per flow, of `flow`, `src`, `dst` (names of the machines), `packet_bytes` (the whole
-  IP packet) and `rate_packets_per_s`. The latter two are null if unknown.
-- `source`: what made the trace, in words.
+- `flows`: a list with one object per flow: `flow`, `src` and `dst` (names of the machines), `packet_bytes` (the whole
+  IP packet) and `rate_packets_per_s`. The last two are null if unknown.
+- `source`: a few words on what made the trace.
 """
 
 import json
@@ -45,7 +43,7 @@ VERSION = 1
 NUMBERS = {"flow": np.int32, "sequence": np.int64}
 FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reordered": np.bool_, "duplicates": np.int32}
 COLUMNS = NUMBERS | FATES
-UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # what stands in a column that is left out; elsewhere 0
+UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # fill these columns if they are left out; 0 fills the others
 SETTINGS = ("src", "dst", "packet_bytes", "rate_packets_per_s")
 SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
 CLOCKS = ("same", "different", "none")
@@ -54,7 +52,7 @@ LEFT_OUT = np.empty(0)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FlowTrace:
-    """What became of the packets of one flow, in the order of sending.
+    """The fates of one flow's packets, in the order of sending.
 
     Args:
         lost: bool, (packets,): whether no copy arrived.
@@ -66,10 +64,10 @@ class FlowTrace:
         src: name of the sending machine.
         dst: name of the receiving machine.
         packet_bytes: size of a whole IP packet, or None if unknown.
-        rate_packets_per_s: at which packets were to be sent, or None if unknown.
+        rate_packets_per_s: planned rate, or None if unknown.
 
     Raises:
-        ValueError: if a column has another shape.
+        ValueError: if a column has the wrong shape.
     """
 
     lost: np.ndarray
@@ -105,7 +103,7 @@ class FlowTrace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProbeTrace:
-    """What became of every packet of a measurement; the module says what each field means."""
+    """The fates of all packets of a measurement. The module explains each field."""
 
     flows: dict[int, FlowTrace]
     clocks: Literal["same", "different", "none"] = "none"
@@ -117,7 +115,7 @@ class ProbeTrace:
         check_known("clocks", self.clocks, CLOCKS)
 
     def all_lost(self) -> np.ndarray:
-        """Return whether each packet was lost, flow after flow: bool (packets of all flows,)."""
+        """Return which packets were lost, flow after flow: bool (packets of all flows,)."""
         return np.concatenate([np.empty(0, np.bool_), *(flow.lost for _, flow in sorted(self.flows.items()))])
 
 
@@ -162,7 +160,7 @@ def read_trace(path: Path) -> ProbeTrace:
     """Read the trace in a file that `write_trace` wrote.
 
     Raises:
-        ValueError: if the file cannot be read, is truncated, or is no such trace.
+        ValueError: if the file cannot be read, is truncated, or is not such a trace.
     """
     import pyarrow
     import pyarrow.parquet
@@ -173,10 +171,10 @@ def read_trace(path: Path) -> ProbeTrace:
         raise ValueError(f"trace {path} does not exist: give the file that lossytp.probe wrote") from None
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"trace {path} is truncated, or no Parquet file ({reason}): copy it again") from error
+        raise ValueError(f"trace {path} is truncated, or not a Parquet file ({reason}): copy it again") from error
     about = (table.schema.metadata or {}).get(METADATA)
     if about is None:
-        raise ValueError(f"trace {path} is a Parquet file, but not from lossytp.probe: import it, or give another")
+        raise ValueError(f"trace {path} is a Parquet file, but lossytp.probe did not write it: give another file")
     try:
         return _trace_of(table, json.loads(about))
     except (KeyError, TypeError, ValueError) as error:
@@ -186,7 +184,7 @@ def read_trace(path: Path) -> ProbeTrace:
 
 def _trace_of(table: Any, about: dict) -> ProbeTrace:
     if about["version"] != VERSION:
-        raise ValueError(f"version {about['version']}, and this program reads {VERSION}")
+        raise ValueError(f"it has version {about['version']}, but this program reads version {VERSION}")
     columns = {name: table[name].to_numpy().astype(kind) for name, kind in COLUMNS.items()}
     flows, rows = {}, 0
     for settings in about["flows"]:

@@ -1,8 +1,8 @@
 """All repairs, by the names that flags and YAML files use.
 
-To add a repair, add a file with a `Repair`, and its name to `REPAIRS`. A repair that replaces missing elements by
-something other than zero also registers how, with `lossytp.parallel.missing.fills`. Repairs of different stages can be
-joined: ``protect(0.01) + hadamard(64)``.
+To add a repair, add a file with a `Repair`, and its name to `REPAIRS`. A repair that replaces missing elements with
+something other than zero also registers a function with `lossytp.parallel.missing.fills`. Repairs of different stages
+can be joined: ``protect(0.01) + hadamard(64)``.
 """
 
 from lossytp.network.checks import check_is
@@ -48,6 +48,8 @@ def repair_named(text: str) -> Repair:
     check_is("repair", text, str, "a name, or name(1, option=2)")
     parts = split_outside_parentheses(text, "+")
     if len(parts) > 1 and "" in parts:
-        raise ValueError(f"repair = {text!r} lacks a name beside its +: write such as protect(0.01) + hadamard(64)")
+        raise ValueError(
+            f"repair = {text!r} lacks a name before or after +: write it like protect(0.01) + hadamard(64)"
+        )
     repairs = tuple(build("repair", part, REPAIRS) for part in parts)
     return repairs[0] if len(repairs) == 1 else Chain(repairs)

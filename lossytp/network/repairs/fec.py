@@ -47,7 +47,7 @@ class Fec(Zero):
             check_at_least(name, getattr(self, name), 1)
         if self.n <= self.k:
             raise ValueError(
-                f"n = {self.n} leaves no packet of parity beside k = {self.k}: give n of at least {self.k + 1}"
+                f"n = {self.n} leaves no parity packet in addition to k = {self.k}: give n of at least {self.k + 1}"
             )
         check_known("code", self.code, CODES)
         check_at_most("n * depth", self.n * self.depth, MOST_PACKETS, "fewer packets")

@@ -23,7 +23,7 @@ class Protect(Zero):
     "Massive activations in large language models", COLM 2024). The packets that carry them have the largest norms.
 
     Args:
-        share: of a hop's packets, rounded up to whole packets; above 0 and below 1.
+        share: share of a hop's packets to protect, rounded up to whole packets; above 0 and below 1.
         by: which packets. "norm" takes those of the largest Euclidean norm, as the sender holds them. "random" takes
             places drawn once for each message length: a control.
 
@@ -58,7 +58,7 @@ class Protect(Zero):
 
         Args:
             squares: each packet's sum of squares, (packets,).
-            seed: of the network, for random places.
+            seed: the network's seed, for random places.
         """
         count = self.num_protected(len(squares))
         if self.by == "random":

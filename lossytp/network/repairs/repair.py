@@ -1,8 +1,8 @@
-"""The base class of repairs, and the simplest repair.
+"""Define the base class of repairs, and the simplest repair.
 
-A repair has four sides. This package holds three of them: the transport (which packets a message takes, and which stay
-missing), the theory (the moments of the contributions' weights in a result) and the waiting time. The fourth, what
-replaces missing packets, needs tensors: `lossytp.parallel.missing`.
+A repair has four sides. This package holds three: transport (which packets are sent, and which stay missing), theory
+(the moments of the contributions' weights in a result) and waiting time. The fourth, the values that replace missing
+packets, needs tensors and lives in `lossytp.parallel.missing`.
 
 Suffixes: R ranks, H hops that carry an element.
 """
@@ -14,10 +14,10 @@ from typing import ClassVar
 import numpy as np
 
 Send = Callable[..., np.ndarray]
-"""`send(count, extra=0)` sends `count` packets, of which the repair adds `extra`; it returns the lost ones' indices."""
+"""`send(count, extra=0)` sends `count` packets, `extra` of them the repair's own; it returns the indices of losses."""
 
 Moments = tuple[np.ndarray, np.ndarray]
-"""E[a_r], (R,), and E[a_r a_s], (R, R), of the weights a_r that the ranks' contributions have in a result."""
+"""E[a_r], (R,), and E[a_r a_s], (R, R). A result is sum_r a_r x_r: a_r is the weight of rank r's contribution x_r."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Repair:
     """The base class of repairs. Its methods describe a repair that does not change the transport."""
 
     name: ClassVar[str]
-    """Its name in flags, YAML files and records."""
+    """The repair's name in flags, YAML files and records."""
     stage: ClassVar[str] = "fill"
-    """When it works: "select", "deliver" or "fill". `Chain` joins repairs of different stages."""
+    """The stage at which it works: "select", "deliver" or "fill". `Chain` joins repairs of different stages."""
     remembers: ClassVar[bool] = False
-    """Whether the receiver keeps what last arrived until the next message."""
+    """Whether the receiver keeps the last arrived values until the next message."""
     uses_own_part: ClassVar[bool] = False
-    """Whether the receiver needs its own contribution from before the sum."""
+    """Whether the receiver needs a copy of its own contribution, made before the sum."""
     sends_more: ClassVar[bool] = False
-    """Whether it sends additional packets, which `lossytp.network.timing` does not time."""
+    """Whether it sends extra packets, which `lossytp.network.timing` does not time."""
 
     def __str__(self) -> str:
         """Return the repair as a flag names it, such as ``fec(10, 8, 4, 'mds')``."""
@@ -57,11 +57,11 @@ class Repair:
         return self.deliver(-(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet), send)
 
     def weight(self, loss_rate: float) -> float:
-        """Return the factor by which to scale what crossed a link of this stationary loss rate."""
+        """Return the factor that scales everything that crossed a link of this stationary loss rate."""
         return 1.0
 
     def missing_rate(self, loss_rate: float) -> float:
-        """Return the share of a message's packets that stay missing over a Bernoulli link of this loss rate."""
+        """Return the expected share of packets that stay missing over a Bernoulli link of this loss rate."""
         return loss_rate
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
@@ -78,7 +78,13 @@ class Repair:
         raise ValueError(f"repair = {self} has no expected squared error: give {type(self).__name__} sum_moments")
 
     def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
-        """Return the moments in a receiver's result from those in the sum, which arrives with probability `arrives`."""
+        """Return the moments in a receiver's result, given those in the sum.
+
+        Args:
+            total: the moments in the sum.
+            receiver: the rank that receives the sum.
+            arrives: probability that the sum reaches it.
+        """
         mean_R, second_RR = total
         return arrives * mean_R, arrives * second_RR
 
@@ -92,8 +98,8 @@ class Zero(Repair):
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
         """E[a_r] = q^n(r) and E[a_r a_s] = q^(n(r) + n(s) - c(r, s)).
 
-        Hop h delivers (d_h = 1) with probability q = 1 - p, and a_r is the product of d_h over the n(r) hops that carry
-        rank r's contribution; c(r, s) of them carry that of s too.
+        Hop h delivers a packet (d_h = 1) with probability q = 1 - p. The weight a_r is the product of d_h over the n(r)
+        hops that carry rank r's contribution. Of these hops, c(r, s) also carry rank s's.
         """
         delivered, crossed_R, common_RR = 1.0 - rate, crosses_HR.sum(0), crosses_HR.T @ crosses_HR
         return delivered**crossed_R, delivered ** (crossed_R[:, None] + crossed_R - common_RR)

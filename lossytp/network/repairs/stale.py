@@ -1,4 +1,4 @@
-"""Fill in what last arrived."""
+"""Fill missing values with the last ones that arrived."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,11 +11,11 @@ from lossytp.network.repairs.repair import ZERO, Moments, Repair
 
 @dataclass(frozen=True)
 class Stale(Repair):
-    """The receiver fills in what last arrived at the same place, and passes it on.
+    """The receiver fills each gap with the value that last arrived at the same place, and passes it on.
 
-    A place is a layer, direction, hop and position in the message. It holds zero at first, and again after the
-    message's size has changed. "Distributed training under packet loss" (arXiv 2507.07114) does so with parameters.
-    Stale needs memory for a copy of everything that crosses a hop. Checkpoints of training hold this copy;
+    A place is a layer, direction, hop and position in the message. Its value is zero at first, and again after the
+    message has changed its size. "Distributed training under packet loss" (arXiv 2507.07114) fills parameters this way.
+    The receiver keeps a copy of everything that crosses a hop. Training's checkpoints contain this copy;
     `LossyNetwork.state_dict` does not.
     """
 
@@ -23,8 +23,8 @@ class Stale(Repair):
     remembers: ClassVar[bool] = True
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """E[a_r] is the probability that a part is current, E[a_r a_s] that two parts are equally old."""
-        if rate == 1:  # nothing arrives that could grow old
+        """E[a_r] is the probability that a part is current, E[a_r a_s] that two parts have the same age."""
+        if rate == 1:  # nothing ever arrives, so every gap stays zero
             return ZERO.sum_moments(crosses_HR, receivers, rate)
         _check_meet_and_stay_together(crosses_HR)
         crossed_R, common_RR = crosses_HR.sum(0), crosses_HR.T @ crosses_HR
@@ -33,17 +33,21 @@ class Stale(Repair):
     def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
         if arrives == 0:
             return ZERO.result_moments(total, receiver, arrives)
-        return arrives * total[0], total[1]  # all parts are equally old, or none
+        return arrives * total[0], total[1]  # the sum ages as a whole, so its parts' ages stay equal or different
 
 
 def same_age(hops_RR: np.ndarray, others_RR: np.ndarray, rate: float) -> np.ndarray:
-    """Return P(two parts are of the same message) if they crossed m and n hops before those that they share.
+    """Return the probability that two parts belong to the same message.
 
-    A hop's output is k messages older than its input with probability q p^k. Two sums of such ages are equal with
-    probability q^(m + n) sum_k binom(m + k - 1, k) binom(n + k - 1, k) p^2k = q^(m + n) F(m, n; 1; p^2) (DLMF 15.2.1),
-    and F(m, n; 1; z) = (1 - z)^(1 - m - n) F(1 - m, 1 - n; 1; z) (DLMF 15.8.1), which has finitely many terms. Its
-    moments enter an error as a weight's do, x_r of another message being uncorrelated: E[a_r a_s] is this, and
-    E[a_r] the probability of age 0.
+    The parts cross m and n hops before the first hop that they share. A hop's output is k messages older than its input
+    with probability q p^k. Two sums of such ages are equal with probability
+
+        q^(m + n) sum_k binom(m + k - 1, k) binom(n + k - 1, k) p^2k = q^(m + n) F(m, n; 1; p^2)  (DLMF 15.2.1).
+
+    F(m, n; 1; z) = (1 - z)^(1 - m - n) F(1 - m, 1 - n; 1; z) (DLMF 15.8.1), which has finitely many terms.
+
+    Parts of different messages are uncorrelated. So this probability takes the place of E[a_r a_s] in the error, and
+    the probability of age 0 takes that of E[a_r].
     """
     finite_RR = hyp2f1(1 - hops_RR, 1 - others_RR, 1, rate**2)
     return (1 - rate) * (1 + rate) ** (1 - hops_RR - others_RR) * finite_RR
@@ -56,6 +60,6 @@ def _check_meet_and_stay_together(crosses_HR: np.ndarray) -> None:
             met_H = np.cumsum(one_H * other_H) > 0
             if (one_H != other_H)[met_H].any():
                 raise ValueError(
-                    "repair = 'stale' where parts that shared a hop go on over separate ones: their ages have no "
-                    "closed form here; choose another repair, or an algorithm whose parts stay together"
+                    "repair = 'stale' has no closed form where parts share a hop and then part again: choose another "
+                    "repair, or an algorithm whose parts stay together"
                 )

@@ -1,1 +1,1 @@
-"""A network whose losses are real: contributions cross UDP sockets, and what does not arrive is missing."""
+"""Provide a network with real losses: contributions cross UDP sockets, and packets that do not arrive are missing."""

@@ -1,8 +1,8 @@
-"""Ranks in processes of their own, joined by UDP for what may be lost and by TCP for what may not.
+"""Connect ranks in separate processes: by UDP for packets that may be lost, by TCP for everything else.
 
 A message begins when all ranks are ready for it, so that no buffer overflows while a rank still computes. Each rank
-then sends its packets, and tells the others over TCP when it has sent the last one. From then on a receiver waits
-`deadline_s` for packets that it lacks, and gives them up. Nothing is sent twice.
+then sends its packets, and tells the others over TCP when it has sent the last one. After that, a receiver waits
+`deadline_s` for missing packets, then gives them up. Nothing is sent twice.
 """
 
 import contextlib
@@ -30,16 +30,16 @@ class Cargo(NamedTuple):
     """A chunk on its way over one link, in packets of the link's consecutive sequence numbers."""
 
     rank: int
-    """Where it goes to, or comes from."""
+    """The rank that receives or sends the chunk."""
     content: np.ndarray
-    """The chunk, uint8 (bytes,). An arriving one is filled in; what does not arrive stays as it is."""
+    """The chunk, uint8 (bytes,). Arriving packets are written into it; the rest stays as it is."""
     packet_bytes: int
-    """Bytes of a full packet, without headers."""
+    """Bytes in a full packet, without headers."""
     first_element: int
-    """Number of the chunk's first element in its message."""
+    """Position of the chunk's first element in its message."""
     elements_per_packet: int
     dropped: np.ndarray
-    """Indices of packets that are not sent, as if a link had lost them."""
+    """Indices of packets that are left out, as if the link had lost them."""
 
     @property
     def num_packets(self) -> int:
@@ -56,12 +56,12 @@ class Mesh:
 
     Args:
         rank: number of this rank.
-        host: address of this machine that the other ranks reach.
-        deadline_s: how long to wait for packets after their sender has sent the last one.
-        patience_s: how long another rank may be silent, for example because it computes.
+        host: address at which the other ranks reach this machine.
+        deadline_s: seconds to wait for missing packets after all ranks have sent their last one.
+        patience_s: seconds for which another rank may be silent, for example while it computes.
 
     Raises:
-        ValueError: if the address is none of this machine's.
+        ValueError: if the address does not belong to this machine.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Mesh:
         self._listener = bound(socket.SOCK_STREAM, host, 0)
         self._listener.listen()
         self.address: Address = self._listener.getsockname()
-        """Where the other ranks find this one: host and port, of TCP and UDP."""
+        """Host and port at which the other ranks reach this one, over TCP and UDP."""
         self._udp = udp_socket(*self.address)
         self._udp.setblocking(False)
         self._peers: dict[int, Control] = {}
@@ -98,7 +98,7 @@ class Mesh:
             session: random bytes that nobody else knows.
 
         Raises:
-            ValueError: if a rank does not come.
+            ValueError: if a rank does not connect.
         """
         self._session = session
         self._addresses = dict(addresses)
@@ -112,8 +112,8 @@ class Mesh:
             self._listener.close()
         except (OSError, Vanished) as error:
             raise ValueError(
-                f"rank {self.rank} of {len(addresses)} could not connect to all others over TCP ({error}): let the "
-                "machines reach each other"
+                f"rank {self.rank} of {len(addresses)} could not connect to all others over TCP ({error}): check that "
+                "the machines can reach each other"
             ) from error
 
     def _greet(self, other: int, connection: socket.socket) -> None:
@@ -138,10 +138,10 @@ class Mesh:
 
         Args:
             outgoing: at most one chunk for each other rank.
-            incoming: at most one chunk from each other rank; the contents are filled in.
+            incoming: at most one chunk from each other rank, whose content is filled in.
 
         Returns:
-            The sorted indices of the lost packets of every link that carried some, int64 (lost,).
+            For every link that carried packets, the sorted indices of the lost ones, int64 (lost,).
 
         Raises:
             ValueError: if another rank has vanished.
@@ -181,13 +181,13 @@ class Mesh:
         )
 
     def _numbers(self, src: int, dst: int, num_packets: int) -> int:
-        """Return the sequence number of a link's next packet, and advance by so many."""
+        """Return the sequence number of a link's next packet, and advance it by `num_packets`."""
         first = self._sequences.get((src, dst), 0)
         self._sequences[src, dst] = first + num_packets
         return first
 
     def _send(self, outgoing: list[Cargo], arrivals: Mapping[bytes, "_Arrival"]) -> None:
-        """Send packets to all ranks in turn, and read meanwhile what comes."""
+        """Send packets to all ranks in turn, and read arriving ones meanwhile."""
         firsts = [self._numbers(self.rank, cargo.rank, cargo.num_packets) for cargo in outgoing]
         keys = [flow_key(self._session, self.rank, cargo.rank) for cargo in outgoing]
         dropped = [set(cargo.dropped.tolist()) for cargo in outgoing]
@@ -209,7 +209,7 @@ class Mesh:
                 select.select([], [self._udp], [])
 
     def _read(self, arrivals: Mapping[bytes, "_Arrival"]) -> None:
-        """Read what has come, without waiting, and put it in its place."""
+        """Read all datagrams that have arrived, without waiting, and put them in place."""
         while True:
             try:
                 size = self._udp.recv_into(self._buffer)
@@ -222,7 +222,7 @@ class Mesh:
                 arrivals[key].put(sequence, offset, memoryview(self._buffer)[HEADER.size : size])
 
     def _has_come(self, connection: socket.socket) -> bool:
-        """Wait until something has come over UDP or this connection; return whether it is the connection's."""
+        """Wait for data over UDP or this connection; return whether the connection has some."""
         ready = select.select([self._udp, connection], [], [], self.patience_s)[0]
         return connection in ready or not ready  # after the patience, reading the connection fails
 
@@ -234,7 +234,7 @@ class Mesh:
         return {other: peer.receive(kind) for other, peer in self._peers.items()}
 
     def own_losses(self) -> int | None:
-        """Return how many packets this machine dropped because its buffer was full; None if it does not say."""
+        """Return how many packets this machine dropped because its buffer was full; None if unknown."""
         return dropped_here(self._udp)
 
     def close(self) -> None:
@@ -251,7 +251,7 @@ class _Arrival(NamedTuple):
     arrived: np.ndarray
 
     def put(self, sequence: int, offset: int, content: memoryview) -> None:
-        """Put a packet in its place. A copy, a packet of an earlier message, or one that does not fit is left out."""
+        """Put a packet in place. Ignore copies, packets of earlier messages, and packets that do not fit."""
         cargo = self.cargo
         index = (sequence - self.first) % 2**32
         if index >= len(self.arrived) or self.arrived[index]:

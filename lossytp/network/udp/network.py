@@ -1,4 +1,4 @@
-"""A lossy network whose packets are really sent."""
+"""Define a lossy network that really sends its packets."""
 
 from typing import Any
 
@@ -16,13 +16,13 @@ CARRIED = ("float32", "float64")
 
 
 class UdpNetwork(LossyNetwork):
-    """Send the packets of `direct` all-reduces over UDP between processes, one rank each.
+    """A network that sends the packets of `direct` all-reduces over UDP between processes, one rank each.
 
-    A link's real losses come from the path between the machines. The loss process of the link adds to them: the sender
-    leaves out the packets that the process loses. Every rank learns over TCP what each lacks, so counters, reports and
-    `trace()` are the same on all. The values in a sum are those that arrived.
+    The path between the machines causes a link's real losses. The link's loss process adds to them: the sender leaves
+    out the packets that the process loses. Every rank learns over TCP which packets each rank lacks, so counters,
+    reports and `trace()` are the same on all. A sum contains the values that arrived.
 
-    Arguments are those of `LossyNetwork`. Call `connect` before the first message.
+    The arguments are those of `LossyNetwork`. Call `connect` before the first message.
     """
 
     carries_rows = True
@@ -34,28 +34,22 @@ class UdpNetwork(LossyNetwork):
         self._sent: dict[tuple[int, int], int] = {}
 
     def connect(self, mesh: Mesh) -> None:
-        """Send over these sockets from now on; they are connected to the other ranks."""
+        """Send through this mesh from now on. It is already connected to the other ranks."""
         self._mesh = mesh
 
     def _send(
-        self,
-        hops: Hops,
-        itemsize: int,
-        repair: Repair,
-        group: str,
-        site: Site | None,
-        rows: np.ndarray | None = None,
+        self, hops: Hops, itemsize: int, repair: Repair, group: str, site: Site | None, rows: np.ndarray | None
     ) -> Missing:
         """Send this rank's contribution, and receive those to its own chunk.
 
         Args:
-            hops: of a reduce phase in which each hop carries one rank's contribution to its receiver.
-            itemsize: bytes of an element.
-            repair: none but "zero".
-            group: of the ranks.
-            site: of the message.
-            rows: this rank's contribution, (1, elements). Afterwards it holds the sum of what arrived in the rank's own
-                chunk, and zero elsewhere: the rows of all ranks, added up, are the result.
+            hops: hops of a reduce phase, each of which carries one rank's contribution to its receiver.
+            itemsize: bytes per element.
+            repair: must be "zero".
+            group: name of the ranks' group.
+            site: where in the model the message is from.
+            rows: this rank's contribution, (1, elements). Afterwards the rank's own chunk holds the sum of what
+                arrived, and the rest is zero: the sum of all ranks' rows is the result.
         """
         mesh = self._mesh
         if mesh is None:
@@ -89,16 +83,17 @@ class UdpNetwork(LossyNetwork):
         one_each = all(hop.positions == (position,) for hop in hops for position in hop.positions)
         links = [(hop.src, hop.dst) for hop in hops]
         if rows is None or not one_each or len(set(links)) < len(links):
-            raise ValueError("the UDP network carries all-reduces of the algorithm 'direct' alone: choose that")
+            raise ValueError("the UDP network carries only the all-reduces of algorithm 'direct': choose 'direct'")
         if repair != ZERO:
-            raise ValueError(f"repair = '{repair}' is not built for the UDP network: choose 'zero'")
+            raise ValueError(f"repair = '{repair}' does not work over the UDP network: choose 'zero'")
         if rows.dtype.name not in CARRIED or rows.dtype.itemsize != itemsize or len(rows) != 1:
             raise ValueError(
-                f"rows of {rows.dtype}, {rows.shape}, with {itemsize} bytes an element: the UDP network carries one "
-                f"rank's {' or '.join(CARRIED)} as it is; leave out wire_dtype, and start a process for each rank"
+                f"{len(rows)} rows of {rows.dtype}, {itemsize} bytes per element on the wire, cannot be sent: the UDP "
+                f"network carries one rank's {' or '.join(CARRIED)}; leave out wire_dtype, and start a process per rank"
             )
-        if not {rank for link in links for rank in link} <= mesh.ranks:
-            raise ValueError(f"links {shown(links)} end at ranks that are not connected: connect {sorted(mesh.ranks)}")
+        absent = {rank for link in links for rank in link} - mesh.ranks
+        if absent:
+            raise ValueError(f"links {shown(links)} end at ranks that are not connected: connect {sorted(absent)} too")
 
     def _count(self, hops: Hops, missing: Missing, capacity: int, group: str, site: Site | None) -> None:
         for hop, packets in zip(hops, missing.packets, strict=True):
@@ -112,7 +107,7 @@ class UdpNetwork(LossyNetwork):
             self.counters.add_message((self._purpose[0], site, group), missing.any)
 
     def trace(self) -> ProbeTrace:
-        """Return what training's packets met with on each link, in the order of sending.
+        """Return the fates of training's packets on each link, in the order of sending.
 
         Flows are numbered in the order of the links. `Replay` loses the same packets in a simulated network.
         """

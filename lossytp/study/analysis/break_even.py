@@ -1,9 +1,9 @@
 """Answer when losing packets beats retransmitting them.
 
-Time to accuracy is steps to accuracy x seconds a step. Reliable transport needs the steps of a lossless run, but each
-step waits for retransmissions. Best effort needs the steps of a run at that loss rate, but its steps hardly wait.
-`step_ratios` computes the steps from records, `price_of_reliability` the seconds from `measurements.step_times`, and
-`break_even` joins the two.
+Time to accuracy is the number of steps, times the seconds per step. Over reliable transport, a run needs as many steps
+as without losses, but each step waits for retransmissions. With best effort, a run needs the steps of a lossy run, but
+its steps hardly wait. `step_ratios` computes the steps from records, `price_of_reliability` the seconds from
+`measurements.step_times`, and `break_even` joins the two.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from lossytp.study.measurements.step_times import BEST_EFFORT
 from lossytp.study.records import tidy
 from lossytp.study.statistics import t_interval
 
-TARGET_SHARE = 0.9  # of what a lossless run gains over the most frequent class
-SIGN_TEST_SEEDS = 5  # the smallest of so many ratios bounds the median at 97 %
+TARGET_SHARE = 0.9  # share of a lossless run's gain over the most frequent class
+SIGN_TEST_SEEDS = 5  # among 5 ratios, the smallest is below the median with a probability of 97 %
 NETWORK = ["bandwidth_gbits", "round_trip_us"]
-BEST_EFFORT_SHARE = {"both": 1.0, "reduce": 0.5}  # of the messages, by the phases that may lose packets
+BEST_EFFORT_SHARE = {"both": 1.0, "reduce": 0.5}  # share of the messages, by the phases that may lose packets
 
 
 def break_even_by_phases(
@@ -46,7 +46,7 @@ def break_even_by_phases(
 
 
 def target_accuracies(records: list[dict], share: float = TARGET_SHARE) -> dict[str, float]:
-    """Return each task's target accuracy: chance plus `share` of the mean final gain over chance without losses.
+    """Return each task's target accuracy: chance, plus a share of the mean final gain of lossless runs over chance.
 
     The target lies well below the final accuracy. While the learning rate decays, accuracy rises until the last step,
     so near the end runs would differ only in their last few steps.
@@ -78,7 +78,7 @@ def steps_to_accuracy(records: list[dict], target: dict[str, float]) -> pd.DataF
         target: from `target_accuracies`.
 
     Returns:
-        One row a run: `task`, `loss_rate`, `seed`, `steps` (NaN if never) and `last_step`.
+        One row per run: `task`, `loss_rate`, `seed`, `steps` (NaN if never) and `last_step`.
 
     Raises:
         ValueError: if two records share task, rate and seed, a finished run has fewer than two evaluations, or the
@@ -111,7 +111,7 @@ def steps_to_accuracy(records: list[dict], target: dict[str, float]) -> pd.DataF
 
 
 def _first_held(steps: np.ndarray, accuracy: np.ndarray, target: float) -> float:
-    """Return the interpolated step of the first evaluation that holds the target, or NaN."""
+    """Return the interpolated step at which accuracy first reaches and holds the target, or NaN."""
     reached = accuracy >= target
     held = np.flatnonzero(reached & np.append(reached[1:], True))
     if not len(held):
@@ -124,7 +124,7 @@ def _first_held(steps: np.ndarray, accuracy: np.ndarray, target: float) -> float
 
 
 def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
-    """Compute how many times the steps of the seed's lossless run a lossy run needs.
+    """Divide the steps of each lossy run by those of the lossless run with its seed.
 
     Args:
         steps: from `steps_to_accuracy`. Seeds whose lossless run never reaches the target are left out.
@@ -134,8 +134,8 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
         and `ratio`, `low`, `high`, the geometric mean with Student's interval on logarithms. Rate 0 has ratio 1.
 
         A run that never reaches the target counts with its last step. Then `ratio` is a lower bound, `high` is
-        infinite, and `low` is the smallest seed's ratio. The median is below that with probability 2^-S (sign test), so
-        `low` is 0 with fewer than `SIGN_TEST_SEEDS` seeds.
+        infinite, and `low` is the smallest of the S seeds' ratios. The median is below it with probability 2^-S (sign
+        test). With fewer than `SIGN_TEST_SEEDS` seeds, `low` is 0.
     """
     rows = []
     for task, runs in steps.groupby("task", sort=False):
@@ -159,13 +159,15 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
 def price_of_reliability(
     step_times: pd.DataFrame, compute_share: float = 0.0, *, best_effort_share: float = 1.0
 ) -> pd.DataFrame:
-    """Compute how many times longer a step takes over reliable transport; losing may take as many times the steps.
+    """Divide the time of a step over reliable transport by its time with best effort.
+
+    A lossy run may take that many times the steps, and still reaches an accuracy as soon.
 
     Args:
         step_times: from `step_times.step_times`, including rate 0.
-        compute_share: share of a lossless step that computes, and takes as long at every rate.
-        best_effort_share: share of the messages that best effort applies to; the others are reliable. It is 1/2 if only
-            the reduce phase may lose packets, since the gather phase has as many messages of the same size.
+        compute_share: share of a lossless step that is computation, whose time is the same at every rate.
+        best_effort_share: share of the messages that use best effort; the others are reliable. It is 1/2 if only the
+            reduce phase may lose packets, since the gather phase has as many messages of the same size.
 
     Returns:
         `transport` (the reliable ones), `bandwidth_gbits`, `round_trip_us`, `loss_rate`, `price`, `standard_error`.
@@ -193,20 +195,20 @@ def break_even(
     best_effort_share: float,
     compute_shares: Sequence[float] = (0.0, 0.5),
 ) -> pd.DataFrame:
-    """Compute time to accuracy of best effort relative to reliable transport: below 1 losing wins.
+    """Divide the time to accuracy of best effort by that of reliable transport. Below 1, losing wins.
 
     Args:
         step_times: from `step_times.step_times`.
-        step_ratios: from the function of that name. Logarithms are interpolated linearly between its rates; larger
-            rates are left out.
+        step_ratios: from the function of that name. Between its rates, logarithms are interpolated linearly. Loss rates
+            above its largest rate are left out.
         best_effort_share: as for `price_of_reliability`.
         compute_shares: values of `compute_share` for `price_of_reliability`.
 
     Returns:
-        One row for each task, compute share and setting: the columns of `price_of_reliability`; `steps_ratio`;
-        `time_ratio` with `low` and `high`, from the interval of the steps ratio (the price's error is small beside it);
-        `at_least` (whether some run never reaches the target, so that ratios are lower bounds); and `winner`, "losing"
-        or "retransmitting" if the interval excludes 1, else "open".
+        One row for each task, compute share and setting, with the columns of `price_of_reliability` and these:
+        `steps_ratio`; `time_ratio` with `low` and `high`, from the interval of the steps ratio (the price's error is
+        small compared with it); `at_least` (whether some run never reaches the target, so that ratios are lower
+        bounds); and `winner`, which is "losing" or "retransmitting" if the interval excludes 1, else "open".
     """
     tables = []
     for task, ratios in step_ratios.sort_values("loss_rate").groupby("task", sort=False):
@@ -237,9 +239,9 @@ def break_even(
 
 
 def count_winners(table: pd.DataFrame) -> pd.DataFrame:
-    """Count the wins of losing and of retransmitting over the products of bandwidth and round trip.
+    """Count how often losing and retransmitting win, over networks with different bandwidth times round trip.
 
-    The ratios depend only on the product of bandwidth and round trip, so each product counts once.
+    The ratios depend only on this product, so each product counts once.
 
     Args:
         table: from `break_even`.

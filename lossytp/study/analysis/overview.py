@@ -10,7 +10,7 @@ import pandas as pd
 
 from lossytp.study.grid import Experiment
 from lossytp.study.records import ACCURACIES
-from lossytp.training.models import Shape, shape_of
+from lossytp.training.shapes import Shape, shape_of
 
 NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that do not change training
 LARGER_MODEL = "gpt2"
@@ -46,14 +46,15 @@ def _distinct_runs(records: Iterable[dict]) -> list[dict]:
 
 
 def repeatability(records: list[dict]) -> dict[str, dict[str, Any]]:
-    """Compare the accuracies of trainings that ran twice, with other settings for saving and evaluation.
+    """Compare the accuracies of pairs of runs that trained alike and differ only in saving and evaluation.
 
-    Evaluation without losses should agree. Evaluation with losses need not: other versions of it lose other packets.
+    Their clean accuracies should agree. Their lossy accuracies need not, because versions of the evaluation lose
+    different packets.
 
     Returns:
-        For pairs of runs on `one` model of processor and on `two`: the number of `pairs`, how many `differ` in clean
-        accuracy, and the largest difference in clean accuracy (`largest`) and in lossy accuracy (`largest_lossy`), as
-        shares, 0 without pairs.
+        A summary under `one` for pairs on one model of processor, and under `two` for pairs on two models. It has the
+        number of `pairs`, the number that `differ` in clean accuracy, and the largest difference in clean accuracy
+        (`largest`) and in lossy accuracy (`largest_lossy`), as shares, or 0 without pairs.
     """
     trainings: dict[str, list[dict]] = {}
     for record in (record for record in records if record["final"]["accuracy_clean"] is not None):
@@ -78,16 +79,18 @@ def repeatability(records: list[dict]) -> dict[str, dict[str, Any]]:
 def compute_hours(experiments: Iterable[Experiment], records: Mapping[str, list[dict]]) -> pd.DataFrame:
     """Estimate the core hours of each experiment's cells, finished or not.
 
-    A cell takes the median time of cells that differ only in the seed; the median ignores a run that was suspended. If
-    none of them is finished, it takes its steps times the mean seconds a step of the experiment's other cells.
+    A cell's time is the median of the cells that differ from it only in the seed; the median ignores a run that was
+    suspended. If none of them is finished, the time is the cell's number of steps, times the mean time per step of the
+    experiment's other cells.
 
     Args:
         experiments: the experiments of one profile, in order.
         records: the records of their finished cells, by the experiment's name.
 
     Returns:
-        One row an experiment: `experiment`; `cells` that no experiment before it has; `finished` `of` all its cells;
-        mean `seconds` a cell and `core_hours` of the `cells`, missing where nothing is finished.
+        One row per experiment: its name `experiment`, the number of `cells` that no earlier experiment has, how many
+        cells are `finished` out `of` all, and the mean `seconds` per cell and the `core_hours` of `cells`. The last two
+        are missing if no cell is finished.
     """
     rows, earlier = [], frozenset[str]()
     for experiment in experiments:
@@ -119,13 +122,13 @@ def _without_seed(config: dict[str, Any]) -> str:
 def cost_of_larger_model(records: Iterable[dict]) -> dict[str, Any]:
     """Estimate how long a GPU would take to repeat the distinct finished runs with `LARGER_MODEL`.
 
-    Each parameter of the blocks takes 6 operations a token in training, and 2 in each of the two evaluations (Kaplan et
-    al. 2020, section 2.1). Evaluated texts count at full length; packet losses and messages do not count. Runs of a
+    Each parameter of the blocks takes 6 operations per token in training, and 2 in each of the two evaluations (Kaplan
+    et al. 2020, section 2.1). Evaluated texts count at full length; packet losses and messages do not count. Runs of a
     model whose shape is unknown are left out.
 
     Returns:
-        `model_name`; `times` the operations of the runs themselves, null without runs; `flops_per_s` assumed; and
-        `hours` of one GPU. JSON-ready.
+        JSON-ready values: `model_name`, `times` (how many times the operations of the study's own runs, null without
+        runs), `flops_per_s` (the assumed speed) and `hours` of one GPU.
     """
     own = other = 0.0
     shape = shape_of(LARGER_MODEL)

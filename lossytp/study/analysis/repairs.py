@@ -10,7 +10,7 @@ from lossytp.study.records import json_rows
 from lossytp.study.statistics import CONFIDENCE, ONE_POINT
 
 RETESTS = {"06_repair": "06_repair_again", "06_repair_of_bursts": "06_repair_of_bursts_again"}  # on fresh seeds
-NETWORKS = (  # a grid, those of its arms that are networks of 4 ranks without a repair, and the grid of their repairs
+NETWORKS = (  # a grid, a pattern for its arms without a repair on 4 ranks, and the grid that repairs these arms
     ("01_tolerance", "single losses|reduce phase", "06_repair"),
     ("01_tolerance", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
     ("02_structure", r"(?P<losses>bursts of \d+)", "06_repair_of_bursts"),
@@ -19,7 +19,7 @@ NETWORKS = (  # a grid, those of its arms that are networks of 4 ranks without a
     ("03_algorithms", r"(?P<algorithm>ring|tree|switch), 4 ranks", None),
     ("03_rings", r"(?P<algorithm>ring), (?P<losses>both phases)", "06_repair_of_rings"),
 )
-DEFAULTS = {"losses": "single losses", "algorithm": "direct"}  # if the arm's name does not say
+DEFAULTS = {"losses": "single losses", "algorithm": "direct"}  # for arms whose names do not say
 
 
 def advise(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
@@ -31,13 +31,13 @@ def advise(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
     Returns:
         JSON-ready mappings, with:
 
-        - `loss_rates`: one rate, or each task's own, in the tasks' order, if each was tried at one.
+        - `loss_rates`: a list of one loss rate or, if every task ran at a single rate, of the tasks' rates in order.
         - `losses` and `algorithm` of the network.
-        - `seeds`: the fewest of any task.
-        - `falls`: each task's drop in accuracy `fall` and its interval `low`, `high`, as shares.
+        - `seeds`: the smallest number of seeds of any task.
+        - `falls`: each task's drop in accuracy, `fall`, and its interval, `low` and `high`, as shares.
         - `advice`: "nothing" if every task's interval ends below one point, "repair" if any task's begins above it,
-          else "undecided". A task that was not run could have any interval.
-        - `repair`: the cheapest repair shown to help a task that needs it; it may not be enough. Null if there is none.
+          else "undecided". A task without runs leaves the advice undecided, unless another task needs a repair.
+        - `repair`: the cheapest repair shown to help a task that needs it, or null. It may not be enough.
 
     Raises:
         ValueError: if two grids have the same network and rate.
@@ -73,13 +73,13 @@ def _advice(ours: pd.DataFrame, tasks: int, repairs: pd.DataFrame | None) -> dic
 
 
 def with_retests(comparisons: dict[str, pd.DataFrame], grid: str | None) -> pd.DataFrame | None:
-    """Return a grid's comparison, with arms that were retested on fresh seeds replaced by their retest.
+    """Return a grid's comparison. If an arm was tested again on fresh seeds, only the second test counts.
 
-    Taking the better of two tests would double the chance of a false claim, and no retest could refute a first one.
+    To count the better of two tests would double the chance of a false claim, and no retest could refute a first one.
 
     Args:
         comparisons: by grid, from `comparisons.drops_and_gains`.
-        grid: the grid's name. The result is None if it is None or was not compared.
+        grid: name of the grid. The result is None if the name is None, or if the grid was not compared.
     """
     if grid is None or grid not in comparisons:
         return None
@@ -96,11 +96,11 @@ def helpful_repairs(compared: pd.DataFrame, where: Collection[str] | None = None
 
     Args:
         compared: from `comparisons.drops_and_gains`, with `extra_packet_share`.
-        where: the tasks of which one must gain; any task if None.
+        where: tasks, at least one of which must gain; any task if None.
 
     Returns:
-        JSON-ready mappings of `arm` and `extra`, the largest share of extra packets in any task. The cheapest comes
-        first; of equally cheap ones, the one with the largest gain in its worst task.
+        JSON-ready mappings of `arm` and `extra`, the largest share of extra packets in any task. The cheapest repair
+        comes first. Equally cheap ones are sorted by the gain in their worst task, the largest first.
     """
     tried = compared.dropna(subset=["gain"])
     sure = tried[tried["gain_p_holm"] < 1 - CONFIDENCE]

@@ -6,7 +6,7 @@ import pandas as pd
 
 from lossytp.study.statistics import t_interval
 from lossytp.training.config import TrainConfig
-from lossytp.training.models import shape_of
+from lossytp.training.shapes import shape_of
 
 ELEMENT_BYTES = 4  # of float32 on the wire
 

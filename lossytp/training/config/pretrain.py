@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import Settings
-from lossytp.training.models import check_model, from_scratch, shape_of
+from lossytp.training.shapes import check_model, from_scratch, shape_of
 
 PATHS = ("data_glob", "validation_glob", "tokenizer_path")
 

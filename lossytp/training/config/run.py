@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from lossytp.training.config.combinations import check_blocks, check_combinations
 from lossytp.training.config.groups import ComputeSettings, OptimisationSettings, WatchingSettings
 from lossytp.training.config.parallelism import ParallelismSettings
-from lossytp.training.models import shape_of
+from lossytp.training.shapes import shape_of
 
 
 @dataclass(frozen=True, kw_only=True)

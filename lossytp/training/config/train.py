@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from lossytp.training.config.groups import DataSettings, FineTuningSettings
 from lossytp.training.config.run import RunSettings
-from lossytp.training.models import check_model
+from lossytp.training.shapes import check_model
 
 
 @dataclass(frozen=True, kw_only=True)

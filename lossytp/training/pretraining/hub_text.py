@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from lossytp.network.checks import check_known
-from lossytp.training.models import first_line
+from lossytp.training.files import first_line
 from lossytp.training.tasks.sources import DATA_VARIABLE, EXPORT, Source, hub_or_its_cache
 
 TEXTS = {"shakespeare": "karpathy/tiny_shakespeare", "openwebtext": "Skylion007/openwebtext"}

@@ -7,10 +7,12 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.models import LLAMAS, PRESETS, first_line, load_tokenizer
+from lossytp.training.files import first_line
+from lossytp.training.models import load_tokenizer
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.hub_text import hub_text
 from lossytp.training.pretraining.vocabulary import train_tokenizer
+from lossytp.training.shapes import LLAMAS, PRESETS
 from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tokenizer import check_tokenizer
 

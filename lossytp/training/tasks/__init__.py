@@ -1,4 +1,4 @@
-"""Tasks: where their rows come from, how a row becomes text and a label, and which metrics score the answers.
+"""Define tasks: the source of their rows, how a row becomes text and a label, and the metrics of the answers.
 
 Importing this package is cheap: a task loads its rows only when they are needed.
 """

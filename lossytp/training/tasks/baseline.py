@@ -14,8 +14,8 @@ from lossytp.training.tasks.data import Dataset, TokenizedSplit
 def bag_of_words(dataset: str, *, eval_samples: int | None, task: Task | None = None) -> dict[str, Any]:
     """Return the test accuracies of TF-IDF with logistic regression, and of always choosing the most frequent class.
 
-    Logistic regression is trained on all training text. The test sample is that of a training run with the same
-    `eval_samples`. The task is the one of TASKS that has the name, unless `task` is given.
+    Logistic regression trains on all training text. The test sample is that of a training run with the same
+    `eval_samples`. `task` replaces the task of this name in TASKS.
 
     Raises:
         ValueError: if the task is unknown, or is not a classification.
@@ -40,7 +40,7 @@ def bag_of_words(dataset: str, *, eval_samples: int | None, task: Task | None = 
 
 
 def bag_of_tokens(data: Dataset) -> float:
-    """Return the test accuracy of the same classifier on the tokens that GPT-2 reads, cut to the same length."""
+    """Return the test accuracy of the same classifier on the tokens that GPT-2 reads, truncated alike."""
     model = _classifier(analyzer=lambda tokens: tokens)
     model.fit(_token_lists(data.train), data.train.labels)
     return float(model.score(_token_lists(data.test), data.test.labels))

@@ -1,4 +1,4 @@
-"""Cache data that takes seconds to prepare and never changes, from run to run."""
+"""Cache data between runs, if it takes seconds to prepare and never changes."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ def cache_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"lossytp-{os.getuid()}"
     with saving(folder):
         folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()  # anyone can make a folder, or a link, of this name before we do
+    found = folder.lstat()  # another user may have made a folder or a link of this name first
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise ValueError(f"{folder} can be written by other users: set XDG_CACHE_HOME to a folder of your own")
     return folder

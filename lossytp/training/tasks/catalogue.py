@@ -1,6 +1,6 @@
 """List the tasks by name.
 
-To add a task of your own, add an entry, from anywhere:
+To add your own task, add an entry anywhere in your code:
 
     TASKS["reviews"] = Classification(
         source=Files(train="reviews.csv", test="held_out.csv"), body="{review}", label="stars", labels=("1", "2", "3")
@@ -38,7 +38,7 @@ def _before_blank(row: Row) -> str:
 
 
 def _from_blank(row: Row) -> str:
-    """Return the option and the words after the blank. These are the same for both options, and scored given each."""
+    """Return the option and the words after the blank. The model scores the same words after either option."""
     before, _, after = row["sentence"].partition("_")
     return (" " if before.endswith(" ") else "") + row["option"] + after
 

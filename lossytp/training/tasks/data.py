@@ -87,7 +87,7 @@ class TokenizedSplit:
         return {**batch, "labels": torch.from_numpy(self.labels[indices].astype(kind))}
 
     def prompts(self, indices: np.ndarray) -> dict[str, Tensor]:
-        """Return a generation task's prompts without answers, padded on the left so that generation continues them.
+        """Return a generation task's prompts, padded on the left so that generation continues them.
 
         Returns:
             `input_ids` and `attention_mask` (B, T).
@@ -129,9 +129,9 @@ def training_batches(
 
     Args:
         split: the examples.
-        batch_size: examples of a batch; the last batches of an epoch may have fewer.
+        batch_size: examples per batch; the last batches of an epoch may have fewer.
         seed: determines the order.
-        skip: number of batches to leave out at the beginning.
+        skip: number of batches to skip at the beginning.
     """
     lengths = split.lengths()
     epoch = 0
@@ -152,7 +152,7 @@ def training_batches(
 
 
 def evaluation_batches(split: TokenizedSplit, *, batch_size: int) -> Iterator[np.ndarray]:
-    """Yield the indices of all examples, each once, sorted by length; examples of equal length are shuffled.
+    """Yield the indices of all examples once, sorted by length. Examples of equal length are shuffled.
 
     Files often list a class's examples one after another. Unshuffled, a batch and the next would share a class, and the
     `stale` repair, which fills in values of the previous batch, would reveal it.
@@ -178,12 +178,12 @@ def load_dataset(
         name: the task's name.
         tokenizer: makes the token ids.
         max_length: the number of tokens to cut an example to.
-        train_samples: the size of a sample of the training examples; None for all.
-        test_samples: the same of the test examples.
-        task: the task; if None, the one of TASKS that has the name.
+        train_samples: number of training examples to sample; None for all.
+        test_samples: number of test examples to sample; None for all.
+        task: the task; if None, the task of this name in TASKS.
 
     Raises:
-        ValueError: if the data is not found, or is unusable.
+        ValueError: if the data is missing or unusable.
     """
     task = task or task_named(name)
     digest = hashlib.sha256()
@@ -220,7 +220,8 @@ def _prepare(
     generates = task.kind == "generation"
     if generates and max_length <= ANSWER_TOKENS:
         raise ValueError(
-            f"max_length = {max_length} leaves no room for a prompt beside {ANSWER_TOKENS} tokens of answer: give more"
+            f"max_length = {max_length} leaves no room for a prompt before an answer of {ANSWER_TOKENS} tokens: give "
+            f"at least {ANSWER_TOKENS + 1}"
         )
 
     def encoded(texts: list[str]) -> list[list[int]]:  # in parallel, by the tokenizer's own threads

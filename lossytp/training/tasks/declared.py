@@ -1,6 +1,6 @@
-"""Read a task of one's own from a YAML file.
+"""Read a user's task from a YAML file.
 
-    train: reviews/train-*.csv      # a path or a pattern, from this file's folder: csv, json, jsonl or parquet
+    train: reviews/train-*.csv      # a path or a pattern, relative to this file's folder: csv, json, jsonl or parquet
     test: reviews/held_out.csv
     kind: classification            # the default; or regression, multiple choice, generation
     body: "{title}: {review}"       # columns in braces; {stars!s} reads a number as text
@@ -35,7 +35,7 @@ PLAIN_NAME = re.compile(r"[\w.-]+")  # it becomes part of the names of folders
 
 
 def read_declaration(file: Path) -> dict[str, Any]:
-    """Return what a YAML file declares, with its `name` and `kind`, and with a list where it may give a single value.
+    """Return a YAML file's declaration, with defaults for `name` and `kind`, and lists in place of single values.
 
     Raises:
         ValueError: if the file declares no task, or its data files are missing. The message names the file.
@@ -55,7 +55,7 @@ def read_declaration(file: Path) -> dict[str, Any]:
         check_known("kind", declaration["kind"], KINDS)
         source = _task(declaration, file.parent).source
         if declaration["name"] in TASKS:
-            raise ValueError(f"{declaration['name']!r} is the name of another task: add the key name, with a new one")
+            raise ValueError(f"{declaration['name']!r} is the name of another task: add the key name with another name")
         assert isinstance(source, Files)
         both = set(source.files("train")).intersection(source.files("test"))
         if both:
@@ -67,7 +67,7 @@ def declared_task(declaration: Mapping[str, Any], folder: str | None) -> Task:
     """Return the task of a declaration. Its files need not exist yet.
 
     Args:
-        declaration: as `read_declaration` returns it.
+        declaration: the result of `read_declaration`.
         folder: where relative paths start; the working folder if None.
 
     Raises:
@@ -89,7 +89,7 @@ def _task(declaration: Mapping[str, Any], folder: str | Path | None) -> Task:
     for key, value in declaration.items():
         _check(key, value)
     if not PLAIN_NAME.fullmatch(declaration["name"]):
-        raise ValueError(f"name = {declaration['name']!r} is no plain name: write letters, digits, _, - and . alone")
+        raise ValueError(f"name = {declaration['name']!r} is not a plain name: use only letters, digits, _, - and .")
     values = {key: value for key, value in declaration.items() if key not in OF_ALL_KINDS}
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     if "labels" in values:
@@ -98,7 +98,7 @@ def _task(declaration: Mapping[str, Any], folder: str | Path | None) -> Task:
 
 
 def _check(key: str, value: Any) -> None:
-    """Raise ValueError if the value is of a wrong type for the key."""
+    """Raise ValueError if the value has the wrong type for the key."""
     if key == "labels":
         _check_list(key, value, _is_name, "names", "[bad, good]")
     elif key == "targets":
@@ -130,7 +130,7 @@ def _is_score(value: Any) -> bool:
 
 @contextmanager
 def _named(where: str) -> Iterator[None]:
-    """Begin the messages of errors within the block with their place."""
+    """Prefix the messages of errors within the block with their place."""
     try:
         yield
     except ValueError as error:

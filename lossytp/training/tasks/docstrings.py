@@ -1,8 +1,8 @@
 """Provide the embedded classification task: which library is a docstring from?
 
-Nothing is downloaded. The texts are docstrings of functions and classes of nine pinned libraries that pip has already
-installed, with the libraries' names masked. A module goes to training or test as a whole. A text found in several
-places is kept once, so that inherited docstrings do not leak across the split.
+The task downloads nothing. Its texts are the docstrings of functions and classes in nine pinned libraries that pip has
+already installed, with the libraries' names masked. Each module belongs to one split as a whole. A text found in
+several places is kept once, so that inherited docstrings do not leak from one split to the other.
 """
 
 import ast
@@ -41,13 +41,13 @@ _NAMES = re.compile(
 
 @dataclass(frozen=True)
 class Docstrings:
-    """The source of the embedded task: rows of a text and a label, which is an index into LIBRARIES."""
+    """The source of the embedded task. A row has a text and a label, which is an index into LIBRARIES."""
 
     def __str__(self) -> str:
         return "docstrings"
 
     def rows(self, split: Split) -> "Dataset":
-        """Return all rows of the split, read once from the libraries and then from the cache."""
+        """Return all rows of the split. They are read from the libraries once, and then from the cache."""
         import datasets
 
         folder = cached("docstrings-text", version(), _write)
@@ -63,7 +63,7 @@ class Docstrings:
 
 
 def mask_names(text: str) -> str:
-    """Replace every library's name and usual aliases by "lib"."""
+    """Replace every library's name and usual aliases with "lib"."""
     return _NAMES.sub(MASK, text)
 
 
@@ -95,7 +95,7 @@ def docstrings_of(source: str) -> list[str]:
 
 
 def _read_apart(files: list[Path]) -> list[list[str]]:
-    """Return the docstrings of each file, read in a separate process, so that two processes can read in parallel.
+    """Return the docstrings of each file, read in another process, so that two can read at the same time.
 
     Unlike multiprocessing, this does not run the caller's script again if it lacks a main guard.
     """
@@ -125,7 +125,7 @@ def load_docstrings() -> dict[str, list[tuple[str, int]]]:
     ]
     paths = [file for _, _, file in files]
     texts: list[list[str]] = [[] for _ in files]
-    with ThreadPoolExecutor(2) as pool:  # large files are neighbours: deal them out in turn
+    with ThreadPoolExecutor(2) as pool:  # large files are neighbours, so each process takes every other file
         texts[::2], texts[1::2] = pool.map(_read_apart, (paths[::2], paths[1::2]))
     splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
     seen: set[str] = set()
@@ -139,7 +139,7 @@ def load_docstrings() -> dict[str, list[tuple[str, int]]]:
 
 
 def version() -> str:
-    """Return the versions that the texts depend on: of the libraries, of Python's parser, and of this file."""
+    """Return the versions that the texts depend on: those of the libraries, Python's parser and this file."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
     return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code_digest(__name__)])
 

@@ -1,4 +1,4 @@
-"""Extend a test split by whole training sentences, and remove these and their phrases from training."""
+"""Move whole sentences from a training split to the test split, and remove their phrases from training."""
 
 import hashlib
 from collections import defaultdict
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """A source that moves some of its training sentences to the test split, beside the official test rows.
+    """A source that adds some of its training sentences to the official test rows.
 
-    SST-2's training rows are sentences and phrases of them. A sentence is whole if no other row contains it. Whole
-    sentences are held out, and every phrase that one of them contains leaves training too. Texts are compared word for
-    word: a phrase that differs by a comma stays. Test rows have a column `part`: "official" or "held_out".
+    SST-2's training rows are sentences and their phrases. A sentence is whole if no other row contains it. Whole
+    sentences are held out, and training loses every phrase that they contain. Texts are compared word for word: a
+    phrase that differs by a comma stays. Test rows have a column `part`: "official" or "held_out".
 
     SST-2 keeps 17,579 of its 67,349 training rows if 5,000 of its 6,885 whole sentences are held out.
     """
 
     source: RowSource
     column: str
-    """The column with the sentence or phrase."""
+    """Column of the sentences and phrases."""
     sentences: int
     """Number of sentences to hold out."""
 
@@ -68,8 +68,8 @@ class HeldOut:
 
     def fingerprint(self, split: Split) -> str:
         """Return a hash of both splits and this file: each split's rows depend on the other's."""
-        told = [self.source.fingerprint("train"), self.source.fingerprint("test"), self.column, str(self.sentences)]
-        return hashlib.blake2b("\n".join([*told, Path(__file__).read_text()]).encode(), digest_size=8).hexdigest()
+        parts = [self.source.fingerprint("train"), self.source.fingerprint("test"), self.column, str(self.sentences)]
+        return hashlib.blake2b("\n".join([*parts, Path(__file__).read_text()]).encode(), digest_size=8).hexdigest()
 
 
 def _holders(texts: Sequence[str]) -> list[list[int]]:

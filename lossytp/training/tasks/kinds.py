@@ -1,6 +1,6 @@
 """Define the kinds of tasks: how a row becomes text and a label, and which metrics score the answers.
 
-A text is given as a template over the row's columns ("{premise}") or as a function of the row.
+A text is a template over the row's columns ("{premise}"), or a function of the row.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
 ROWS_AT_ONCE = 1000
-PART = "part"  # an optional column of test rows: each part that it names is also scored separately
+PART = "part"  # an optional column of test rows: evaluation also scores each part that it names
 
 
 class Example(NamedTuple):
     """A row as text: `body`, then one of `endings`, and the right answer."""
 
     body: str
-    """The text before the ending; it is cut if the whole is too long."""
+    """The text before the ending. It is cut if body and ending together are too long."""
     endings: tuple[str, ...]
     """The texts after the body: one for each option of a multiple choice, otherwise one, which may be "". An ending is
     cut only if it is too long by itself."""
     label: Label
-    """The class's or option's index, the number, or the accepted answers; training uses the first answer."""
+    """The index of the class or option, the number, or the accepted answers, of which training uses the first."""
     part: str = ""
 
 
@@ -44,7 +44,7 @@ class Task(ABC):
 
     kind: ClassVar[str]
     cut: ClassVar[Literal["left", "right"]]
-    """The end of the body at which it is cut."""
+    """The end at which a body is cut."""
     known_metrics: ClassVar[tuple[str, ...]]
 
     source: RowSource
@@ -52,9 +52,9 @@ class Task(ABC):
     ending: Text
     """The text after the body."""
     metrics: tuple[str, ...] = ()
-    """The first is the headline; the default is the kind's first metric."""
+    """Names of metrics, the headline first. By default, the kind's first metric."""
     targets: tuple[float, ...] = ()
-    """Scores of interest: a record says when each was reached, if it was."""
+    """Scores to reach. A record says when each was reached, if it was."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics) or self.known_metrics[:1])
@@ -65,19 +65,19 @@ class Task(ABC):
     @property
     @abstractmethod
     def num_logits(self) -> int | None:
-        """Return the number of outputs that the model has for an encoded text; None for generated text."""
+        """Return the model's number of outputs per sequence; None if the model generates text."""
 
     @abstractmethod
     def metric(self) -> "evaluate.Metric":
-        """Return an object that computes the metrics, and as "score" the first, from `predictions` and `references`."""
+        """Return a metric that scores `predictions` against `references`. It returns the headline as "score" too."""
 
     @abstractmethod
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
-        """Return the metrics of always giving the most frequent of these labels as the answer."""
+        """Return the metrics of a model that always answers with the most frequent label."""
 
     @abstractmethod
     def example(self, row: Row) -> Example | None:
-        """Return the row as text; None if it has no label."""
+        """Return the row as text, or None if it has no label."""
 
     def examples(self, split: Split, samples: int | None = None) -> list[Example]:
         """Return the examples of the split, or of a fixed pseudo-random sample of `samples` of its rows.
@@ -85,7 +85,7 @@ class Task(ABC):
         Rows without a label are left out.
 
         Raises:
-            ValueError: if no row has a label, the rows lack a column, or a text column is empty in all rows or holds
+            ValueError: if no row has a label, a column is missing, or a text column is empty in all rows or holds
                 values that are not text.
         """
         rows = self.source.rows(split)
@@ -110,22 +110,23 @@ class Task(ABC):
         return examples
 
     def check_rows(self, rows: "Rows", split: Split) -> None:
-        """Raise ValueError if the split's rows, all of them, cannot be those that this task declares."""
+        """Raise ValueError if the rows of a whole split do not fit this task's declaration."""
         check_filled(rows, (self.body, self.ending), f"{split} of {self.source}")
 
     def fingerprint(self) -> str:
         """Return a hash of the rows, the declaration and the code of both. Different examples have different hashes."""
-        told = [f"{split} {self.source.fingerprint(split)}" for split in ("train", "test")]
-        told.append(code_digest(text_of.__module__))
+        parts = [self.kind, code_digest(__name__)]
+        parts += [f"{split} {self.source.fingerprint(split)}" for split in ("train", "test")]
+        parts.append(code_digest(text_of.__module__))
         for each in fields(self):
             if each.name not in ("source", "metrics", "targets"):
-                told.append(f"{each.name} {identity(getattr(self, each.name))}")
-        return hashlib.blake2b("\n".join([self.kind, code_digest(__name__), *told]).encode(), digest_size=8).hexdigest()
+                parts.append(f"{each.name} {identity(getattr(self, each.name))}")
+        return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(Task):
-    """A text that belongs to one of several classes; metrics accuracy, matthews_correlation, f1 (of class 1)."""
+    """A text that belongs to one of several classes. Metrics: accuracy, matthews_correlation, f1 (of class 1)."""
 
     kind: ClassVar[str] = "classification"
     cut: ClassVar[Literal["left", "right"]] = "right"
@@ -133,7 +134,7 @@ class Classification(Task):
 
     ending: Text = ""
     label: Column = "label"
-    """A column, or a function of the row, with the class's index or name."""
+    """A column, or a function of the row, that gives the index or name of the class."""
     labels: tuple[str, ...]
     """The names of the classes."""
 
@@ -169,7 +170,7 @@ class Classification(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(Task):
-    """A text that has a number; metrics pearson, spearman."""
+    """A text that has a number. Metrics: pearson, spearman."""
 
     kind: ClassVar[str] = "regression"
     cut: ClassVar[Literal["left", "right"]] = "right"
@@ -201,18 +202,18 @@ class Regression(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(Task):
-    """A body and several endings, of which one is right; the model scores each. Metric accuracy."""
+    """A body and several endings, of which one is right. The model scores each. Metric: accuracy."""
 
     kind: ClassVar[str] = "multiple choice"
     cut: ClassVar[Literal["left", "right"]] = "left"
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     options: Column | tuple[str, ...]
-    """The column that lists the options, one column for each option, or a function of the row."""
+    """A column that lists the options, several columns with one option each, or a function of the row."""
     ending: Text = " {option}"
-    """The text after the body, for each option; `option` counts as a column."""
+    """The text after the body. It may use `option` like a column."""
     answer: Column = "label"
-    """A column, or a function of the row, with the right option's index, counted from 0."""
+    """A column, or a function of the row, that gives the index of the right option, counted from 0."""
 
     @property
     def num_logits(self) -> int:
@@ -241,7 +242,7 @@ class MultipleChoice(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Generation(Task):
-    """A prompt that the model continues; metrics exact_match, f1 (of words, as in SQuAD)."""
+    """A prompt that the model continues. Metrics: exact_match, f1 (of words, as in SQuAD)."""
 
     kind: ClassVar[str] = "generation"
     cut: ClassVar[Literal["left", "right"]] = "left"
@@ -250,7 +251,7 @@ class Generation(Task):
     ending: Text
     """The text between body and answer, such as " Question: {question} Answer:"."""
     answers: Column
-    """A column, or a function of the row, with the accepted answer or a list of them."""
+    """A column, or a function of the row, that gives the accepted answer or a list of them."""
 
     @property
     def num_logits(self) -> None:

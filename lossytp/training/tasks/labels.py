@@ -10,18 +10,18 @@ LONGEST_LIST = 8  # values that a message lists
 
 
 def name_of(value: Any) -> str:
-    """Return a label as a class's name. In a csv 3 is "3", and so is 3.0, as a column with gaps reads it."""
+    """Return a label as the name of a class. A csv column with gaps holds 3.0 in place of 3, and both become "3"."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def class_of(value: Any, labels: Sequence[str]) -> int | None:
-    """Return the index of the class that a column names, or whose index it gives; None for no label."""
+    """Return the index of a class, given its name or index; None for no label."""
     name = name_of(value)
     return labels.index(name) if name in labels else index_of(value, len(labels), f"a class of {', '.join(labels)}")
 
 
 def index_of(value: Any, number: int, meaning: str) -> int | None:
-    """Return the index that a column gives as a number or as digits; None for values that stand for no label.
+    """Return an index that is given as a number or as digits; None for values that mean no label.
 
     Raises:
         ValueError: if the value is not an index below `number`; `meaning` names what it should be.
@@ -39,16 +39,16 @@ def index_of(value: Any, number: int, meaning: str) -> int | None:
 
 
 def check_all_occur(rows: "Dataset", column: str, labels: Sequence[str], where: str) -> None:
-    """Check that every class is named in a training row, if the column names classes: a misspelt one is not.
+    """Check that the label column names every class in some training row. A misspelt class has no row.
 
     Args:
         rows: all training rows; a sample may well lack a class.
-        column: the column of labels. If it is missing, or gives indices, there is nothing to check.
+        column: the column of labels. If it is missing or holds indices, nothing is checked.
         labels: the names of the classes.
         where: the split and its source, for the message.
 
     Raises:
-        ValueError: if a class is not named.
+        ValueError: if a class has no row.
     """
     values = sorted({name_of(value) for value in rows[column]}) if column in rows.column_names else []
     if not set(labels).intersection(values):

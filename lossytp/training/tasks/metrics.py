@@ -1,6 +1,6 @@
-"""Compute metrics as `evaluate.Metric` classes; `evaluate.load` by name would ask a server.
+"""Compute metrics with classes of `evaluate.Metric`, because `evaluate.load` would ask a server.
 
-Each class returns its metrics and, as "score", the first of them. Predictions that are not finite count as wrong.
+Each class returns its metrics, and the first of them as "score" too. Predictions that are not finite count as wrong.
 """
 
 import re
@@ -19,7 +19,7 @@ from lossytp.training.tasks.cache import cache_folder
 
 
 class TaskMetric(evaluate.Metric, ABC):
-    """The base of all tasks' metrics; `metrics` names the metrics to compute, the headline first."""
+    """The base of all tasks' metrics. `metrics` names the metrics to compute, the headline first."""
 
     predictions: Any = datasets.Sequence(datasets.Value("float32"))
     references: Any = datasets.Value("int64")

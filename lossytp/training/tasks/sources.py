@@ -1,4 +1,4 @@
-"""Read a task's rows from the hub or a copy of it on disc, from the user's files, or from a list."""
+"""Read a task's rows from the hub or its copy on disc, from the user's files, or from a list."""
 
 import glob
 import hashlib
@@ -32,7 +32,7 @@ Row = Mapping[str, Any]
 
 
 class RowSource(Protocol):
-    """The interface that a task needs of its source."""
+    """The interface of a task's source of rows."""
 
     def rows(self, split: Split) -> "Dataset":
         """Return all rows of the split."""
@@ -46,9 +46,10 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set of the hub, or a copy of it under `$LOSSYTP_DATA`.
+    """A data set on the hub, or its copy under `$LOSSYTP_DATA`.
 
-    The copy is a folder `<path>/<name>`, laid out like the hub's repository. A split's files start with its name.
+    The copy is a folder `<path>/<name>`, laid out like the hub's repository. The names of a split's files start with
+    the name of the split.
     """
 
     path: str
@@ -73,7 +74,7 @@ class Source:
         """Return all rows of the split.
 
         Raises:
-            ValueError: if there is no usable copy on disc and the hub has none or does not answer.
+            ValueError: if there is no usable copy on disc, and the hub lacks the data set or does not answer.
         """
         return _read(self._files(split)) if self._on_disc() else self._from_hub(self.splits[split])
 
@@ -127,7 +128,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The user's own files: csv, json (one row a line, or a list), or parquet.
+    """The user's own files: csv, json (one row per line, or a list), or parquet.
 
     `train` and `test` are each the path of a file, or a pattern such as "reviews/train-*.parquet".
     """
@@ -172,7 +173,7 @@ class Files:
             if self.folder is not None:
                 fix = "put one there, or give --dataset a file that declares where it is"
             raise ValueError(
-                f"{split} = {str(given)!r} is not a file, nor a pattern that matches one, seen from "
+                f"{split} = {str(given)!r} is neither a file nor a pattern that matches one, relative to "
                 f"{folder.absolute()}: {fix}"
             )
         return files
@@ -230,12 +231,12 @@ def _read(files: list[Path]) -> "Dataset":
             why = " ".join(str(error.__cause__ or error).split())[:200] or "no rows"
             names = ", ".join(map(str, files))
             raise ValueError(
-                f"{names} cannot be read ({why}): give UTF-8, and rows with the same columns throughout"
+                f"{names} cannot be read ({why}): write the rows in UTF-8, all with the same columns"
             ) from None
 
 
 def _matching(folder: Path, pattern: Path) -> list[Path]:
-    """Return the files that match a pattern, which starts at the folder unless it is absolute."""
+    """Return the files that match a pattern, which is relative to the folder or absolute."""
     whole = str(pattern) if pattern.is_absolute() else os.path.join(glob.escape(str(folder)), pattern)
     return [Path(name) for name in sorted(glob.glob(whole, recursive=True)) if os.path.isfile(name)]
 
@@ -266,9 +267,9 @@ def _quiet() -> None:
 
 @contextmanager
 def hub_or_its_cache() -> Iterator[bool]:
-    """Go offline within the block if the hub does not answer, and yield whether it does.
+    """Go offline within the block if the hub does not answer; yield whether it answers.
 
-    The hub's client would try for half a minute before it reads its cache.
+    Online, the hub's client would try for half a minute before it reads its cache.
     """
     import datasets
     from huggingface_hub import constants
@@ -290,7 +291,7 @@ def _is_offline() -> bool:
 
 
 def hub_answers() -> bool:
-    """Return whether the hub answers at all; ask it at most once a minute."""
+    """Return whether the hub answers. Ask it at most once a minute."""
     if _HUB.answers is None or time.monotonic() - _HUB.asked_at_s > ASK_HUB_AGAIN_AFTER_S:
         _HUB.answers, _HUB.asked_at_s = _ask_hub(), time.monotonic()
     return _HUB.answers

@@ -1,4 +1,4 @@
-"""Make a row's text from a template over its columns, such as "{premise}", or by a function of the row."""
+"""Make a row's text from a template over its columns, such as "{premise}", or with a function of the row."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -30,7 +30,7 @@ def text_of(template: Text, row: Row) -> str:
 
 
 def check_filled(rows: "Dataset", templates: Iterable[Text], where: str) -> None:
-    """Check that no column that a template names is null or blank in all rows.
+    """Check that every column that a template names has text in some row.
 
     Args:
         rows: all rows of a split; a small sample may well be blank.
@@ -38,7 +38,7 @@ def check_filled(rows: "Dataset", templates: Iterable[Text], where: str) -> None
         where: the split and its source, for the message.
 
     Raises:
-        ValueError: if there is such a column.
+        ValueError: if a column is null or blank in all rows.
     """
     for column in sorted(set().union(*map(_columns, templates))):
         if column in rows.column_names and len(rows) and not any(map(_is_filled, rows[column])):

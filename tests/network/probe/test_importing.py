@@ -59,20 +59,20 @@ def test_rows_and_columns_are_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "options", "words"),
     [
-        ("a.txt", "", {}, "holds no packet: give a file with one 0 or 1 per packet"),
-        ("a.csv", "flow,lost\n", {}, "holds no packet"),
-        ("a.txt", "0121", {}, "holds no packet"),
-        ("a.csv", "a,b\n0,1\n", {}, "a and b could hold the losses, of a, b: name one with --column"),
-        ("a.csv", "a,b\n5,6\n", {}, "no column could hold the losses, of a, b: name one with --column"),
-        ("a.csv", "a,b\n0\n", {}, "line 2 has another number of fields than the header"),
+        ("a.txt", "", {}, "holds no packets: give a file with one 0 or 1 per packet"),
+        ("a.csv", "flow,lost\n", {}, "holds no packets"),
+        ("a.txt", "0121", {}, "holds no packets"),
+        ("a.csv", "a,b\n0,1\n", {}, "2 of the columns a, b look like losses, not one: name the right one with --colu"),
+        ("a.csv", "a,b\n5,6\n", {}, "0 of the columns a, b look like losses, not one: name the right one with --colu"),
+        ("a.csv", "a,b\n0\n", {}, "line 2 has more or fewer fields than the header"),
         ("a.csv", "a,b\n0,3\n", {"column": "b"}, "'3' in b is neither 0 nor 1"),
         ("a.csv", "a,b\nx,0110\ny,02\n", {"column": "b"}, "row 2 has '02' in b: give one 0 or 1 per packet"),
         ("a.csv", "a,b\n0,3\n", {"column": "c"}, "column = 'c' is unknown: choose one of a, b"),
         ("a.csv", "a,b\nx,0\n", {"where": "a"}, "where = 'a' has no '=': give NAME=VALUE"),
         ("a.csv", "a,b\nx,0\n", {"where": "c=x"}, "where = 'c' is unknown: choose one of a, b"),
         ("a.csv", "a,b\nx,0\n", {"where": "a=y"}, "the value of a = 'y' is unknown: choose one of x"),
-        ("a.txt", "01", {"column": "a"}, "column and where are for tables"),
-        ("a.txt", b"\xff\xfe0", {}, "is no text"),
+        ("a.txt", "01", {"column": "a"}, "column and where select from a table"),
+        ("a.txt", b"\xff\xfe0", {}, "is not a text file"),
         ("a.tsv.gz", gzip.compress(WIFI.encode(), mtime=0)[:-20], {}, "is truncated"),
         ("a.tsv.gz", b"0101", {}, "cannot be read"),
         ("a.npy", b"\x93NUMPY", {}, "a.npy"),
@@ -87,7 +87,7 @@ def test_what_is_no_recording_is_refused_in_one_line(tmp_path, name, content, op
 
 def test_an_array_of_other_numbers_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", [0, 2])
-    with pytest.raises(ValueError, match="no list of zeros and ones"):
+    with pytest.raises(ValueError, match=r"shape \(2,\) is not one or two axes of zeros and ones"):
         import_trace(tmp_path / "a.npy")
 
 

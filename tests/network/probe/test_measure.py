@@ -201,5 +201,5 @@ def test_a_server_of_something_else_is_an_error() -> None:
                 connection.recv(1000)
 
         threading.Thread(target=run, daemon=True).start()
-        with pytest.raises(ValueError, match="does not take part in the measurement: it sent something else"):
+        with pytest.raises(ValueError, match="did not start a measurement: it sent something other than"):
             measure(Plan(packets=1), HOST, server.getsockname()[1])

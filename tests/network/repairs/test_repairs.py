@@ -62,7 +62,7 @@ def test_an_unknown_repair_is_refused_with_the_known_ones():
         ("fec", "repair = 'fec': missing a required argument: 'n'; fec takes n: int, k: int, depth: int = 1"),
         ("retransmit", "missing a required argument: 'budget'; retransmit takes budget: int"),
         ("zero(1)", "repair = 'zero(1)': too many positional arguments; zero takes no values"),
-        ("fec(8, 8)", "n = 8 leaves no packet of parity beside k = 8: give n of at least 9"),
+        ("fec(8, 8)", "n = 8 leaves no parity packet in addition to k = 8: give n of at least 9"),
         ("fec(10, 8, 0)", "depth = 0 is not a whole number of at least 1: give one"),
         ("fec(10, 8, code='ldpc')", "code = 'ldpc' is unknown: choose one of mds, xor"),
         ("fec(10, 4, code='xor')", "n - k = 6 parity packets cover k = 4: give n of at most 2 k"),
@@ -79,7 +79,7 @@ def test_an_unknown_repair_is_refused_with_the_known_ones():
         ("stale + rescale", "repair = 'stale + rescale' cannot be joined: give at most one of each kind"),
         ("protect(0.1) + local", "a receiver of local must know which packets other ranks protect"),
         ("protect(0.1) + rescale_counted", "a receiver of rescale_counted must know which packets"),
-        ("protect(0.1) +", "repair = 'protect(0.1) +' lacks a name beside its +"),
+        ("protect(0.1) +", "repair = 'protect(0.1) +' lacks a name before or after +"),
         ("protect(0.1) + fix", "repair = 'fix' is unknown: choose one of"),
     ],
 )

@@ -176,13 +176,13 @@ def alone() -> Iterator[UdpNetwork]:
 @pytest.mark.parametrize(
     ("algorithm", "settings", "message"),
     [
-        ("ring", {"rows": rows_of(1, 8)}, "algorithm 'direct' alone"),
-        ("direct", {}, "algorithm 'direct' alone"),
-        ("direct", {"rows": rows_of(1, 8), "repair": Rescale()}, "repair = 'rescale' is not built"),
-        ("direct", {"rows": rows_of(2, 8)}, r"rows of float32, \(2, 8\)"),
-        ("direct", {"rows": rows_of(1, 8, np.float16)}, "rows of float16"),
-        ("direct", {"rows": rows_of(1, 8, np.float64)}, "with 4 bytes an element"),
-        ("direct", {"rows": rows_of(1, 8)}, r"end at ranks that are not connected: connect \[0\]"),
+        ("ring", {"rows": rows_of(1, 8)}, "only the all-reduces of algorithm 'direct'"),
+        ("direct", {}, "only the all-reduces of algorithm 'direct'"),
+        ("direct", {"rows": rows_of(1, 8), "repair": Rescale()}, "repair = 'rescale' does not work over the UDP"),
+        ("direct", {"rows": rows_of(2, 8)}, "2 rows of float32"),
+        ("direct", {"rows": rows_of(1, 8, np.float16)}, "1 rows of float16"),
+        ("direct", {"rows": rows_of(1, 8, np.float64)}, "4 bytes per element on the wire, cannot be sent"),
+        ("direct", {"rows": rows_of(1, 8)}, r"end at ranks that are not connected: connect \[1, 2\] too"),
     ],
 )
 def test_what_it_cannot_carry_is_refused(alone: UdpNetwork, algorithm: str, settings: dict, message: str) -> None:

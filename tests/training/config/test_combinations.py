@@ -232,7 +232,7 @@ OWN = {"reliable_gather": False}
         ),
         (
             {"repair": "fec(8, 10)"},
-            "repair = 'fec(8, 10)': n = 8 leaves no packet of parity beside k = 10: give n of at least 11",
+            "repair = 'fec(8, 10)': n = 8 leaves no parity packet in addition to k = 10: give n of at least 11",
         ),
     ],
 )

@@ -88,20 +88,20 @@ def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
         ({"targets": [float("inf")]}, "targets = [inf] is not a list of finite numbers: give one, such as [0.7, 0.8]"),
         (
             {"train": "gone.csv"},
-            "train = 'gone.csv' is not a file, nor a pattern that matches one, seen from {here}: put",
+            "train = 'gone.csv' is neither a file nor a pattern that matches one, relative to {here}: put",
         ),
         (
             {"train": "gone-*.csv"},
-            "train = 'gone-*.csv' is not a file, nor a pattern that matches one, seen from {here}",
+            "train = 'gone-*.csv' is neither a file nor a pattern that matches one, relative to {here}",
         ),
         ({"train": "rows"}, "train = 'rows' has an unknown format: give one of .parquet, .csv, .json, .jsonl"),
         (
             {"train": "rows/*.csv"},
             "{here}/rows/test.csv is in both train and test: test on rows that training does not",
         ),
-        ({"name": "sst2"}, "'sst2' is the name of another task: add the key name, with a new one"),
-        ({"name": "a/b"}, "name = 'a/b' is no plain name: write letters, digits, _, - and . alone"),
-        ({"name": ""}, "name = '' is no plain name"),
+        ({"name": "sst2"}, "'sst2' is the name of another task: add the key name with another name"),
+        ({"name": "a/b"}, "name = 'a/b' is not a plain name: use only letters, digits, _, - and ."),
+        ({"name": ""}, "name = '' is not a plain name"),
     ],
 )
 def test_a_wrong_declaration_is_told_in_one_line_with_the_fix(tmp_path, values, message):
@@ -162,7 +162,7 @@ def test_a_declaration_that_a_record_holds_is_checked_without_its_files(tmp_path
     declaration = read_declaration(declare(tmp_path))
     task = declared_task(declaration, "/gone")
     with pytest.raises(
-        ValueError, match=r"seen from /gone: put one there, or give --dataset a file that declares where"
+        ValueError, match=r"relative to /gone: put one there, or give --dataset a file that declares where"
     ):
         task.examples("train")
     with pytest.raises(ValueError, match=r"^declaration of 'mine': label = None is not text: give text$"):

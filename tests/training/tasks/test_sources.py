@@ -63,7 +63,7 @@ def test_a_users_files_are_read(folder, suffix):
 
 def test_files_that_cannot_be_read_are_named(folder):
     gone = Files(train=folder / "gone.csv", test="held.txt")
-    with pytest.raises(ValueError, match=r"train = '.*gone.csv' is not a file"):
+    with pytest.raises(ValueError, match=r"train = '.*gone.csv' is neither a file"):
         gone.rows("train")
     with pytest.raises(ValueError, match=r"test = 'held.txt' has an unknown format: give one of \.parquet, \.csv"):
         gone.fingerprint("test")

@@ -30,7 +30,7 @@ def test_the_suggested_declaration_works_once_there_is_a_test_file(tmp_path, col
     rows, body, label, labels = COLUMNS[columns]
     file = write_rows(tmp_path / f"mine{suffix}", rows)
     first, _, rest = suggestion(file).partition("\n")
-    assert first.startswith(f"dataset = {str(file)!r} holds rows, but not what to make of them: write a file such as ")
+    assert first.startswith(f"dataset = {str(file)!r} holds rows, but does not declare a task: write {tmp_path}/mine.")
     told = yaml.safe_load(rest)
     kind = "regression" if labels is None else "classification"
     assert (told["kind"], told["body"], told["label"], told.get("labels")) == (kind, body, label, labels)

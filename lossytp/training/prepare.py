@@ -1,0 +1,57 @@
+"""Prepare a converted model for training: move it, check that it computes what the dense model does, freeze blocks."""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.parallel.plans import blocks_of
+
+
+def to_device_(model: nn.Module, device: torch.device) -> None:
+    """Move the tensors that exist to `device`. Deferred weights are drawn there later."""
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for tensor in tensors.values():
+                if tensor is not None and not tensor.is_meta:
+                    tensor.data = tensor.data.to(device)
+
+
+def check_same_function(
+    dense: PreTrainedModel, parallel: PreTrainedModel, network: LossyNetwork, rounding: float = 1e-4
+) -> None:
+    """Raise ValueError unless `parallel` without losses computes what `dense` does, up to a relative `rounding`."""
+    probe = torch.arange(1, 17, device=next(dense.parameters()).device).view(2, 8)
+    training = dense.training, parallel.training
+    with network.reliable(), torch.no_grad():
+        expected, actual = (model.eval()(probe).logits.double() for model in (dense, parallel))
+    dense.train(training[0])
+    parallel.train(training[1])
+    error = (actual - expected).abs().max() / expected.abs().max()
+    if not error < rounding:
+        raise ValueError(
+            f"the parallel model's logits differ from the dense model's by {error:.1e} of the largest one, above the "
+            f"{rounding:g} of rounding: report this model, or choose another implementation"
+        )
+
+
+def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
+    """Train only the last blocks, the last norm and the head. A head that is tied to the embeddings trains them too.
+
+    Raises:
+        ValueError: if the model has fewer blocks.
+    """
+    blocks: Any = blocks_of(model)
+    if blocks_trained > len(blocks):
+        raise ValueError(
+            f"unfreeze_last_layers = {blocks_trained} is above the model's {len(blocks)} blocks: give fewer"
+        )
+    whole: Any = model
+    head = whole.score if hasattr(whole, "score") else whole.lm_head
+    model.requires_grad_(False)
+    base: Any = model.base_model
+    norms = [child for child in base.children() if not isinstance(child, nn.ModuleList | nn.Embedding)]
+    for module in (*blocks[len(blocks) - blocks_trained :], *norms, head):
+        module.requires_grad_(True)
