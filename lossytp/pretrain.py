@@ -29,9 +29,11 @@ def main() -> None:
             f"{config.learning_rate:g}, and give another output_dir"
         )
     final, tokens = record["final"], config.total_steps * config.batch_size * config.block_size
+    loses = config.process().loss_rate > 0 or config.transport == "udp"
+    lossy = f", {final['cross_entropy_lossy']:.4f} over the lossy network" if loses else ""
     print(
-        f"validation loss {final['cross_entropy_clean']:.4f} nats a token, {final['cross_entropy_lossy']:.4f} over the "
-        f"lossy network, after {tokens:,} tokens: see {config.output_dir}/record.json"
+        f"validation loss {final['cross_entropy_clean']:.4f} nats a token{lossy}, after {tokens:,} tokens: see "
+        f"{config.output_dir}/record.json"
     )
 
 

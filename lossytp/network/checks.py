@@ -58,8 +58,10 @@ def check_names(given: Iterable[object], known: Iterable[str]) -> None:
 
 def check_at_least(name: str, value: object, least: int) -> None:
     """Raise ValueError unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} = {shown(value)} is not a whole number of at least {least}: give one")
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} = {shown(value)} is not a whole number: give one, {least} or more")
+    if value < least:
+        raise ValueError(f"{name} = {shown(value)} is below {least}: give {least} or more")
 
 
 def check_at_most(name: str, value: float, most: int, fix: str = "a smaller one") -> None:

@@ -127,6 +127,12 @@ class Counters:
         _merge(self._totals, other._totals)
         _merge(self._messages, other._messages)
 
+    def add_all(self, earlier: "Counters") -> None:
+        """Add what was counted before, on the same rows or on others."""
+        for mine, theirs in ((self._totals, earlier._totals), (self._messages, earlier._messages)):
+            for key, counts in theirs.items():
+                _add(mine, key, tuple(counts))
+
 
 def _merge(mine: dict, theirs: dict) -> None:
     for key, counts in theirs.items():

@@ -29,7 +29,7 @@ def main() -> None:
     """Run the command that the first word names."""
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
-        print(f"{__doc__}\ncommands: {', '.join(COMMANDS)}")
+        print(__doc__)
         return
     check_known("command", words[0], COMMANDS)
     importlib.import_module(COMMANDS[words[0]]).main(words[1:])

@@ -126,6 +126,14 @@ def protection_ends_the_collapse(results: Results) -> Claim:
     return Claim(holds and min(numbers.values()) > 0, numbers)
 
 
+def random_protection_is_not_enough(results: Results) -> Claim:
+    """Require that, at the highest rate, blocks collapse and rise more if as many packets are protected at random."""
+    *_, (_, by_repair) = _real(results)
+    control, protected = by_repair["protect(0.01, 'random')"], by_repair["protect(0.01)"]
+    numbers = {"collapsed": control["collapsed"], "least rise": control["low"], "protected": protected["high"]}
+    return Claim(control["collapsed"] > 0 and control["low"] > protected["high"], numbers)
+
+
 def single_packets_destroy_blocks(results: Results) -> Claim:
     """Require that the strongest packet, lost alone, collapses every block, and that no usual packet costs 0.1 nats."""
     packet = results["strongest_packet"]
@@ -266,6 +274,7 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         hadamard_helps_the_small_model,
         hadamard_does_not_help_the_real_model,
         protection_ends_the_collapse,
+        random_protection_is_not_enough,
         single_packets_destroy_blocks,
         forward_losses_hurt,
         first_layer_costs_most,

@@ -19,7 +19,7 @@ def compare_arms(
     """Compute each arm's mean outcome and its difference from the reference arm, paired by seed.
 
     Args:
-        table: a row a run, with `arm`, `loss_rate`, `seed` and the outcome, as `records.read_experiment` returns it.
+        table: one row per run: `arm`, `loss_rate`, `seed` and the outcome, as `records.read_experiment` returns it.
         reference: the arm to compare with. It has one loss rate in each training. Arms of a training without it get no
             difference.
         outcome: the column to compare.
@@ -81,7 +81,7 @@ def unlearned_trainings(table: pd.DataFrame) -> pd.DataFrame:
         table: from `records.read_experiment`.
 
     Returns:
-        One row a training, with the columns `TRAINING`.
+        One row per training, with the columns `TRAINING`.
     """
     if table.empty:
         return pd.DataFrame(columns=list(TRAINING))

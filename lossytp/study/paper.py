@@ -1,4 +1,4 @@
-"""Make what the paper says from the records: one function a section, which draws its figures and returns its numbers.
+"""Make the paper's contents from the records: one function per section draws its figures and returns its numbers.
 
 A function skips what the profile's experiments do not have, and returns nothing for it.
 """
@@ -42,7 +42,7 @@ from lossytp.study.figures.main import (
 )
 from lossytp.study.figures.predictions import predicted_and_measured
 from lossytp.study.finished_runs import HEADLINE, Study
-from lossytp.study.records import json_rows, with_lossless
+from lossytp.study.records import joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_over_seeds,
@@ -60,8 +60,7 @@ FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 def runs(study: Study) -> dict[str, Any]:
     """Return what the runs themselves are: number, machines, repeatability, cost."""
     left_out = {name: unlearned_trainings(table) for name, table in study.tables.items()}
-    every = pd.concat([table.assign(experiment=name) for name, table in study.tables.items()])
-    write_atomically(study.results / "experiment_summary.csv", every.to_csv(index=False))
+    write_atomically(study.results / "experiment_summary.csv", joined(study.tables).to_csv(index=False))
     return {
         "study": summarise_runs(study.every_record),
         "budget": json_rows(compute_hours(study.experiments.values(), study.records)),

@@ -1,7 +1,8 @@
-"""Read records into one tidy table, a row a run."""
+"""Read records into one tidy table, one row per run."""
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     A run whose training loss was not finite scores the most frequent class's share: leaving it out would flatter.
 
     Returns:
-        One row a record, in order.
+        One row per record, in order.
 
     Raises:
         ValueError: if two records share configuration and seed, since a copy is not a second sample.
@@ -136,6 +137,14 @@ def with_lossless(table: pd.DataFrame) -> pd.DataFrame:
     for (task, arm), runs in lossy.groupby(["task", "arm"], sort=False):
         arms += [lossless[lossless["task"] == task].assign(arm=str(arm)), runs]
     return pd.concat(arms, ignore_index=True)
+
+
+def joined(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Join the tables of experiments, by name, and add a column `experiment`.
+
+    Experiments without runs are left out, because their columns have no type and would turn whole numbers into floats.
+    """
+    return pd.concat([table.assign(experiment=name) for name, table in tables.items() if len(table)])
 
 
 def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:

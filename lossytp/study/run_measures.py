@@ -76,7 +76,7 @@ def stream_distances(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.D
     """Tabulate the relative distances between ranks' residual streams, from `lossytp.parallel.own_streams`.
 
     Args:
-        table: a row a run, with `task`, `arm` and `seed`.
+        table: one row per run, with `task`, `arm` and `seed`.
         records: the records of the same runs. Runs whose ranks share a stream have no rows.
 
     Returns:
@@ -99,7 +99,7 @@ def copy_spreads(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataF
     each value, more than twice the distance from the mean that `stream_distances` measures, for four Gaussian ranks.
 
     Args:
-        table: a row a run, with `task`, `arm` and `seed`.
+        table: one row per run, with `task`, `arm` and `seed`.
         records: the records of the same runs. Runs whose ranks share a stream have no rows.
 
     Returns:

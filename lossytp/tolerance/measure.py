@@ -19,7 +19,8 @@ from lossytp.study.statistics import Estimate, t_interval
 from lossytp.tolerance.config import NO_REPAIR, Cell, ToleranceConfig, first_size
 from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import load_model, load_tokenizer
-from lossytp.training.pretraining.corpus import all_blocks, corpus
+from lossytp.training.pretraining.blocks import all_blocks
+from lossytp.training.pretraining.corpus import corpus
 from lossytp.training.shapes import check_positions
 from lossytp.training.tokenizer import check_tokenizer
 

@@ -1,279 +1,244 @@
 """Save an unfinished run's state, so that the same command resumes it as if it had never been stopped.
 
-Every process writes its own file, named after the step. Once all files are there, the first process replaces a marker
-that names the step. So the marker always names whole files, whenever processes are killed.
+Each checkpoint is a folder `step-N`. It is written beside the others under another name, and renamed once it is whole
+and on the disk. Its file `checkpoint.json` has the run's configuration and the checksums of all other files. So a run
+that is killed at any moment harms no earlier checkpoint, and a damaged one is noticed.
 """
 
+import io
 import json
 import os
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.dense_places import is_first_copy
 from lossytp.parallel.layout import Layout
-from lossytp.parallel.replicas import gathered, local, on_rank_zero
+from lossytp.parallel.replicas import gathered, on_rank_zero
+from lossytp.training.checkpoint_folder import (
+    LAYOUT,
+    MARKER,
+    Found,
+    candidates,
+    home,
+    layout_of,
+    number_of,
+    read_marker,
+    steps_in,
+    weights_in,
+)
 from lossytp.training.config import RunSettings
-from lossytp.training.files import check_whole, saving
-from lossytp.training.own_files import claim, is_marked, mark, others, refuse, remove, remove_parts
+from lossytp.training.engine import FOREIGN
+from lossytp.training.files import crc32_of, saving, sync_names
+from lossytp.training.own_files import claim, is_marked, others, refuse, remove, remove_parts
 from lossytp.training.record import write_atomically
+from lossytp.training.sharded_files import INDEX, Pieces, read_, shapes, whole, write
 
-FOLDER, MARKER = "checkpoint", "step.json"
-FILES = (MARKER, "step-*.rank-*.pt")
-ADAMW = {"step", "exp_avg", "exp_avg_sq"}  # its state for each parameter
-NAME = re.compile(r"step-\d+\.rank-\d+\.pt|\.step\.json\.\d+")
-STATE = (
-    "parameters",
-    "optimizer",
-    "scaler",
-    "random",
-    "random_cuda",
-    "network",
-    "memories",
-)  # keys of `training_state`
+FILES = ("step-*", ".step-*.part")
+WRITTEN = (MARKER, f"{INDEX}*", "__*.distcp")  # in a checkpoint
+OLD_MARKER = "step.json"
 
 
 class Checkpoints:
-    """Save and load a run's checkpoints, and keep the last one. All processes must call each method."""
+    """Save and load a run's checkpoints, and keep the last ones. All processes must call each method."""
 
     def __init__(self, config: RunSettings, layout: Layout, network: LossyNetwork) -> None:
         self._config, self._network = config, network
         self._rank, self._processes = layout.rank, layout.world_size
-        self.folder = Path(config.output_dir) / FOLDER
+        self.folder = on_rank_zero(lambda: home(config), network)
 
     def check(self) -> None:
         """Raise ValueError if the checkpoints' folder holds the user's files."""
         on_rank_zero(self._check, self._network)
 
-    def save(self, step: int, state: dict[str, Any]) -> None:
-        """Save this process's `state` after `step`: tensors and JSON values.
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Return the layout of this run, by name."""
+        return layout_of(self._processes, self._config.result_settings())
+
+    def changes(self, found: Found) -> str:
+        """Return how this run's layout differs from that of a checkpoint."""
+        mine = self.layout
+        return ", ".join(f"{name} {then} -> {mine[name]}" for name, then in found.layout.items() if then != mine[name])
+
+    def save(self, step: int, tensors: Pieces, own: dict[str, Any]) -> None:
+        """Save the state after `step`: this process's pieces of tensors, and its `own` state.
 
         Raises:
             ValueError: if it cannot be written; the previous checkpoint stays.
         """
-        claim(self.folder, FILES)
-        gathered(None, self._network)  # all processes look for the user's files before any process writes its own
-        path = self._path(step)
-        with saving(path):
+        part = self.folder / f".step-{step}.part"
+        on_rank_zero(lambda: self._begin(part), self._network)
+        with saving(self.folder / f"step-{step}"):
             try:
-                with path.open("wb") as file:
-                    torch.save(state, file)
-                    file.flush()
-                    os.fsync(file.fileno())
+                names = write(part, {**tensors, _own_name(self._rank): whole(_as_bytes(own))}, self._network)
+                everyones = gathered({name: crc32_of(part / name) for name in names}, self._network)
+                sums = {name: crc for each in everyones for name, crc in each.items()}
+                on_rank_zero(lambda: self._end(part, step, sums), self._network)
             except Exception:
-                path.unlink(missing_ok=True)
+                remove(part)
                 raise
-        gathered(None, self._network)  # wait for the files of all processes
-        marker = {"step": step, "processes": self._processes, "config": self._config.result_settings()}
-        on_rank_zero(lambda: write_atomically(self.folder / MARKER, json.dumps(marker)), self._network)
-        for older in self.folder.glob(f"step-*.rank-{self._rank}.pt"):
-            if older != path:
-                older.unlink()
 
-    def load(self, plain: tuple[str, ...]) -> dict[str, Any] | None:
-        """Return this process's last state, on the CPU, or None if there is none.
-
-        Args:
-            plain: names that the state's JSON entry "plain" must have.
+    def find(self) -> Found | None:
+        """Return the newest whole checkpoint to resume from, or None if there is none.
 
         Raises:
-            ValueError: if the state is of another configuration or number of processes, a file is damaged, or the
-                state lacks a name of `STATE` or `plain`.
+            ValueError: if it is of another configuration, or damaged and there is no older one.
         """
-        source = on_rank_zero(self._source, self._network)
-        step = on_rank_zero(lambda: self._step(source), self._network)
-        if step is None:
-            return None
-        path = self._path(step, source)
+        return on_rank_zero(self._find, self._network)
+
+    def known(self, found: Found) -> set[str]:
+        """Return the names of the tensors in a checkpoint. Later copies are not among them if their number changed."""
+        sizes = [
+            [layout[f"{kind}_parallel_size"] for kind in ("tensor", "data")] for layout in (found.layout, self.layout)
+        ]
+        return {name for name in shapes(found.folder) if sizes[0] == sizes[1] or is_first_copy(name)}
+
+    def own_states(self, found: Found, names: tuple[str, ...], plain: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Return this process's own state; if the layout has changed, those of all processes that wrote it.
+
+        Args:
+            found: the checkpoint.
+            names: of the entries that each state must have.
+            plain: names that its JSON entry "plain" must have.
+
+        Raises:
+            ValueError: if a state cannot be read, or lacks a name.
+        """
+        same = found.layout == self.layout
         try:
-            check_whole(path)
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-            kept = json.loads(state["plain"])
-            lacking = [*(name for name in STATE if name not in state), *(name for name in plain if name not in kept)]
-            if lacking:
-                raise ValueError(f"it lacks {', '.join(lacking)}")
+            sizes = shapes(found.folder)
+            states = []
+            for rank in (self._rank,) if same else range(found.processes):
+                contents = torch.empty(sizes[_own_name(rank)], dtype=torch.uint8)
+                read_(found.folder, {_own_name(rank): whole(contents)})
+                states.append(torch.load(io.BytesIO(contents.numpy().tobytes()), weights_only=True))
+                kept = json.loads(states[-1].get("plain", "{}"))
+                lacking = [name for name in names if name not in states[-1]] or [x for x in plain if x not in kept]
+                if lacking:
+                    raise ValueError(f"it lacks {', '.join(lacking)}")
         except Exception as error:
             reason = " ".join(str(error).split())[:100]
-            raise ValueError(f"{path} cannot be read ({reason}): delete {source} to start over") from error
-        return state
+            raise ValueError(
+                f"{found.folder} cannot be read ({reason}): delete {found.folder} to start over"
+            ) from error
+        return states
 
     def remove(self) -> None:
         """Delete the checkpoints of a finished run, which needs none."""
-        remove(self.folder)
+        on_rank_zero(lambda: remove(self.folder), self._network)
 
     def _check(self) -> None:
-        if is_marked(self.folder):
-            remove_parts(self.folder, FILES)
+        if (self.folder / OLD_MARKER).exists():
+            raise ValueError(
+                f"{self.folder} is of an older version, which this one cannot read: delete it to start over, or finish "
+                "the run with that version"
+            )
+        if not is_marked(self.folder):
+            refuse(others(self.folder))
             return
-        found = others(self.folder)
-        if self.folder / MARKER in found and all(_is_checkpoint(path) for path in found):
-            mark(self.folder, FILES)  # an older version wrote them, which did not mark its folders
-        else:
-            refuse(found)
+        remove_parts(self.folder, FILES)
+        for part in self.folder.glob(".step-*.part"):
+            remove(part)
 
-    def _source(self) -> Path:
-        """Return the folder to resume from: of the newest checkpoint below `checkpoint_path`, else this run's own."""
+    def _begin(self, part: Path) -> None:
+        claim(self.folder, FILES)
+        remove(part)
+        claim(part, WRITTEN)
+
+    def _end(self, part: Path, step: int, sums: dict[str, int]) -> None:
+        """Finish the part, rename it, and delete older checkpoints."""
+        unseen = [name for name in sums if not (part / name).is_file()]
+        if unseen:
+            raise ValueError(
+                f"{part / unseen[0]} was written on another machine, and is not here: give an output_dir that all "
+                "machines see"
+            )
+        marker = {
+            "step": step,
+            "run": os.path.abspath(self._config.output_dir),
+            "processes": self._processes,
+            "config": self._config.result_settings(),
+            "files": sums,
+        }
+        write_atomically(part / MARKER, json.dumps(marker))
+        sync_names(part)
+        finished = self.folder / f"step-{step}"
+        remove(finished)
+        part.rename(finished)
+        sync_names(self.folder)
+        steps = steps_in(self.folder)
+        kept = [each for each in steps if number_of(each) <= step][-self._config.keep_checkpoints :]
+        for each in steps:
+            if each not in kept:
+                remove(each)
+
+    def _find(self) -> Found | None:
+        """Return the newest whole checkpoint, once it is checked."""
+        damage: list[tuple[Path, str]] = []
+        for folder in candidates(self.folder, self._config.checkpoint_path):
+            try:
+                found = read_marker(folder)
+            except ValueError as error:
+                damage.append((folder, str(error)))
+                continue
+            self._check_config(found)
+            for damaged, reason in damage:
+                print(f"{damaged} is damaged ({reason}): resuming from {folder} instead", file=sys.stderr)
+            return found
+        if damage:
+            folder, reason = damage[0]
+            raise ValueError(f"{folder} is damaged ({reason}): delete {folder} to start over")
+        return None
+
+    def weights_file(self) -> Path | None:
+        """Return the file of weights that `checkpoint_path` names, or the newest one in that folder; None if none."""
         given = self._config.checkpoint_path
-        if given is None:
-            return self.folder
-        if not Path(given).exists():
-            raise ValueError(f"checkpoint_path = {given!r} does not exist: leave it out to start over")
-        path = Path(given)
-        found = [path] if path.is_file() else sorted(path.rglob(MARKER), key=lambda file: file.stat().st_mtime)
-        if not found:
-            raise ValueError(f"checkpoint_path = {given!r} has no {MARKER} below it: leave it out to start over")
-        return found[-1].parent
-
-    def _step(self, source: Path) -> int | None:
-        path = source / MARKER
-        try:
-            marker = json.loads(path.read_text(encoding="utf-8"))
-            step, processes = int(marker["step"]), marker["processes"]
-            changed = self._config.differences({**self._config.result_defaults(), **marker["config"]})
-        except FileNotFoundError:
+        if given is None or Path(given) == self.folder:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is damaged: delete {source} to start over") from error
+        return on_rank_zero(lambda: weights_in(Path(given)), self._network)
+
+    def _check_config(self, found: Found) -> None:
+        written = {**self._config.result_defaults(), **found.config}
+        changed = [name for name in self._config.differences(written) if name not in LAYOUT]
         if changed:
             raise ValueError(
-                f"{source} belongs to an unfinished run with different {', '.join(changed)}: give another "
+                f"{found.folder} belongs to an unfinished run with different {', '.join(changed)}: give another "
                 "output_dir, or delete it to start over"
             )
-        if processes != self._processes:
-            raise ValueError(
-                f"{source} belongs to a run on {processes} processes, not {self._processes}: start {processes}, "
-                "or delete it to start over"
-            )
-        return step
+        if found.layout != self.layout:
+            self._check_layout(found)
 
-    def _path(self, step: int, folder: Path | None = None) -> Path:
-        return (folder or self.folder) / f"step-{step}.rank-{self._rank}.pt"
-
-
-def _is_checkpoint(path: Path) -> bool:
-    """Return whether an unmarked file has a checkpoint's name, or is a marker by name and content."""
-    if path.name != MARKER:
-        return path.is_file() and NAME.fullmatch(path.name) is not None
-    try:
-        return {"step", "processes", "config"} <= json.loads(path.read_text(encoding="utf-8")).keys()
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-def training_state(
-    module: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, network: LossyNetwork
-) -> dict[str, Any]:
-    """Return all state of this process that a training step changes, with tensors on the CPU.
-
-    The learning rate and the order of the data are not in it: they depend only on the step.
-    """
-    collective = _collective(module)
-    return {
-        "parameters": {name: _on_cpu(tensor) for name, tensor in _tensors(module).items()},
-        "optimizer": [
-            {name: _on_cpu(value) for name, value in optimizer.state.get(parameter, {}).items()}
-            for parameter in _optimized(optimizer)
-        ],
-        "scaler": scaler.state_dict(),
-        "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "network": json.dumps(network.state_dict()),
-        "memories": collective.memories_state() if collective is not None else [],
-    }
+    def _check_layout(self, found: Found) -> None:
+        """Raise ValueError if the run cannot go on at this layout."""
+        settings = [found.config, self._config.result_settings()]
+        foreign = [each["implementation"] in FOREIGN and each["tensor_parallel_size"] > 1 for each in settings]
+        copies = [
+            (each["tensor_parallel_size"], each["data_parallel_size"])
+            for each in settings
+            if each["replicated_gradients"] != "reliable"
+        ]
+        reasons = {
+            "dtensor's and megatron's layers cannot be split again": any(foreign),
+            "each rank's copies have drifted away from the others'": len(set(copies)) > 1,
+            "the packets that it really sent are recorded by link": self._config.transport == "udp",
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise ValueError(
+                    f"{found.folder} is of another layout ({self.changes(found)}), and {reason}: start the run as it "
+                    "was, or give another output_dir"
+                )
 
 
-def restore_(
-    state: dict[str, Any],
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    network: LossyNetwork,
-) -> None:
-    """Restore the state that `training_state` returned.
-
-    Raises:
-        ValueError: if the state is damaged or of another model. Part of it may then be restored already.
-    """
-    try:
-        _check_fits(state, module, optimizer)
-        _restore_(state, module, optimizer, scaler, network)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # a state that another program wrote can raise anything
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(f"the checkpoint does not belong to this run ({reason})") from error
+def _own_name(rank: int) -> str:
+    return f"state of process {rank}"
 
 
-def _check_fits(state: dict[str, Any], module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError if the tensors' names or shapes differ from the model's."""
-    kept = state["parameters"]
-    expected = {name: local(tensor).shape for name, tensor in _tensors(module).items()}
-    apart = sorted(expected.keys() ^ kept.keys())
-    if apart:
-        raise ValueError(f"{apart[0]} is {'missing' if apart[0] in expected else 'unknown'}")
-    for name, shape in expected.items():
-        if kept[name].shape != shape:
-            raise ValueError(f"{name} has shape {tuple(kept[name].shape)}, not {tuple(shape)}")
-    for number, (parameter, values) in enumerate(zip(_optimized(optimizer), state["optimizer"], strict=True)):
-        if values and values.keys() != ADAMW:
-            raise ValueError(f"parameter {number} has {', '.join(values)}, not {', '.join(sorted(ADAMW))}")
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.ndim and value.shape != local(parameter).shape:
-                raise ValueError(f"{name} of parameter {number} has shape {tuple(value.shape)}")
-
-
-def _restore_(
-    state: dict[str, Any],
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    network: LossyNetwork,
-) -> None:
-    collective = _collective(module)
-    with torch.no_grad():
-        for name, tensor in _tensors(module).items():
-            local(tensor).copy_(state["parameters"][name])
-    for parameter, values in zip(_optimized(optimizer), state["optimizer"], strict=True):
-        if values:
-            optimizer.state[parameter] = {name: _as_for(parameter, name, value) for name, value in values.items()}
-    scaler.load_state_dict(state["scaler"])
-    torch.set_rng_state(state["random"])
-    if torch.cuda.is_available() and state["random_cuda"] is not None:
-        torch.cuda.set_rng_state(state["random_cuda"])
-    network.load_state_dict(json.loads(state["network"]))
-    if collective is not None:
-        collective.load_memories_state(state["memories"], next(module.parameters()).device)
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _collective(module: nn.Module) -> LossyCollective | None:
-    """Return the collective that all of the project's layers share; None if the model has no such layer."""
-    found = (getattr(each, "collective", None) for each in module.modules())
-    return next((each for each in found if isinstance(each, LossyCollective)), None)
-
-
-def _on_cpu(value: Any) -> Any:
-    return local(value).detach().cpu() if isinstance(value, Tensor) else value
-
-
-def _as_for(parameter: nn.Parameter, name: str, value: Any) -> Any:
-    """Return an optimizer value on the parameter's device, sharded like the parameter; step counts stay on the CPU."""
-    if not isinstance(value, Tensor) or name == "step":
-        return value
-    if isinstance(parameter, DTensor):
-        mesh, placements = parameter.device_mesh, parameter.placements
-        here, shape, stride = value.to(parameter.device), parameter.shape, parameter.stride()
-        return DTensor.from_local(here, mesh, placements, run_check=False, shape=shape, stride=stride)
-    return value.to(parameter.device)
+def _as_bytes(state: dict[str, Any]) -> torch.Tensor:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)

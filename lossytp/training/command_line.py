@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import tyro
 
+from lossytp.network.checks import check_names
 from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.old_flags import implied_flags, without_old_flags
 from lossytp.training.plain_yaml import read_yaml_file
@@ -36,10 +37,11 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     Raises:
         ValueError: if an argument is unknown, malformed, given twice or out of range.
     """
-    known = {field.name for field in fields(kind)}
+    known = [field.name for field in fields(kind)]
     words = without_old_flags(sys.argv[1:] if arguments is None else arguments, known)
     switches = {field.name for field in fields(kind) if isinstance(field.default, bool)}
     given = [_named(word, switches) for word in words if word.startswith("--")]
+    check_names([name for name in given if name not in NO_PARAMETERS], known)
     for name in given:
         if given.count(name) > 1:
             raise ValueError(f"--{name} is given {given.count(name)} times: give it once")
@@ -66,6 +68,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
         raise ValueError(told) from None
 
 
+NO_PARAMETERS = ("config", "help", "")  # flags that every command has; "--" ends them
 GO_WITH_DATASET = ("declaration", "task_folder")  # a file's are dropped if the command line names another task
 SECONDS_TO_SPEAK = 2.0
 UNREAD = 141  # a shell's code for a process that SIGPIPE ended
@@ -76,6 +79,7 @@ READABLE = {  # tyro's messages, and what to say instead
     r"Error parsing --([\w-]+): no type matching \{None\}\|INT .* from \['(.*?)'\].*": NO_WHOLE_NUMBER,
     r"Error parsing --([\w-]+): could not convert string to float: (.*)": NO_NUMBER,
     r"Error parsing --([\w-]+): invalid literal for int\(\) with base 10: (.*)": NO_WHOLE_NUMBER,
+    r"^Unrecognized options:? (\S+).*": r"\1 belongs to no flag: see --help",
     r"Missing argument .*argument '--([\w-]+)'.*": r"--\1 has no value: give one",
     r"invalid choice (.*) for argument '--([\w-]+)'. Expected one of \((.*)\)\.?": r"--\2 = \1 is unknown: choose \3",
 }

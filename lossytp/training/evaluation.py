@@ -18,7 +18,8 @@ from lossytp.training.files import first_line
 from lossytp.training.finetuned import with_its_task
 from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import load_model, load_tokenizer
-from lossytp.training.pretraining.corpus import all_blocks, corpus
+from lossytp.training.pretraining.blocks import all_blocks
+from lossytp.training.pretraining.corpus import corpus
 from lossytp.training.record import check_writable, describe, write_atomically
 from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.shapes import check_positions

@@ -1,4 +1,4 @@
-"""Log curves to watch while a run trains: TensorBoard, and Weights & Biases."""
+"""Log curves to watch while a run trains: a file of JSON lines, TensorBoard, and Weights & Biases."""
 
 import importlib.util
 import math
@@ -11,6 +11,7 @@ from typing import Any
 from lossytp.training.config import RunSettings
 from lossytp.training.files import saving
 from lossytp.training.record import write_atomically
+from lossytp.training.statistics_file import STATISTICS, StatisticsFile, written_lines
 
 WANDB_ID = "wandb_id"  # file in output_dir with the run's id, so that a resumed run continues its curves
 
@@ -22,8 +23,14 @@ def check_installed(config: RunSettings) -> None:
             raise ModuleNotFoundError(f"{name} = True needs {name}, which is not installed: pip install {name}")
 
 
+def check_logs(config: RunSettings) -> None:
+    """Raise ValueError if the user's own file is where statistics will be written; the first process calls this."""
+    if config.statistics:
+        written_lines(Path(config.output_dir) / STATISTICS)
+
+
 class Logs:
-    """Write scalars to the logs that the configuration asks for.
+    """Write numbers and texts to the logs that the configuration asks for.
 
     Args:
         config: the run's configuration.
@@ -37,6 +44,9 @@ class Logs:
         self._hook = threading.excepthook
         self._board: Any = None
         self._wandb: Any = None
+        self._statistics: StatisticsFile | None = None
+        if config.statistics and shown:
+            self._statistics = StatisticsFile(folder / STATISTICS, done=first_step)
         if config.tensorboard and shown:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -58,17 +68,20 @@ class Logs:
             )
             self._wandb.define_metric("*", step_metric="step")  # W&B's own counter does not accept a step twice
 
-    def scalars(self, step: int, values: Mapping[str, Any]) -> None:
-        """Write numbers by name, such as "train/loss"; skip values that are not numbers or not finite."""
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Write numbers and texts by name, such as "train/loss"; skip other values, and numbers that are not finite."""
         numbers = {
-            name: float(value)
-            for name, value in values.items()
-            if isinstance(value, int | float) and math.isfinite(value)
+            name: value for name, value in values.items() if isinstance(value, int | float) and math.isfinite(value)
         }
+        texts = {name: value for name, value in values.items() if isinstance(value, str) and value}
+        if self._statistics is not None:
+            self._statistics.write(step, numbers | texts)
         if self._board is not None:
             with saving(self._folder):
                 for name, number in numbers.items():
                     self._board.add_scalar(name, number, step)
+                for name, text in texts.items():
+                    self._board.add_text(name, text, step)
         if self._wandb is not None:
             self._wandb.log({"step": step, **numbers})
 
@@ -78,6 +91,8 @@ class Logs:
         Raises:
             ValueError: if it cannot be written.
         """
+        if self._statistics is not None:
+            self._statistics.close()
         if self._board is not None:
             board, self._board = self._board, None
             try:

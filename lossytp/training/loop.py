@@ -3,8 +3,10 @@
 An `Objective` says what the run trains on and how it is scored. The engine lays the model out over the processes.
 """
 
+import hashlib
 import json
 import math
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,33 +15,47 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from lossytp.network.counters import Counters
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.probe.trace_file import ProbeTrace, write_trace
 from lossytp.network.udp.network import UdpNetwork
+from lossytp.parallel.dense_places import places
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
-from lossytp.training.checkpoint import Checkpoints, restore_, training_state
+from lossytp.training.checkpoint import Checkpoints
+from lossytp.training.checkpoint_folder import Found
 from lossytp.training.config import RunSettings
 from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.files import saving
 from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, trace_sha256
-from lossytp.training.logs import Logs, check_installed
+from lossytp.training.logs import Logs, check_installed, check_logs
 from lossytp.training.objectives import objective_of
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
-from lossytp.training.progress import Progress
+from lossytp.training.progress import Progress, details
 from lossytp.training.record import describe, write_record
 from lossytp.training.scoring import mean_over_ranks
+from lossytp.training.sharded_files import read_
 from lossytp.training.simulated import simulated_step_seconds
+from lossytp.training.training_state import STATE, TrainingState, counted, of_another_layout
+from lossytp.training.weights_file import load_weights_
 
 LOSSES = "losses.parquet"  # of a run that really sent its packets
 NETWORKS = ("_clean", "_lossy")
 FINAL = tuple(  # keys of every task's record, null if the task lacks the metric; a task's other metrics follow
     f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
 )
-COUNTS = ("tokens", "real_tokens", "best", "since_best", "drift", "earlier_seconds")
-KEPT = ("losses", "evaluations", "step_seconds", "resumed", *COUNTS)  # attributes that checkpoints save as JSON
+COUNTS = ("tokens", "real_tokens", "best", "since_best", "drift", "earlier_seconds", "earlier_packets")
+KEPT = (
+    "losses",
+    "evaluations",
+    "step_seconds",
+    "resumed",
+    "layouts",
+    "first_weights",
+    *COUNTS,
+)  # attributes that checkpoints save as JSON
 
 
 def run(config: RunSettings) -> dict[str, Any]:
@@ -71,6 +87,7 @@ def _run(config: RunSettings, layout: Layout, network: LossyNetwork) -> dict[str
     if done is None:
         checkpoints.check()
         on_rank_zero(lambda: objective_of(config).claim_folder(config), network)
+        on_rank_zero(lambda: check_logs(config), network)
         this = _Run(config, layout, network, checkpoints)
         try:
             done = record = this.record()
@@ -114,7 +131,10 @@ class _Run:
         self.drift = 0.0  # replica drift after the last step before an evaluation
         self.resumed: list[int] = []  # steps after which the run was resumed
         self.earlier_seconds = 0.0  # total time of processes that were stopped
-        self.numbers: dict[str, float] = {}  # the last step's, for logs
+        self.first_weights: dict[str, str] | None = None  # of another program
+        self.layouts: list[dict[str, Any]] = []  # earlier ones, each with the steps after which it ended
+        self.earlier_packets = Counters().state_dict()  # at these layouts
+        self.numbers: dict[str, Any] = {}  # the last step's, for logs
 
     @property
     def train_seconds(self) -> float:
@@ -131,9 +151,13 @@ class _Run:
         every = max(1, len(self.losses) // self.config.curve_points)
         curve = [{"step": step, "loss": loss} for step, loss in enumerate(self.losses, 1) if step % every == 0]
         merge_counters(self.network)
+        earlier = Counters()
+        earlier.load_state_dict(self.earlier_packets)
+        self.network.counters.add_all(earlier)
         return {
             **describe(self.config),
             **({"trace_sha256": self.trace_sha256} if self.trace_sha256 else {}),
+            **({"first_weights": self.first_weights} if self.first_weights else {}),
             "status": status,
             "implementation": self.engine.implementation,
             "processes": self.layout.world_size,
@@ -151,6 +175,7 @@ class _Run:
                 "simulated_step_seconds": simulated_s,
                 "total_seconds": self._total_seconds(),
                 "resumed_behind_steps": self.resumed,
+                **({"earlier_layouts": self.layouts} if self.layouts else {}),
                 "steps": len(self.losses),
                 "tokens_per_second": self.tokens / self.train_seconds,
                 "device": str(self.device),
@@ -170,31 +195,28 @@ class _Run:
         self.logs = Logs(config, first_step=done, shown=shown)
         try:
             for step in range(done + 1, config.steps + 1):
-                loss = self._timed_step(step, self.objective.batch())
-                self.progress.show(step, loss, self._more())
-                self.logs.scalars(step, self.numbers)
+                asked = time.perf_counter()
+                batch = self.objective.batch()
+                self.numbers["train/waiting_seconds"] = time.perf_counter() - asked
+                loss = self._timed_step(step, batch)
+                position = self.objective.position()
+                self.numbers |= {f"train/{name}": number for name, number in position.items()}
+                self.progress.show(step, loss, details(self.numbers, position))
+                self.logs.write(step, self.numbers)
                 if not math.isfinite(loss):
                     return "not finite"
                 if step < config.steps:
                     if self._evaluates_at(step) and self._stops_after_evaluating(step):
                         return "stopped early"
                     if config.checkpoint_steps and step % config.checkpoint_steps == 0:
-                        self.checkpoints.save(step, self._state())
+                        self._save_checkpoint(step)
             if self.objective.keeps_checkpoint and config.steps > done:
-                self.checkpoints.save(config.steps, self._state())
+                self._save_checkpoint(config.steps)
             self.objective.settle_(self.engine)
             self._stops_after_evaluating(config.steps)
         finally:
             self.logs.close()
         return "finished"
-
-    def _more(self) -> str:
-        """Return what a line of progress says beside step and loss, if the position in the data is worth a line."""
-        position, numbers = self.objective.position(), self.numbers
-        return position and (
-            f"{self.tokens:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s, learning rate "
-            f"{numbers['train/learning_rate']:.2e}, {position}"
-        )
 
     def _evaluates_at(self, step: int) -> bool:
         every = self.config.eval_steps
@@ -207,33 +229,78 @@ class _Run:
         if better:
             self.objective.improved(self.engine)
 
-    def _state(self) -> dict[str, Any]:
-        """Return all that resuming needs: tensors, and JSON under "plain"."""
+    def _training_state(self) -> TrainingState:
+        engine = self.engine
+        held = places(engine.module, self.layout, foreign=engine.foreign)
+        return TrainingState(engine.module, held, self.optimizer, self.scaler, self.network)
+
+    def _save_checkpoint(self, step: int) -> None:
         plain = {name: getattr(self, name) for name in KEPT}
         plain |= {"data": self.objective.sha256, "trace": self.trace_sha256, "earlier_seconds": self._total_seconds()}
-        state = training_state(self.engine.module, self.optimizer, self.scaler, self.network)
-        return {**state, "position": self.objective.state_dict(), "plain": json.dumps(plain)}
+        state = self._training_state()
+        own = {**state.own(), "position": self.objective.state_dict(), "plain": json.dumps(plain)}
+        self.checkpoints.save(step, state.tensors(), own)
 
     def _resume(self) -> None:
         """Restore the last checkpoint, if there is one."""
-        state = self.checkpoints.load((*KEPT, "data"))
-        if state is None:
+        found = self.checkpoints.find()
+        if found is None:
+            self._take_weights()
             return
-        plain = json.loads(state["plain"])
-        folder = self.checkpoints.folder
-        fix = f"put the old file back, or delete {folder} to start over"
-        check_same_data(self.config, plain["data"], self.objective.sha256, str(folder), fix)
-        if "trace" in plain:  # an older version's checkpoint lacks it
-            check_same_trace(self.config, plain["trace"], str(folder), fix)
+        states = self.checkpoints.own_states(found, (*STATE, "position", "plain"), (*KEPT, "data", "trace"))
+        plain = json.loads(states[0]["plain"])
+        fix = f"put the old file back, or delete {found.folder} to start over"
+        check_same_data(self.config, plain["data"], self.objective.sha256, str(found.folder), fix)
+        check_same_trace(self.config, plain["trace"], str(found.folder), fix)
         self.engine.warm_up(self.objective.batch(), self.scaler)
         try:
-            self.objective.load_state_dict(state["position"], len(plain["losses"]))
-            restore_(state, self.engine.module, self.optimizer, self.scaler, self.network)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{folder}: {error}: delete it to start over") from error
+            self.objective.load_state_dict(states[0]["position"], len(plain["losses"]))
+            own = states[0] if found.layout == self.checkpoints.layout else self._moved(found, states, plain)
+            state = self._training_state()
+            state.begin_moments_(own["steps"])
+            read_(found.folder, state.tensors(self.checkpoints.known(found)))
+            state.restore_own_(own)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a state that another program wrote can raise anything
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ValueError(
+                f"{found.folder} does not belong to this run ({reason}): delete it to start over"
+            ) from error
         for name in KEPT:
             setattr(self, name, plain[name])
         self.resumed.append(len(self.losses))
+
+    def _take_weights(self) -> None:
+        """Start from the weights that another program saved, if `checkpoint_path` names a file of them."""
+        file = self.checkpoints.weights_file()
+        if file is None:
+            return
+        load_weights_(self._training_state().places, file)
+        with file.open("rb") as opened:
+            self.first_weights = {"file": file.name, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+        if self.layout.rank == 0:
+            print(f"{file} gives the weights; the optimizer, the data and the steps begin anew", file=sys.stderr)
+
+    def _moved(self, found: Found, states: list[dict[str, Any]], plain: dict[str, Any]) -> dict[str, Any]:
+        """Return this process's own state after a change of layout, which it notes in `plain` and says."""
+        packets = counted(states)
+        earlier = Counters()
+        earlier.load_state_dict(plain["earlier_packets"])
+        packets.add_all(earlier)
+        plain["earlier_packets"] = packets.state_dict()
+        plain["layouts"].append({"steps": found.step, **found.layout})
+        if self.layout.rank == 0:
+            print(
+                f"{found.folder} is of another layout ({self.checkpoints.changes(found)}). Links that are in both keep "
+                "their states, and others start afresh. Replicas start from the first one's weights.",
+                file=sys.stderr,
+            )
+        here = self.layout.data_index, self.layout.pipeline_index
+        places = [found.place(rank) for rank in range(found.processes)]
+        like = [rank for rank, place in enumerate(places) if (place.data_index, place.pipeline_index) == here]
+        same_ranks = places[0].tensor_parallel_size == self.layout.tensor_parallel_size
+        return of_another_layout(states, like[0] if like else None, same_ranks=same_ranks)
 
     def _total_seconds(self) -> float:
         return self.earlier_seconds + time.perf_counter() - self.start
@@ -260,6 +327,7 @@ class _Run:
         self.losses.append(loss)
         speed = batch["input_ids"].numel() / self.step_seconds[-1]
         self.numbers |= {"train/loss": loss, "train/learning_rate": rate, "train/tokens_per_second": speed}
+        self.numbers["train/tokens"] = self.tokens
         return loss
 
     def _step(self, batch: dict[str, torch.Tensor]) -> float:
@@ -280,8 +348,10 @@ class _Run:
     def _stops_after_evaluating(self, step: int) -> bool:
         """Evaluate, and return whether the run should stop for lack of improvement."""
         point = self._evaluate(step)
-        self.progress.evaluated(step, point, self.objective.sample(self.engine))
-        self.logs.scalars(step, {f"eval/{name}": value for name, value in point.items() if name != "step"})
+        sample = self.objective.sample(self.engine)
+        self.progress.evaluated(step, point, sample)
+        shown = {**point, "sample": sample}
+        self.logs.write(step, {f"eval/{name}": value for name, value in shown.items() if name != "step"})
         self._compare(self.objective.better(point))
         return self.objective.patience_ends(self.since_best)
 

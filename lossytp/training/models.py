@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lossytp.training.files import first_line
 from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequantised, gguf_file
 from lossytp.training.heads import ENDINGS, head_class, saved_class
+from lossytp.training.hub import hub_answers, hub_or_its_cache
 from lossytp.training.shapes import HUB, LLAMAS, OTHER_SIZES, PRESETS, SCRATCH, Shape, check_shape, from_scratch
 from lossytp.training.tokenizer import check_tokenizer
 
@@ -42,8 +43,6 @@ def check_there(name: str) -> None:
     if Path(where).is_dir():
         return None
     from huggingface_hub import constants, try_to_load_from_cache
-
-    from lossytp.training.tasks.sources import hub_answers
 
     kept = isinstance(try_to_load_from_cache(where, "config.json"), str)
     if not kept and (constants.HF_HUB_OFFLINE or not hub_answers()):
@@ -233,8 +232,6 @@ def _location(name: str, *, weights: bool) -> str:
 def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     """Call `load` on a folder or a name on the hub, and turn its errors into a ValueError of one line."""
     from transformers.utils import logging
-
-    from lossytp.training.tasks.sources import hub_or_its_cache
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()

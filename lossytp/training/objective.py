@@ -90,9 +90,9 @@ class Objective(ABC, Generic[Config]):
     def save(self, engine: "Engine") -> None:
         """Save the trained model, if wanted."""
 
-    def position(self) -> str:
-        """Return the position in the data, for a line of progress."""
-        return ""
+    def position(self) -> dict[str, int]:
+        """Return the position in the data, by name, for lines of progress; empty if it says nothing."""
+        return {}
 
     def sample(self, engine: "Engine") -> str:
         """Return a text that the model writes; "" if it writes none."""

@@ -2,6 +2,7 @@
 
 A hidden file in the folder, the mark, lists the names of the program's files as patterns. The program writes the mark
 before any of these files and deletes it after all of them. So the next run recognises what a killed run left behind.
+A folder within such a folder needs a mark of its own.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ def others(folder: Path) -> list[Path]:
     except NotADirectoryError:
         return [folder]
     patterns = _patterns(folder)
-    return sorted(path for path in paths if path.is_dir() or not _matches(path.name, patterns))
+    return sorted(path for path in paths if not (_matches(path.name, patterns) and _is_file_or_marked(path)))
 
 
 def refuse(paths: list[Path]) -> None:
@@ -82,7 +83,9 @@ def remove(folder: Path) -> None:
     kept = others(folder)
     with contextlib.suppress(FileNotFoundError):  # another process has removed the folder
         for path in list(folder.iterdir()):
-            if path not in kept and path.name != MARK:
+            if path not in kept and path.is_dir():
+                remove(path)
+            elif path not in kept and path.name != MARK:
                 path.unlink(missing_ok=True)
     (folder / MARK).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the user's files are in it, or it is a link
@@ -96,6 +99,10 @@ def remove_parts(folder: Path, names: Iterable[str]) -> None:
         part = PART.fullmatch(path.name)
         if part is not None and path.is_file() and _matches(part[1], patterns):
             path.unlink(missing_ok=True)
+
+
+def _is_file_or_marked(path: Path) -> bool:
+    return not path.is_dir() or (is_marked(path) and not path.is_symlink())
 
 
 def _patterns(folder: Path) -> list[str]:

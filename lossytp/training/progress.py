@@ -10,6 +10,20 @@ from tqdm import tqdm
 SECONDS_BETWEEN_LINES = 20.0
 
 
+def details(numbers: Mapping[str, float], position: Mapping[str, int]) -> str:
+    """Return what a line of progress says of a step beside its loss; nothing if there is no position in the data.
+
+    Args:
+        numbers: as in logs. Tokens are those of all processes, each counted once.
+        position: the position in the data, by name.
+    """
+    if not position:
+        return ""
+    told = f"{numbers['train/tokens']:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s"
+    places = [f"{name} {number}" for name, number in position.items()]
+    return ", ".join([told, f"learning rate {numbers['train/learning_rate']:.2e}", *places])
+
+
 class Progress:
     """Show steps, the training loss and evaluations on stderr.
 
@@ -30,15 +44,15 @@ class Progress:
 
     def show(self, step: int, loss: float, more: str = "") -> None:
         """Show that `step` is done, counted from 1, its training loss, and what `more` there is to say."""
-        line = f"{self._name}: step {step} of {self._steps}, loss {loss:.3f}{more and f', {more}'}"
+        told = f"loss {loss:.3f}{more and f', {more}'}"
         if self._bar is not None:
-            self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+            self._bar.set_postfix_str(told, refresh=False)
             self._bar.update()
             if step == self._steps:
                 self._bar.close()
         elif self._shown and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self._write(line)
+            self._write(f"{self._name}: step {step} of {self._steps}, {told}")
 
     def evaluated(self, step: int, point: Mapping[str, Any], sample: str = "") -> None:
         """Show the scores of an evaluation, and a text that the model wrote. The entry point shows the last scores."""

@@ -89,7 +89,7 @@ def shape_of(name: str) -> Shape | None:
         return _shape_of(LLAMAS[base])
     if base in HUB_SHAPES:
         return HUB_SHAPES[base]
-    if Path(base).is_dir():
+    if base and Path(base).is_dir():
         return _shape_in(Path(base))
     if base.endswith(SUFFIX):
         gguf_file(base)

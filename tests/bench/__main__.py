@@ -37,6 +37,7 @@ from lossytp.training.gguf import gguf_file
 from lossytp.training.models import load_model
 from lossytp.training.record import write_atomically
 from lossytp.training.shapes import PRESETS
+from tests.bench.pretraining import pretraining_ratios
 
 GPT2_SMALL = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
 
@@ -277,6 +278,7 @@ def main(folder: Path) -> None:
         ),
         "step_llama": llama_step_ratio(rounds=15),
         "smollm2_evaluation": smollm2_evaluation_ratio(rounds=9),
+        "pretraining": pretraining_ratios(),
         "on_two_processes": on_two_processes(),
         "step_124M": training_step_ratios(GPT2_SMALL, batch=4, length=64, rounds=9, ways=DIRECT),
     }

@@ -61,7 +61,7 @@ def test_a_message_of_no_known_place_is_a_reduction_outside_all_layers():
             r"layers = \(0, 2, 5\) is not a range: give the first layer and the layer after the last",
         ),
         ({"layers": ()}, r"layers = \(\) is not a range"),
-        ({"layers": (-1, 2)}, "layers = -1 is not a whole number of at least 0: give one"),
+        ({"layers": (-1, 2)}, "layers = -1 is below 0: give 0 or more"),
     ],
 )
 def test_a_part_that_there_is_not_is_refused(what, message):

@@ -220,7 +220,7 @@ def test_an_error_of_independent_parts_is_a_mean_over_parts_and_of_equal_ones_a_
     [
         ({"algorithm": "rings"}, r"^algorithm = 'rings' is unknown: choose one of direct, ring"),
         ({"repair": "magic"}, r"^repair = 'magic' is unknown: choose one of zero, rescale"),
-        ({"ranks": 0}, r"^ranks = 0 is not a whole number of at least 1: give one"),
+        ({"ranks": 0}, r"^ranks = 0 is below 1: give 1 or more"),
         ({"loss_rate": 1.5}, r"^loss_rate = 1.5 is not in \[0, 1\]: give"),
         ({"coherence": 1.01}, r"^coherence = 1.01 is not in \(-0.3333, 1\]: .*give one inside$"),
         ({"coherence": -1 / 3}, r"^coherence = -0.33.* is not in \(-0.3333, 1\]"),

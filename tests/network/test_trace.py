@@ -214,7 +214,7 @@ def test_from_an_array_file(tmp_path, dtype):
     [
         ("a.txt", b"0 2", ["a.txt", "'2'", "neither 0 nor 1"]),
         ("a.txt", b"lost\n0\n1", ["a.txt", "neither 0 nor 1"]),
-        ("a.txt", b"", ["a.txt", "num_packets = 0", "at least 1"]),
+        ("a.txt", b"", ["a.txt", "num_packets = 0", "below 1"]),
         ("a.txt", b"\xff\x00", ["a.txt"]),
         ("a.npy", b"no array", ["a.npy"]),
         ("a.npy", b"", ["a.npy", "No data"]),
@@ -238,8 +238,8 @@ def test_a_missing_file_is_refused(path):
 @pytest.mark.parametrize(
     ("lost", "num_packets", "message"),
     [
-        ([], 0, "num_packets = 0 is not a whole number of at least 1: give one"),
-        ([3], 10.5, "num_packets = 10.5 is not a whole number of at least 1"),
+        ([], 0, "num_packets = 0 is below 1: give 1 or more"),
+        ([3], 10.5, "num_packets = 10.5 is not a whole number"),
         ([3, 1], 5, "rising"),
         ([1, 1], 5, "rising"),
         ([-1], 5, "rising"),
@@ -264,7 +264,7 @@ def test_impossible_traces_are_refused(lost, num_packets, message):
 
 @pytest.mark.parametrize("is_lost", [[0, 2], [[0, 1]], 1, [0.5], []])
 def test_indicators_are_zeros_and_ones(is_lost):
-    with pytest.raises(ValueError, match=r"zeros and ones|at least 1"):
+    with pytest.raises(ValueError, match=r"zeros and ones|below 1"):
         Trace.from_indicators(is_lost)
 
 

@@ -32,7 +32,7 @@ def test_a_trace_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("words", "message"),
     [
         (["--rate", "10000"], "120 Mbit/s, above max_mbits = 100: send slower, or raise max_mbits"),
-        (["--packet_bytes", "43"], "packet_bytes = 43 is not a whole number of at least 44"),
+        (["--packet_bytes", "43"], "packet_bytes = 43 is below 44"),
         (["--packets", "0"], "packets = 0 is below 1"),
         (["--port", "65536"], "port = 65536 is not below 65536"),
         (["--pakets", "1"], "pakets"),

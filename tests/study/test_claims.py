@@ -57,6 +57,9 @@ CONTRADICT = {
     "protection_ends_the_collapse": lambda r: set_in(
         r["real_model"], {"collapsed": 0.01}, repair="protect(0.01)", loss_rate=0.1
     ),
+    "random_protection_is_not_enough": lambda r: set_in(
+        r["real_model"], {"collapsed": 0.0}, repair="protect(0.01, 'random')", loss_rate=0.1
+    ),
     "single_packets_destroy_blocks": lambda r: r["strongest_packet"].update(least_rise=2.9),
     "forward_losses_hurt": lambda r: set_in(
         r["comparisons"]["04_where"], {"p_holm": 0.04}, task=SST2, arm="backward only"

@@ -6,7 +6,7 @@ import pytest
 
 from lossytp.study.comparisons import unlearned_trainings
 from lossytp.study.grid import Cell, Experiment
-from lossytp.study.records import complete_seeds, json_rows, read_experiment, tidy, with_lossless
+from lossytp.study.records import complete_seeds, joined, json_rows, read_experiment, tidy, with_lossless
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
 
@@ -53,6 +53,12 @@ def test_the_implementation_is_the_one_that_ran(record):
 
 def test_of_no_runs_there_are_none_without_losses():
     assert with_lossless(tidy([])).empty
+
+
+def test_an_experiment_without_runs_changes_no_other_ones_table(record):
+    table = tidy([record(loss_rate=0.1, seed=3, accuracy=0.5)])
+    both = joined({"done": table, "planned": tidy([])})
+    assert both.to_csv(index=False) == table.assign(experiment="done").to_csv(index=False)
 
 
 def test_copies_of_a_run_are_no_second_seed(record):

@@ -151,7 +151,7 @@ def test_a_massive_activation_stands_out(dense, blocks):
     [
         ({"module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
         ({"layer": 9}, "layers = 9 is above the model's last, 1"),
-        ({"packets": 0}, "packets = 0 is not a whole number of at least 1"),
+        ({"packets": 0}, "packets = 0 is below 1"),
         ({"settings": replace(SETTINGS, tensor_parallel_size=3)}, "tensor_parallel_size = 3 does not divide"),
     ],
 )

@@ -4,7 +4,6 @@ A fork server that has already imported everything starts them, so that starting
 """
 
 import copy
-import io
 import multiprocessing
 import os
 import signal
@@ -17,8 +16,10 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from lossytp.training import checkpoint
+from lossytp.training.checkpoint_folder import FOLDER
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
@@ -86,11 +87,11 @@ def _go(rank: int, folder: Path, values: dict[str, Any], variables: dict[str, An
 def _killed(where: str, at_step: int) -> Iterator[None]:
     """Kill this process at its `at_step`-th step ("step"), or at the next checkpoint.
 
-    At a checkpoint it dies while it writes its file ("file"), or on the first process before it replaces the marker
-    ("marker") or after that ("moved").
+    At a checkpoint it dies when it has written half its file ("file"), or on the first process before it writes the
+    marker ("marker"), renames the folder ("folder"), or deletes older checkpoints ("moved").
     """
-    forward_backward, save = Engine.forward_backward, torch.save
-    write_atomically = checkpoint.write_atomically
+    forward_backward, write_data = Engine.forward_backward, FileSystemWriter.write_data
+    write_atomically, sync_names = checkpoint.write_atomically, checkpoint.sync_names
     steps: list[int] = []
 
     def end() -> None:
@@ -102,27 +103,29 @@ def _killed(where: str, at_step: int) -> Iterator[None]:
             end()
         return forward_backward(engine, *arguments)
 
-    def half(state: Any, file: Any) -> None:
-        whole = io.BytesIO()
-        save(state, whole)
-        dying = where == "file" and len(steps) >= at_step
-        if dying:
+    def half(writer: FileSystemWriter, plan: Any, planner: Any) -> Any:
+        written = write_data(writer, plan, planner)
+        if where == "file" and len(steps) >= at_step:
             time.sleep(SECONDS_OTHERS_NEED)
-        file.write(whole.getvalue()[: len(whole.getvalue()) // 2 if dying else None])
-        file.flush()
-        if dying:
+            file = Path(writer.path) / written.value()[0].storage_data.relative_path
+            os.truncate(file, file.stat().st_size // 2)
             end()
+        return written
 
-    def move(path: Path, text: str) -> None:
+    def write(path: Path, text: str) -> None:
         if where == "marker" and len(steps) >= at_step:
             end()
         write_atomically(path, text)
-        if where == "moved" and len(steps) >= at_step:
+
+    def reach_disk(path: Path) -> None:
+        if where == ("moved" if path.name == FOLDER else "folder") and len(steps) >= at_step:
             end()
+        sync_names(path)
 
     with (
         patch.object(Engine, "forward_backward", step),
-        patch.object(torch, "save", half),
-        patch.object(checkpoint, "write_atomically", move),
+        patch.object(FileSystemWriter, "write_data", half),
+        patch.object(checkpoint, "write_atomically", write),
+        patch.object(checkpoint, "sync_names", reach_disk),
     ):
         yield

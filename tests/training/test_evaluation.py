@@ -12,7 +12,8 @@ from lossytp.training import evaluation
 from lossytp.training.command_line import parse
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.models import load_tokenizer
-from lossytp.training.pretraining.corpus import all_blocks, corpus
+from lossytp.training.pretraining.blocks import all_blocks
+from lossytp.training.pretraining.corpus import corpus
 from tests.training.tasks_of_all_kinds import OWN_STREAMS, TASKS, evaluate, rows, train
 
 

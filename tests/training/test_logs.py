@@ -70,7 +70,7 @@ def test_logs_are_written_only_if_asked_for_and_by_one_process(toy, tmp_path):
     run(toy(max_steps=1))
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["record.json"]
     other = logs.Logs(toy(tensorboard=True, output_dir=str(tmp_path / "other")), shown=False)
-    other.scalars(1, {"train/loss": 1.0})
+    other.write(1, {"train/loss": 1.0})
     other.close()
     assert not (tmp_path / "other").exists()
 

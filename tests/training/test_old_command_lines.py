@@ -88,6 +88,7 @@ PRETRAINING = {  # systems 3 and 4
         "implementation": "custom",
     },
     "--dataset shakespeare --gradient_clipping --eval_interval 50": {"dataset": "shakespeare", "eval_steps": 50},
+    "--tensor_parallel_size 4 --deferred_init": {"tensor_parallel_size": 4, "deferred_init": True},
     "--dataset openwebtext --batch_size 8": {"dataset": "openwebtext", "batch_size": 8},
     "--tensor_parallel_size 2 --data_parallel_size 2 --implementation pytorch --enable_loss_parallelism": {
         "tensor_parallel_size": 2,

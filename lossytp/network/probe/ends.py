@@ -1,6 +1,5 @@
-"""Define what both ends of a measurement share: constants, clocks, traces and the outcome."""
+"""Define what both ends of a measurement share: constants, traces and the outcome."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -39,19 +38,6 @@ class Measurement(NamedTuple):
             source=source,
         )
         return cls(trace, ended_early)
-
-
-def clock_name() -> str:
-    """Return a name of this machine's clock that all its processes and containers share; "" if it has none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def same_clock(theirs: object) -> bool:
-    """Return whether the other end, which sent this name, reads the same clock."""
-    return theirs != "" and theirs == clock_name()
 
 
 class Log(NamedTuple):

@@ -9,19 +9,9 @@ from typing import Any
 import numpy as np
 
 from lossytp.network.datagrams import address_of, flow_key, udp_socket
+from lossytp.network.probe.clocks import clock_name, same_clock
 from lossytp.network.probe.control import Control, Vanished, checked_counts
-from lossytp.network.probe.ends import (
-    BEAT_S,
-    LATE_S,
-    PATIENCE_S,
-    PORT,
-    PROTOCOL,
-    Log,
-    Measurement,
-    clock_name,
-    flow_traces,
-    same_clock,
-)
+from lossytp.network.probe.ends import BEAT_S, LATE_S, PATIENCE_S, PORT, PROTOCOL, Log, Measurement, flow_traces
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import MOST_COPIES, Receiver
 from lossytp.network.probe.sending import Route, Sender

@@ -57,7 +57,7 @@ def drops_by_arm(compared: pd.DataFrame) -> Figure:
 
 
 def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool = False) -> Figure:
-    """Draw each arm's drop in accuracy, with its 95 % interval, against columns of the table, one panel a column.
+    """Draw each arm's drop in accuracy, with its 95 % interval, against columns of the table, one panel per column.
 
     A line joins the loss rates of an arm with several; the axis is then logarithmic. Arms of one loss rate stand side
     by side.

@@ -12,7 +12,7 @@ GREYS = {"aspect": "auto", "cmap": "Greys", "vmin": 0, "interpolation": "nearest
 
 
 def lost_pieces(lacks: dict[str, dict[str, np.ndarray]]) -> Figure:
-    """Draw who lacks what: one row an algorithm, the reduce phase left, the gather phase right.
+    """Draw who lacks what: one row per algorithm, the reduce phase left, the gather phase right.
 
     Dark elements are missing: from a rank's contribution on the left, from the result on a rank on the right.
 
@@ -38,7 +38,7 @@ def lost_pieces(lacks: dict[str, dict[str, np.ndarray]]) -> Figure:
 
 
 def error_maps(errors: dict[tuple[str, str], np.ndarray]) -> Figure:
-    """Draw where a sum is wrong, and on which rank: one column an algorithm, one row a repair.
+    """Draw where a sum is wrong, and on which rank: one column per algorithm, one row per repair.
 
     Args:
         errors: by (algorithm, repair), from `errors_by_rank`; without the pairs that are impossible.

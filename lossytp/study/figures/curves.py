@@ -10,7 +10,7 @@ from lossytp.study.figures.style import COLUMN, MARKERS, band, loss_rate_axis, s
 
 
 def accuracy_against_loss(table: pd.DataFrame) -> Figure:
-    """Draw accuracy against loss rate, evaluated with losses (left) and without (right), one row a task.
+    """Draw accuracy against loss rate, evaluated with losses (left) and without (right), one row per task.
 
     Points are means over seeds, bands Student's 95 % intervals.
 
@@ -39,7 +39,7 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
 
 
 def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
-    """Draw accuracy against the loss rate in evaluation, one line a loss rate in training, one panel a task.
+    """Draw accuracy against the loss rate in evaluation, one line per loss rate in training, one panel per task.
 
     Points are means over seeds, bands Student's 95 % intervals.
 
@@ -82,7 +82,7 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
     """Draw how many times longer reliable steps take (lines), and how many times the steps losing needs (black).
 
     Losing wins where black lies below a line, retransmitting wins where it lies above.
-    There is one panel a transport, and one line for each product of bandwidth and round trip, which sets the price.
+    There is one panel per transport, and one line for each product of bandwidth and round trip, which sets the price.
 
     Args:
         price: from `break_even.price_of_reliability`.

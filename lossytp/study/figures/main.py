@@ -21,7 +21,7 @@ LABEL_GAP = 0.09  # of a panel's height, between two labels
 
 
 def fall_against_loss(table: pd.DataFrame) -> Figure:
-    """Draw the fall in accuracy against the loss rate, one panel a task, one labelled line an arm, a line at one point.
+    """Draw the fall in accuracy against the loss rate: one panel per task, one line per arm, and a line at one point.
 
     Points are means over seeds, paired with the lossless run of the seed; bands are Student's 95 % intervals. Dotted
     lines mark the loss budgets. Falls above `FARTHEST` points leave the panel.
@@ -57,7 +57,7 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
 
 
 def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
-    """Draw the fall against the expected squared error of a sum: all arms on one curve, one panel a task.
+    """Draw the fall against the expected squared error of a sum: all arms on one curve, one panel per task.
 
     Args:
         arms: from `analysis.law.law_arms`.
@@ -81,7 +81,7 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
 
 
 def cost_against_bytes(table: pd.DataFrame) -> Figure:
-    """Draw the fall at one loss rate against the bytes that are lost together, one line a task.
+    """Draw the fall at one loss rate against the bytes that are lost together, one line per task.
 
     Args:
         table: from `analysis.together.lost_together`.
@@ -101,7 +101,7 @@ def cost_against_bytes(table: pd.DataFrame) -> Figure:
 
 
 def delayed_or_lost(table: pd.DataFrame) -> Figure:
-    """Draw the fall against the length of training: one line a network, one panel a task, a line at one point.
+    """Draw the fall against the length of training: one line per network, one panel per task, a line at one point.
 
     Args:
         table: columns `task`, `network`, `max_steps`, `fall`, `low`, `high`.

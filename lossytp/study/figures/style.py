@@ -45,7 +45,7 @@ def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, number: in
 
     Args:
         ax: the panel.
-        runs: a row a run.
+        runs: one row per run.
         x: a column's name.
         y: a column's name.
         label: the curve's name in the legend.

@@ -42,7 +42,7 @@ def measure(
     and gives standard errors, which also hold for correlated losses.
 
     Returns:
-        One row a quantity, with columns quantity, measured, expected, standard_error.
+        One row per quantity, with columns quantity, measured, expected, standard_error.
 
     Raises:
         ValueError: if a stretch would not be longer than the longest lag.

@@ -17,7 +17,8 @@ from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.training.config import TrainConfig
 from lossytp.training.models import load_model, load_tokenizer
-from lossytp.training.pretraining.corpus import all_blocks, corpus
+from lossytp.training.pretraining.blocks import all_blocks
+from lossytp.training.pretraining.corpus import corpus
 
 
 class InferenceProbe:

@@ -94,9 +94,14 @@ class WatchingSettings(Settings):
     checkpoint_steps: Count | None = 200
     """Steps between checkpoints of the unfinished run; the same command resumes from the last one."""
     checkpoint_path: str | None = None
-    """A checkpoint to resume from, or a folder, whose newest checkpoint counts; if left out, output_dir's if any."""
+    """A checkpoint to resume from, or a folder, whose newest checkpoint counts; if left out, output_dir's if any. A new
+    or empty folder is where checkpoints are written. A .pth file of another program gives the weights alone."""
+    keep_checkpoints: Count = 1
+    """Keep so many checkpoints, the newest ones."""
     save_model: bool = False
     """Save the model with the best lossy evaluation and the last model, in the folders best and last."""
+    statistics: bool = False
+    """Write the numbers of each step and evaluation into output_dir/statistics.jsonl, while the run goes on."""
     tensorboard: bool = False
     """Write curves for TensorBoard into output_dir/tensorboard."""
     wandb: bool = False

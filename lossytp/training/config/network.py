@@ -70,7 +70,7 @@ class NetworkSettings(Settings):
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     transport: Literal["simulated", "udp"] = "simulated"
-    """udp really sends the packets, one rank a process; loss_type's losses come on top of the path's. Slow."""
+    """udp really sends the packets, one rank per process; loss_type's losses come on top of the path's. Slow."""
     seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
     """Seed of initial weights, data order, dropout and packet losses."""
 

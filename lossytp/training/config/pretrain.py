@@ -78,12 +78,14 @@ class PretrainConfig(RunSettings, TextSettings):
     """Decoupled weight decay, of matrices only."""
     gradient_clipping: Positive | None = 1.0
     """Largest norm of all gradients together; None for no limit."""
-    eval_samples: Count | None = 512
-    """Held-out blocks to validate on during the run; at its end, all."""
+    eval_samples: Count | None = None
+    """Held-out blocks to validate on; if left out, 512 during the run, and all at its end."""
     eval_steps: Count | None = 500
     """Steps between validations, each with a text sample."""
     checkpoint_steps: Count | None = 500
     """Steps between checkpoints; the same command resumes from the last one."""
+    statistics: bool = True
+    """Write the numbers of each step and evaluation into output_dir/statistics.jsonl, while the run goes on."""
     prompt: str = "The"
     """A text that the model continues at each validation."""
     save_model: bool = True
@@ -100,6 +102,8 @@ class PretrainConfig(RunSettings, TextSettings):
             raise ValueError(
                 f"dataset = {self.dataset!r} and data_glob = {self.data_glob!r} both name the text: leave one out"
             )
+        if not self.prompt:
+            raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
         self._check_tokens()
         if self.block_size < 2:
             raise ValueError(f"block_size = {self.block_size} leaves no token to predict: give 2 or more")

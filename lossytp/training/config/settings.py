@@ -38,8 +38,10 @@ class Settings:
     neutral: ClassVar[tuple[str, ...]] = (
         "output_dir",
         "checkpoint_path",
+        "keep_checkpoints",
         "task_folder",
         "checkpoint_steps",
+        "statistics",
         "tensorboard",
         "wandb",
     )

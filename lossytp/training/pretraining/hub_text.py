@@ -4,7 +4,8 @@ from pathlib import Path
 
 from lossytp.network.checks import check_known
 from lossytp.training.files import first_line
-from lossytp.training.tasks.sources import DATA_VARIABLE, EXPORT, Source, hub_or_its_cache
+from lossytp.training.hub import hub_or_its_cache
+from lossytp.training.tasks.sources import DATA_VARIABLE, EXPORT, Source
 
 TEXTS = {"shakespeare": "karpathy/tiny_shakespeare", "openwebtext": "Skylion007/openwebtext"}
 ENDINGS = (".parquet", ".txt")

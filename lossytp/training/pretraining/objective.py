@@ -18,7 +18,7 @@ from lossytp.training.config import PretrainConfig
 from lossytp.training.models import build_language_model
 from lossytp.training.objective import Objective
 from lossytp.training.own_files import claim_files
-from lossytp.training.pretraining.corpus import PackedBlocks, all_blocks
+from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks
 from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.text import text_sha256, tokenizer_for, training_text, validation_text
 from lossytp.training.pretraining.trigram import trigram_perplexity
@@ -46,6 +46,8 @@ class Pretraining(Objective[PretrainConfig]):
 
     def __init__(self, config: PretrainConfig) -> None:
         super().__init__(config)
+        for text in (training_text(config), validation_text(config)):
+            text.check()
         self.sha256 = text_sha256(config)
         self.tokenizer = tokenizer_for(config, self.sha256)
         self.blocks = PackedBlocks(
@@ -55,7 +57,8 @@ class Pretraining(Objective[PretrainConfig]):
             seed=config.seed,
             streaming=config.streaming,
         )
-        self.validation = all_blocks(validation_text(config), self.tokenizer, block_size=config.block_size)
+        held_out = all_blocks(validation_text(config), self.tokenizer, block_size=config.block_size)
+        self.validation = held_out[: config.eval_samples]
 
     @staticmethod
     def data_sha256(config: PretrainConfig) -> str:
@@ -67,9 +70,19 @@ class Pretraining(Objective[PretrainConfig]):
             claim_files(Path(config.output_dir), FILES)
 
     def dense_model(self) -> "PreTrainedModel":
-        dense = deferred(self._build) if self.config.deferred_init else self._build()
+        dense: Any = deferred(self._build) if self.config.deferred_init else self._build()
+        length, positions = len(self._prompt()["input_ids"][0]), dense.config.max_position_embeddings
+        if length >= positions:
+            raise ValueError(
+                f"prompt has {length} tokens, which leave none of {self.config.model_name}'s {positions} positions "
+                "free: give a shorter one"
+            )
         self._parameters = dense.num_parameters()
         return dense
+
+    def _prompt(self) -> Any:
+        """Return the prompt as token ids (1, tokens), with their attention mask."""
+        return self.tokenizer([self.config.prompt], return_tensors="pt")
 
     def _build(self) -> "PreTrainedModel":
         config = self.config
@@ -92,7 +105,7 @@ class Pretraining(Objective[PretrainConfig]):
 
     def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
         config = self.config
-        blocks = self.validation[: config.eval_samples or (None if last else VALIDATION_BLOCKS)]
+        blocks = self.validation if last or config.eval_samples else self.validation[:VALIDATION_BLOCKS]
         parts = blocks.split(config.microbatch_size * config.data_parallel_size)
         return [{"cross_entropy": each} for each in engine.cross_entropies(map(_batch, parts))]
 
@@ -111,15 +124,12 @@ class Pretraining(Objective[PretrainConfig]):
         if self.config.save_model:
             save_in_bfloat16(engine, self._build(), Path(self.config.output_dir), self.tokenizer)
 
-    def position(self) -> str:
-        at = self.blocks.position
-        return f"pass {at.epoch}, file {at.shard}, document {at.row}"
+    def position(self) -> dict[str, int]:
+        return dict(zip(("pass", "file", "document"), self.blocks.position, strict=True))
 
     def sample(self, engine: "Engine") -> str:
-        prompt = self.tokenizer([self.config.prompt], return_tensors="pt")
+        prompt = self._prompt()
         room = engine.shape.max_position_embeddings - prompt["input_ids"].shape[1]
-        if room < 1:
-            return ""
         with torch.random.fork_rng(), engine.network.reliable():
             torch.manual_seed(self.config.seed)
             ids = engine.generate(

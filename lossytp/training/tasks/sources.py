@@ -5,10 +5,7 @@ import hashlib
 import os
 import re
 import sys
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -17,6 +14,7 @@ import numpy as np
 
 from lossytp.network.streams import Stream
 from lossytp.training.files import NO_ROOM, os_error, saving
+from lossytp.training.hub import hub_or_its_cache, is_offline
 from lossytp.training.tasks.cache import cache_folder
 
 if TYPE_CHECKING:  # it takes seconds to import, and naming a task should take none
@@ -24,8 +22,6 @@ if TYPE_CHECKING:  # it takes seconds to import, and naming a task should take n
 
 DATA_VARIABLE = "LOSSYTP_DATA"
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-HUB_TIMEOUT_S = 4.0
-ASK_HUB_AGAIN_AFTER_S = 60.0
 EXPORT = "refs/convert/parquet"  # the hub's own parquet copy of every data set, even of those that are scripts
 Split = Literal["train", "test"]
 Row = Mapping[str, Any]
@@ -108,7 +104,7 @@ class Source:
         import datasets
 
         _quiet()
-        silence = "HF_HUB_OFFLINE forbids asking: set it to 0" if _is_offline() else "which does not answer"
+        silence = "HF_HUB_OFFLINE forbids asking: set it to 0" if is_offline() else "which does not answer"
         with hub_or_its_cache() as answers:
             try:
                 try:
@@ -263,59 +259,3 @@ def _quiet() -> None:
 
         datasets.disable_progress_bars()
         disable_progress_bars()
-
-
-@contextmanager
-def hub_or_its_cache() -> Iterator[bool]:
-    """Go offline within the block if the hub does not answer; yield whether it answers.
-
-    Online, the hub's client would try for half a minute before it reads its cache.
-    """
-    import datasets
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    answers = not _is_offline() and hub_answers()
-    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = not answers
-    try:
-        yield answers
-    finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-
-
-def _is_offline() -> bool:
-    import datasets
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE)
-
-
-def hub_answers() -> bool:
-    """Return whether the hub answers. Ask it at most once a minute."""
-    if _HUB.answers is None or time.monotonic() - _HUB.asked_at_s > ASK_HUB_AGAIN_AFTER_S:
-        _HUB.answers, _HUB.asked_at_s = _ask_hub(), time.monotonic()
-    return _HUB.answers
-
-
-@dataclass
-class _Hub:
-    answers: bool | None = None  # None until asked
-    asked_at_s: float = 0.0
-
-
-_HUB = _Hub()
-
-
-def _ask_hub() -> bool:
-    from huggingface_hub import constants, get_session
-
-    answers: list[int] = []
-
-    def ask() -> None:
-        with suppress(Exception):  # any client's error: refused, timed out, or a proxy's
-            answers.append(get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT_S).status_code)
-
-    asking = threading.Thread(target=ask, daemon=True)  # waiting for a silent name server has no time limit
-    asking.start()
-    asking.join(HUB_TIMEOUT_S)
-    return bool(answers)

@@ -9,8 +9,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from lossytp.network import datagrams
+from lossytp.network.probe.clocks import clock_name
 from lossytp.network.probe.control import Control
-from lossytp.network.probe.ends import PROTOCOL, Measurement, clock_name
+from lossytp.network.probe.ends import PROTOCOL, Measurement
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.serve import serve
 

@@ -67,9 +67,9 @@ def test_windows_cover_a_loss_and_its_repair_but_not_two():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"itemsize": 0}, "itemsize = 0 is not a whole number of at least 1: give one"),
-        ({"ranks": "4"}, "ranks = '4' is not a whole number of at least 1: give one"),
-        ({"seed": None}, "seed = None is not a whole number of at least 0: give one"),
+        ({"itemsize": 0}, "itemsize = 0 is below 1: give 1 or more"),
+        ({"ranks": "4"}, "ranks = '4' is not a whole number: give one, 1 or more"),
+        ({"seed": None}, "seed = None is not a whole number: give one, 0 or more"),
         ({"bandwidths_gbits": [10, 0]}, "bandwidths_gbits = 0 is not a finite number above 0: give a number of Gbit/s"),
         ({"bandwidths_gbits": []}, "bandwidths_gbits = [] is not a list of at least one value: give one"),
         ({"round_trips_us": []}, "round_trips_us = [] is not a list of at least one value: give one"),

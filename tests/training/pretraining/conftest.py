@@ -1,4 +1,4 @@
-"""Provide short pretraining of a tiny model on a few hundred made-up documents."""
+"""Provide made-up documents, and short pretraining of a tiny model on a few hundred others."""
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -6,7 +6,8 @@ import pytest
 
 from lossytp.training import models, progress
 from lossytp.training.config import PretrainConfig
-from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import blocks, corpus
+from tests.training.pretraining.documents import document, write
 from tests.training.pretraining.tiny_runs import NUMBERS, STEPS, TINY
 
 
@@ -15,7 +16,7 @@ def pretrain(tmp_path, monkeypatch):
     """Return a function that makes the configuration of a short run in the output folder `folder`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(models.PRESETS, "gpt2-nano", TINY)
-    monkeypatch.setattr(corpora, "SHUFFLED_BLOCKS", 30)
+    monkeypatch.setattr(blocks, "SHUFFLED_BLOCKS", 30)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     data = tmp_path / "data"
     data.mkdir()
@@ -40,3 +41,13 @@ def pretrain(tmp_path, monkeypatch):
         return PretrainConfig(**{**defaults, **values})
 
     return config
+
+
+@pytest.fixture
+def documents(tmp_path, monkeypatch):
+    """Return a folder of 40 documents in two parquet files and one in a text file; 5 are read at once."""
+    monkeypatch.setattr(corpus, "DOCUMENTS_AT_ONCE", 5)
+    write(tmp_path / "a-0.parquet", [document(i) for i in range(23)])
+    write(tmp_path / "a-1.parquet", [document(i) if i != 30 else None for i in range(23, 40)])
+    (tmp_path / "b.txt").write_text("läst\n", encoding="utf-8")
+    return tmp_path

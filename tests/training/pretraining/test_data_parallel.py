@@ -7,7 +7,7 @@ import pytest
 from lossytp.training import models
 from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import run
-from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import blocks
 from tests.training.pretraining.tiny_runs import TINY, assert_same, losses, stopped, weights
 
 STEPS = 30
@@ -15,7 +15,7 @@ STEPS = 30
 
 def on_rank_train(values, stop_at=None):
     """Run on this process, one of several, and interrupt it before a step, if one is given."""
-    with patch.dict(models.PRESETS, {"gpt2-nano": TINY}), patch.object(corpora, "SHUFFLED_BLOCKS", 30):
+    with patch.dict(models.PRESETS, {"gpt2-nano": TINY}), patch.object(blocks, "SHUFFLED_BLOCKS", 30):
         config = PretrainConfig(**values)
         return run(config) if stop_at is None else stopped(config, stop_at)
 

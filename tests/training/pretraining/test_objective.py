@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lossytp.training import loop, models
+from lossytp.training.engine import Engine
 from lossytp.training.loop import run
-from lossytp.training.pretraining.corpus import all_blocks
+from lossytp.training.pretraining import objective
+from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.text import validation_text
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses
 
@@ -42,6 +45,61 @@ def test_it_learns_and_writes_its_record(pretrain, capfd):
     assert 1 < data["trigram_perplexity"] < 100
     assert data["passes"] in (3, 4)  # the last pass has only begun
     assert data["real_token_share"] == 1
+
+
+def test_numbers_position_and_samples_are_written_while_it_runs(pretrain):
+    config = pretrain(total_steps=4, eval_steps=2, prompt="four")
+    run(config)
+    lines = [json.loads(line) for line in (Path(config.output_dir) / "statistics.jsonl").read_text().splitlines()]
+    assert [(line["step"], "train/loss" in line) for line in lines] == [
+        *((1, True), (2, True), (2, False)),
+        *((3, True), (4, True), (4, False)),
+    ]
+    assert lines[3]["train/tokens"] == 3 * 8 * 16
+    assert {"train/pass", "train/file", "train/document", "train/waiting_seconds"} <= lines[0].keys()
+    assert all(line["eval/sample"].startswith("four") for line in lines if "train/loss" not in line)
+    quiet = pretrain("quiet", total_steps=2, statistics=False)
+    run(quiet)
+    assert not (Path(quiet.output_dir) / "statistics.jsonl").exists()
+
+
+def test_tensorboard_has_a_pretraining_runs_numbers_and_samples(pretrain):
+    config = pretrain(total_steps=4, eval_steps=2, tensorboard=True)
+    run(config)
+    board = EventAccumulator(str(Path(config.output_dir) / "tensorboard"))
+    board.Reload()
+    for name in ("train/loss", "train/tokens_per_second", "train/gradient_norm", "train/learning_rate", "train/tokens"):
+        assert [event.step for event in board.Scalars(name)] == [1, 2, 3, 4]
+    assert [event.step for event in board.Scalars("eval/cross_entropy_clean")] == [2, 4]
+    assert "eval/sample/text_summary" in board.Tags()["tensors"]
+
+
+def test_it_validates_on_part_of_the_held_out_blocks_and_at_its_end_on_all(pretrain, monkeypatch):
+    validated = []
+    entropies = Engine.cross_entropies
+
+    def counted(self, batches):
+        batches = list(batches)
+        validated.append(sum(len(batch["labels"]) for batch in batches))
+        return entropies(self, batches)
+
+    monkeypatch.setattr(Engine, "cross_entropies", counted)
+    monkeypatch.setattr(objective, "VALIDATION_BLOCKS", 2)
+    record = run(pretrain(total_steps=2, eval_steps=1))
+    during, at_end = validated
+    assert (during, 16 * at_end) == (2, record["data"]["validation_tokens"])
+    assert at_end > 3
+    record = run(pretrain("some", total_steps=2, eval_steps=1, eval_samples=3))
+    assert validated[2:] == [3, 3]
+    assert record["data"]["validation_tokens"] == 3 * 16
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_the_first_step(pretrain, monkeypatch):
+    monkeypatch.setattr(loop._Run, "record", None)  # fails if it trains
+    with pytest.raises(ValueError, match=r"^prompt has \d+ tokens, which leave none of gpt2-nano's 64 positions free"):
+        run(pretrain(prompt="four " * 64))
+    with pytest.raises(ValueError, match="prompt = '' has no token to continue: give a word, or leave it out"):
+        pretrain(prompt="")
 
 
 def test_it_begins_as_the_edition_that_trained_the_base_models(pretrain, monkeypatch):

@@ -9,7 +9,7 @@ from lossytp.parallel.replicas import local
 from lossytp.training import models
 from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import _Run, run
-from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import blocks
 from tests.training.pretraining.tiny_runs import NUMBERS, TINY, losses
 
 LLAMA = {
@@ -47,7 +47,7 @@ def pretrained(folder, values):
         patch.dict(os.environ, XDG_CACHE_HOME=str(folder / "cache")),
         patch.dict(models.PRESETS, {"gpt2-nano": {**TINY, "n_layer": 2, "n_head": 4}}),
         patch.dict(models.LLAMAS, {"llama-nano": LLAMA}),
-        patch.object(corpora, "SHUFFLED_BLOCKS", 30),
+        patch.object(blocks, "SHUFFLED_BLOCKS", 30),
         patch.object(_Run, "record", recorded),
     ):
         text, output = str(folder / "text.txt"), str(folder / name)

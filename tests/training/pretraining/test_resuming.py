@@ -1,6 +1,5 @@
 """Test that pretraining stopped or killed anywhere, and resumed, equals an unbroken one."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -11,18 +10,20 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from lossytp.training import loop, models
 from lossytp.training.config import PretrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
-from lossytp.training.pretraining import corpus as corpora
+from lossytp.training.pretraining import blocks
+from tests.training.checkpoint_contents import rewrite
 from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same, losses, stopped
 
 
 def kept(config):
-    """Return the file that names a run's last checkpoint."""
-    return Path(config.output_dir) / "checkpoint" / "step.json"
+    """Return the steps of a run's checkpoints."""
+    return sorted(int(path.name.removeprefix("step-")) for path in Path(config.output_dir).glob("checkpoint/step-*"))
 
 
 @pytest.mark.parametrize("at_step", [2, 4, STEPS])
@@ -30,7 +31,7 @@ def kept(config):
 def test_a_run_stopped_before_any_step_and_resumed_equals_an_unbroken_one(pretrain, at_step, values):
     unbroken, broken = pretrain("unbroken", **values), pretrain("broken", **values)
     stopped(broken, at_step)
-    assert kept(broken).exists() == (at_step > 3)
+    assert kept(broken) == ([] if at_step <= 3 else [3] if at_step <= 6 else [6])
     assert_same(broken, run(broken), unbroken, run(unbroken))
 
 
@@ -44,13 +45,13 @@ def test_a_run_killed_and_resumed_equals_an_unbroken_one(pretrain):
         process.start()
         process.join(200)
         assert process.exitcode == -signal.SIGKILL
-        assert json.loads(kept(broken).read_text())["step"] == after
+        assert kept(broken) == [after]
     assert_same(broken, run(broken), unbroken, run(unbroken))
 
 
 def _killed(values, where, at_step):
     torch.set_num_threads(1)
-    step, save = Engine.forward_backward, torch.save
+    step, write_data = Engine.forward_backward, FileSystemWriter.write_data
     steps = []
 
     def end(*_):
@@ -63,40 +64,22 @@ def _killed(values, where, at_step):
             end()
         return loss
 
-    def half(state, file):
-        save(state, file)
+    def half(writer, plan, planner):
+        written = write_data(writer, plan, planner)
         if where == "save" and len(steps) == at_step:
-            file.flush()
-            os.truncate(file.name, file.tell() // 2)
+            file = Path(writer.path) / written.value()[0].storage_data.relative_path
+            os.truncate(file, file.stat().st_size // 2)
             end()
+        return written
 
     with (
         patch.dict(models.PRESETS, {"gpt2-nano": TINY}),
-        patch.object(corpora, "SHUFFLED_BLOCKS", 30),
+        patch.object(blocks, "SHUFFLED_BLOCKS", 30),
         patch.object(Engine, "forward_backward", stepped),
-        patch.object(torch, "save", half),
+        patch.object(FileSystemWriter, "write_data", half),
         patch.object(loop, "write_record", end if where == "record" else loop.write_record),
     ):
         run(PretrainConfig(**values))
-
-
-def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
-    unbroken = pretrain("unbroken")
-    expected = run(unbroken)
-    stopped(pretrain("older"), 4)
-    stopped(pretrain("both/newer"), 7)
-    oldest = tmp_path / "both" / "oldest" / "step.json"
-    oldest.parent.mkdir()
-    oldest.write_text("{}")
-    os.utime(oldest, (0, 0))
-    for name, path, step in (("from file", kept(pretrain("older")), 3), ("from folder", tmp_path / "both", 6)):
-        config = pretrain(name, checkpoint_path=str(path))
-        record = run(config)
-        assert record["timing"]["resumed_behind_steps"] == [step]
-        assert_same(config, record, unbroken, expected)
-    for path, message in (("none", "does not exist: leave it out"), ("data", r"has no step\.json below it: leave")):
-        with pytest.raises(ValueError, match=rf"checkpoint_path = .*{path}' {message}"):
-            run(pretrain("other", checkpoint_path=str(tmp_path / path)))
 
 
 def test_a_finished_run_goes_on_for_more_steps_but_not_for_fewer(pretrain, monkeypatch):
@@ -136,7 +119,7 @@ def test_text_that_has_changed_is_refused(pretrain):
     change_text(finished)
     with pytest.raises(ValueError, match=r"the data of .*parquet has changed since .*record\.json was written: put"):
         run(finished)
-    with pytest.raises(ValueError, match=r"the data of .*parquet has changed since .*checkpoint was written: put"):
+    with pytest.raises(ValueError, match=r"the data of .*parquet has changed since .*step-3 was written: put"):
         run(broken)
     for name in "01":
         Path(finished.data_glob.replace("*", name)).unlink()
@@ -160,10 +143,9 @@ def test_a_users_files_are_refused_before_the_first_step_and_stay(pretrain, monk
 def test_a_position_of_another_text_is_one_line(pretrain):
     config = pretrain()
     stopped(config, 5)
-    file = kept(config).parent / "step-3.rank-0.pt"
-    state = torch.load(file, weights_only=True)
+    folder = Path(config.output_dir) / "checkpoint" / "step-3"
     for position in ({"start": 3}, {}, None):
-        torch.save({**state, "position": position}, file)
-        with pytest.raises(ValueError, match=r"^.*checkpoint: .*: delete it to start over$") as error:
+        rewrite(folder, lambda tensors, state, position=position: (tensors, {**state, "position": position}))
+        with pytest.raises(ValueError, match=r"^.*step-3 does not belong .*: delete it to start over$") as error:
             run(config)
         assert "\n" not in str(error.value)

@@ -8,7 +8,7 @@ import datasets
 import huggingface_hub
 import pytest
 
-from lossytp.training.tasks import sources
+from lossytp.training import hub
 from lossytp.training.tasks.sources import Files, Source, Table
 from tests.training.own_tasks import write_rows
 
@@ -31,7 +31,7 @@ def hub_at(address, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", address)
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", address)
-    monkeypatch.setattr(sources, "_HUB", sources._Hub())
+    monkeypatch.setattr(hub, "_HUB", hub._Hub())
 
 
 def write(file: Path, rows=ROWS) -> Path:
@@ -148,16 +148,6 @@ def test_a_hub_that_is_silent_is_asked_once(folder, monkeypatch):
     assert len(asked) == 1
 
 
-def test_a_hub_is_asked_again_a_minute_after_its_last_answer(monkeypatch):
-    now, asked = [59.9], []
-    monkeypatch.setattr(sources, "_HUB", sources._Hub())
-    monkeypatch.setattr(sources, "_ask_hub", lambda: bool(asked.append(now[0])))
-    monkeypatch.setattr(sources.time, "monotonic", lambda: now[0])
-    for now[0] in (59.9, 60.1, 119.8, 120.0, 150.0):
-        assert not sources.hub_answers()
-    assert asked == [59.9, 120.0]
-
-
 def test_a_copy_without_the_split_is_an_error(folder):
     write(folder / "some/words/train.csv")
     with pytest.raises(
@@ -193,7 +183,7 @@ def test_a_repository_with_a_script_is_read_from_the_hubs_own_export(folder, mon
         return datasets.Dataset.from_list(ROWS)
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr(sources, "_ask_hub", lambda: True)
+    monkeypatch.setattr(hub, "_ask_hub", lambda: True)
     source = Source(path="some/words", name="plain")
     assert len(source.rows("test")) == 6
     assert calls[1] == {"data_dir": "plain", "split": "validation", "revision": "refs/convert/parquet"}

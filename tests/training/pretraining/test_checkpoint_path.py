@@ -1,0 +1,121 @@
+"""Test which checkpoint a run resumes from, and where it writes its own."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from lossytp.training.checkpoint_folder import MARKER, number_of, steps_in
+from lossytp.training.loop import run
+from lossytp.training.models import build_language_model
+from lossytp.training.pretraining.text import text_sha256, tokenizer_for
+from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, stopped
+
+
+def steps(folder: Path) -> list[int]:
+    return [number_of(path) for path in steps_in(folder)]
+
+
+def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
+    unbroken = pretrain("unbroken")
+    expected = run(unbroken)
+    stopped(pretrain("older"), 4)
+    stopped(pretrain("both/newer"), 7)
+    oldest = tmp_path / "both" / "oldest" / "step-99" / MARKER
+    oldest.parent.mkdir(parents=True)
+    oldest.write_text("{}")
+    os.utime(oldest, (0, 0))
+    file = tmp_path / "older" / "checkpoint" / "step-3" / MARKER
+    for name, path, step in (("from file", file, 3), ("from folder", tmp_path / "both", 6)):
+        config = pretrain(name, checkpoint_path=str(path))
+        record = run(config)
+        assert record["timing"]["resumed_behind_steps"] == [step]
+        assert_same(config, record, unbroken, expected)
+    for path, message in (
+        ("gone.pth", "does not exist: leave it out"),
+        ("data", r"has no checkpoint\.json below it, and is no .pth file: leave"),
+        ("data/train-0.parquet", r"has no checkpoint\.json below it, and is no .pth file: leave"),
+    ):
+        with pytest.raises(ValueError, match=rf"checkpoint_path = .*{path}' {message}"):
+            run(pretrain("other", checkpoint_path=str(tmp_path / path)))
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_new_folder_is_where_checkpoints_are_written_and_resumed_from(pretrain, tmp_path, exists):
+    unbroken, folder = pretrain("unbroken"), tmp_path / "checkpoints"
+    if exists:
+        folder.mkdir()
+    config = pretrain("broken", checkpoint_path=str(folder))
+    stopped(config, 5)
+    assert steps(folder) == [3]
+    record = run(config)
+    assert record["timing"]["resumed_behind_steps"] == [3]
+    assert steps(folder) == [STEPS]
+    assert not (tmp_path / "broken" / "checkpoint").exists()
+    assert_same(config, record, unbroken, run(unbroken))
+
+
+def test_another_runs_folder_is_read_and_not_written(pretrain, tmp_path):
+    stopped(pretrain("first"), 5)
+    folder = tmp_path / "first" / "checkpoint"
+    config = pretrain("second", checkpoint_path=str(folder))
+    stopped(config, 8)
+    assert (steps(folder), steps(tmp_path / "second" / "checkpoint")) == ([3], [6])
+    assert run(config)["timing"]["resumed_behind_steps"] == [3, 6], "it has gone on since"
+    assert steps(folder) == [3]
+
+
+def test_as_many_checkpoints_are_kept_as_asked_and_an_earlier_one_can_be_named(pretrain, tmp_path):
+    values = {"checkpoint_steps": 1, "keep_checkpoints": 3}
+    stopped(pretrain("run", **values), 6)
+    folder = tmp_path / "run" / "checkpoint"
+    assert steps(folder) == [3, 4, 5]
+    config = pretrain("run", checkpoint_path=str(folder / "step-4"), **values)
+    stopped(config, 6)
+    assert steps(folder) == [3, 4, 5]
+    assert run(config)["timing"]["resumed_behind_steps"] == [4]
+    assert steps(folder) == [6, 7, 8]
+
+
+def dense_weights(config, seed):
+    """Return the weights of a model of this configuration, with another seed."""
+    tokenizer = tokenizer_for(config, text_sha256(config))
+    return build_language_model(
+        config.model_name, tokenizer, positions=config.block_size, dropout=0.0, seed=seed
+    ).state_dict()
+
+
+@pytest.mark.parametrize("values", [{}, {"tensor_parallel_size": 2}], ids=str)
+@pytest.mark.parametrize("entry", [None, "model_state_dict"])
+def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values, entry):
+    config = pretrain("new", checkpoint_path=str(tmp_path / "old"), **values)
+    weights = {f"module.{name}": tensor for name, tensor in dense_weights(config, 5).items()}
+    (tmp_path / "old").mkdir()
+    torch.save({}, tmp_path / "old" / "step_100.pth")
+    os.utime(tmp_path / "old" / "step_100.pth", (0, 0))
+    torch.save(weights if entry is None else {"step": 300, entry: weights}, tmp_path / "old" / "step_300.pth")
+    stopped(config, 5)
+    record, other = run(config), run(pretrain("other", seed=5, **values))
+    assert record["first_weights"]["file"] == "step_300.pth", "it is known after resuming, too"
+    assert losses(record)[0] != losses(other)[0], "other batches"
+    assert steps(tmp_path / "new" / "checkpoint") == [STEPS]
+    again = run(pretrain("again", checkpoint_path=str(tmp_path / "old" / "step_300.pth"), **values))
+    assert losses(again) == losses(record)
+    assert losses(record) != losses(run(pretrain("fresh", **values)))
+
+
+def test_weights_that_do_not_fit_are_one_line(pretrain, tmp_path):
+    config = pretrain("new", checkpoint_path=str(tmp_path / "w.pth"))
+    weights = dense_weights(config, 5)
+    name = "transformer.wpe.weight"
+    for content, message in (
+        ({key: weights[key] for key in weights if key != name}, rf"lacks {name}: give the weights of the same model"),
+        ({**weights, name: torch.zeros(3, 16)}, rf"has {name} of shape \(3, 16\), and the model has \(64, 16\): give"),
+        ({"step": 3}, "has no weights, nor under model, model_state_dict"),
+        (print, r"cannot be read as tensors alone \(.*\): give another checkpoint_path"),
+    ):
+        torch.save(content, tmp_path / "w.pth")
+        with pytest.raises(ValueError, match=rf"^{tmp_path}/w.pth {message}") as error:
+            run(config)
+        assert "\n" not in str(error.value)

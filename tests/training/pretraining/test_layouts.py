@@ -1,0 +1,160 @@
+"""Test that a run goes on at another layout: with the very batches, weights and moments, and the links of both."""
+
+import json
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from lossytp.training import models
+from lossytp.training.config import PretrainConfig
+from lossytp.training.loop import _Run, run
+from lossytp.training.pretraining import blocks
+from lossytp.training.pretraining.objective import Pretraining
+from tests.training.checkpoint_contents import contents
+from tests.training.pretraining.tiny_runs import STEPS, TINY, losses, stopped
+
+TP, DDP = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
+FSDP = {**DDP, "data_parallel_type": "fsdp"}
+LAYOUTS = {
+    "one": (1, {}),
+    "virtual 2": (1, TP),
+    "virtual 4": (1, {"tensor_parallel_size": 4}),
+    "tp": (2, TP),
+    "tp 4 on 2": (2, {"tensor_parallel_size": 4}),
+    "tp, vocabulary": (2, {**TP, "enable_loss_parallelism": True}),
+    "ddp": (2, DDP),
+    "fsdp": (2, FSDP),
+    "own fsdp": (2, {**FSDP, "implementation": "custom"}),
+    "tp x fsdp": (4, TP | FSDP),
+    "tp x own fsdp": (4, {**TP, **FSDP, "implementation": "custom"}),
+    "ddp 4": (4, {"data_parallel_size": 4}),
+}
+MOVES = [
+    ("one", "tp"),
+    ("tp", "one"),
+    ("tp", "tp 4 on 2"),
+    ("tp, vocabulary", "virtual 4"),
+    ("ddp", "one"),
+    ("one", "own fsdp"),
+    ("own fsdp", "fsdp"),
+    ("fsdp", "tp x own fsdp"),
+    ("tp x fsdp", "virtual 2"),
+    ("ddp", "ddp 4"),
+]
+
+
+def on_rank(values, stop_at=None):
+    """Run on this process; return the record, and the batches and tensors from the first step on."""
+    step, batch, batches, held = _Run._timed_step, Pretraining.batch, [], {}
+
+    def first_step(self, number, given):
+        if not held:
+            pieces = self._training_state().tensors()
+            held.update(
+                {name: [piece._replace(view=piece.view.clone()) for piece in each] for name, each in pieces.items()}
+            )
+        return step(self, number, given)
+
+    def next_batch(self):
+        batches.append(batch(self)["input_ids"].clone())
+        return {"input_ids": batches[-1], "labels": batches[-1]}
+
+    with (
+        patch.dict(models.PRESETS, {"gpt2-nano": {**TINY, "n_layer": 2, "n_head": 4}}),
+        patch.object(blocks, "SHUFFLED_BLOCKS", 30),
+    ):
+        config = PretrainConfig(**values)
+        if stop_at is not None:
+            return stopped(config, stop_at)
+        with patch.object(_Run, "_timed_step", first_step), patch.object(Pretraining, "batch", next_batch):
+            return run(config), batches, held
+
+
+@pytest.fixture
+def at(processes):
+    """Return a function that runs at a layout, and returns what each process has."""
+
+    def start(layout, config, stop_at=None):
+        number, values = LAYOUTS[layout]
+        values = {**config.as_dict(), "save_model": False, **values}
+        return [on_rank(values, stop_at)] if number == 1 else processes(number, on_rank, values, stop_at)
+
+    return start
+
+
+def put_together(everyones):
+    tensors = {}
+    for held in everyones:
+        for name, pieces in held.items():
+            for shape, start, view in pieces:
+                tensor = tensors.setdefault(name, torch.full(shape, torch.nan))
+                tensor[tuple(slice(first, first + size) for first, size in zip(start, view.shape, strict=True))] = view
+    return tensors
+
+
+@pytest.mark.parametrize(("before", "after"), MOVES)
+def test_a_run_goes_on_at_another_layout(pretrain, at, capsys, before, after):
+    unbroken, batches, _ = at("one", pretrain("unbroken"))[0]
+    config = pretrain("broken")
+    at(before, config, stop_at=5)
+    kept = contents(Path(config.output_dir) / "checkpoint" / "step-3")
+    found = at(after, config)
+    for record, seen, _ in found:
+        assert all(
+            torch.equal(one, other) for one, other in zip(seen[-STEPS + 3 :], batches[-STEPS + 3 :], strict=True)
+        )
+        assert record["timing"]["resumed_behind_steps"] == [3]
+        assert record["timing"]["earlier_layouts"][0]["processes"] == LAYOUTS[before][0]
+        assert losses(record) == pytest.approx(losses(unbroken), rel=1e-4)
+    tensors = put_together([held for _, _, held in found])
+    assert any(name.startswith("exp_avg_sq ") for name in tensors)
+    for name, tensor in tensors.items():
+        first = name.partition(" of replica ")[0]
+        assert torch.equal(tensor, kept[name if name in kept else first]), name
+    if LAYOUTS[after][0] == 1:
+        assert "is of another layout (" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("values", [{}, {"repair": "stale"}, {"reliable_gather": False}], ids=str)
+@pytest.mark.parametrize(("before", "after"), [("tp", "virtual 2"), ("virtual 2", "tp")])
+def test_ranks_lose_the_same_packets_wherever_they_run(pretrain, at, before, after, values):
+    values = {"loss_rate": 0.2, "mtu_bytes": 100, **TP, **values}
+    unbroken = at("virtual 2", pretrain("unbroken", **values))[0][0]
+    config = pretrain("broken", **values)
+    at(before, config, stop_at=5)
+    record = at(after, config)[0][0]
+    assert record["network"] == unbroken["network"]
+    assert record["network"]["training"]["lost"] > 100
+    assert losses(record) == pytest.approx(losses(unbroken), rel=1e-5)
+
+
+def test_links_that_both_layouts_have_go_on_and_what_was_sent_stays_counted(pretrain, at):
+    config = pretrain("broken", loss_rate=0.2, mtu_bytes=100, **TP)
+    at("virtual 2", config, stop_at=5)
+    links = {}
+    loaded = _Run._resume
+
+    def resumed(self):
+        loaded(self)
+        links.update(
+            self.network.state_dict()["links"] and {json.dumps(k): v for k, v in self.network.state_dict()["links"]}
+        )
+
+    with patch.object(_Run, "_resume", resumed):
+        record = at("virtual 4", config)[0][0]
+    assert set(links) == {'["tp", 0, 1]', '["tp", 1, 0]'}
+    by_link = record["network"]["training"]["by_link"]
+    assert len(by_link) == 12
+    assert by_link["0->1"]["packets"] > by_link["2->3"]["packets"] > 0
+
+
+def test_copies_that_have_drifted_need_their_ranks(pretrain, at):
+    values = {**TP, "loss_rate": 0.2, "reliable_gather": False, "replicated_gradients": "none"}
+    config = pretrain("broken", **values)
+    at("virtual 2", config, stop_at=5)
+    with pytest.raises(
+        ValueError, match=r"another layout \(tensor_parallel_size 2 -> 4\), and each rank's copies have"
+    ):
+        at("virtual 4", config)
