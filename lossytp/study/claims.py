@@ -48,6 +48,24 @@ def one_law(results: Results) -> Claim:
     return Claim(better and all(share > 0.97 for share in shares.values()), shares | numbers)
 
 
+def law_predicts_new_networks(results: Results) -> Claim:
+    """Require that the law's intervals hold nine of ten networks that were predicted beforehand."""
+    return _predicts(results, "squared error")
+
+
+def inference_predicts_new_networks(results: Results) -> Claim:
+    """Require the same of the rise in inference, with an error at most half a point above the law's."""
+    claim, law = _predicts(results, "inference rise"), _predicts(results, "squared error")
+    as_good = claim.numbers["error, points"] <= law.numbers["error, points"] + 0.5
+    return Claim(claim.holds and as_good, claim.numbers)
+
+
+def _predicts(results: Results, predictor: str) -> Claim:
+    (row,) = (row for row in results["prediction_scores"] if (row["predictor"], row["kind"]) == (predictor, "all"))
+    numbers = {"share held": row["covered"] / row["arms"], "error, points": POINTS * row["error"]}
+    return Claim(numbers["share held"] >= 0.9, numbers)
+
+
 def bytes_lost_together_cost_more(results: Results) -> Claim:
     """Require that messages cost more than elements, with intervals apart, and that falls only rise in docstrings."""
     numbers: dict[str, float] = {}
@@ -267,6 +285,8 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         small_losses_cost_nothing,
         both_phases_cost_more,
         one_law,
+        law_predicts_new_networks,
+        inference_predicts_new_networks,
         bytes_lost_together_cost_more,
         packet_size_matters,
         longer_training_regains,
