@@ -1,8 +1,10 @@
 """Replay the recorded losses of named links."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lossytp.network.checks import check_filled
 from lossytp.network.links import Link, checked_link
@@ -80,10 +82,16 @@ class Replay:
         Raises:
             ValueError: if the recording lacks the link.
         """
-        link, named = (key[-2], key[-1]), dict(self.links)
-        if link not in named:
-            known = ", ".join(f"{src}>{dst}" for src, dst in named)
-            raise ValueError(
-                f"the recording has no link {link[0]}>{link[1]}, only {known}: give a recording with as many ranks"
-            )
-        return TraceLosses(named[link], key, offset=0 if "training" in key[:-3] else None)
+        link: Any = (key[-2], key[-1])
+        self.check_has([link])
+        return TraceLosses(dict(self.links)[link], key, offset=0 if "training" in key[:-3] else None)
+
+    def check_has(self, links: Iterable[Link]) -> None:
+        """Raise ValueError if the recording lacks one of the links."""
+        recorded = dict(self.links)
+        for src, dst in sorted(links):
+            if (src, dst) not in recorded:
+                known = ", ".join(f"{src}>{dst}" for src, dst in recorded)
+                raise ValueError(
+                    f"the recording has no link {src}>{dst}, only {known}: give a recording with as many ranks"
+                )

@@ -11,8 +11,7 @@ While one block computes, the next one's gather and the last one's reduce-scatte
 embeddings, stays gathered from the beginning of forward to the end of backward, as in PyTorch.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -123,18 +122,6 @@ class FlatFSDP(nn.Module):
             unit.forget_gradients()
             unit.free()
         check_all_arrived(missing)
-
-    @contextmanager
-    def gathered(self) -> Iterator[nn.Module]:
-        """Let the model hold whole parameters within the block, for reading; every replica must enter it."""
-        for unit in self.units:
-            unit.free()
-            unit.gather()
-        try:
-            yield self.module
-        finally:
-            for unit in self.units:
-                unit.free()
 
     def whole(self, piece_of: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
         """Gather something that the replicas hold in pieces, such as gradients or an optimiser's moments.

@@ -79,6 +79,10 @@ def main(words: list[str]) -> None:
     """Print the report."""
     config: ReportConfig = parse(ReportConfig, __doc__, first_word_as("--trace", words))
     check_there(config.model_name)
+    if config.results_dir is not None:
+        from lossytp.study.analysis.expected_cost import comparable_runs
+
+        comparable_runs(Path(config.results_dir))  # refuses a wrong folder before anything is measured
     trace = read(Path(config.trace))
     print("MEASURED", *measured_lines(trace), sep="\n", flush=True)
     print("\nFIT", *fit_lines(fit_all(flows_of(trace)), config.trace), sep="\n", flush=True)

@@ -234,6 +234,15 @@ def sharded_data_parallelism_bears_less(results: Results) -> Claim:
     return Claim(holds, {row["task"]: POINTS * row["difference"] for row in rows})
 
 
+def bias_before_the_sum_costs_more(results: Results) -> Claim:
+    """Require that layers that add biases before the sum keep less, with equal losses, after Holm's correction."""
+    before, after = (
+        _row(results["comparisons"]["07_implementations"], "docstrings", a) for a in ("dtensor", "megatron")
+    )
+    holds = before["lost_a_step"] == after["lost_a_step"] and before["gain"] < 0 and _shown(before["gain_p_holm"])
+    return Claim(holds, {"docstrings": -POINTS * before["gain"]})
+
+
 def rescaling_harms_both_phases(results: Results) -> Claim:
     """Require that rescaling is not shown to gain in one phase, and loses in both, after Holm's correction."""
     arms = results["comparisons"]
@@ -304,6 +313,7 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         pipelines_collapse,
         data_parallelism_bears_more,
         sharded_data_parallelism_bears_less,
+        bias_before_the_sum_costs_more,
         rescaling_harms_both_phases,
         scatter_in_sst2,
         training_with_loss_does_not_pay,

@@ -12,7 +12,7 @@ import pandas as pd
 from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
 from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_arms
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
-from lossytp.study.analysis.parallelisms import against_tensor_parallelism
+from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
 from lossytp.study.analysis.predictions import score, with_measured
 from lossytp.study.analysis.real_model import rises, strongest_packet
 from lossytp.study.analysis.repairs import advise
@@ -45,6 +45,7 @@ from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.records import joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
+    mean_by_arm,
     mean_over_seeds,
     stream_distances,
 )
@@ -244,6 +245,14 @@ def parallelisms(study: Study) -> dict[str, Any]:
     return {"parallelisms": json_rows(against_tensor_parallelism(study.complete("07_parallelisms")[0]))}
 
 
+def implementations(study: Study) -> dict[str, Any]:
+    """Return what each implementation of tensor parallelism sends in a training step."""
+    table, records = study.complete("07_implementations")
+    if table.empty:
+        return {}
+    return {"implementations": json_rows(mean_by_arm(table, [traffic_a_step(record) for record in records]))}
+
+
 def replicas(study: Study) -> dict[str, Any]:
     """Return how far replicas diverge whose sums return with losses."""
     table, records = study.complete("05_replicas")
@@ -299,8 +308,8 @@ def channel(study: Study) -> dict[str, Any]:
 
 
 SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
-    runs, tolerance, comparisons, law, predictions, together, longer, real_model, parallelisms, replicas, robustness,
-    price, channel,
+    runs, tolerance, comparisons, law, predictions, together, longer, real_model, parallelisms, implementations,
+    replicas, robustness, price, channel,
 )  # fmt: skip
 
 

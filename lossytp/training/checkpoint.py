@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.dense_places import is_first_copy
+from lossytp.parallel.dense_boxes import is_first_copy
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.replicas import gathered, on_rank_zero
 from lossytp.training.checkpoint_folder import (

@@ -70,6 +70,7 @@ class Engine:
             model.activation_checkpointing_enable({"use_reentrant": False})
             model.disable_input_require_grads()  # gradients and messages stop at frozen blocks
         self.shape = dense.config
+        self._dense_class: Any = type(dense)
         self.pipeline = None
         self.module: nn.Module = model
         if config.pipeline_parallel_size > 1:
@@ -105,6 +106,14 @@ class Engine:
     def foreign(self) -> bool:
         """Return whether another library made the tensor-parallel layers."""
         return self.implementation in FOREIGN
+
+    def dense_model(self, weights: dict[str, Tensor]) -> PreTrainedModel:
+        """Return the dense model with these weights, by the parameters' names, on the CPU."""
+        with torch.random.fork_rng(), torch.no_grad():  # the constructor draws weights
+            dense: PreTrainedModel = self._dense_class(self.shape)
+            for name, parameter in dense.named_parameters():
+                parameter.copy_(weights[name])
+        return dense
 
     def close(self) -> None:
         """End the threads of this engine, if it has any."""

@@ -7,14 +7,16 @@ from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from lossytp.parallel.bucketed_ddp import BucketedDDP
 from lossytp.parallel.dense import gather
+from lossytp.parallel.dense_boxes import dense_weights
+from lossytp.parallel.dense_places import places
 from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.replicas import on_rank_zero
+from lossytp.parallel.stages import Stage
 from lossytp.training.engine import Engine
 from lossytp.training.files import saving, sync
 from lossytp.training.own_files import MARK, claim, is_marked, mark, others, refuse, remove
@@ -33,7 +35,7 @@ def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase 
     Raises:
         ValueError: if the folder holds the user's files, or cannot be written.
     """
-    module, weights = _whole_model(engine)
+    dense = _dense_model(engine)
 
     def write() -> None:
         _check_folder(folder)
@@ -42,7 +44,7 @@ def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase 
         claim(part, ["*"])
         with saving(folder):
             try:
-                module.save_pretrained(part, state_dict=weights)
+                dense.save_pretrained(part)
                 if tokenizer is not None:
                     tokenizer.save_pretrained(part)
                 mark(part, [path.name for path in part.iterdir() if path.name != MARK])
@@ -70,10 +72,10 @@ def save_in_bfloat16(engine: Engine, dense: PreTrainedModel, folder: Path, token
     Raises:
         ValueError: if the folder cannot be written.
     """
-    module, weights = _whole_model(engine)
+    trained = _dense_model(engine)
 
     def write() -> None:
-        dense.load_state_dict(module.state_dict() if weights is None else weights)
+        dense.load_state_dict(trained.state_dict())
         with saving(folder):
             dense.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
             tokenizer.save_pretrained(folder)
@@ -81,21 +83,16 @@ def save_in_bfloat16(engine: Engine, dense: PreTrainedModel, folder: Path, token
     on_rank_zero(write, engine.network)
 
 
-def _whole_model(engine: Engine) -> tuple[Any, dict[str, torch.Tensor] | None]:
-    """Return a model on this process, and its weights if they are not the model's own. All processes must call this."""
+def _dense_model(engine: Engine) -> Any:
+    """Return the trained model, as transformers knows it, on the first process. All processes must call this."""
     module: Any = engine.module
     if isinstance(module, DistributedDataParallel | BucketedDDP):
         module = module.module
-    weights = None
+    if isinstance(module, FlatFSDP | FSDPModule | Stage):
+        weights = dense_weights(places(engine.module, engine.layout), engine.network)
+        return engine.dense_model(weights) if engine.layout.rank == 0 else None
     with engine.network.reliable(), torch.no_grad():
-        if isinstance(module, FlatFSDP):
-            with module.gathered() as module:
-                weights = {name: tensor.cpu().clone() for name, tensor in module.state_dict().items()}
-        elif isinstance(module, FSDPModule):
-            weights = {name: _whole(tensor) for name, tensor in module.state_dict().items()}  # type: ignore[attr-defined]
-        elif engine.implementation == "lossytp":
-            module = gather(module)
-    return module, weights
+        return gather(module) if engine.implementation == "lossytp" else module
 
 
 def check_folders(output_dir: Path) -> None:
@@ -132,7 +129,3 @@ def _mark_old(folder: Path) -> None:
     names = [path.name for path in folder.iterdir()]
     if ours and all(any(fnmatchcase(name, pattern) for pattern in known) for name in names):
         mark(folder, names)
-
-
-def _whole(tensor: Any) -> torch.Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()

@@ -1,6 +1,6 @@
 """All state of a run that a training step changes: tensors, which any layout can read, and what each process has alone.
 
-Parameters and the optimizer's moments are named as in the dense model (`lossytp.parallel.dense_places`). A process's
+Parameters and the optimizer's moments are named as in the dense model (`lossytp.parallel.dense_boxes`). A process's
 own state has its random generator, its links and what repairs remember. At the layout that wrote them a run goes on to
 the last digit. Another layout takes what both have.
 """
@@ -16,7 +16,7 @@ from torch import nn
 from lossytp.network.counters import Counters
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.collectives import LossyCollective
-from lossytp.parallel.dense_places import Box, Place
+from lossytp.parallel.dense_boxes import Box, Place
 from lossytp.training.sharded_files import Piece
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, for each parameter, beside the number of steps

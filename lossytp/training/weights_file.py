@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lossytp.parallel.dense_places import Place
+from lossytp.parallel.dense_boxes import Place
 
 SUFFIXES = (".pth", ".pt")
 ENTRIES = ("model", "model_state_dict", "state_dict", "module")  # under which programs keep weights beside other things

@@ -1,7 +1,7 @@
 """Test where shards lie in the dense model: put together, the boxes of all processes are its parameters, bit by bit."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import lossytp as ltp
-from lossytp.parallel.dense_places import Box, boxes_of, is_first_copy, places
+from lossytp.parallel.dense_boxes import Box, is_first_copy
+from lossytp.parallel.dense_places import places
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.vocabulary import split_vocabulary_
 from tests.parallel.conftest import bernoulli, tiny_gpt2
@@ -110,21 +111,3 @@ def test_copies_that_drift_have_names_of_their_own() -> None:
 def copied(name: str) -> bool:
     """Return whether each rank has its own copy: of embeddings, norms, and biases after a sum."""
     return not name.endswith(("c_attn.weight", "c_attn.bias", "c_fc.weight", "c_fc.bias", "c_proj.weight"))
-
-
-def runs(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    size = math.prod(shape)
-    return ((first, stop) for first in range(size + 1) for stop in range(first, size + 1))
-
-
-@pytest.mark.parametrize("shape", [(7,), (3, 4), (1, 5), (4, 1), (2, 3, 4), (2, 2, 1, 3)])
-def test_a_run_of_elements_falls_into_few_boxes_that_are_exactly_it(shape: tuple[int, ...]) -> None:
-    numbers = torch.arange(math.prod(shape)).view(shape)
-    for first, stop in runs(shape):
-        found = boxes_of(shape, first, stop)
-        assert len(found) <= 2 * len(shape) - 1
-        inside = [
-            numbers[tuple(slice(begin, begin + size) for begin, size in zip(start, sizes, strict=True))].flatten()
-            for start, sizes in found
-        ]
-        assert sorted(torch.cat(inside).tolist() if inside else []) == list(range(first, stop))

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import lossytp as ltp
 from lossytp.parallel.dtensor import parallelize_dtensor
+from lossytp.parallel.layout import Layout
 from lossytp.parallel.megatron import megatron_is_installed, parallelize_megatron
 from tests.parallel.conftest import (
     MODELS,
@@ -106,6 +108,59 @@ def test_under_autocast_bfloat16_is_on_the_wire(processes: Callable, implementat
         sizes = {"forward": 2, "backward": 4 if implementation == "dtensor" else 2}
         expected_traffic = {way: (packets_each_way(2, itemsize), 0) for way, itemsize in sizes.items()}
         assert answer["traffic"] == expected_traffic
+
+
+# --- where the bias is added
+
+
+def on_rank_lose_all(implementation: str) -> tuple[Tensor, Tensor]:
+    """A row-parallel layer's output and bias, if its product is zero and the network loses every packet."""
+    lossy = network(1.0)
+    layout = join(lossy, tensor_parallel_size=2)
+    dense = tiny_gpt2()
+    with torch.no_grad():
+        dense.transformer.h[0].mlp.c_proj.weight.zero_()
+    row = spread(dense, lossy, layout, implementation).transformer.h[0].mlp.c_proj
+    output = row(torch.ones(NUM_EXAMPLES, NUM_TOKENS, 2 * WIDTH, dtype=torch.float64))
+    # the copy waits for the sum, which PyTorch leaves under way until its result is used
+    return output.detach().clone(), dense.transformer.h[0].mlp.c_proj.bias.detach()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_only_pytorch_adds_the_bias_before_the_sum_and_loses_half_of_it(
+    processes: Callable, implementation: str
+) -> None:
+    for output, bias in processes(2, on_rank_lose_all, implementation):
+        left = bias / 2 if implementation == "dtensor" else bias
+        torch.testing.assert_close(output, left.expand_as(output))
+
+
+def on_rank_lose_alike(biased: bool) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """Logits and gradients of PyTorch's and of Megatron's layers, which lose the same packets both ways."""
+    lossy = network(0.1)
+    ltp.init_process_group(lossy, reliable_gather=False)
+    layout = Layout(tensor_parallel_size=2, rank=dist.get_rank(), world_size=2)
+    dense, batch = tiny_gpt2(), tiny_batch()
+    if not biased:
+        with torch.no_grad():
+            for block in dense.transformer.h:
+                block.attn.c_proj.bias.zero_()
+                block.mlp.c_proj.bias.zero_()
+    links, results = lossy.state_dict(), []
+    for implementation in OTHERS:
+        lossy.load_state_dict(links)
+        model = spread(dense, lossy, layout, implementation)
+        output = model(**batch)
+        output.loss.backward()
+        results.append((output.logits.detach(), whole(model, dense, lossy, layout, implementation)))
+    return results
+
+
+def test_the_bias_is_all_in_which_pytorch_and_megatron_differ(processes: Callable) -> None:
+    for biased in (False, True):
+        for (logits, found), (logits_megatron, expected) in processes(2, on_rank_lose_alike, biased):
+            errors = relative_error(logits, logits_megatron), gradient_error(found, expected)
+            assert min(errors) > 1e-3 if biased else max(errors) < 1e-12
 
 
 # --- what a process holds

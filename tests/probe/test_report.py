@@ -46,8 +46,11 @@ def test_results_that_are_not_there_are_named(tmp_path):
         list(report.study_lines(str(tmp_path), 0.1, 1.1))
 
 
-def test_wrong_traces_and_values_are_refused_before_anything_is_measured(tmp_path):
+def test_wrong_traces_and_values_are_refused_before_anything_is_measured(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="holds no packets"):
         report.main([str(trace_file(tmp_path, []))])
     with pytest.raises(ValueError, match="phases"):
         report.main([str(trace_file(tmp_path, [0, 1])), "--phases", "neither"])
+    monkeypatch.setattr(report, "fit_all", None)  # fails if it fits
+    with pytest.raises(ValueError, match="give a study's results"):
+        report.main([str(trace_file(tmp_path, [0, 1])), "--results_dir", str(tmp_path)])

@@ -92,6 +92,9 @@ CONTRADICT = {
     "sharded_data_parallelism_bears_less": lambda r: set_in(
         r["parallelisms"], {"p_holm": 0.06}, task=SST2, arm="fsdp 2", repair="zero", loss_rate=0.1
     ),
+    "bias_before_the_sum_costs_more": lambda r: set_in(
+        r["comparisons"]["07_implementations"], {"gain_p_holm": 0.06}, arm="dtensor"
+    ),
     "rescaling_harms_both_phases": lambda r: set_in(
         r["comparisons"]["06_repair_of_both_phases"], {"gain_p_holm": 0.06}, task=SST2, arm="rescale"
     ),

@@ -92,7 +92,7 @@ def test_yaml_file_with_flags_on_top(tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--los_rate", "0.1"], "los"),
+        (["--los_rate", "0.1"], "unknown parameter 'los_rate': did you mean loss_rate?"),
         (["--loss_rate", "2"], "[0, 1]"),
         (["--loss_rate", "much"], "much"),
         (["--loss_rate", "0.1", "--loss-rate", "0.2"], "2 times"),
@@ -101,7 +101,7 @@ def test_yaml_file_with_flags_on_top(tmp_path):
         (["--max_steps"], "--max-steps has no value: give one"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--config"], "no file"),
-        (["stray"], "stray"),
+        (["stray"], "stray belongs to no flag: see --help"),
         (
             ["--reliable_gather", "False"],
             "--reliable_gather is a switch and takes no value, not False: give --reliable_gather or --no",

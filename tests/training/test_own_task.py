@@ -139,10 +139,10 @@ def test_a_file_of_rows_in_place_of_a_declaration_is_answered_with_one(tmp_path)
     with pytest.raises(ValueError, match=r"holds rows, but does not declare a task: write .*\.yaml and give") as error:
         config_of(tmp_path / "rows/test.csv")
     assert yaml.safe_load(str(error.value).partition("\n")[2])["train"] == "test.csv"
-    with pytest.raises(
-        ValueError, match=r"^dataset = 'gone.csv' is unknown: choose one of .* or give a YAML file that"
-    ):
+    with pytest.raises(ValueError, match=r"^dataset = 'gone.csv' does not exist: give the path of a file, or a task's"):
         config_of("gone.csv")
+    with pytest.raises(ValueError, match=r"^dataset = 'gone' is unknown: choose one of .* or give a YAML file that"):
+        config_of("gone")
 
 
 def test_the_readmes_declaration_and_command(tmp_path, monkeypatch):

@@ -155,7 +155,16 @@ def test_the_best_and_the_last_model_are_kept(toy, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "values", [{"tensor_parallel_size": 2}, DDP, {**DDP, "tensor_parallel_size": 2}, FSDP], ids=str
+    "values",
+    [
+        {"tensor_parallel_size": 2},
+        DDP,
+        {**DDP, "tensor_parallel_size": 2},
+        FSDP,
+        {**FSDP, "tensor_parallel_size": 2},
+        {"pipeline_parallel_size": 2},
+    ],
+    ids=str,
 )
 def test_processes_save_the_model_that_one_process_trains(tmp_path, values):
     common = {**RELIABLE, "save_model": True, "max_steps": 3}

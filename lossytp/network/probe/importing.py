@@ -58,9 +58,17 @@ def import_trace(path: Path, *, column: str | None = None, where: str | None = N
     return ProbeTrace(flows=dict(enumerate(flows)), source=f"imported from {path.name}")
 
 
+def _array_in(path: Path) -> np.ndarray:
+    try:
+        array: np.ndarray = np.load(path)
+    except ValueError as error:
+        raise ValueError(f"it is no array ({error}): give one that numpy.save wrote") from error
+    return array
+
+
 def _flows(path: Path, column: str | None, where: str | None) -> list[FlowTrace]:
     if path.suffix == ".npy":
-        return [FlowTrace(lost=row) for row in np.atleast_2d(_zeros_and_ones(np.load(path)))]
+        return [FlowTrace(lost=row) for row in np.atleast_2d(_zeros_and_ones(_array_in(path)))]
     with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         text = file.read()
     if set(text) <= set("01, \t\r\n"):

@@ -17,6 +17,7 @@ def label(config: dict) -> str:
     parts = [f"{axis} {config[size]} ({config[kind]})" for axis, (size, kind) in used.items()]
     words = [" x ".join(parts) or "one process"]
     words += [config["repair"]] * (config["repair"] != "zero")
+    words += ["bf16"] * config["bf16"]
     words += ["clipped"] * (config["gradient_clipping"] is not None)
     words += ["exact adjoint"] * config["exact_adjoint"]
     return ", ".join(words)
@@ -50,6 +51,20 @@ def compare(records: list[dict]) -> pd.DataFrame:
             row |= {f"collectives_{direction}": called["called"], f"lossy_{direction}": called["lossy"]}
         rows.append(row)
     return pd.DataFrame(rows).sort_values(["task", "parallelism", "loss_rate", "seed"], ignore_index=True)
+
+
+def traffic_a_step(record: dict) -> dict[str, float]:
+    """Return the collectives and packets of a training step, `collectives_forward`, `packets_backward` and so on.
+
+    A collective that loses packets in both phases is one, although its record counts a message for each phase.
+    """
+    traffic, steps = record["network"]["training"], record["timing"]["steps"]
+    messages, phases = traffic["messages"]["by_direction"], len(traffic["by_phase"])
+    found = {}
+    for direction, packets in traffic["by_direction"].items():
+        found[f"collectives_{direction}"] = messages[direction]["called"] / phases / steps
+        found[f"packets_{direction}"] = packets["packets"] / steps
+    return found
 
 
 def against_tensor_parallelism(table: pd.DataFrame) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from lossytp.network.repairs import ZERO
 from lossytp.network.repairs.chain import stage_of
+from lossytp.network.replay import Replay
 from lossytp.network.scope import layers_named, links_named
 
 if TYPE_CHECKING:
@@ -154,9 +155,12 @@ def _check_scope(config: "RunSettings") -> None:
             f"loss_rate = {config.process().loss_rate:g} has no effect on a single rank, which sends nothing: give "
             "tensor_parallel_size above 1, or loss_rate = 0"
         )
+    ranks = tuple(range(config.tensor_parallel_size))
+    used = config.wiring().lossy_links(ranks, config.lossy_phase)
+    process = config.process()
+    if isinstance(process, Replay):
+        process.check_has(used if config.lossy_links is None else links_named(config.lossy_links))
     if config.lossy_links is not None:
-        ranks = tuple(range(config.tensor_parallel_size))
-        used = config.wiring().lossy_links(ranks, config.lossy_phase)
         for src, dst in links_named(config.lossy_links):
             if (src, dst) not in used:
                 links = ",".join(f"{src}>{dst}" for src, dst in sorted(used))
@@ -211,10 +215,10 @@ def _check_training(config: "RunSettings") -> None:
             f"{'fsdp' if sharded else config.tensor_parallel_layers}, whose recomputed collectives would lose other "
             "packets: leave it out, or choose ddp and implementation = 'lossytp'"
         )
-    if config.save_model and (foreign or pipeline or (sharded and tensor_parallel)):
+    if config.save_model and foreign:
         raise ValueError(
-            "save_model = True does not work with dtensor, megatron, a pipeline or fsdp over tensor-parallel ranks, "
-            "from which the dense model cannot be gathered: give --no-save_model"
+            "save_model = True does not work with dtensor or megatron, from which the dense model cannot be gathered: "
+            "give --no-save_model"
         )
     if config.unfreeze_last_layers is not None and pipeline:
         raise ValueError(

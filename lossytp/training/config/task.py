@@ -82,7 +82,9 @@ class TaskSettings(Settings):
                 object.__setattr__(self, name, value)
         elif (plain := str(self.dataset).lower().replace("-", "_")) in TASKS and self.dataset not in TASKS:
             object.__setattr__(self, "dataset", plain)  # ARC-Easy, as earlier studies wrote it
-        elif file.suffix in FORMATS and file.is_file():
+        elif file.suffix in FORMATS and not file.is_file():
+            raise ValueError(f"dataset = {self.dataset!r} does not exist: give the path of a file, or a task's name")
+        elif file.suffix in FORMATS:
             from lossytp.training.tasks.suggested import suggestion  # reading rows takes seconds to import
 
             raise ValueError(suggestion(file))

@@ -215,6 +215,8 @@ def _read(files: list[Path]) -> "Dataset":
     if len(kinds) > 1:
         raise ValueError(f"{files[0].parent} mixes {' and '.join(sorted(kinds))} files of a split: keep one kind")
     cache = cache_folder() / "rows"
+    verbosity = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would print the errors that it raises
     with saving(cache, reads_too=True):
         try:
             return datasets.load_dataset(
@@ -229,6 +231,8 @@ def _read(files: list[Path]) -> "Dataset":
             raise ValueError(
                 f"{names} cannot be read ({why}): write the rows in UTF-8, all with the same columns"
             ) from None
+        finally:
+            datasets.logging.set_verbosity(verbosity)
 
 
 def _matching(folder: Path, pattern: Path) -> list[Path]:

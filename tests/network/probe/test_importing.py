@@ -76,6 +76,7 @@ def test_rows_and_columns_are_chosen(tmp_path):
         ("a.tsv.gz", gzip.compress(WIFI.encode(), mtime=0)[:-20], {}, "is truncated"),
         ("a.tsv.gz", b"0101", {}, "cannot be read"),
         ("a.npy", b"\x93NUMPY", {}, "a.npy"),
+        ("a.npy", b"\x93NUMPY garbage", {}, "not (32, 103)): give one that numpy.save wrote"),
     ],
 )
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path, name, content, options, words):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.parallelisms import against_tensor_parallelism, compare, label
+from lossytp.study.analysis.parallelisms import against_tensor_parallelism, compare, label, traffic_a_step
 from lossytp.study.grid import load_experiment
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
@@ -27,6 +27,7 @@ from lossytp.training.record import read_record
             "pp 2 (gpipe), clipped, exact adjoint",
         ),
         ({"tensor_parallel_size": 2, "repair": "rescale"}, "tp 2 (lossytp), rescale"),
+        ({"tensor_parallel_size": 2, "bf16": True}, "tp 2 (lossytp), bf16"),
     ],
 )
 def test_label(sizes, expected):
@@ -67,6 +68,19 @@ def test_one_row_a_record_in_order():
     assert (row["collectives_backward"], row["lossy_backward"]) == (0, 0)  # nothing was sent that way
 
 
+@pytest.mark.parametrize(("phases", "calls"), [(["reduce"], 80), (["reduce", "gather"], 160)])
+def test_a_collective_that_loses_in_two_phases_is_one(phases, calls):
+    run = record()
+    run["network"]["training"] |= {
+        "by_phase": {phase: {} for phase in phases},
+        "by_direction": {"forward": {"packets": 400}, "backward": {"packets": 200}},
+        "messages": {"by_direction": {direction: {"called": calls} for direction in ("forward", "backward")}},
+    }
+    assert traffic_a_step(run) == {
+        "collectives_forward": 8, "packets_forward": 40, "collectives_backward": 8, "packets_backward": 20,
+    }  # fmt: skip
+
+
 def test_layers_that_ran_in_anothers_place_go_by_their_own_name():
     """Without Megatron-core, the project's own layers run."""
     fallen_back = record(implementation="megatron") | {"implementation": "lossytp"}
@@ -104,9 +118,10 @@ def test_parallelisms_are_compared_at_equal_loss_and_repair():
     assert compared["clean"].dropna().to_dict() == pytest.approx((table.dropna() / 2).to_dict())
 
 
-def test_the_committed_table_holds_every_committed_run(monkeypatch):
+@pytest.mark.parametrize("grid", ["07_parallelisms", "07_implementations"])
+def test_the_committed_table_holds_every_committed_run(monkeypatch, grid):
     monkeypatch.chdir(Path(__file__).parents[3])
-    experiment = load_experiment(Path("notebooks/experiments/07_parallelisms.yaml"), "paper", Path("results/paper"))
+    experiment = load_experiment(Path(f"notebooks/experiments/{grid}.yaml"), "paper", Path("results/paper"))
     table = compare([read_record(Path(cell.config.output_dir)) for cell in experiment.cells])
     (file,) = map(Path, experiment.outputs)
     assert file.read_text(encoding="utf-8") == table.to_csv(index=False)

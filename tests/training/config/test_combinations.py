@@ -1,7 +1,9 @@
 import re
 
+import numpy as np
 import pytest
 
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.training.config import TrainConfig
 
 NEEDS_OWN_LAYERS = (
@@ -264,3 +266,15 @@ def test_what_cannot_be_combined_is_refused_with_the_reason(values, message):
 def test_what_can_be_combined_of_the_wiring_is_not_refused(values):
     config = TrainConfig.from_dict(values)
     assert config.changes() == {name: value for name, value in values.items() if value is not False or name in OWN}
+
+
+def test_a_recording_of_fewer_ranks_is_refused(tmp_path):
+    flows = [FlowTrace(lost=np.array([True, False]), src=str(src), dst=str(dst)) for src, dst in ((0, 1), (1, 0))]
+    write_trace(tmp_path / "losses.parquet", ProbeTrace(flows=dict(enumerate(flows))))
+    recorded = f"replay({str(tmp_path / 'losses.parquet')!r})"
+    TrainConfig(loss_type=recorded, tensor_parallel_size=2)
+    TrainConfig(loss_type=recorded, tensor_parallel_size=4, lossy_links="0>1")
+    with pytest.raises(
+        ValueError, match=r"^the recording has no link 0>2, only 0>1, 1>0: give a recording with as many"
+    ):
+        TrainConfig(loss_type=recorded, tensor_parallel_size=4)

@@ -41,6 +41,7 @@ def test_the_earlier_studys_command_line():
             "block_size = 129 is above .*gpt2-nano's 128 positions",
         ),
         ({"model_name": "gpt5"}, "model_name = 'gpt5'"),
+        ({"model_name": ""}, "model_name = '' is unknown: choose one of gpt2-nano"),
         (
             {"dataset": "shakespeare", "data_glob": "*.txt"},
             r"dataset = 'shakespeare' and data_glob = '\*.txt' both name",

@@ -13,7 +13,7 @@ from lossytp.training.loop import _Run, run
 from lossytp.training.pretraining import blocks
 from lossytp.training.pretraining.objective import Pretraining
 from tests.training.checkpoint_contents import contents
-from tests.training.pretraining.tiny_runs import STEPS, TINY, losses, stopped
+from tests.training.pretraining.tiny_runs import STEPS, TINY, losses, stopped, weights
 
 TP, DDP = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
 FSDP = {**DDP, "data_parallel_type": "fsdp"}
@@ -76,12 +76,21 @@ def on_rank(values, stop_at=None):
 def at(processes):
     """Return a function that runs at a layout, and returns what each process has."""
 
-    def start(layout, config, stop_at=None):
+    def start(layout, config, stop_at=None, *, save_model=False):
         number, values = LAYOUTS[layout]
-        values = {**config.as_dict(), "save_model": False, **values}
+        values = {**config.as_dict(), "save_model": save_model, **values}
         return [on_rank(values, stop_at)] if number == 1 else processes(number, on_rank, values, stop_at)
 
     return start
+
+
+@pytest.mark.parametrize("layout", ["tp x fsdp", "tp x own fsdp"])
+def test_shards_of_shards_are_saved_as_the_dense_model(pretrain, at, layout):
+    sharded, whole = pretrain("sharded"), pretrain("whole")
+    at(layout, sharded, save_model=True)
+    at("one", whole, save_model=True)
+    mine, theirs = weights(sharded), weights(whole)
+    assert max((mine[name] - theirs[name]).abs().max() for name in theirs) < 2**-6, "both are rounded to bfloat16"
 
 
 def put_together(everyones):

@@ -61,7 +61,7 @@ def test_a_users_files_are_read(folder, suffix):
     assert source.subset("train") is None
 
 
-def test_files_that_cannot_be_read_are_named(folder):
+def test_files_that_cannot_be_read_are_named(folder, capfd):
     gone = Files(train=folder / "gone.csv", test="held.txt")
     with pytest.raises(ValueError, match=r"train = '.*gone.csv' is neither a file"):
         gone.rows("train")
@@ -70,6 +70,7 @@ def test_files_that_cannot_be_read_are_named(folder):
     (folder / "broken.json").write_text("{]")
     with pytest.raises(ValueError, match=r"broken.json cannot be read"):
         Files(train=folder / "broken.json", test="held.csv").rows("train")
+    assert capfd.readouterr().err == "", "the error says it all"
 
 
 def test_a_folder_or_broken_link_in_place_of_a_file_is_refused(folder):
