@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,6 +118,14 @@ def test_the_next_portion_is_read_while_this_one_is_used(documents, tokenizer, m
     assert blocks._next.exception(timeout=60) is None
     blocks.text = None  # fails if it is read
     assert blocks.batch(10).equal(other.batch(11)[1:])
+
+
+def test_reading_ahead_ends_with_the_program(documents, tokenizer, monkeypatch):
+    blocks = packed(corpus(str(documents / "*"), split="train"), tokenizer)
+    blocks.batch(1)
+    monkeypatch.setattr(packing.threading, "main_thread", lambda: SimpleNamespace(is_alive=lambda: False))
+    with pytest.raises(RuntimeError, match="nobody needs this portion"):
+        blocks._read(1, blocks.position, blocks._rest)
 
 
 def test_an_error_in_a_later_portion_reaches_the_caller_when_it_is_needed(documents, tokenizer, monkeypatch):

@@ -86,8 +86,7 @@ def dense_weights(config, seed):
     ).state_dict()
 
 
-@pytest.mark.parametrize("values", [{}, {"tensor_parallel_size": 2}], ids=str)
-@pytest.mark.parametrize("entry", [None, "model_state_dict"])
+@pytest.mark.parametrize(("values", "entry"), [({}, None), ({"tensor_parallel_size": 2}, "model_state_dict")], ids=str)
 def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values, entry):
     config = pretrain("new", checkpoint_path=str(tmp_path / "old"), **values)
     weights = {f"module.{name}": tensor for name, tensor in dense_weights(config, 5).items()}

@@ -20,9 +20,7 @@ from tests.ports import held_port
 from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same
 
 WAYS = {
-    "tp": {"tensor_parallel_size": 2},
     "tp, both phases": {"tensor_parallel_size": 2, "reliable_gather": False, "dropout": 0.1},
-    "ddp": {"data_parallel_size": 2},
     "own fsdp": {"data_parallel_size": 2, "data_parallel_type": "fsdp", "implementation": "custom"},
 }
 

@@ -84,15 +84,6 @@ def at(processes):
     return start
 
 
-@pytest.mark.parametrize("layout", ["tp x fsdp", "tp x own fsdp"])
-def test_shards_of_shards_are_saved_as_the_dense_model(pretrain, at, layout):
-    sharded, whole = pretrain("sharded"), pretrain("whole")
-    at(layout, sharded, save_model=True)
-    at("one", whole, save_model=True)
-    mine, theirs = weights(sharded), weights(whole)
-    assert max((mine[name] - theirs[name]).abs().max() for name in theirs) < 2**-6, "both are rounded to bfloat16"
-
-
 def put_together(everyones):
     tensors = {}
     for held in everyones:
@@ -126,7 +117,7 @@ def test_a_run_goes_on_at_another_layout(pretrain, at, capsys, before, after):
         assert "is of another layout (" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("values", [{}, {"repair": "stale"}, {"reliable_gather": False}], ids=str)
+@pytest.mark.parametrize("values", [{"repair": "stale"}, {"reliable_gather": False}], ids=str)
 @pytest.mark.parametrize(("before", "after"), [("tp", "virtual 2"), ("virtual 2", "tp")])
 def test_ranks_lose_the_same_packets_wherever_they_run(pretrain, at, before, after, values):
     values = {"loss_rate": 0.2, "mtu_bytes": 100, **TP, **values}
@@ -167,3 +158,12 @@ def test_copies_that_have_drifted_need_their_ranks(pretrain, at):
         ValueError, match=r"another layout \(tensor_parallel_size 2 -> 4\), and each rank's copies have"
     ):
         at("virtual 4", config)
+
+
+@pytest.mark.parametrize("layout", ["tp x fsdp", "tp x own fsdp"])
+def test_shards_of_shards_are_saved_as_the_dense_model(pretrain, at, layout):
+    sharded, whole = pretrain("sharded"), pretrain("whole")
+    at(layout, sharded, save_model=True)
+    at("one", whole, save_model=True)
+    mine, theirs = weights(sharded), weights(whole)
+    assert max((mine[name] - theirs[name]).abs().max() for name in theirs) < 2**-6, "both are rounded to bfloat16"
