@@ -1,4 +1,4 @@
-"""Evaluate GPT-2 over a lossy network without training: a task's score, perplexity, or generated text.
+"""Evaluate a language model over a lossy network, without training: a task's score, perplexity, or generated text.
 
 python -m lossytp.evaluate --model_name output/best --loss_rate 0.05
 python -m lossytp.evaluate --model_name gpt2-nano --data_glob stdlib --prompt "The river" --loss_rate 0.05

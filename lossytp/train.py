@@ -1,4 +1,4 @@
-"""Fine-tune tensor-parallel GPT-2 on a task over a lossy network.
+"""Fine-tune a tensor-parallel language model on a task over a lossy network.
 
 python -m lossytp.train --loss_rate 0.05 --output_dir output
 python -m lossytp.train --config run.yaml --seed 7

@@ -48,6 +48,24 @@ def one_law(results: Results) -> Claim:
     return Claim(better and all(share > 0.97 for share in shares.values()), shares | numbers)
 
 
+def law_predicts_new_networks(results: Results) -> Claim:
+    """Require that the law's intervals hold nine of ten networks that were predicted beforehand."""
+    return _predicts(results, "squared error")
+
+
+def inference_predicts_new_networks(results: Results) -> Claim:
+    """Require the same of the rise in inference, with an error at most half a point above the law's."""
+    claim, law = _predicts(results, "inference rise"), _predicts(results, "squared error")
+    as_good = claim.numbers["error, points"] <= law.numbers["error, points"] + 0.5
+    return Claim(claim.holds and as_good, claim.numbers)
+
+
+def _predicts(results: Results, predictor: str) -> Claim:
+    (row,) = (row for row in results["prediction_scores"] if (row["predictor"], row["kind"]) == (predictor, "all"))
+    numbers = {"share held": row["covered"] / row["arms"], "error, points": POINTS * row["error"]}
+    return Claim(numbers["share held"] >= 0.9, numbers)
+
+
 def bytes_lost_together_cost_more(results: Results) -> Claim:
     """Require that messages cost more than elements, with intervals apart, and that falls only rise in docstrings."""
     numbers: dict[str, float] = {}
@@ -124,6 +142,14 @@ def protection_ends_the_collapse(results: Results) -> Claim:
             holds &= by_repair[repair]["collapsed"] == 0 and by_repair[repair]["rise"] < none["rise"]
         numbers[f"collapsed at {rate:g}"] = none["collapsed"]
     return Claim(holds and min(numbers.values()) > 0, numbers)
+
+
+def random_protection_is_not_enough(results: Results) -> Claim:
+    """Require that, at the highest rate, blocks collapse and rise more if as many packets are protected at random."""
+    *_, (_, by_repair) = _real(results)
+    control, protected = by_repair["protect(0.01, 'random')"], by_repair["protect(0.01)"]
+    numbers = {"collapsed": control["collapsed"], "least rise": control["low"], "protected": protected["high"]}
+    return Claim(control["collapsed"] > 0 and control["low"] > protected["high"], numbers)
 
 
 def single_packets_destroy_blocks(results: Results) -> Claim:
@@ -268,6 +294,8 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         small_losses_cost_nothing,
         both_phases_cost_more,
         one_law,
+        law_predicts_new_networks,
+        inference_predicts_new_networks,
         bytes_lost_together_cost_more,
         packet_size_matters,
         longer_training_regains,
@@ -275,6 +303,7 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
         hadamard_helps_the_small_model,
         hadamard_does_not_help_the_real_model,
         protection_ends_the_collapse,
+        random_protection_is_not_enough,
         single_packets_destroy_blocks,
         forward_losses_hurt,
         first_layer_costs_most,

@@ -18,6 +18,7 @@ from lossytp.training.config import TrainConfig
 
 FEWEST_SEEDS = 3  # an interval of two says nothing
 HEADLINE = "01_tolerance"
+APART = ("08_robustness", "12_predictions")  # experiments with an analysis of their own
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Study:
         return {
             name: compared
             for name in self.experiments
-            if name != "08_robustness" and (compared := self._compare(name)) is not None
+            if name not in APART and (compared := self._compare(name)) is not None
         }
 
     def configs(self, name: str) -> list[TrainConfig]:

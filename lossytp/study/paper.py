@@ -13,6 +13,7 @@ from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases
 from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_arms
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
+from lossytp.study.analysis.predictions import score, with_measured
 from lossytp.study.analysis.real_model import rises, strongest_packet
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
@@ -39,6 +40,7 @@ from lossytp.study.figures.main import (
     fall_against_loss,
     real_model_rises,
 )
+from lossytp.study.figures.predictions import predicted_and_measured
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.records import joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
@@ -148,6 +150,17 @@ def law(study: Study) -> dict[str, Any]:
         "law_both_phases": costlier,
         "law_arms": json_rows(arms),
     }
+
+
+def predictions(study: Study) -> dict[str, Any]:
+    """Return how far the predictions of new arms, committed before these ran, agree with what was measured."""
+    file = study.results / "predictions" / "predictions.csv"
+    table, _ = study.complete("12_predictions", 1)
+    if table.empty or not file.is_file():
+        return {}
+    measured = with_measured(pd.read_csv(file), table)
+    study.draw(predicted_and_measured(measured), "predictions")
+    return {"predictions": json_rows(measured), "prediction_scores": json_rows(score(measured))}
 
 
 def together(study: Study) -> dict[str, Any]:
@@ -295,8 +308,8 @@ def channel(study: Study) -> dict[str, Any]:
 
 
 SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
-    runs, tolerance, comparisons, law, together, longer, real_model, parallelisms, implementations, replicas,
-    robustness, price, channel,
+    runs, tolerance, comparisons, law, predictions, together, longer, real_model, parallelisms, implementations,
+    replicas, robustness, price, channel,
 )  # fmt: skip
 
 

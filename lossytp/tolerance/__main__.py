@@ -32,7 +32,7 @@ def measure_and_print(config: ToleranceConfig) -> None:
 
     from lossytp.tolerance.advice import advice  # torch takes seconds to import: check the arguments first
     from lossytp.tolerance.figure import FIGURE, draw
-    from lossytp.tolerance.measure import Measurement
+    from lossytp.tolerance.measure import Measurement, Row
     from lossytp.tolerance.record import RECORD, load_rows, write_rows
     from lossytp.training.record import check_writable
 
@@ -53,7 +53,8 @@ def measure_and_print(config: ToleranceConfig) -> None:
         bar.set_description(f"{cell.repair} at {cell.loss_rate:g}", refresh=False)
         bar.update()
 
-    rows = []
+    rows: list[Row] = []
+    others = [row for cell, row in done.items() if cell not in config.cells()]
     for row in measurement.rows(done, drawn):
         rows.append(row)
         algorithm, phase, repair, rate = row.cell
@@ -61,10 +62,10 @@ def measure_and_print(config: ToleranceConfig) -> None:
         values = (algorithm, phase, repair, f"{rate:.3g}", rise, f"{row.collapsed:.0%}", len(row.rises))
         bar.write(COLUMNS.format(*values, width=width), file=sys.stdout)
         sys.stdout.flush()
-        write_rows(config, lossless, measurement.ranks, rows, [])
+        write_rows(config, lossless, measurement.ranks, others + rows, [])
     bar.close()
     lines = advice(rows)
-    write_rows(config, lossless, measurement.ranks, rows, lines)
+    write_rows(config, lossless, measurement.ranks, others + rows, lines)
     draw(rows, config.model_name, Path(config.output_dir))
     print("", *lines, "", f"see {config.output_dir}/{RECORD} and {FIGURE}.png there", sep="\n")
 

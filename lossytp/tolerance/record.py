@@ -10,13 +10,19 @@ from lossytp.tolerance.measure import Row
 from lossytp.training.record import commit, environment, write_atomically
 
 RECORD = "tolerance.json"
+CHOOSE_ROWS = (
+    "loss_rates",
+    "algorithms",
+    "phases",
+    "repairs",
+)  # settings that say which rows there are, not their values
 
 
 def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
-    """Return the rows of an earlier measurement with the same settings.
+    """Return the rows of an earlier measurement. It may have had other loss rates, algorithms, phases and repairs.
 
     Raises:
-        ValueError: if the file is not a tolerance record, or has other settings.
+        ValueError: if the file is not a tolerance record, or differs in other settings.
     """
     file = Path(config.output_dir) / RECORD
     try:
@@ -26,7 +32,9 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a tolerance record ({error}): move it, or give another output_dir") from error
-    differ = [name for name, value in _settings(config).items() if settings.get(name) != value]
+    differ = [
+        name for name, value in _settings(config).items() if name not in CHOOSE_ROWS and settings.get(name) != value
+    ]
     if differ:
         raise ValueError(
             f"{file} was measured with different {' and '.join(differ)}: give another output_dir, or delete the file"

@@ -59,13 +59,24 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, args=words, description=description)
+            return tyro.cli(kind, args=words, prog=_program(), description=_with_examples_apart(description))
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
         refused = stop.__context__  # by the configuration itself; tyro would break long words of its message
         told = str(refused) if type(refused) is ValueError else _in_one_line(complaint.getvalue())
         raise ValueError(told) from None
+
+
+def _program() -> str:
+    """Return the command as a user types it, such as "python -m lossytp.tolerance", for --help."""
+    started = getattr(sys.modules["__main__"], "__spec__", None)
+    return f"python -m {started.name.removesuffix('.__main__')}" if started else Path(sys.argv[0]).name
+
+
+def _with_examples_apart(description: str | None) -> str | None:
+    """Return the description with a blank line before each command, so that --help gives it a line of its own."""
+    return description and re.sub(r"\n+(?=(?:python|torchrun) )", "\n\n", description)
 
 
 NO_PARAMETERS = ("config", "help", "")  # flags that every command has; "--" ends them

@@ -3,10 +3,7 @@
 An `Objective` says what the run trains on and how it is scored. The engine lays the model out over the processes.
 """
 
-import hashlib
-import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -19,43 +16,29 @@ from lossytp.network.counters import Counters
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.probe.trace_file import ProbeTrace, write_trace
 from lossytp.network.udp.network import UdpNetwork
-from lossytp.parallel.dense_places import places
 from lossytp.parallel.layout import Layout, rank_and_world_size
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
 from lossytp.training.checkpoint import Checkpoints
-from lossytp.training.checkpoint_folder import Found
 from lossytp.training.config import RunSettings
 from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.files import saving
-from lossytp.training.inputs import check_same_data, check_same_trace, finished_record, trace_sha256
+from lossytp.training.inputs import finished_record, trace_sha256
 from lossytp.training.logs import Logs, check_installed, check_logs
 from lossytp.training.objectives import objective_of
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from lossytp.training.progress import Progress, details
 from lossytp.training.record import describe, write_record
+from lossytp.training.resuming import resume, save_checkpoint
 from lossytp.training.scoring import mean_over_ranks
-from lossytp.training.sharded_files import read_
 from lossytp.training.simulated import simulated_step_seconds
-from lossytp.training.training_state import STATE, TrainingState, counted, of_another_layout
-from lossytp.training.weights_file import load_weights_
 
 LOSSES = "losses.parquet"  # of a run that really sent its packets
 NETWORKS = ("_clean", "_lossy")
 FINAL = tuple(  # keys of every task's record, null if the task lacks the metric; a task's other metrics follow
     f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
 )
-COUNTS = ("tokens", "real_tokens", "best", "since_best", "drift", "earlier_seconds", "earlier_packets")
-KEPT = (
-    "losses",
-    "evaluations",
-    "step_seconds",
-    "resumed",
-    "layouts",
-    "first_weights",
-    *COUNTS,
-)  # attributes that checkpoints save as JSON
 
 
 def run(config: RunSettings) -> dict[str, Any]:
@@ -88,7 +71,7 @@ def _run(config: RunSettings, layout: Layout, network: LossyNetwork) -> dict[str
         checkpoints.check()
         on_rank_zero(lambda: objective_of(config).claim_folder(config), network)
         on_rank_zero(lambda: check_logs(config), network)
-        this = _Run(config, layout, network, checkpoints)
+        this = Run(config, layout, network, checkpoints)
         try:
             done = record = this.record()
         finally:
@@ -108,7 +91,9 @@ def _write_losses(path: Path, trace: ProbeTrace) -> None:
         write_trace(path, trace)
 
 
-class _Run:
+class Run:
+    """A run in this process: what it has, and what it has counted so far."""
+
     def __init__(self, config: RunSettings, layout: Layout, network: LossyNetwork, checkpoints: Checkpoints) -> None:
         self.config, self.layout, self.network, self.checkpoints = config, layout, network, checkpoints
         self.start = time.perf_counter()
@@ -138,9 +123,11 @@ class _Run:
 
     @property
     def train_seconds(self) -> float:
+        """Return the duration of all steps, without evaluations."""
         return sum(self.step_seconds)
 
     def record(self) -> dict[str, Any]:
+        """Train, and return the record."""
         status = self._train()
         finite = status != "not finite"
         if finite:
@@ -173,7 +160,7 @@ class _Run:
                 "train_seconds": self.train_seconds,
                 "step_seconds": step_s,
                 "simulated_step_seconds": simulated_s,
-                "total_seconds": self._total_seconds(),
+                "total_seconds": self.total_seconds(),
                 "resumed_behind_steps": self.resumed,
                 **({"earlier_layouts": self.layouts} if self.layouts else {}),
                 "steps": len(self.losses),
@@ -188,7 +175,7 @@ class _Run:
         # dropout masks differ between replicas and stages; tensor-parallel ranks share theirs
         other_masks = self.layout.data_index + self.layout.pipeline_index
         torch.manual_seed(config.seed + other_masks)
-        self._resume()
+        resume(self)
         done = len(self.losses)
         shown = self.layout.rank == 0
         self.progress = Progress(config.steps, name=self.objective.name, done=done, shown=shown)
@@ -209,9 +196,9 @@ class _Run:
                     if self._evaluates_at(step) and self._stops_after_evaluating(step):
                         return "stopped early"
                     if config.checkpoint_steps and step % config.checkpoint_steps == 0:
-                        self._save_checkpoint(step)
+                        save_checkpoint(self, step)
             if self.objective.keeps_checkpoint and config.steps > done:
-                self._save_checkpoint(config.steps)
+                save_checkpoint(self, config.steps)
             self.objective.settle_(self.engine)
             self._stops_after_evaluating(config.steps)
         finally:
@@ -229,79 +216,8 @@ class _Run:
         if better:
             self.objective.improved(self.engine)
 
-    def _training_state(self) -> TrainingState:
-        engine = self.engine
-        held = places(engine.module, self.layout, foreign=engine.foreign)
-        return TrainingState(engine.module, held, self.optimizer, self.scaler, self.network)
-
-    def _save_checkpoint(self, step: int) -> None:
-        plain = {name: getattr(self, name) for name in KEPT}
-        plain |= {"data": self.objective.sha256, "trace": self.trace_sha256, "earlier_seconds": self._total_seconds()}
-        state = self._training_state()
-        own = {**state.own(), "position": self.objective.state_dict(), "plain": json.dumps(plain)}
-        self.checkpoints.save(step, state.tensors(), own)
-
-    def _resume(self) -> None:
-        """Restore the last checkpoint, if there is one."""
-        found = self.checkpoints.find()
-        if found is None:
-            self._take_weights()
-            return
-        states = self.checkpoints.own_states(found, (*STATE, "position", "plain"), (*KEPT, "data", "trace"))
-        plain = json.loads(states[0]["plain"])
-        start_over = self.checkpoints.to_start_over(found.folder)
-        fix = f"put the old file back, or {start_over}"
-        check_same_data(self.config, plain["data"], self.objective.sha256, str(found.folder), fix)
-        check_same_trace(self.config, plain["trace"], str(found.folder), fix)
-        self.engine.warm_up(self.objective.batch(), self.scaler)
-        try:
-            self.objective.load_state_dict(states[0]["position"], len(plain["losses"]))
-            own = states[0] if found.layout == self.checkpoints.layout else self._moved(found, states, plain)
-            state = self._training_state()
-            state.begin_moments_(own["steps"])
-            read_(found.folder, state.tensors(self.checkpoints.known(found)))
-            state.restore_own_(own)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a state that another program wrote can raise anything
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ValueError(f"{found.folder} does not belong to this run ({reason}): {start_over}") from error
-        for name in KEPT:
-            setattr(self, name, plain[name])
-        self.resumed.append(len(self.losses))
-
-    def _take_weights(self) -> None:
-        """Start from the weights that another program saved, if `checkpoint_path` names a file of them."""
-        file = self.checkpoints.weights_file()
-        if file is None:
-            return
-        load_weights_(self._training_state().places, file)
-        with file.open("rb") as opened:
-            self.first_weights = {"file": file.name, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
-        if self.layout.rank == 0:
-            print(f"{file} gives the weights; the optimizer, the data and the steps begin anew", file=sys.stderr)
-
-    def _moved(self, found: Found, states: list[dict[str, Any]], plain: dict[str, Any]) -> dict[str, Any]:
-        """Return this process's own state after a change of layout, which it notes in `plain` and says."""
-        packets = counted(states)
-        earlier = Counters()
-        earlier.load_state_dict(plain["earlier_packets"])
-        packets.add_all(earlier)
-        plain["earlier_packets"] = packets.state_dict()
-        plain["layouts"].append({"steps": found.step, **found.layout})
-        if self.layout.rank == 0:
-            print(
-                f"{found.folder} is of another layout ({self.checkpoints.changes(found)}). Links that are in both keep "
-                "their states, and others start afresh. Replicas start from the first one's weights.",
-                file=sys.stderr,
-            )
-        here = self.layout.data_index, self.layout.pipeline_index
-        places = [found.place(rank) for rank in range(found.processes)]
-        like = [rank for rank, place in enumerate(places) if (place.data_index, place.pipeline_index) == here]
-        same_ranks = places[0].tensor_parallel_size == self.layout.tensor_parallel_size
-        return of_another_layout(states, like[0] if like else None, same_ranks=same_ranks)
-
-    def _total_seconds(self) -> float:
+    def total_seconds(self) -> float:
+        """Return the time of this process and of those that were stopped."""
         return self.earlier_seconds + time.perf_counter() - self.start
 
     def _timed_step(self, step: int, batch: dict[str, torch.Tensor]) -> float:

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, logging
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.loop import _Run, run
+from lossytp.training.loop import Run, run
 from lossytp.training.models import MODELS
 from lossytp.training.optimizer import learning_rate_factor
 from lossytp.training.pretraining import blocks as packing
@@ -66,9 +66,9 @@ def speed_ratio(pattern: str, folder: str) -> dict:
     ours_s: list[float] = []
     plain_s: list[float] = []
     losses: list[tuple[float, float]] = []
-    step, left = _Run._timed_step, [0.0]
+    step, left = Run._timed_step, [0.0]
 
-    def both(self: _Run, number: int, batch: dict[str, Tensor]) -> float:
+    def both(self: Run, number: int, batch: dict[str, Tensor]) -> float:
         between = time.process_time() - left[0]
         if number == 1:
             plain.append(PlainLoop(config, self.objective.dense_model()))
@@ -92,7 +92,7 @@ def speed_ratio(pattern: str, folder: str) -> dict:
         return loss[0]
 
     plain: list[PlainLoop] = []
-    with patch.object(_Run, "_timed_step", both):
+    with patch.object(Run, "_timed_step", both):
         run(config)
     apart = max(abs(ours - theirs) / theirs for ours, theirs in losses)
     assert apart < 1e-4, f"the loops train apart: {losses}"

@@ -42,6 +42,12 @@ CONTRADICT = {
     ),
     "both_phases_cost_more": lambda r: r["law_both_phases"].update({SST2: [0.9] * 9}),
     "one_law": lambda r: r["law"][SST2].update(r_squared=0.96),
+    "law_predicts_new_networks": lambda r: set_in(
+        r["prediction_scores"], {"covered": 0}, predictor="squared error", kind="all"
+    ),
+    "inference_predicts_new_networks": lambda r: set_in(
+        r["prediction_scores"], {"error": 0.05}, predictor="inference rise", kind="all"
+    ),
     "bytes_lost_together_cost_more": lambda r: set_in(r["together"], {"high": 0.05}, task=SST2, bytes=4),
     "packet_size_matters": lambda r: set_in(r["packet_size"], {"low": -0.001}, task=SST2, mtu_bytes=1500),
     "longer_training_regains": lambda r: r["regained"][0]["gain"].update(value=0.02),
@@ -56,6 +62,9 @@ CONTRADICT = {
     ),
     "protection_ends_the_collapse": lambda r: set_in(
         r["real_model"], {"collapsed": 0.01}, repair="protect(0.01)", loss_rate=0.1
+    ),
+    "random_protection_is_not_enough": lambda r: set_in(
+        r["real_model"], {"collapsed": 0.0}, repair="protect(0.01, 'random')", loss_rate=0.1
     ),
     "single_packets_destroy_blocks": lambda r: r["strongest_packet"].update(least_rise=2.9),
     "forward_losses_hurt": lambda r: set_in(

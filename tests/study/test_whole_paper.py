@@ -79,7 +79,8 @@ def results(tmp_path_factory):
         for at in (0.0, 0.1, 0.3)
         for seed in range(SEEDS)
     ]
-    shutil.copytree(COMMITTED / "real_model", place / "real_model")
+    for name in ("real_model", "predictions"):
+        shutil.copytree(COMMITTED / name, place / name)
     (place / "robustness").mkdir()
     pd.DataFrame(rows).to_csv(place / "robustness" / "evaluations.csv", index=False)
     values = {"profile": "paper", "results_dir": str(place), "experiments_dir": str(ROOT / "notebooks" / "experiments")}
@@ -95,7 +96,7 @@ def paper(results):
 
 def test_every_grid_but_those_with_figures_of_their_own_is_compared(paper):
     names = {file.stem for file in (ROOT / "notebooks" / "experiments").glob("*.yaml")}
-    assert set(paper["comparisons"]) == names - {"01_tolerance", "08_robustness"}
+    assert set(paper["comparisons"]) == names - {"01_tolerance", "08_robustness", "12_predictions"}
     assert not paper["not_learnt"]
 
 

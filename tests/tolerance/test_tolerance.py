@@ -11,6 +11,7 @@ import torch
 import lossytp as ltp
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate
+from lossytp.tolerance.__main__ import measure_and_print
 from lossytp.tolerance.advice import advice
 from lossytp.tolerance.config import Cell, ToleranceConfig, parts
 from lossytp.tolerance.measure import Measurement, Row
@@ -98,6 +99,15 @@ def test_a_stopped_measurement_goes_on_and_another_is_not_overwritten(text, tmp_
     (tmp_path / "tolerance.json").write_text("[]")
     with pytest.raises(ValueError, match="is not a tolerance record"):
         load_rows(config)
+
+
+def test_more_rates_and_repairs_join_the_rows_that_are_there(text, tmp_path, capsys):
+    measure_and_print(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path)))
+    first = json.loads((tmp_path / "tolerance.json").read_text())["rows"]
+    measure_and_print(settings(text, loss_rates="0.1", repairs="rescale", output_dir=str(tmp_path)))
+    both = json.loads((tmp_path / "tolerance.json").read_text())["rows"]
+    assert [(each["repair"], each["loss_rate"]) for each in both] == [("zero", 0.05), ("zero", 0.1), ("rescale", 0.1)]
+    assert both[:2] == first
 
 
 def row(rate, value, half=0.001, repair="zero", packets=100.0):

@@ -32,7 +32,7 @@ def stopped(toy, monkeypatch):
     def leave(**values: Any) -> TrainConfig:
         config = toy(**{"checkpoint_steps": 2, "loss_rate": 0.1, **values})
         with monkeypatch.context() as patched:
-            patched.setattr("lossytp.training.loop._Run._evaluate", lambda *_: (_ for _ in ()).throw(Stopped))
+            patched.setattr("lossytp.training.loop.Run._evaluate", lambda *_: (_ for _ in ()).throw(Stopped))
             with pytest.raises(Stopped):
                 run(toy(**{**config.changes(), "eval_steps": 3}))
         return config

@@ -16,7 +16,7 @@ from tests.training.test_checkpoint import Stopped
 def stopped_and_resumed(toy, monkeypatch, **values: Any) -> dict:
     values = {"checkpoint_steps": 2, "eval_steps": 3, "gradient_clipping": 1.0, "loss_rate": 0.1, **values}
     with monkeypatch.context() as patched:
-        patched.setattr("lossytp.training.loop._Run._evaluate", lambda *_: (_ for _ in ()).throw(Stopped))
+        patched.setattr("lossytp.training.loop.Run._evaluate", lambda *_: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             run(toy(**values))
     return run(toy(**values))

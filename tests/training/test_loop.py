@@ -35,7 +35,7 @@ def test_a_record_has_its_documented_keys(toy, tmp_path):
 
 def test_a_finished_run_is_not_run_again_and_another_configuration_is_refused(toy, monkeypatch):
     first = run(toy())
-    monkeypatch.setattr(loop, "_Run", None)  # fails if the run starts
+    monkeypatch.setattr(loop, "Run", None)  # fails if the run starts
     assert run(toy()) == first
     with pytest.raises(ValueError, match="loss_rate"):
         run(toy(loss_rate=0.5))

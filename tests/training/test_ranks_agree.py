@@ -160,7 +160,7 @@ def test_replica_drift_is_recorded(processes: Callable, folder: Path) -> None:
 def on_rank_again(folder: Path, values: dict) -> dict | tuple[str, str, str]:
     """Return the record, or the error and what was printed. Fail if a run starts."""
     told = io.StringIO()
-    with patch.object(loop, "_Run", None), contextlib.redirect_stderr(told):
+    with patch.object(loop, "Run", None), contextlib.redirect_stderr(told):
         try:
             return train(folder, values)
         except (ValueError, SystemExit) as error:

@@ -21,7 +21,7 @@ PLACES = ("best", "last", ".best.part", ".last.part", "checkpoint")
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_users_files_are_refused_before_the_first_step_and_stay(toy, tmp_path, place, monkeypatch):
-    monkeypatch.setattr("lossytp.training.loop._Run", None)  # fails if the run starts
+    monkeypatch.setattr("lossytp.training.loop.Run", None)  # fails if the run starts
     thesis = tmp_path / "run" / place / "thesis"
     thesis.parent.mkdir(parents=True)
     thesis.write_text("x")
@@ -143,7 +143,7 @@ def test_the_best_and_the_last_model_are_kept(toy, tmp_path, monkeypatch):
         self.evaluations.append({"step": step, "score_lossy": next(scores), "seconds": 0.0})
         return self.evaluations[-1]
 
-    monkeypatch.setattr("lossytp.training.loop._Run._evaluate", evaluate)
+    monkeypatch.setattr("lossytp.training.loop.Run._evaluate", evaluate)
     values = {"eval_steps": 2, "schedule": "constant", "save_model": True}
     run(toy(max_steps=6, **values))
     run(toy(max_steps=4, output_dir=str(tmp_path / "shorter"), **values))

@@ -85,7 +85,7 @@ def test_lines_after_the_checkpoint_and_half_lines_are_replaced(tmp_path):
 
 @pytest.mark.parametrize("content", [b"my notes\n", b"[1]\n", b'{"step": 1}\n', b"\xff\n"])
 def test_a_users_file_is_refused_before_the_first_step_and_stays(toy, tmp_path, monkeypatch, content):
-    monkeypatch.setattr(loop, "_Run", None)  # fails if it runs
+    monkeypatch.setattr(loop, "Run", None)  # fails if it runs
     file = tmp_path / "run" / STATISTICS
     file.parent.mkdir()
     file.write_bytes(content)

@@ -15,6 +15,7 @@ from scipy.optimize import brentq, curve_fit
 from scipy.stats import t
 
 from lossytp.study.analysis.law import FIRST_GUESS, HELD_FIXED, leaves_zeros, power, relative_squared_error
+from lossytp.study.comparisons import lossy_changes
 from lossytp.study.statistics import CONFIDENCE
 from lossytp.training.config import TrainConfig
 
@@ -146,16 +147,33 @@ def fit_predictor(x: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -
     return Predictor(float(scale), float(exponent), covariance, scatter, len(x))
 
 
+def with_measured(predicted: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Put what was measured beside predictions, with intervals for the seeds that were run.
+
+    Args:
+        predicted: the committed predictions, with `arm`, `loss_rate`, the columns of `Predictor.predict`, and
+            `seed_deviation`, of one seed's fall.
+        runs: from `records.read_experiment`, of one task, with its lossless arm.
+
+    Returns:
+        The predictions whose arms have runs, with `seeds`, the `measured` fall, and `low`, `high` for that many seeds.
+    """
+    falls = -lossy_changes(runs).set_index(["arm", "loss_rate"])["change"]
+    by_arm = falls.groupby(level=[0, 1]).agg(seeds="size", measured="mean").reset_index()
+    both = predicted.drop(columns=["low", "high"], errors="ignore").merge(by_arm, on=["arm", "loss_rate"])
+    return with_interval(both, both["seed_deviation"] / np.sqrt(both["seeds"]))
+
+
 def score(predicted: pd.DataFrame) -> pd.DataFrame:
     """Score predictions by class of arm and predictor.
 
     Args:
-        predicted: a row a prediction, with `kind` of the arm, `predictor`, predicted `fall`, `low` and `high`, and the
-            `measured` fall.
+        predicted: from `with_measured`.
 
     Returns:
         A row for each predictor and class, and one for all classes together: `arms`, `covered` (arms whose measured
-        fall lies in the interval), `bias` (mean of measured less predicted) and `error` (its root mean square).
+        fall lies in the interval), `bias` (mean of measured less predicted), `error` (its root mean square) and
+        `noise`, the error that seeds alone would make.
     """
     every = pd.concat([predicted, predicted.assign(kind="all")], ignore_index=True)
     rows = []
@@ -165,5 +183,6 @@ def score(predicted: pd.DataFrame) -> pd.DataFrame:
         rows.append(
             {"predictor": predictor, "kind": kind, "arms": len(ours), "covered": int(inside.sum())}
             | {"bias": float(miss.mean()), "error": math.sqrt(float((miss**2).mean()))}
+            | {"noise": math.sqrt(float((ours["seed_deviation"] ** 2 / ours["seeds"]).mean()))}
         )
     return pd.DataFrame(rows)

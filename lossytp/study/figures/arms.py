@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from lossytp.study.figures.style import COLUMN, MARKERS, band, shared_legend
+from lossytp.study.figures.style import COLUMN, MARKERS, band, shared_legend, task_name
 from lossytp.study.records import TRAINING
 from lossytp.study.statistics import CONFIDENCE
 
@@ -44,7 +44,7 @@ def drops_by_arm(compared: pd.DataFrame) -> Figure:
             ax.errorbar(cost, places, xerr=errors, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
             shown = np.where(ours[p].to_numpy(dtype=float) < 1 - CONFIDENCE, color, "white")
             ax.scatter(cost, places, c=shown, edgecolors=color, marker=marker, s=16, zorder=3)
-            ax.plot([], [], marker, color=color, markersize=4, label=task)
+            ax.plot([], [], marker, color=color, markersize=4, label=task_name(task))
         ax.axvline(0, color="0.45", linewidth=1, zorder=0)
         ax.set_title(title)
         ax.set_xlabel(text)
@@ -90,7 +90,7 @@ def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
                     markeredgecolor="0.2", markeredgewidth=0.4,  # keeps light colours visible in grey
                 )  # fmt: skip
             ax.axhline(0, color="0.45", linewidth=1, zorder=0)
-            ax.set_title(task)
+            ax.set_title(task_name(task))
             if len(ours) > ours["arm"].nunique():
                 ax.set_xscale("log")
                 ax.xaxis.set_minor_formatter(NullFormatter())

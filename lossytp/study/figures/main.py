@@ -10,26 +10,28 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from lossytp.study.analysis.law import PowerLaw
-from lossytp.study.figures.style import COLUMN, MARKERS, loss_rate_axis, shared_legend
-from lossytp.study.statistics import ONE_POINT, t_interval
+from lossytp.study.figures.style import COLUMN, MARKERS, loss_rate_axis, shared_legend, task_name
+from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
 POINTS = 100  # in a share of 1
 NAMED = (0, 1e-4, 1e-3, 1e-2, 1e-1)  # loss rates with a label
+BELOW = 2.6  # points below 0, with room for the budgets' labels
+FARTHEST = 10  # points: the tolerance figure is about what lies below
 LABEL_GAP = 0.09  # of a panel's height, between two labels
-TASK_NAMES = {"docstrings": "docstrings", "sst2_held_out": "SST-2"}
 
 
 def fall_against_loss(table: pd.DataFrame) -> Figure:
     """Draw the fall in accuracy against the loss rate: one panel per task, one line per arm, and a line at one point.
 
-    Points are means over seeds, paired with the lossless run of the seed; bands are Student's 95 % intervals.
+    Points are means over seeds, paired with the lossless run of the seed; bands are Student's 95 % intervals. Dotted
+    lines mark the loss budgets. Falls above `FARTHEST` points leave the panel.
 
     Args:
         table: from `records.with_lossless`.
     """
-    figure, axes = _panels(table["task"], 2.0)
+    figure, axes = _panels(table["task"], 2.0, equal_falls=True)
     for ax, (task, runs) in zip(axes, table.groupby("task", sort=False), strict=True):
-        ends = []
+        ends, budgets = [], []
         for number, (arm, ours) in enumerate(runs.groupby("arm", sort=False)):
             by_rate = ours.pivot_table(index="loss_rate", columns="seed", values="accuracy_lossy")
             falls = by_rate.loc[0.0] - by_rate
@@ -40,11 +42,13 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
             ax.plot(rates, value, marker=MARKERS[number], color=color, markersize=3)
             if np.isfinite(low[1:]).all():  # a single seed has no interval
                 ax.fill_between(rates[1:], low[1:], high[1:], color=color, alpha=0.2, linewidth=0)
-            ends.append((value[-1], str(arm), color))
+            ends.append((min(value[-1], FARTHEST), str(arm), color))
+            budgets.append((rate_of_drop(rates, value / POINTS), color))
+        _mark_budgets(ax, budgets)
         _one_point(ax)
         loss_rate_axis(ax, runs["loss_rate"])
         ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{POINTS * rate:g} %" if rate in NAMED else ""))
-        ax.set(title=TASK_NAMES.get(str(task), str(task)))
+        ax.set(title=task_name(task), ylim=(-BELOW, FARTHEST))
     _label_ends(axes[-1], ends)
     axes[0].annotate("one point", (0, POINTS * ONE_POINT), xytext=(0, 2), textcoords="offset points", fontsize=6)
     axes[0].set_ylabel("fall in accuracy, points")
@@ -59,7 +63,7 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
         arms: from `analysis.law.law_arms`.
         laws: the fitted law of each task.
     """
-    figure, axes = _panels(arms["task"], 2.1)
+    figure, axes = _panels(arms["task"], 2.1, equal_falls=True)
     for ax, (task, ours) in zip(axes, arms.groupby("task", sort=False), strict=True):
         kinds = _kinds(ours)
         for number, kind in enumerate(dict.fromkeys(kinds)):
@@ -69,7 +73,7 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
         errors = np.linspace(0, ours.loc[~ours["both_phases"], "squared_error"].max(), 200)
         law = laws[str(task)]
         ax.plot(errors, POINTS * law.fall(errors), color="0.2", linewidth=1, zorder=0)
-        ax.set_title(f"{TASK_NAMES.get(str(task), str(task))}: R² = {law.r_squared:.3f}")
+        ax.set_title(f"{task_name(task)}: R² = {law.r_squared:.3f}")
     axes[0].set_ylabel("fall in accuracy, points")
     figure.supxlabel("expected squared error of a sum, relative", fontsize="medium")
     axes[-1].legend(loc="upper left", fontsize=5.5, handletextpad=0.2, borderpad=0)
@@ -87,7 +91,7 @@ def cost_against_bytes(table: pd.DataFrame) -> Figure:
     for number, (task, rows) in enumerate(table.groupby("task", sort=False)):
         _errorbar(ax, rows["bytes"], rows, number, line=True)
         last = rows.iloc[-1]
-        name = f"{TASK_NAMES.get(str(task), str(task))}\n{POINTS * last['loss_rate']:g} % loss"
+        name = f"{task_name(task)}\n{POINTS * last['loss_rate']:g} % loss"
         ends.append((POINTS * last["fall"], name, f"C{number}"))
     ax.set_xscale("log")
     ax.set_ylim(bottom=0)
@@ -102,14 +106,14 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
     Args:
         table: columns `task`, `network`, `max_steps`, `fall`, `low`, `high`.
     """
-    figure, axes = _panels(table["task"], 2.1)
+    figure, axes = _panels(table["task"], 2.1, equal_falls=True)
     networks = list(dict.fromkeys(table["network"]))
     for ax, (task, rows) in zip(axes, table.groupby("task", sort=False), strict=True):
         for network, ours in rows.groupby("network", sort=False):
             _errorbar(ax, ours["max_steps"], ours, networks.index(str(network)), label=str(network), line=True)
         _one_point(ax)
         ax.set_xticks(sorted(rows["max_steps"].unique()))
-        ax.set(title=TASK_NAMES.get(str(task), str(task)), xlabel="training steps")
+        ax.set(title=task_name(task), xlabel="training steps")
     axes[0].set_ylabel("fall in accuracy, points")
     shared_legend(figure, axes[0], max_columns=2)
     return figure
@@ -137,16 +141,20 @@ def real_model_rises(table: pd.DataFrame) -> Figure:
     axes[0].set_ylim(len(repairs) - 0.5, -0.5)
     axes[0].set(xlabel="rise, nats a token")
     axes[1].set(xlabel="collapsed, %")
+    axes[1].margins(x=0.15)
     axes[0].legend(loc="lower right", fontsize=5.5)
     for ax in axes:
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     return figure
 
 
-def _panels(tasks: pd.Series, height: float) -> tuple[Figure, list[Axes]]:
+def _panels(tasks: pd.Series, height: float, *, equal_falls: bool = False) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each task, side by side."""
     number = tasks.nunique()
-    figure, axes_1T = plt.subplots(1, number, figsize=(COLUMN, height), layout="constrained", squeeze=False)
+    figure, axes_1T = plt.subplots(
+        1, number, figsize=(COLUMN, height), layout="constrained", squeeze=False,
+        sharey=equal_falls,
+    )  # fmt: skip
     return figure, list(axes_1T[0])
 
 
@@ -166,12 +174,25 @@ def _errorbar(
 
 def _kinds(arms: pd.DataFrame) -> pd.Series:
     """Return what sets each arm apart from the curve over loss rates, for the legend."""
-    kinds = pd.Series("other loss rates", index=arms.index)
+    kinds = pd.Series("direct, 4 ranks", index=arms.index)
     kinds[arms["ranks"] != arms["ranks"].mode().iloc[0]] = "2 or 8 ranks"
     kinds[arms["algorithm"] != "direct"] = "ring, tree, switch"
     kinds[arms["repair"] != "zero"] = "FEC, retransmission"
     kinds[arms["both_phases"]] = "both phases"
     return kinds
+
+
+def _mark_budgets(ax: Axes, budgets: list[tuple[float, str]]) -> None:
+    """Drop a line from each budget to its label, at ever lower heights so that no line crosses a label.
+
+    Args:
+        ax: the panel.
+        budgets: loss rate and colour of each curve; a budget beyond the tried rates is infinite, and has no line.
+    """
+    for number, (rate, color) in enumerate(sorted(each for each in budgets if np.isfinite(each[0]))):
+        low = -0.75 * (number + 1)
+        ax.vlines(rate, low, POINTS * ONE_POINT, color=color, linewidth=1, linestyle=":")
+        ax.annotate(f"{POINTS * rate:.2g} % ", (rate, low), color=color, fontsize=5.5, ha="right", va="center")
 
 
 def _one_point(ax: Axes) -> None:

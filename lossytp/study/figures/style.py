@@ -15,7 +15,13 @@ from lossytp.study.statistics import t_interval
 
 NAMED_APART = 1.7  # the least ratio of two labelled rates whose labels do not overlap
 COLUMN = 3.5  # inches, the width of the paper's column
+TASK_NAMES = {"sst2_held_out": "SST-2"}  # of tasks that figures name otherwise
 MARKERS = "osD^vPX*<>"  # with colours, so that arms differ in grey too
+
+
+def task_name(task: object) -> str:
+    """Return a task's name as figures write it."""
+    return TASK_NAMES.get(str(task), str(task))
 
 
 def set_style() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.predictions import fit_predictor, score, with_interval
+from lossytp.study.analysis.predictions import fit_predictor, score, with_interval, with_measured
 
 SCALE, EXPONENT = 0.6, 1.2
 NOISE = 0.003
@@ -54,19 +54,41 @@ def test_a_rise_that_is_negative_by_chance_predicts_no_fall() -> None:
     assert predicted["low"] < 0 < predicted["high"]
 
 
-def test_scores_count_what_intervals_hold_by_class() -> None:
-    predicted = pd.DataFrame(
+def predictions() -> pd.DataFrame:
+    return pd.DataFrame(
         {
+            "arm": ["a", "b", "c"],
+            "loss_rate": [0.1, 0.2, 0.1],
             "predictor": "law",
             "kind": ["one phase", "one phase", "both phases"],
             "fall": [0.02, 0.04, 0.1],
-            "low": [0.01, 0.03, 0.09],
-            "high": [0.03, 0.05, 0.11],
-            "measured": [0.025, 0.06, 0.1],
+            "deviation": 0.0,
+            "freedom": 1000,
+            "seed_deviation": 0.01,
         }
     )
-    scores = score(predicted).set_index("kind")
+
+
+def test_predictions_meet_the_falls_of_their_own_arms_and_seeds() -> None:
+    runs = pd.DataFrame(
+        [
+            {"task": "t", "model_name": "m", "max_steps": 1, "learning_rate": 1.0, "seed": seed}
+            | {"arm": arm, "loss_rate": rate, "accuracy_lossy": 0.7 + 0.1 * seed - fall}
+            for seed in range(4)
+            for arm, rate, fall in (("no loss", 0.0, 0.0), ("a", 0.1, 0.03), ("b", 0.2, 0.01 * seed))
+        ]
+    )
+    found = with_measured(predictions(), runs)
+    assert found["arm"].to_list() == ["a", "b"]
+    assert found["measured"].to_numpy() == pytest.approx([0.03, 0.015])
+    assert (found["high"] - found["fall"]).to_numpy() == pytest.approx(1.962 * 0.01 / 2, rel=1e-3)
+
+
+def test_scores_count_what_intervals_hold_by_class() -> None:
+    measured = predictions().assign(measured=[0.025, 0.06, 0.1], seeds=4)
+    scores = score(with_interval(measured, 0.005)).set_index("kind")
     assert scores["arms"].to_dict() == {"one phase": 2, "both phases": 1, "all": 3}
     assert scores["covered"].to_dict() == {"one phase": 1, "both phases": 1, "all": 2}
     assert scores.loc["one phase", "bias"] == pytest.approx(0.0125)
     assert scores.loc["one phase", "error"] == pytest.approx(np.sqrt((0.005**2 + 0.02**2) / 2))
+    assert scores.loc["all", "noise"] == pytest.approx(0.005)

@@ -65,7 +65,7 @@ def test_the_collapse_draws_every_arm_and_the_law():
     assert curve.get_ydata()[-1] == pytest.approx(20)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert set(labels) == {
-        "other loss rates",
+        "direct, 4 ranks",
         "2 or 8 ranks",
         "ring, tree, switch",
         "FEC, retransmission",
@@ -97,3 +97,19 @@ def test_the_real_model_is_drawn_by_repair_and_rate():
     assert [label.get_text() for label in rise.get_yticklabels()] == ["nothing", "stale"]
     assert [xs for xs, _ in marks(rise)] == [[1.03, 1.03], [1.1, 1.1]]
     assert [xs for xs, _ in marks(collapsed)] == [[10.0, 10.0], [10.0, 10.0]]
+
+
+def test_dotted_lines_mark_the_budgets_within_the_tried_rates():
+    rates = [0.0, 0.01, 0.1]
+    table = pd.DataFrame(
+        [
+            {"task": "docstrings", "arm": arm, "loss_rate": rate, "seed": seed, "accuracy_lossy": 0.7 - drop * rate}
+            for arm, drop in (("weak", 0.2), ("strong", 0.05))
+            for rate in rates
+            for seed in range(3)
+        ]
+    )
+    figure = fall_against_loss(table)
+    labels = [text.get_text().strip() for text in figure.axes[0].texts]
+    assert "5 %" in labels  # 0.2 per unit of loss rate: one point at 5 %
+    assert len([label for label in labels if label.endswith("%")]) == 1  # the strong one never falls by a point

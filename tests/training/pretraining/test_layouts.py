@@ -7,11 +7,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from lossytp.training import models
+from lossytp.training import loop, models
 from lossytp.training.config import PretrainConfig
-from lossytp.training.loop import _Run, run
+from lossytp.training.loop import Run, run
 from lossytp.training.pretraining import blocks
 from lossytp.training.pretraining.objective import Pretraining
+from lossytp.training.resuming import training_state
 from tests.training.checkpoint_contents import contents
 from tests.training.pretraining.tiny_runs import STEPS, TINY, losses, stopped, weights
 
@@ -47,11 +48,11 @@ MOVES = [
 
 def on_rank(values, stop_at=None):
     """Run on this process; return the record, and the batches and tensors from the first step on."""
-    step, batch, batches, held = _Run._timed_step, Pretraining.batch, [], {}
+    step, batch, batches, held = Run._timed_step, Pretraining.batch, [], {}
 
     def first_step(self, number, given):
         if not held:
-            pieces = self._training_state().tensors()
+            pieces = training_state(self).tensors()
             held.update(
                 {name: [piece._replace(view=piece.view.clone()) for piece in each] for name, each in pieces.items()}
             )
@@ -68,7 +69,7 @@ def on_rank(values, stop_at=None):
         config = PretrainConfig(**values)
         if stop_at is not None:
             return stopped(config, stop_at)
-        with patch.object(_Run, "_timed_step", first_step), patch.object(Pretraining, "batch", next_batch):
+        with patch.object(Run, "_timed_step", first_step), patch.object(Pretraining, "batch", next_batch):
             return run(config), batches, held
 
 
@@ -134,15 +135,15 @@ def test_links_that_both_layouts_have_go_on_and_what_was_sent_stays_counted(pret
     config = pretrain("broken", loss_rate=0.2, mtu_bytes=100, **TP)
     at("virtual 2", config, stop_at=5)
     links = {}
-    loaded = _Run._resume
+    loaded = loop.resume
 
-    def resumed(self):
-        loaded(self)
+    def resumed(this):
+        loaded(this)
         links.update(
-            self.network.state_dict()["links"] and {json.dumps(k): v for k, v in self.network.state_dict()["links"]}
+            this.network.state_dict()["links"] and {json.dumps(k): v for k, v in this.network.state_dict()["links"]}
         )
 
-    with patch.object(_Run, "_resume", resumed):
+    with patch.object(loop, "resume", resumed):
         record = at("virtual 4", config)[0][0]
     assert set(links) == {'["tp", 0, 1]', '["tp", 1, 0]'}
     by_link = record["network"]["training"]["by_link"]

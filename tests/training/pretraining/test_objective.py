@@ -95,7 +95,7 @@ def test_it_validates_on_part_of_the_held_out_blocks_and_at_its_end_on_all(pretr
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_the_first_step(pretrain, monkeypatch):
-    monkeypatch.setattr(loop._Run, "record", None)  # fails if it trains
+    monkeypatch.setattr(loop.Run, "record", None)  # fails if it trains
     with pytest.raises(ValueError, match=r"^prompt has \d+ tokens, which leave none of gpt2-nano's 64 positions free"):
         run(pretrain(prompt="four " * 64))
     with pytest.raises(ValueError, match="prompt = '' has no token to continue: give a word, or leave it out"):

@@ -8,7 +8,7 @@ import pytest
 from lossytp.parallel.replicas import local
 from lossytp.training import models
 from lossytp.training.config import PretrainConfig
-from lossytp.training.loop import _Run, run
+from lossytp.training.loop import Run, run
 from lossytp.training.pretraining import blocks
 from tests.training.pretraining.tiny_runs import NUMBERS, TINY, losses
 
@@ -34,7 +34,7 @@ def pretrained(folder, values):
     name = " ".join(f"{key} {value}" for key, value in values.items())
     defaults = {"batch_size": 8, "microbatch_size": 2, "block_size": 16, "learning_rate": 1e-2, "warmup_steps": 2}
     defaults |= {"total_steps": STEPS, "eval_steps": None, "checkpoint_steps": None, "save_model": False}
-    config_of, held = _Run.record, {}
+    config_of, held = Run.record, {}
 
     def recorded(self):
         record = config_of(self)
@@ -48,7 +48,7 @@ def pretrained(folder, values):
         patch.dict(models.PRESETS, {"gpt2-nano": {**TINY, "n_layer": 2, "n_head": 4}}),
         patch.dict(models.LLAMAS, {"llama-nano": LLAMA}),
         patch.object(blocks, "SHUFFLED_BLOCKS", 30),
-        patch.object(_Run, "record", recorded),
+        patch.object(Run, "record", recorded),
     ):
         text, output = str(folder / "text.txt"), str(folder / name)
         return run(PretrainConfig(**{**defaults, "data_glob": text, "output_dir": output, **values})), held

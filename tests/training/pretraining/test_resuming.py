@@ -90,7 +90,7 @@ def test_a_finished_run_goes_on_for_more_steps_but_not_for_fewer(pretrain, monke
     assert record["timing"]["resumed_behind_steps"] == [STEPS]
     unbroken = pretrain("unbroken", schedule="constant", total_steps=STEPS + 3)
     assert losses(record) == losses(run(unbroken))
-    monkeypatch.setattr(loop, "_Run", None)  # fails if it runs
+    monkeypatch.setattr(loop, "Run", None)  # fails if it runs
     assert run(longer) == record
     with pytest.raises(ValueError, match="holds a run with different total_steps: give another folder"):
         run(config)
@@ -98,7 +98,7 @@ def test_a_finished_run_goes_on_for_more_steps_but_not_for_fewer(pretrain, monke
 
 def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(pretrain, monkeypatch):
     record = run(pretrain())
-    monkeypatch.setattr(loop, "_Run", None)  # fails if it runs
+    monkeypatch.setattr(loop, "Run", None)  # fails if it runs
     assert run(pretrain()) == record
     assert run(pretrain(num_proc=1, eval_steps=5)) == record
     with pytest.raises(ValueError, match="holds a run with different learning_rate: give another folder"):
@@ -133,7 +133,7 @@ def test_a_users_files_are_refused_before_the_first_step_and_stay(pretrain, monk
     file.parent.mkdir()
     file.write_text("x")
     (file.parent / "thesis").touch()
-    monkeypatch.setattr(loop, "_Run", None)  # fails if it runs
+    monkeypatch.setattr(loop, "Run", None)  # fails if it runs
     with pytest.raises(ValueError, match=rf"^{file} is in the way.*: move it"):
         run(config)
     assert file.read_text() == "x"

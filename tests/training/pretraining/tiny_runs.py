@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from lossytp.training.loop import _Run, run
+from lossytp.training.loop import Run, run
 
 TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 320, "n_positions": 64}
 STEPS = 8
@@ -37,12 +37,12 @@ def assert_same(config, record, other, other_record):
 
 def stopped(config, at_step):
     """Run, and interrupt the run before a step."""
-    step = _Run._timed_step
+    step = Run._timed_step
 
     def stops(self, number, batch):
         if number == at_step:
             raise KeyboardInterrupt
         return step(self, number, batch)
 
-    with patch.object(_Run, "_timed_step", stops), pytest.raises(KeyboardInterrupt):
+    with patch.object(Run, "_timed_step", stops), pytest.raises(KeyboardInterrupt):
         run(config)

@@ -1,0 +1,47 @@
+"""Draw predictions of new arms against what was measured afterwards."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
+
+POINTS = 100  # in a share of 1
+
+
+def predicted_and_measured(table: pd.DataFrame) -> Figure:
+    """Draw measured falls against predicted ones, one panel a predictor, one marker a class of arms.
+
+    Bars are prediction intervals, around the prediction; hollow marks lie outside of theirs.
+
+    Args:
+        table: from `analysis.predictions.with_measured`.
+    """
+    predictors = list(dict.fromkeys(table["predictor"]))
+    kinds = list(dict.fromkeys(table["kind"]))
+    figure, axes_1P = plt.subplots(
+        1, len(predictors), figsize=(COLUMN, 2.2), sharex=True, sharey=True, layout="constrained", squeeze=False
+    )
+    top = POINTS * float(table[["fall", "measured"]].max().max()) * 1.05
+    for ax, predictor in zip(axes_1P[0], predictors, strict=True):
+        rows = table[table["predictor"] == predictor]
+        ax.plot([0, top], [0, top], color="0.6", linewidth=0.8, zorder=0)
+        for number, kind in enumerate(kinds):
+            ours = rows[rows["kind"] == kind]
+            inside = ours["measured"].between(ours["low"], ours["high"])
+            fall, measured = POINTS * ours["fall"], POINTS * ours["measured"]
+            style = {"marker": MARKERS[number], "edgecolor": f"C{number}", "s": 12, "linewidth": 0.8}
+            ax.scatter(fall[inside], measured[inside], facecolor=f"C{number}", label=kind, **style)
+            ax.scatter(fall[~inside], measured[~inside], facecolor="white", **style)
+        band = rows.sort_values("fall")
+        ax.vlines(
+            POINTS * band["fall"], POINTS * band["low"], POINTS * band["high"], color="0.85", linewidth=1, zorder=-1
+        )
+        ax.set(
+            title=predictor, xlim=(-0.5, top), ylim=(min(-1.0, POINTS * float(np.min(table["measured"])) - 0.5), top)
+        )
+    axes_1P[0, 0].set_ylabel("measured fall, points")
+    figure.supxlabel("predicted fall, points", fontsize="medium")
+    shared_legend(figure, axes_1P[0, -1])
+    return figure
