@@ -56,7 +56,7 @@ def _on_own_streams(forward: Callable) -> Callable:
             inputs["num_items_in_batch"] = inputs["num_items_in_batch"] * ranks_here
         output = forward(self, **inputs, return_dict=True)
         output.rank_logits = output.logits.view(ranks_here, len(tokens), *output.logits.shape[1:])
-        output.logits = _first_ranks(output.rank_logits[0], self.rank_group)
+        output.logits = first_ranks(output.rank_logits[0], self.rank_group)
         return output if return_dict is not False else output.to_tuple()
 
     return folded
@@ -205,7 +205,7 @@ def _check_cache(past: Any, rows: int) -> None:
         raise ValueError("beam search does not work if ranks have their own streams: sample, or search greedily")
 
 
-def _first_ranks(logits: Tensor, group: RankGroup) -> Tensor:
+def first_ranks(logits: Tensor, group: RankGroup) -> Tensor:
     """Return the logits of the group's first rank on every process, so that all make the same decision."""
     if torch.is_grad_enabled() or group.processes == 1:
         return logits

@@ -7,6 +7,7 @@ Shapes: T is the product of all leading axes, D the model width. There are L ran
 the vocabulary in this process, rank after rank.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import cast_for_autocast
 from lossytp.parallel.loss_parallel import LossParallel
 from lossytp.parallel.outside_graphs import outside_graphs
+from lossytp.parallel.own_streams import first_ranks
 
 FORWARD, BACKWARD = Site(None, None, "forward"), Site(None, None, "backward")
 
@@ -73,18 +75,27 @@ class VocabularyParallelEmbedding(nn.Module):
 class VocabularyParallelHead(nn.Module):
     """Compute logits: (..., D) to (..., O) in training, and to the whole vocabulary otherwise.
 
-    Forward: no communication in training, otherwise a reliable gather, so that all ranks decide alike. Backward: one
-    lossy all-reduce of the ranks' parts of dx.
+    Forward: no communication in training, otherwise a gather. It is reliable, so that all ranks decide alike, unless
+    `lossy_gather`: then `received` (L, ..., V) has what each local rank received. Backward: one lossy all-reduce of the
+    ranks' parts of dx.
     """
 
     sharded_over_ranks = ("weight", "bias")
 
     def __init__(
-        self, head: nn.Linear, weight: nn.Parameter, bias: nn.Parameter | None, collective: LossyCollective
+        self,
+        head: nn.Linear,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        collective: LossyCollective,
+        *,
+        lossy_gather: bool = False,
     ) -> None:
         super().__init__()
         self.vocabulary = head.out_features
         self.weight, self.bias, self.collective = weight, bias, collective
+        self.lossy_gather = lossy_gather
+        self.received: Tensor | None = None
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
@@ -92,16 +103,33 @@ class VocabularyParallelHead(nn.Module):
         widths = (len(weight) // len(self.collective.group.local),)
         with torch.autocast(x.device.type, enabled=False):
             y: Tensor = SharedColumn.apply(x, weight.t(), bias, widths, self.collective, BACKWARD)
-        return y if self.training else gather_columns(y, widths, self.collective)[..., : self.vocabulary]
+        if self.training:
+            return y
+        logits = gather_columns(y, widths, self.collective)
+        if self.lossy_gather:
+            self.received = self._as_received(logits)[..., : self.vocabulary]
+        return logits[..., : self.vocabulary]
+
+    def _as_received(self, logits: Tensor) -> Tensor:
+        """Return what each local rank receives (L, ..., O) if each rank sends its columns to the others."""
+        lossy = replace(self.collective.wiring, reliable_gather=False)
+        columns_first = logits.movedim(-1, 0).contiguous()  # so that a rank's columns are one chunk
+        copies = replace(self.collective, wiring=lossy).all_gather(columns_first, FORWARD)
+        return copies.movedim(1, -1)
 
 
 PARTS = (VocabularyParallelEmbedding, VocabularyParallelHead)
 
 
-def split_vocabulary_(model: PreTrainedModel) -> None:
+def split_vocabulary_(model: PreTrainedModel, *, lossy_gather: bool = False) -> None:
     """Split the vocabulary of a language model from `parallelize` over its ranks, in place.
 
     In training, the model's output has only this process's logits, and the loss of all ranks.
+
+    Args:
+        model: the model.
+        lossy_gather: if True, the gather of logits in evaluation loses packets. The output then has each local rank's
+            logits as `rank_logits` (L, B, ...), and the first rank's as `logits`, as if ranks had their own streams.
 
     Raises:
         TypeError: if the model has no plain embedding and head, or is not tensor-parallel.
@@ -128,9 +156,22 @@ def split_vocabulary_(model: PreTrainedModel) -> None:
     weight = _shard(embedding.weight, collective.group)
     own = weight if head.weight is embedding.weight else _shard(head.weight, collective.group)
     bias = None if head.bias is None else _shard(head.bias, collective.group)
-    parallel_head = VocabularyParallelHead(head, own, bias, collective).train(head.training)
+    parallel_head = VocabularyParallelHead(head, own, bias, collective, lossy_gather=lossy_gather)
+    parallel_head.train(head.training)
     _replace_(model, {embedding: VocabularyParallelEmbedding(embedding, weight, collective), head: parallel_head})
     changed.loss_function = LossParallel(parallel_head, changed.loss_function)
+    if lossy_gather:
+        model.register_forward_hook(_with_received_logits)
+
+
+def _with_received_logits(model: PreTrainedModel, inputs: Any, output: Any) -> None:
+    """Give an evaluation's output the logits that each rank received."""
+    head: Any = model.get_output_embeddings()
+    received = getattr(head, "received", None)  # a dense head has none
+    if received is not None:
+        output.rank_logits = received
+        output.logits = first_ranks(received[0], head.collective.group)
+        head.received = None
 
 
 def dense_vocabulary(model: PreTrainedModel) -> dict[int, Any]:

@@ -145,7 +145,7 @@ class Engine:
             wiring=self.wiring,
         )
         if config.splits_vocabulary:
-            split_vocabulary_(parallel)
+            split_vocabulary_(parallel, lossy_gather=config.loses_logits)
         return parallel
 
     def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
@@ -261,13 +261,13 @@ class Engine:
             batches: `input_ids` and `labels` (B, T), and no padding. Replicas share out each batch.
 
         Returns:
-            The mean for each rank of the tensor-parallel group that has a stream of its own; else as many equal means
-            as there are processes.
+            The mean for each rank of the tensor-parallel group that has a stream, or logits, of its own; else as many
+            equal means as there are processes.
         """
         self.module.eval()
-        totals, blocks = torch.zeros(self._streams_here(), dtype=torch.float64), 0
+        totals, blocks = torch.zeros(1, dtype=torch.float64), 0
         for examples, losses in self._each(self._losses, batches):
-            totals += examples * losses
+            totals = totals + examples * losses
             blocks += examples
         everyones = torch.stack(gathered(totals / blocks, self.network))  # (processes, streams)
         per_replica = everyones.view(self.layout.data_parallel_size, -1)  # (replicas, ranks)
@@ -286,10 +286,6 @@ class Engine:
         targets = here["labels"][:, 1:].flatten()
         each = [F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets) for logits in output.rank_logits]
         return len(batch["labels"]), weight * torch.stack(each).double().cpu()
-
-    def _streams_here(self) -> int:
-        model = self._with_own_streams()
-        return 1 if model is None else len(model.rank_group.local)
 
     def _each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         return map(function, items) if self._threads is None else self._threads.map(function, items)

@@ -73,6 +73,11 @@ class ParallelismSettings(NetworkSettings):
         return False
 
     @property
+    def loses_logits(self) -> bool:
+        """Return whether evaluation's gather of vocabulary-parallel logits loses packets."""
+        return False
+
+    @property
     def splits_vocabulary(self) -> bool:
         """Return whether tensor-parallel ranks also share the vocabulary, and compute the training loss together."""
         return False

@@ -61,6 +61,9 @@ class PretrainConfig(RunSettings, TextSettings):
     """Draw the weights layer by layer where they are sharded, so that no process holds the whole model."""
     enable_loss_parallelism: bool = False
     """Split the vocabulary over the tensor-parallel ranks, which then compute the training loss together."""
+    lossy_logits: bool = False
+    """With enable_loss_parallelism, evaluation's gather of logits loses packets, too. Ranks then score differently, and
+    records have the spread."""
     tensor_parallel_size: int = 1
     """Tensor-parallel ranks; spread over the processes under torchrun, else virtual. If left out, one for each process
     that replicas leave."""
@@ -130,6 +133,12 @@ class PretrainConfig(RunSettings, TextSettings):
                 "tensor_parallel_size above 1, reliable_gather = True and no sequence_parallel, or leave it out"
             )
 
+        if self.lossy_logits and (not self.enable_loss_parallelism or self.algorithm == "sender"):
+            raise ValueError(
+                "lossy_logits = True needs enable_loss_parallelism = True, and an algorithm other than sender, whose "
+                "gathers are reliable: give both, or leave it out"
+            )
+
     def _check_tokens(self) -> None:
         """Raise ValueError if `tokens_per_step` does not fit; else set `batch_size` from it."""
         tokens, defaults = self.tokens_per_step, PretrainConfig.batch_size
@@ -165,6 +174,10 @@ class PretrainConfig(RunSettings, TextSettings):
     @property
     def splits_vocabulary(self) -> bool:
         return self.enable_loss_parallelism
+
+    @property
+    def loses_logits(self) -> bool:
+        return self.lossy_logits
 
     @property
     def custom_data_parallel(self) -> bool:

@@ -34,3 +34,21 @@ def test_a_split_vocabulary_trains_as_a_whole_one(pretrain, processes):
 def test_it_needs_ranks_with_a_common_stream(pretrain, values):
     with pytest.raises(ValueError, match="enable_loss_parallelism = True needs tensor-parallel ranks with a common"):
         pretrain(enable_loss_parallelism=True, **values)
+
+
+def test_if_logits_lose_packets_ranks_score_apart_and_the_record_says_by_how_much(pretrain):
+    values = {"tensor_parallel_size": 2, "enable_loss_parallelism": True, "loss_rate": 0.3, "mtu_bytes": 200}
+    reliable = run(pretrain("reliable", **values))["curves"]["eval"][-1]
+    lossy = run(pretrain("lossy", lossy_logits=True, **values))["curves"]["eval"][-1]
+    (spread,) = (name for name in lossy if name.endswith("_spread_lossy"))
+    assert reliable[spread] == 0
+    assert lossy[spread] > 0
+    assert lossy[spread.replace("lossy", "clean")] == 0
+    assert lossy["cross_entropy_clean"] == pytest.approx(reliable["cross_entropy_clean"], rel=1e-5)
+    assert lossy["cross_entropy_lossy"] > reliable["cross_entropy_lossy"]
+
+
+@pytest.mark.parametrize("values", [{}, {"enable_loss_parallelism": True, "algorithm": "sender"}])
+def test_only_a_split_vocabulary_can_lose_logits(pretrain, values):
+    with pytest.raises(ValueError, match="lossy_logits = True needs enable_loss_parallelism = True, and an algorithm"):
+        pretrain(tensor_parallel_size=2, lossy_logits=True, **values)
