@@ -37,7 +37,7 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
     ]
     if differ:
         raise ValueError(
-            f"{file} was measured with another {' and '.join(differ)}: give another output_dir, or delete the file"
+            f"{file} was measured with different {' and '.join(differ)}: give another output_dir, or delete the file"
         )
     return {row.cell: row for row in rows}
 

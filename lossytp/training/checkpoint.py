@@ -122,10 +122,13 @@ class Checkpoints:
                     raise ValueError(f"it lacks {', '.join(lacking)}")
         except Exception as error:
             reason = " ".join(str(error).split())[:100]
-            raise ValueError(
-                f"{found.folder} cannot be read ({reason}): delete {found.folder} to start over"
-            ) from error
+            raise ValueError(f"{found.folder} cannot be read ({reason}): {self.to_start_over(found.folder)}") from error
         return states
+
+    def to_start_over(self, folder: Path) -> str:
+        """Return how to start without a checkpoint: delete it only if it is this run's."""
+        remedy = f"delete {folder}" if self._is_own(folder) else "leave checkpoint_path out"
+        return f"{remedy} to start over"
 
     def remove(self) -> None:
         """Delete the checkpoints of a finished run, which needs none."""
@@ -191,7 +194,7 @@ class Checkpoints:
             return found
         if damage:
             folder, reason = damage[0]
-            raise ValueError(f"{folder} is damaged ({reason}): delete {folder} to start over")
+            raise ValueError(f"{folder} is damaged ({reason}): {self.to_start_over(folder)}")
         return None
 
     def weights_file(self) -> Path | None:
@@ -206,11 +209,16 @@ class Checkpoints:
         changed = [name for name in self._config.differences(written) if name not in LAYOUT]
         if changed:
             raise ValueError(
-                f"{found.folder} belongs to an unfinished run with different {', '.join(changed)}: give another "
-                "output_dir, or delete it to start over"
+                f"{found.folder} belongs to an unfinished run with different {', '.join(changed)}: "
+                + ("give another output_dir, or " if self._is_own(found.folder) else "")
+                + self.to_start_over(found.folder)
             )
         if found.layout != self.layout:
             self._check_layout(found)
+
+    def _is_own(self, folder: Path) -> bool:
+        """Return whether a checkpoint lies in this run's folder."""
+        return folder.parent.resolve() == self.folder.resolve()
 
     def _check_layout(self, found: Found) -> None:
         """Raise ValueError if the run cannot go on at this layout."""

@@ -30,6 +30,9 @@ LAYOUT = (
 """Settings that say how a run is spread over processes. They may change when it is resumed."""
 
 
+SIZES = tuple(name for name in LAYOUT if name.endswith("_parallel_size"))
+
+
 @dataclass(frozen=True)
 class Found:
     """A whole checkpoint."""
@@ -46,7 +49,7 @@ class Found:
 
     def place(self, rank: int) -> Layout:
         """Return the place that a process had."""
-        sizes = {name: self.config[name] for name in LAYOUT if name.endswith("_parallel_size")}
+        sizes = {name: self.config[name] for name in SIZES}
         return Layout(**sizes, rank=rank, world_size=self.processes)
 
 
@@ -57,7 +60,8 @@ def home(config: RunSettings) -> Path:
         return own
     given = Path(config.checkpoint_path)
     if not given.is_dir():
-        return own if given.exists() or given.suffix in SUFFIXES else given
+        names_a_file = given.exists() or given.suffix in SUFFIXES
+        return own if names_a_file or STEP.fullmatch(given.name) else given  # a mistyped step is no new folder
     if all(path.name.startswith(".") for path in given.iterdir()):  # what a run leaves that is killed early
         return given
     steps = steps_in(given)
@@ -87,7 +91,7 @@ def candidates(own: Path, given: str | None) -> list[Path]:
     if mine and own.resolve() not in path.resolve().parents:
         return mine  # the run has gone on since it resumed from `checkpoint_path`
     if not path.exists():
-        raise ValueError(f"checkpoint_path = {given!r} does not exist: leave it out to start over")
+        raise ValueError(f"checkpoint_path = {given!r} does not exist: give one that does, or leave it out")
     if path.name == MARKER:
         return [path.parent]
     found = [file for file in path.rglob(MARKER) if STEP.fullmatch(file.parent.name)]
@@ -111,6 +115,8 @@ def read_marker(folder: Path) -> Found:
         marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
         config, sums = {**marker["config"]}, {**marker["files"]}
         found = Found(folder, int(marker["step"]), int(marker["processes"]), config)
+        if found.processes < 1 or not all(found.config[size] >= 1 for size in SIZES):
+            raise ValueError("it was written by no process")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{MARKER} cannot be read") from error
     for name, crc in sums.items():

@@ -54,7 +54,8 @@ def resume(run: "Run") -> None:
         return
     states = run.checkpoints.own_states(found, (*STATE, "position", "plain"), (*KEPT, "data", "trace"))
     plain = json.loads(states[0]["plain"])
-    fix = f"put the old file back, or delete {found.folder} to start over"
+    start_over = run.checkpoints.to_start_over(found.folder)
+    fix = f"put the old file back, or {start_over}"
     check_same_data(run.config, plain["data"], run.objective.sha256, str(found.folder), fix)
     check_same_trace(run.config, plain["trace"], str(found.folder), fix)
     run.engine.warm_up(run.objective.batch(), run.scaler)
@@ -69,7 +70,7 @@ def resume(run: "Run") -> None:
         raise
     except Exception as error:  # a state that another program wrote can raise anything
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise ValueError(f"{found.folder} does not belong to this run ({reason}): delete it to start over") from error
+        raise ValueError(f"{found.folder} does not belong to this run ({reason}): {start_over}") from error
     for name in KEPT:
         setattr(run, name, plain[name])
     run.resumed.append(len(run.losses))

@@ -43,8 +43,9 @@ def _weights(file: Path) -> dict[str, Tensor]:
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = " ".join(str(error).split())[:100]
-        raise ValueError(f"{file} cannot be read as tensors alone ({reason}): give another checkpoint_path") from error
+        raise ValueError(
+            f"{file} is not a file of tensors alone: give one that torch.save wrote, or leave checkpoint_path out"
+        ) from error
     found = [content, *(content[name] for name in ENTRIES if name in content)] if isinstance(content, Mapping) else []
     weights = next((each for each in found if _is_state_dict(each)), None)
     if weights is None:

@@ -62,7 +62,7 @@ class Likelihood:
         return weights / (1 + self.family.same_row @ weights)
 
     def at(self, odds: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return the log-likelihood and its gradient by the log odds, (P,)."""
+        """Return the log-likelihood and its gradient with respect to the log odds, (P,)."""
         expected = self.passes.expected(self.family.chain(self.values(odds)))
         tally = self.family.tally(expected)
         gradient = tally.chosen - tally.occasions * self.values(odds) + self._start_gradient(odds, expected.starts)

@@ -54,7 +54,9 @@ def import_trace(path: Path, *, column: str | None = None, where: str | None = N
         raise ValueError(f"{path}: {error}") from error
     flows = [flow for flow in flows if flow.num_packets]
     if not flows:
-        raise ValueError(f"{path} holds no packets: give a file with one 0 or 1 per packet")
+        raise ValueError(
+            f"{path} holds no packets: give a file of nothing but a 0 or 1 per packet, or a table with a header"
+        )
     return ProbeTrace(flows=dict(enumerate(flows)), source=f"imported from {path.name}")
 
 

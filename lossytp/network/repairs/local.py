@@ -13,7 +13,7 @@ class Local(Repair):
     """The receiver fills in its own contribution.
 
     In a reduce phase it does so once for everything that a hop did not deliver, in addition to adding its own part as
-    usual. In a gather phase each rank replaces the result that it lacks by its own contribution, as layers without
+    usual. In a gather phase each rank replaces the result that it lacks with its own contribution, as layers without
     synchronisation do (Lamprecht et al., "CAAT-Net", NeurIPS 2025). A switch has no part of its own and leaves zero.
     """
 

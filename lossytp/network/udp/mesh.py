@@ -27,7 +27,7 @@ Address = tuple[str, int]
 
 
 class Cargo(NamedTuple):
-    """A chunk on its way over one link, in packets of the link's consecutive sequence numbers."""
+    """A chunk that one link carries, in packets whose sequence numbers follow each other."""
 
     rank: int
     """The rank that receives or sends the chunk."""

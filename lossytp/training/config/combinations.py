@@ -228,7 +228,10 @@ def _check_training(config: "RunSettings") -> None:
 
 
 def check_blocks(config: "RunSettings", blocks: int) -> None:
-    """Raise ValueError if the settings need more blocks. Of a model on the hub, `blocks` is known once it is loaded."""
+    """Raise ValueError if the settings need more blocks than the model has.
+
+    A model on the hub must be loaded before `blocks` is known.
+    """
     if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
         raise ValueError(
             f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks: stop at {blocks}"

@@ -122,7 +122,9 @@ class Corpus:
     @property
     def remedy(self) -> str:
         """Return the end of an error message: which split lacks text, and the fix."""
-        return ": give more text" if self.split is None else f", for {self.split}: give more, or separate files"
+        if self.split is None:
+            return ": give more text"
+        return f", for {self.split}: give more text, or name separate files with validation_glob"
 
 
 def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:

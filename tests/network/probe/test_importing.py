@@ -59,7 +59,7 @@ def test_rows_and_columns_are_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "options", "words"),
     [
-        ("a.txt", "", {}, "holds no packets: give a file with one 0 or 1 per packet"),
+        ("a.txt", "", {}, "holds no packets: give a file of nothing but a 0 or 1 per packet, or a table"),
         ("a.csv", "flow,lost\n", {}, "holds no packets"),
         ("a.txt", "0121", {}, "holds no packets"),
         ("a.csv", "a,b\n0,1\n", {}, "2 of the columns a, b look like losses, not one: name the right one with --colu"),

@@ -33,7 +33,8 @@ def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
         assert record["timing"]["resumed_behind_steps"] == [step]
         assert_same(config, record, unbroken, expected)
     for path, message in (
-        ("gone.pth", "does not exist: leave it out"),
+        ("gone.pth", "does not exist: give one that does, or leave it out"),
+        ("older/checkpoint/step-9", "does not exist: give one that does, or leave it out"),
         ("data", r"has no checkpoint\.json below it, and is no .pth file: leave"),
         ("data/train-0.parquet", r"has no checkpoint\.json below it, and is no .pth file: leave"),
     ):
@@ -64,6 +65,17 @@ def test_another_runs_folder_is_read_and_not_written(pretrain, tmp_path):
     assert (steps(folder), steps(tmp_path / "second" / "checkpoint")) == ([3], [6])
     assert run(config)["timing"]["resumed_behind_steps"] == [3, 6], "it has gone on since"
     assert steps(folder) == [3]
+
+
+def test_nobody_should_delete_another_runs_checkpoint(pretrain, tmp_path):
+    stopped(pretrain("first"), 5)
+    folder = tmp_path / "first" / "checkpoint" / "step-3"
+    config = pretrain("second", checkpoint_path=str(folder), learning_rate=0.5)
+    with pytest.raises(ValueError, match=r"different learning_rate: leave checkpoint_path out to start over$"):
+        run(config)
+    (folder / MARKER).write_text("{}")
+    with pytest.raises(ValueError, match=r"step-3 is damaged \(.*\): leave checkpoint_path out to start over$"):
+        run(config)
 
 
 def test_as_many_checkpoints_are_kept_as_asked_and_an_earlier_one_can_be_named(pretrain, tmp_path):
@@ -112,7 +124,7 @@ def test_weights_that_do_not_fit_are_one_line(pretrain, tmp_path):
         ({key: weights[key] for key in weights if key != name}, rf"lacks {name}: give the weights of the same model"),
         ({**weights, name: torch.zeros(3, 16)}, rf"has {name} of shape \(3, 16\), and the model has \(64, 16\): give"),
         ({"step": 3}, "has no weights, nor under model, model_state_dict"),
-        (print, r"cannot be read as tensors alone \(.*\): give another checkpoint_path"),
+        (print, r"is not a file of tensors alone: give one that torch.save wrote, or leave checkpoint_path out$"),
     ):
         torch.save(content, tmp_path / "w.pth")
         with pytest.raises(ValueError, match=rf"^{tmp_path}/w.pth {message}") as error:

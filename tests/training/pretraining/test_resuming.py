@@ -146,6 +146,6 @@ def test_a_position_of_another_text_is_one_line(pretrain):
     folder = Path(config.output_dir) / "checkpoint" / "step-3"
     for position in ({"start": 3}, {}, None):
         rewrite(folder, lambda tensors, state, position=position: (tensors, {**state, "position": position}))
-        with pytest.raises(ValueError, match=r"^.*step-3 does not belong .*: delete it to start over$") as error:
+        with pytest.raises(ValueError, match=r"^.*step-3 does not belong .*: delete .*step-3 to start over$") as error:
             run(config)
         assert "\n" not in str(error.value)
