@@ -123,6 +123,8 @@ def _step_ratios(ax: Axes, step_ratios: pd.DataFrame) -> None:
         marker = MARKERS[::-1][number % len(MARKERS)]  # unlike those of the first lines
         errors = np.abs(rows[["low", "high"]].to_numpy(dtype=float).clip(1e-3, 1e6).T - ratio)
         ax.errorbar(rate, ratio, yerr=errors, fmt="none", ecolor="0.15", elinewidth=1, capsize=2)
-        ax.plot(rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=4, label=f"steps, {task_name(task)}")
+        ax.plot(
+            rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=4, label=f"steps, {task_name(task)}"
+        )
         bound = rows["never"].to_numpy() > 0
         ax.plot(rate[bound], ratio[bound], marker, color="0.15", markerfacecolor="white", markersize=4)
