@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, band, loss_rate_axis, shared_legend
+from lossytp.study.figures.style import COLUMN, MARKERS, band, loss_rate_axis, shared_legend, task_name
 
 
 def accuracy_against_loss(table: pd.DataFrame) -> Figure:
@@ -29,7 +29,7 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
         for ax, (column, how) in zip(axes, outcomes.items(), strict=True):
             for arm, runs in ours.groupby("arm", sort=False):
                 band(ax, runs, "loss_rate", column, label=str(arm), number=arms.index(str(arm)))
-            ax.set_title(f"{task}, {how}" if len(tasks) > 1 else how, fontsize=6)
+            ax.set_title(f"{task_name(task)}, {how}" if len(tasks) > 1 else how, fontsize=6)
             loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")
     for ax in axes_TP[-1]:
@@ -53,7 +53,7 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
         for number, rate in enumerate(trained_at):
             label = f"{100 * rate:g} % loss" if rate else "no loss"
             band(ax, ours[ours["trained_at"] == rate], "loss_rate", "accuracy", label=label, number=number)
-        ax.set_title(task)
+        ax.set_title(task_name(task))
         ax.set_xlabel("loss rate in evaluation")
         loss_rate_axis(ax, table["evaluated_at"])
     axes_1T[0, 0].set_ylabel("test accuracy")
@@ -112,7 +112,7 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
         ax.set_ylim(0.8 * smallest, 1.3 * largest)  # an infinite interval leaves the panel
         ax.set_xlabel("packet loss rate")
     axes_1T[0, 0].set_ylabel("reliable / best effort")
-    shared_legend(figure, axes_1T[0, 0], title="bandwidth x round trip", max_columns=3)
+    shared_legend(figure, axes_1T[0, 0], title="bandwidth × round trip", max_columns=3)
     return figure
 
 
@@ -123,6 +123,8 @@ def _step_ratios(ax: Axes, step_ratios: pd.DataFrame) -> None:
         marker = MARKERS[::-1][number % len(MARKERS)]  # unlike those of the first lines
         errors = np.abs(rows[["low", "high"]].to_numpy(dtype=float).clip(1e-3, 1e6).T - ratio)
         ax.errorbar(rate, ratio, yerr=errors, fmt="none", ecolor="0.15", elinewidth=1, capsize=2)
-        ax.plot(rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=4, label=f"steps, {task}")
+        ax.plot(
+            rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=4, label=f"steps, {task_name(task)}"
+        )
         bound = rows["never"].to_numpy() > 0
         ax.plot(rate[bound], ratio[bound], marker, color="0.15", markerfacecolor="white", markersize=4)

@@ -142,7 +142,7 @@ def real_model_rises(table: pd.DataFrame) -> Figure:
     axes[0].set(xlabel="rise, nats a token")
     axes[1].set(xlabel="collapsed, %")
     axes[1].margins(x=0.15)
-    axes[0].legend(loc="lower right", fontsize=5.5)
+    shared_legend(figure, axes[0])
     for ax in axes:
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
     return figure

@@ -39,9 +39,11 @@ def predicted_and_measured(table: pd.DataFrame) -> Figure:
             POINTS * band["fall"], POINTS * band["low"], POINTS * band["high"], color="0.85", linewidth=1, zorder=-1
         )
         ax.set(
-            title=predictor, xlim=(-0.5, top), ylim=(min(-1.0, POINTS * float(np.min(table["measured"])) - 0.5), top)
+            title=predictor,
+            xlabel="predicted fall, points",
+            xlim=(-0.5, top),
+            ylim=(min(-1.0, POINTS * float(np.min(table["measured"])) - 0.5), top),
         )
     axes_1P[0, 0].set_ylabel("measured fall, points")
-    figure.supxlabel("predicted fall, points", fontsize="medium")
     shared_legend(figure, axes_1P[0, -1])
     return figure
