@@ -47,7 +47,7 @@ class LabConfig(NetworkSettings):
     epochs: Count | None = None
     """Number of passes over the training images. 8 if neither epochs nor steps are given."""
     steps: Count | None = None
-    """Number of optimiser steps, in place of epochs."""
+    """Number of optimizer steps, in place of epochs."""
     batch_size: Count = 64
     """Images per step, over all ranks."""
     learning_rate: Positive = 1e-3

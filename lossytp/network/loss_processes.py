@@ -30,7 +30,7 @@ def loss_process_named(text: str, **given: float | None) -> LossProcess:
     Args:
         text: the name, with values if any.
         given: values of `loss_rate` and `mean_burst_packets`, for parameters with these names that the text leaves out.
-            0 is used only for parameters without a default, None for none.
+            A 0 replaces no default, and None replaces nothing.
 
     Raises:
         ValueError: if a name is unknown, a value is missing, or values do not go together.

@@ -85,7 +85,10 @@ def _flat_shards(model: nn.Module) -> dict[int, tuple[Numbers, int]]:
 
 
 def _rows_here(parameter: Any) -> tuple[Numbers, int]:
-    """Return the same of any other parameter. PyTorch's FSDP shards rows, in equal parts but for the last ones."""
+    """Return the dense shape and the first element here of a whole parameter, or of one that PyTorch's FSDP shards.
+
+    FSDP shards rows in equal parts. The last parts may be smaller.
+    """
     shape = tuple(parameter.shape)
     if not isinstance(parameter, DTensor):
         return shape, 0

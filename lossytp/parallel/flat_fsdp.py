@@ -5,7 +5,7 @@ al., "ZeRO", SC 2020, stage 3. The parameters fall into units: those of each tra
 
     forward    gather the first block, compute, free; gather the second block, compute, free; ...
     backward   gather the last block, compute its gradients, free, reduce-scatter them; then the block before; ...
-    optimiser  each replica updates its shards
+    optimizer  each replica updates its shards
 
 While one block computes, the next one's gather and the last one's reduce-scatter are under way. The rest, such as the
 embeddings, stays gathered from the beginning of forward to the end of backward, as in PyTorch.
@@ -27,9 +27,9 @@ from lossytp.parallel.flat_unit import FlatUnit, Place
 
 
 class FlatFSDP(nn.Module):
-    """Replicas of `module` that see different examples, and share its parameters, gradients and optimiser's state.
+    """Replicas of `module` that see different examples, and share its parameters, gradients and optimizer's state.
 
-    Call it instead of `module`, which holds pieces of parameters from now on: make the optimiser afterwards. Every
+    Call it instead of `module`, which holds pieces of parameters from now on: make the optimizer afterwards. Every
     parameter must get a gradient in each backward. Frozen ones stay whole on each replica.
 
     Args:
@@ -124,10 +124,10 @@ class FlatFSDP(nn.Module):
         check_all_arrived(missing)
 
     def whole(self, piece_of: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
-        """Gather something that the replicas hold in pieces, such as gradients or an optimiser's moments.
+        """Gather something that the replicas hold in pieces, such as gradients or an optimizer's moments.
 
         Args:
-            piece_of: returns this replica's piece for a parameter of the optimiser's.
+            piece_of: returns this replica's piece for a parameter of the optimizer's.
 
         Returns:
             The whole tensors, by the parameters' names in `module`. Every replica must call this.

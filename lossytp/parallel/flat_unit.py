@@ -26,7 +26,7 @@ class Place(NamedTuple):
 class FlatUnit:
     """Parameters side by side in a vector (P,), of which replica r of R keeps the r-th part, its shard.
 
-    While they are gathered, the model holds `wholes`. Otherwise it holds `pieces`, which the optimiser trains: what
+    While they are gathered, the model holds `wholes`. Otherwise it holds `pieces`, which the optimizer trains: what
     this replica's shard has of each parameter, one-dimensional and often empty.
 
     Args:

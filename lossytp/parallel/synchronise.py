@@ -45,7 +45,7 @@ def resynchronise_(model: nn.Module, layout: Layout, network: LossyNetwork) -> N
     """Set every copy of a replicated parameter to the mean over tensor-parallel ranks, without losses.
 
     Local SGD does this with whole models (Stich, "Local SGD converges fast and communicates little", ICLR 2019). The
-    optimiser's moments stay each rank's own.
+    optimizer's moments stay each rank's own.
     """
     with network.reliable(), torch.no_grad():
         for parameter, axes, copies in placed(model):

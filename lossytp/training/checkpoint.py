@@ -91,7 +91,10 @@ class Checkpoints:
         return on_rank_zero(self._find, self._network)
 
     def known(self, found: Found) -> set[str]:
-        """Return the names of the tensors in a checkpoint. Later copies are not among them if their number changed."""
+        """Return the names of the tensors to read from a checkpoint.
+
+        If the number of copies changed, only the first copies are read.
+        """
         sizes = [
             [layout[f"{kind}_parallel_size"] for kind in ("tensor", "data")] for layout in (found.layout, self.layout)
         ]

@@ -199,7 +199,7 @@ class Engine:
             self.module.zero_grad(set_to_none=True)
 
     def synchronise(self) -> None:
-        """Synchronise, before an optimiser step, the gradients of replicated parameters as configured."""
+        """Synchronise, before an optimizer step, the gradients of replicated parameters as configured."""
         config = self.config
         each_its_own = self.wiring.own_streams  # each rank has its own losses, or its own data from replicas and stages
         each_its_own |= config.data_parallel_size > 1 or config.pipeline_parallel_size > 1
@@ -208,7 +208,7 @@ class Engine:
             synchronise_gradients_(self.module, self.layout, self.network, lossy=lossy)
 
     def resynchronise(self, step: int) -> None:
-        """Set drifting copies to their mean after optimiser step `step`, if it is time."""
+        """Set drifting copies to their mean after optimizer step `step`, if it is time."""
         if self.config.resync_every and step % self.config.resync_every == 0:
             resynchronise_(self.module, self.layout, self.network)
 

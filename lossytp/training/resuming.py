@@ -89,7 +89,10 @@ def _take_weights(run: "Run") -> None:
 
 
 def _moved(run: "Run", found: Found, states: list[dict[str, Any]], plain: dict[str, Any]) -> dict[str, Any]:
-    """Return this process's own state after a change of layout, which it notes in `plain` and says."""
+    """Return this process's own state after a change of layout.
+
+    Add the change to `plain`, and print it.
+    """
     packets = counted(states)
     earlier = Counters()
     earlier.load_state_dict(plain["earlier_packets"])

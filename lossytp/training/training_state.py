@@ -99,7 +99,7 @@ def of_another_layout(states: Sequence[dict[str, Any]], like: int | None, *, sam
 
     Args:
         states: by rank.
-        like: the process whose random generator to take; None for none, if the replica is new.
+        like: the process whose random generator this one takes over, or None if the replica is new.
         same_ranks: whether there are as many tensor-parallel ranks, so that what repairs remember is of use.
     """
     networks = [json.loads(state["network"]) for state in states]

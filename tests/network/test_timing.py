@@ -200,10 +200,10 @@ def test_tail_is_of_the_sample():
             {"algorithm": "mesh"},
             "algorithm = 'mesh' is unknown: choose one of direct, ring, sender, switch, tree",
         ),
-        ({"ranks": 0}, "ranks = 0 is not a whole number"),
-        ({"samples": 0}, "samples = 0 is not a whole number"),
+        ({"ranks": 0}, "ranks = 0 is below 1"),
+        ({"samples": 0}, "samples = 0 is below 1"),
         ({"num_elements": 1.5}, "num_elements = 1.5 is not a whole number"),
-        ({"itemsize": 0}, "itemsize = 0 is not a whole number"),
+        ({"itemsize": 0}, "itemsize = 0 is below 1"),
         ({"process": Bernoulli(loss_rate=1)}, "loss_rate = 1 lets no retransmission through"),
         (
             {"transport": SelectiveRepeat(window_packets=4, timeout_s=21e-6)},
@@ -220,7 +220,7 @@ def test_what_cannot_be_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_layers": 0}, "num_layers = 0 is not a whole number"),
+        ({"num_layers": 0}, "num_layers = 0 is below 1"),
         ({"compute_s": -1}, "compute_s = -1 is negative or infinite"),
     ],
 )

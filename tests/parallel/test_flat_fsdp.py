@@ -1,4 +1,4 @@
-"""The project's FSDP: PyTorch's training, where each replica holds a shard of parameters and optimiser's state."""
+"""The project's FSDP: PyTorch's training, where each replica holds a shard of parameters and optimizer's state."""
 
 import math
 from collections.abc import Callable

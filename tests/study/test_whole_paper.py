@@ -95,7 +95,8 @@ def paper(results):
 
 
 def test_every_grid_but_those_with_figures_of_their_own_is_compared(paper):
-    names = {file.stem for file in (ROOT / "notebooks" / "experiments").glob("*.yaml")}
+    experiments = load_experiments(ROOT / "notebooks" / "experiments", "paper", ROOT / "results" / "paper")
+    names = {experiment.name for experiment in experiments}
     assert set(paper["comparisons"]) == names - {"01_tolerance", "08_robustness", "12_predictions"}
     assert not paper["not_learnt"]
 

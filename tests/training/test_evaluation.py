@@ -99,9 +99,9 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
     train(tmp_path, "classification")
     folder = tmp_path / "run" / "last"
     config = (folder / "config.json").read_text()
-    for length in ("48", -3):
+    for length, wrong in (("48", "is not a whole number"), (-3, "is below 1")):
         (folder / "config.json").write_text(json.dumps({**json.loads(config), "finetuning_max_length": length}))
-        with pytest.raises(ValueError, match=f"last's finetuning_max_length = {length!r} is not a whole number"):
+        with pytest.raises(ValueError, match=f"last's finetuning_max_length = {length!r} {wrong}"):
             evaluate(tmp_path)
     (folder / "config.json").write_text(config)
     tokenizer = load_tokenizer(str(folder))

@@ -53,7 +53,7 @@ def predict_arms(finished: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Predict new arms from finished ones by both predictors, with a law for each class.
 
     Args:
-        finished: a row an arm, with `kind`, `squared_error` (NaN where it does not apply), `rise` with its standard
+        finished: one row per arm, with `kind`, `squared_error` (NaN where it does not apply), `rise` with its standard
             error `rise_error`, and `fall` with its `standard_error`.
         new: the same columns but the last two, and any that name the arm.
 
@@ -126,7 +126,7 @@ def with_interval(predicted: pd.DataFrame, noise: np.ndarray | float) -> pd.Data
 def fit_predictor(x: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -> Predictor:
     """Fit a law to A arms, with the scatter at which they deviate as much as expected.
 
-    The scatter is that at which chi squared for each degree of freedom is 1, or 0 if it is below 1 without scatter.
+    The scatter makes chi squared 1 per degree of freedom. If chi squared is below 1 without scatter, there is none.
 
     Args:
         x: (A,) above 0.

@@ -1,4 +1,4 @@
-"""Groups of settings: data, optimiser, precision, evaluation and output."""
+"""Groups of settings: data, optimizer, precision, evaluation and output."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -119,9 +119,9 @@ class FineTuningSettings(WatchingSettings):
     """The steps of fine-tuning, and the scores that it waits for."""
 
     max_steps: Count = 600
-    """Optimiser steps."""
+    """Optimizer steps."""
     gradient_accumulation_steps: Count = 1
-    """Number of microbatches accumulated per optimiser step. It changes results only by rounding."""
+    """Number of microbatches accumulated per optimizer step. It changes results only by rounding."""
     patience: Count | None = None
     """Evaluations in a row without a better score over the lossy network after which to stop."""
     target_accuracy: float | None = None

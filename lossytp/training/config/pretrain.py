@@ -76,7 +76,7 @@ class PretrainConfig(RunSettings, TextSettings):
     warmup_steps: CountFromZero = 100
     """Steps of linear warm-up. At most total_steps, but for the default."""
     total_steps: Count = 6200
-    """Optimiser steps."""
+    """Optimizer steps."""
     weight_decay: NotNegative = 0.1
     """Decoupled weight decay, of matrices only."""
     gradient_clipping: Positive | None = 1.0
