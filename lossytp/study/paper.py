@@ -75,6 +75,7 @@ def runs(study: Study) -> dict[str, Any]:
                 name: record["data"][name] for name in ("train_examples", "test_examples", "subsets", "majority_share")
             }
             for record in study.every_record
+            if "test_examples" in record["data"]  # pretraining has none
         },
     }
 

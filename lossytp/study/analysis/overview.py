@@ -123,8 +123,8 @@ def cost_of_larger_model(records: Iterable[dict]) -> dict[str, Any]:
     """Estimate how long a GPU would take to repeat the distinct finished runs with `LARGER_MODEL`.
 
     Each parameter of the blocks takes 6 operations per token in training, and 2 in each of the two evaluations (Kaplan
-    et al. 2020, section 2.1). Evaluated texts count at full length; packet losses and messages do not count. Runs of a
-    model whose shape is unknown are left out.
+    et al. 2020, section 2.1). Evaluated texts count at full length; packet losses and messages do not count.
+    Pretraining and runs of a model whose shape is unknown are left out.
 
     Returns:
         JSON-ready values: `model_name`, `times` (how many times the operations of the study's own runs, null without
@@ -135,6 +135,8 @@ def cost_of_larger_model(records: Iterable[dict]) -> dict[str, Any]:
     assert shape is not None, LARGER_MODEL
     for record in _distinct_runs(records):
         config, timing = record["config"], record["timing"]
+        if "test_examples" not in record["data"]:
+            continue  # pretraining
         trained = timing["tokens_per_second"] * timing["train_seconds"]
         evaluated = 2 * record["data"]["test_examples"] * config["max_length"]
         a_parameter = 6 * trained + 2 * evaluated

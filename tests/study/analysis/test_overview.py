@@ -99,3 +99,8 @@ def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
     }  # fmt: skip
     none = {"pairs": 0, "differ": 0, "largest": 0.0, "largest_lossy": 0.0}
     assert repeatability(others) == {"one": none, "two": none}
+
+
+def test_pretraining_is_left_out_of_the_larger_models_cost():
+    pretraining = {"config": {"total_steps": 4}, "timing": {}, "data": {"tokens": 8}, "processes": 1, "seed": 0}
+    assert cost_of_larger_model([pretraining])["times"] is None
