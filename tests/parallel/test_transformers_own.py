@@ -46,7 +46,7 @@ def on_rank_load(make: Callable, folder: str, loss_rate: float) -> dict:
 
 
 needs_accelerate = pytest.mark.skipif(
-    importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed"
+    importlib.util.find_spec("accelerate") is None, reason="accelerate is not installed: ./run_all.sh models"
 )
 
 
