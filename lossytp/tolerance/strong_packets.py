@@ -24,10 +24,8 @@ from transformers import PreTrainedModel
 
 from lossytp.network.checks import check_at_least, check_known
 from lossytp.network.scope import MODULES
-from lossytp.parallel.convert import dense_splits
-from lossytp.parallel.functions import rank_by_rank
-from lossytp.parallel.plans import LayerSplit, weight_and_bias
-from lossytp.tolerance.damage import checked_layers, token_losses
+from lossytp.tolerance.contributions import contributions, sums_of
+from lossytp.tolerance.damage import token_losses
 from lossytp.training.config.network import NetworkSettings
 
 STRONGEST = "strongest"
@@ -64,9 +62,9 @@ def packet_norms(
         ValueError: if the model does not fit the tensor-parallel size, or has no such layer.
     """
     rows = []
-    sums = _sums(dense, settings, checked_layers(dense, layers))
+    sums = sums_of(dense, settings.tensor_parallel_size, layers)
     for block, ids_T in enumerate(blocks_NT):
-        for split, parts_RM in _contributions(dense, ids_T, sums, settings.tensor_parallel_size):
+        for split, parts_RM in contributions(dense, ids_T, sums, settings.tensor_parallel_size):
             width = parts_RM.shape[1] // len(ids_T)
             for packet in _packets(parts_RM, settings):
                 link = {"src": packet.src, "dst": packet.dst, "token": packet.start // width}
@@ -119,12 +117,12 @@ def by_norm(
     """
     check_known("module", module, MODULES)
     check_at_least("packets", packets, 1)
-    sums = [each for each in _sums(dense, settings, checked_layers(dense, [layer])) if each.module == module]
+    sums = [each for each in sums_of(dense, settings.tensor_parallel_size, [layer]) if each.module == module]
     rows = []
     for block, ids_T in enumerate(blocks_NT):
         ids_1T = ids_T.unsqueeze(0)
         lossless = token_losses(dense, ids_1T).mean()
-        for split, parts_RM in _contributions(dense, ids_T, sums, settings.tensor_parallel_size):
+        for split, parts_RM in contributions(dense, ids_T, sums, settings.tensor_parallel_size):
             width = parts_RM.shape[1] // len(ids_T)
             sent = sorted(_packets(parts_RM, settings), key=lambda packet: -packet.norm)
             for name, number in _chosen(len(sent), packets):
@@ -135,33 +133,6 @@ def by_norm(
                 place |= {"dst": packet.dst, "token": packet.start // width}
                 rows.append({**place, "norm": packet.norm, "rise": rise})
     return pd.DataFrame(rows)
-
-
-def _sums(dense: PreTrainedModel, settings: NetworkSettings, layers: Sequence[int]) -> list[LayerSplit]:
-    """Return the row-parallel layers, whose products the ranks sum, in the order of their layers."""
-    splits = [each for each in dense_splits(dense, settings.tensor_parallel_size) if each.row and each.layer in layers]
-    return sorted(splits, key=lambda split: (split.layer, split.module))
-
-
-def _contributions(
-    dense: PreTrainedModel, ids_T: Tensor, sums: Sequence[LayerSplit], ranks: int
-) -> Iterator[tuple[LayerSplit, Tensor]]:
-    """Yield the ranks' contributions (R, M) to each of the sums."""
-    inputs: dict[Any, Tensor] = {}
-    handles = [
-        split.linears[0].register_forward_pre_hook(lambda linear, given: inputs.update({linear: given[0]}))
-        for split in sums
-    ]
-    try:
-        token_losses(dense, ids_T.unsqueeze(0))
-    finally:
-        for handle in handles:
-            handle.remove()
-    for split in sums:
-        weight, _ = weight_and_bias(split.linears[0])
-        weight_RKD = weight.detach().unflatten(0, (ranks, -1))
-        x_RTK = inputs.pop(split.linears[0])[0].unflatten(-1, (ranks, -1)).transpose(0, 1)
-        yield split, rank_by_rank(x_RTK, weight_RKD).flatten(1)
 
 
 def _packets(parts_RM: Tensor, settings: NetworkSettings) -> Iterator[Packet]:

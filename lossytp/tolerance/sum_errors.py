@@ -1,0 +1,90 @@
+"""Measure the squared error of a language model's sums over lossy networks, in two units.
+
+Relative to the sum, it is the error that `lossytp.network.theory` expects. Relative to the residual stream, it is the
+error after normalisation: the next layer divides each token by the norm of its stream (RMSNorm; LayerNorm also
+subtracts the mean). Each sum is taken alone, of the contributions that ranks make without losses.
+
+Shapes: N blocks, T tokens per block; R ranks, M elements of a sum (tokens x width, row-major), D model width.
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from lossytp.network.checks import check_at_least
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.group import RankGroup
+from lossytp.parallel.plans import LayerSplit, blocks_of
+from lossytp.tolerance.contributions import contributions, sums_of
+from lossytp.tolerance.damage import token_losses
+from lossytp.training.config.network import NetworkSettings
+
+
+def sum_errors(
+    dense: PreTrainedModel, blocks_NT: Tensor, networks: Sequence[NetworkSettings], *, draws: int = 2
+) -> pd.DataFrame:
+    """Measure the errors of all of a model's sums.
+
+    The model adds each sum to its residual stream as it is, as GPT-2 and Llama do.
+
+    Args:
+        dense: a language model in evaluation mode.
+        blocks_NT: token ids, on the model's device. Each block is a separate message.
+        networks: the networks, which share one tensor-parallel size.
+        draws: number of draws of losses for each sum and block.
+
+    Returns:
+        A row for each network, with means over draws, sums and blocks: `squared_error`, relative to the squared sum,
+        and `stream_error`, relative to the squared stream, token by token.
+
+    Raises:
+        ValueError: if the model does not fit the tensor-parallel size, or a repair needs earlier messages, as "stale"
+            does.
+    """
+    check_at_least("draws", draws, 1)
+    (ranks,) = {each.tensor_parallel_size for each in networks}
+    sums = sums_of(dense, ranks)
+    collectives = [LossyCollective(each.network(), RankGroup(ranks), each.wiring()) for each in networks]
+    for collective in collectives:
+        if collective.wiring.repair.remembers:
+            raise ValueError(
+                f"repair = '{collective.wiring.repair}' does not work for single sums, before which nothing arrived: "
+                "choose another"
+            )
+    rows = []
+    with torch.inference_mode():
+        for ids_T in blocks_NT:
+            streams = _squared_streams(dense, ids_T, sums)
+            for (_, parts_RM), stream_T in zip(contributions(dense, ids_T, sums, ranks), streams, strict=True):
+                for number, collective in enumerate(collectives):
+                    results = [collective.sum_(parts_RM.clone()).view(-1, parts_RM.shape[1]) for _ in range(draws)]
+                    rows += [{"network": number, **_errors(each, parts_RM, stream_T)} for each in results]
+    return pd.DataFrame(rows).groupby("network").mean()
+
+
+def _errors(results_RM: Tensor, parts_RM: Tensor, stream_T: Tensor) -> dict[str, float]:
+    total_M = parts_RM.sum(0)
+    error_T = (results_RM - total_M).unflatten(1, (len(stream_T), -1)).square().sum(2).mean(0)
+    return {
+        "squared_error": float(error_T.sum() / total_M.square().sum()),
+        "stream_error": float((error_T / stream_T).mean()),
+    }
+
+
+def _squared_streams(dense: PreTrainedModel, ids_T: Tensor, sums: Sequence[LayerSplit]) -> list[Tensor]:
+    """Return each token's squared norm of the residual stream after each of the sums, (T,) each."""
+    streams: list[Tensor] = []
+    first = blocks_of(dense)[0].register_forward_pre_hook(lambda block, given: streams.append(given[0][0]))
+    handles = [
+        split.linears[0].register_forward_hook(lambda linear, given, sum_1TD: streams.append(streams[-1] + sum_1TD[0]))
+        for split in sums
+    ]
+    try:
+        token_losses(dense, ids_T.unsqueeze(0))
+    finally:
+        for handle in (first, *handles):
+            handle.remove()
+    return [stream_TD.square().sum(1) for stream_TD in streams[1:]]
