@@ -69,7 +69,7 @@ rule figures:
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_figures.ipynb",
-        sorted(str(file) for file in Path(RESULTS).glob("real_model/**/tolerance.json")),
+        sorted(str(file) for file in Path(RESULTS).glob("real_model/**/*.*")),
         sorted(str(file) for file in Path("lossytp/study").rglob("*.py")),
     output:
         f"{RESULTS}/paper.json",
@@ -201,6 +201,7 @@ if not CELLS_EXIST:
                     values=json.dumps(
                         {"cells": [cell.as_dict() for cell in cells]}
                         | ({"results_dir": RESULTS} if experiment.outputs else {})
+                        | experiment.parameters
                     ),
                 threads: experiment.processes
                 retries: 1

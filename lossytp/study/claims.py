@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from lossytp.study.analysis.real_model import COLLAPSE_NATS
+from lossytp.study.analysis.real_model import COLLAPSE_NATS, USUAL
 from lossytp.study.statistics import CONFIDENCE, ONE_POINT
 
 POINTS = 100
@@ -366,9 +366,10 @@ def _against_tensor_parallelism(results: Results, arm: str, task: str) -> dict[s
 
 
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:
-    """Yield each loss rate of the real model with its rows by repair."""
-    for rate in sorted({row["loss_rate"] for row in results["real_model"]}):
-        yield rate, {row["repair"]: row for row in results["real_model"] if row["loss_rate"] == rate}
+    """Yield each loss rate at which repairs were tried on the real model's usual network, with its rows by repair."""
+    rows = [row for row in results["real_model"] if {name: row[name] for name in USUAL} == USUAL]
+    for rate in sorted({row["loss_rate"] for row in rows if row["repair"] != "zero"}):
+        yield rate, {row["repair"]: row for row in rows if row["loss_rate"] == rate}
 
 
 def _better(row: dict[str, Any], name: str) -> bool:

@@ -14,7 +14,7 @@ from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_a
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
 from lossytp.study.analysis.predictions import score, with_measured
-from lossytp.study.analysis.real_model import rises, strongest_packet
+from lossytp.study.analysis.real_model import NETWORK, against_predicted, repaired, rises, strongest_packet
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.together import lost_together, packet_size_effect
@@ -38,6 +38,7 @@ from lossytp.study.figures.main import (
     cost_against_bytes,
     delayed_or_lost,
     fall_against_loss,
+    real_model_law,
     real_model_rises,
 )
 from lossytp.study.figures.predictions import predicted_and_measured
@@ -228,13 +229,20 @@ def _falls_by_length(study: Study) -> pd.DataFrame:
 
 
 def real_model(study: Study) -> dict[str, Any]:
-    """Return what losses cost the pretrained real model in inference, and what repairs it."""
-    table = rises(study.results / "real_model")
+    """Return what losses cost the pretrained real model in inference, what predicts it, and what repairs it."""
+    folder = study.results / "real_model"
+    table = rises(folder)
     if table.empty:
         return {}
-    study.draw(real_model_rises(table), "real_model")
-    packets = study.results / "real_model" / "damage_by_packet.csv"
-    return {"real_model": json_rows(table), "strongest_packet": strongest_packet(packets)}
+    study.draw(real_model_rises(repaired(table)), "real_model")
+    networks = against_predicted(table, pd.read_csv(folder / "predicted.csv"))
+    errors = table.merge(pd.read_csv(folder / "sum_errors.csv"), on=[*NETWORK, "repair"])
+    study.draw(real_model_law(networks, errors[errors["losses"] == "single"]), "real_model_law")
+    return {
+        "real_model": json_rows(table),
+        "real_networks": json_rows(networks),
+        "strongest_packet": strongest_packet(folder / "damage_by_packet.csv"),
+    }
 
 
 def parallelisms(study: Study) -> dict[str, Any]:

@@ -10,16 +10,19 @@ import pandas as pd
 from lossytp.study.statistics import t_interval
 
 COLLAPSE_NATS = 3.0  # a block that rises by more has collapsed
+USUAL = {"algorithm": "direct", "phase": "reduce", "losses": "single"}
+NETWORK = ["algorithm", "phase", "loss_rate"]
+FITTED = (0.03, 0.1)  # loss rates of the usual network through which the law of the median block goes
 
 
 def rises(folder: Path) -> pd.DataFrame:
     """Return the rows of all tolerance records below a folder.
 
     Returns:
-        Columns `model_name`, `ranks`, `algorithm`, `phase`, `repair`, `loss_rate`, `draws`, `blocks`, `lossless`
-        cross-entropy, `rise` in nats a token with Student's 95 % interval over draws as `low` and `high`, the
-        `median` block's rise, and
-        `collapsed`, the share of blocks that rise by more than `COLLAPSE_NATS`.
+        Columns `model_name`, `ranks`, `losses` ("single", "bursts of 8" or another loss type), `algorithm`, `phase`,
+        `repair`, `loss_rate`, `draws`, `blocks`, `lossless` cross-entropy, `rise` in nats a token with Student's 95 %
+        interval over draws as `low` and `high`, the `median` block's rise, and `collapsed`, the share of blocks that
+        rise by more than `COLLAPSE_NATS`.
 
     Raises:
         ValueError: if a record lacks what a tolerance record has.
@@ -29,11 +32,69 @@ def rises(folder: Path) -> pd.DataFrame:
         try:
             record = json.loads(file.read_text(encoding="utf-8"))
             shared = {"model_name": record["config"]["model_name"], "ranks": record["tensor_parallel_size"]}
-            shared["lossless"] = record["lossless_cross_entropy"]
+            shared |= {"losses": _losses(record["config"]), "lossless": record["lossless_cross_entropy"]}
             rows += [shared | _row(row) for row in record["rows"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{file} is not a tolerance record ({error!r}): measure it again") from error
     return pd.DataFrame(rows)
+
+
+def usual(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of `rises` that lose single packets of the reduce phase in a direct exchange."""
+    return table[(table[list(USUAL)] == pd.Series(USUAL)).all(axis=1)]
+
+
+def repaired(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the usual network's rows at the loss rates at which repairs were tried."""
+    ours = usual(table)
+    return ours[ours["loss_rate"].isin(ours.loc[ours["repair"] != "zero", "loss_rate"])]
+
+
+def predict_medians(errors: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """Predict the median block's rise over unrepaired networks, from the errors of their sums.
+
+    A power law goes through the usual network's medians at the loss rates `FITTED`.
+
+    Args:
+        errors: a row a network: algorithm, phase, loss_rate, and `squared_error` and `stream_error` of
+            `lossytp.tolerance.sum_errors`.
+        measured: from `rises`, with these two rates.
+
+    Returns:
+        The errors, with `median_by_squared_error` and `median_by_stream_error`, in nats a token.
+    """
+    known = usual(measured).query("repair == 'zero'").set_index("loss_rate")["median"]
+    ours = errors[(errors["algorithm"] == "direct") & (errors["phase"] == "reduce")].set_index("loss_rate")
+    less, more = FITTED
+    predicted = errors.copy()
+    for name in ("squared_error", "stream_error"):
+        exponent = np.log(known[more] / known[less]) / np.log(ours[name][more] / ours[name][less])
+        predicted[f"median_by_{name}"] = known[more] * (errors[name] / ours[name][more]) ** exponent
+    return predicted
+
+
+def against_predicted(table: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
+    """Return the unrepaired networks that were predicted, with what was measured.
+
+    Args:
+        table: from `rises`.
+        predicted: from `predict_medians`.
+
+    Returns:
+        The predicted rows that were measured, with `median`, `rise`, `low`, `high` and `collapsed`; `fitted` says
+        whether the law goes through the row.
+    """
+    bare = table[(table["repair"] == "zero") & (table["losses"] == USUAL["losses"])]
+    wanted = [*NETWORK, "median", "rise", "low", "high", "collapsed"]
+    joined = predicted.merge(bare[wanted], on=NETWORK, validate="one_to_one")
+    fitted = joined["loss_rate"].isin(FITTED) & (joined["algorithm"] == "direct") & (joined["phase"] == "reduce")
+    return joined.assign(fitted=fitted)
+
+
+def _losses(config: dict[str, Any]) -> str:
+    if config.get("mean_burst_packets") is not None:
+        return f"bursts of {config['mean_burst_packets']:g}"
+    return "single" if config.get("loss_type", "ber") == "ber" else str(config["loss_type"])
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from lossytp.study.figures.style import COLUMN, MARKERS, band, shared_legend, task_name
 from lossytp.study.records import TRAINING
@@ -16,9 +16,12 @@ from lossytp.study.statistics import CONFIDENCE
 
 LABEL = 24  # letters a line, beside two panels in a column
 APART = 1.03  # ratio of the positions of two arms side by side
+BESIDE = 0.022  # of a panel's width, between arms with one measured value
+NAMED_FALLS = (0, 1, 2, 5, 10, 20, 40)  # points, with a label on a logarithmic axis
+LINEAR_TO = 2  # points: where falls of several loss rates turn to a logarithmic axis
 OUTCOMES = {  # of `drops_by_arm`: columns of value, interval and p, axis label, factor to its units
     "accuracy": (("difference", "low", "high", "p_holm"), "fall, points", -100.0),
-    "cross-entropy": (("rise", "rise_low", "rise_high", "rise_p_holm"), "rise, nats", 1.0),
+    "cross-entropy": (("rise", "rise_low", "rise_high", "rise_p_holm"), "rise, nats an example", 1.0),
 }
 
 
@@ -59,8 +62,8 @@ def drops_by_arm(compared: pd.DataFrame) -> Figure:
 def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool = False) -> Figure:
     """Draw each arm's drop in accuracy, with its 95 % interval, against columns of the table, one panel per column.
 
-    A line joins the loss rates of an arm with several; the axis is then logarithmic. Arms of one loss rate stand side
-    by side.
+    A line joins the loss rates of an arm with several; axes are then logarithmic, except near a fall of 0. Arms of one
+    loss rate stand side by side.
 
     Args:
         compared: from `comparisons.drops_and_gains`, with the columns. Arms that lack one are left out.
@@ -79,13 +82,15 @@ def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
         for ax, column in zip(row, axes, strict=True):
             if front:
                 _front(ax, ours[column].to_numpy(dtype=float), _points(ours)[0])
+            beside = _side_by_side(ours[column]) if ours["arm"].is_unique else pd.Series(0.0, ours.index)
             for arm, points in ours.groupby("arm", sort=False):
                 style = arms.index(str(arm))
                 drop, errors = _points(points)
                 chosen = column == "loss_rate"  # equal in all arms; measured values keep their place
                 aside = APART ** (style - (len(arms) - 1) / 2) if chosen else 1.0
+                where = aside * points[column] + beside[points.index]
                 ax.errorbar(
-                    aside * points[column], drop, yerr=errors, marker=MARKERS[style % len(MARKERS)],
+                    where, drop, yerr=errors, marker=MARKERS[style % len(MARKERS)],
                     linestyle="-", color=palette[style], label=str(arm), markersize=3.5, elinewidth=0.8, capsize=1.5,
                     markeredgecolor="0.2", markeredgewidth=0.4,  # keeps light colours visible in grey
                 )  # fmt: skip
@@ -93,6 +98,10 @@ def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
             ax.set_title(task_name(task))
             if len(ours) > ours["arm"].nunique():
                 ax.set_xscale("log")
+                ax.set_yscale("symlog", linthresh=LINEAR_TO)
+                ax.set_yticks(NAMED_FALLS, [f"{each:g}" for each in NAMED_FALLS])
+                ax.set_ylim(-LINEAR_TO / 2, 1.2 * _points(ours)[0].max() + _points(ours)[1].max())
+                ax.yaxis.set_minor_locator(NullLocator())
                 ax.xaxis.set_minor_formatter(NullFormatter())
                 if column == "loss_rate":
                     ax.set_xticks(sorted(ours[column].unique()))
@@ -149,6 +158,13 @@ def _scaled(estimates: pd.DataFrame, scale: float) -> tuple[np.ndarray, np.ndarr
     """Scale (A, 3) values and ends of intervals; return (A,) values and (2, A) distances to the ends."""
     scaled = scale * estimates.to_numpy(dtype=float)
     return scaled[:, 0], np.abs(np.sort(scaled[:, 1:]) - scaled[:, :1]).T
+
+
+def _side_by_side(values: pd.Series) -> pd.Series:
+    """Return by how much to move each of (A,) marks aside so that equal values do not hide each other."""
+    groups = values.groupby(values.round(3))
+    place = groups.cumcount() - (groups.transform("size") - 1) / 2
+    return BESIDE * (values.max() - values.min()) * place
 
 
 def _front(ax: Axes, cost: np.ndarray, drop: np.ndarray) -> None:

@@ -17,6 +17,7 @@ POINTS = 100  # in a share of 1
 NAMED = (0, 1e-4, 1e-3, 1e-2, 1e-1)  # loss rates with a label
 BELOW = 2.6  # points below 0, with room for the budgets' labels
 FARTHEST = 10  # points: the tolerance figure is about what lies below
+EXTRA_MARKERS = "x+1234|_"  # of repairs, apart from those of networks
 LABEL_GAP = 0.09  # of a panel's height, between two labels
 
 
@@ -145,6 +146,39 @@ def real_model_rises(table: pd.DataFrame) -> Figure:
     shared_legend(figure, axes[0])
     for ax in axes:
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    return figure
+
+
+def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
+    """Draw the median block's rise against the error of the sums: unrepaired networks on one line, and repairs.
+
+    Args:
+        networks: from `analysis.real_model.against_predicted`. The line goes through its two fitted rows.
+        repaired: rows of `analysis.real_model.rises`, with their `stream_error`.
+    """
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.3), layout="constrained")
+    errors = np.geomspace(networks["stream_error"].min(), networks["stream_error"].max(), 50)
+    (low, first), (high, last) = (
+        networks.loc[networks["fitted"], ["stream_error", "median"]].sort_values("stream_error").to_numpy()
+    )
+    exponent = np.log(last / first) / np.log(high / low)
+    ax.plot(errors, last * (errors / high) ** exponent, color="0.2", linewidth=1, zorder=0)
+    kinds = networks["algorithm"].where(networks["phase"] == "reduce", networks["algorithm"] + ", both phases")
+    for number, kind in enumerate(dict.fromkeys(kinds)):
+        for fitted, rows in networks[kinds == kind].groupby("fitted"):
+            color = f"C{number}"
+            ax.plot(
+                rows["stream_error"], rows["median"], marker=MARKERS[number], color=color, linestyle="none",
+                markersize=4, markerfacecolor=color if fitted else "white", label=None if fitted else kind,
+            )  # fmt: skip
+    for number, (repair, rows) in enumerate(repaired[repaired["repair"] != "zero"].groupby("repair", sort=False)):
+        ax.plot(
+            rows["stream_error"], rows["median"], marker=EXTRA_MARKERS[number % len(EXTRA_MARKERS)], color="0.35",
+            linestyle="none", markersize=4, label=repair,
+        )  # fmt: skip
+    ax.set(xscale="log", yscale="log", xlabel="squared error of a sum, relative to the stream")
+    ax.set_ylabel("rise of the median block,\nnats a token")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=5.5, handletextpad=0.2, borderpad=0)
     return figure
 
 

@@ -1,14 +1,15 @@
 import json
 
+import pandas as pd
 import pytest
 
-from lossytp.study.analysis.real_model import rises, strongest_packet
+from lossytp.study.analysis.real_model import against_predicted, predict_medians, repaired, rises, strongest_packet
 
 
-def write(folder, rows):
+def write(folder, rows, **config):
     folder.mkdir(parents=True)
     record = {
-        "config": {"model_name": "m"},
+        "config": {"model_name": "m", **config},
         "tensor_parallel_size": 3,
         "lossless_cross_entropy": 3.4,
         "rows": [{"algorithm": "direct", "phase": "reduce", **row} for row in rows],
@@ -26,6 +27,57 @@ def test_intervals_are_over_draws_and_collapse_is_of_blocks(tmp_path):
     assert row["rise"] == pytest.approx((2.6 + 0.2 + 1.7) / 3)
     assert row["low"] < 0.2 < 2.6 < row["high"]
     assert row["collapsed"] == pytest.approx(2 / 6)
+
+
+def test_what_strikes_packets_together_is_named(tmp_path):
+    row = {"repair": "zero", "loss_rate": 0.1, "rises": [[0.1], [0.2]]}
+    write(tmp_path / "one", [row], loss_type="ber")
+    write(tmp_path / "three", [row], loss_type="correlated(shared=1.0)")
+    write(tmp_path / "two", [row], loss_type="g-e", mean_burst_packets=8.0)
+    assert list(rises(tmp_path)["losses"]) == ["single", "correlated(shared=1.0)", "bursts of 8"]
+
+
+def row(algorithm, rate, median, phase="reduce", repair="zero", losses="single"):
+    """Return a row of `rises`, with the columns that say which network it is."""
+    network = {"algorithm": algorithm, "phase": phase, "losses": losses, "repair": repair, "loss_rate": rate}
+    return network | {"median": median, "rise": 2 * median, "low": median, "high": 3 * median, "collapsed": 0.0}
+
+
+MEASURED = pd.DataFrame(
+    [
+        row("direct", 0.03, 0.2),
+        row("direct", 0.1, 0.8),
+        row("direct", 0.1, 0.5, repair="protect(0.01)"),
+        row("direct", 0.1, 5.0, losses="bursts of 8"),
+        row("direct", 0.2, 1.7),
+        row("ring", 0.1, 1.3),
+    ]
+)
+ERRORS = pd.DataFrame(
+    [
+        {"algorithm": "direct", "phase": "reduce", "loss_rate": 0.03, "squared_error": 0.03, "stream_error": 0.01},
+        {"algorithm": "direct", "phase": "reduce", "loss_rate": 0.1, "squared_error": 0.12, "stream_error": 0.02},
+        {"algorithm": "direct", "phase": "both", "loss_rate": 0.1, "squared_error": 0.24, "stream_error": 0.03},
+        {"algorithm": "ring", "phase": "reduce", "loss_rate": 0.1, "squared_error": 0.24, "stream_error": 0.04},
+    ]
+)
+
+
+def test_a_power_law_through_two_loss_rates_predicts_other_networks():
+    predicted = predict_medians(ERRORS, MEASURED)
+    assert predicted["median_by_squared_error"].tolist() == pytest.approx([0.2, 0.8, 1.6, 1.6])  # proportional
+    assert predicted["median_by_stream_error"].tolist() == pytest.approx([0.2, 0.8, 1.8, 3.2])  # the square
+
+
+def test_predictions_stand_beside_what_was_measured_without_a_repair():
+    table = against_predicted(MEASURED, predict_medians(ERRORS, MEASURED))
+    assert table["algorithm"].tolist() == ["direct", "direct", "ring"], "both phases were not measured"
+    assert table["fitted"].tolist() == [True, True, False]
+    assert table["median"].tolist() == [0.2, 0.8, 1.3]
+
+
+def test_repairs_are_compared_where_they_were_tried():
+    assert repaired(MEASURED)["median"].tolist() == [0.8, 0.5]
 
 
 def test_a_file_that_is_no_record_is_named(tmp_path):
