@@ -1,6 +1,7 @@
 """What every training run needs beside its data, in fine-tuning and in pretraining. Importing this costs no torch."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -58,6 +59,15 @@ class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         """Return the names of settings that keep this run from being, or continuing, the one that `written` is of."""
         ours = self.result_settings()
         return [name for name in {**ours, **written} if name not in ours or ours[name] != written.get(name, ...)]
+
+    def compared(self, names: Sequence[str], written: dict[str, Any]) -> str:
+        """Return the settings `names` of an earlier run, each with its value now: "loss_rate = 0.1 (now 0.2)"."""
+        ours = self.result_settings()
+        pairs = ((name, written.get(name), ours.get(name)) for name in names)
+        return ", ".join(
+            name if isinstance(then, dict) or isinstance(now, dict) else f"{name} = {then!r} (now {now!r})"
+            for name, then, now in pairs
+        )
 
     def check_run(self) -> None:
         """Raise ValueError, with the settings and the fix, if some do not go together or do not suit the model."""
