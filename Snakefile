@@ -201,7 +201,6 @@ if not CELLS_EXIST:
                     values=json.dumps(
                         {"cells": [cell.as_dict() for cell in cells]}
                         | ({"results_dir": RESULTS} if experiment.outputs else {})
-                        | experiment.parameters
                     ),
                 threads: experiment.processes
                 retries: 1

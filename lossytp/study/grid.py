@@ -3,7 +3,6 @@
     notebook: 20_cells
     processes: 2                   # of a cell; 1 by default
     outputs: [table.csv]           # files that the notebook makes from all cells, which then share one notebook run
-    parameters: {rates: [0.1]}     # other parameters of the notebook
     reference: single losses       # the lossy arm that figures compare the other lossy arms with
     profiles:
       laptop:
@@ -31,7 +30,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,10 +39,9 @@ from lossytp.training.command_line import run_as_command
 from lossytp.training.config import RunSettings, settings_class
 from lossytp.training.plain_yaml import read_yaml
 
-KEYS = {"notebook", "processes", "outputs", "parameters", "reference", "profiles"}
+KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}
 OTHER_KEYS = ("seed", "output_dir", "dataset")  # arms cannot set these: seeds and tasks have their own keys
-GIVEN = ("cells", "results_dir")  # parameters that follow from the grid and the profile
 PLAIN_PATH = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")  # shell and Snakemake read it unchanged
 STARTS_PROCESSES = "lossytp.study.torchrun"  # a notebook imports it if its cells run in several processes
 Kind = TypeVar("Kind")
@@ -67,7 +65,6 @@ class Experiment:
     processes: int = 1
     outputs: tuple[str, ...] = ()
     reference: str | None = None
-    parameters: dict[str, Any] = field(default_factory=dict)
 
     def batches(self, elsewhere: frozenset[str] = frozenset()) -> list[tuple[RunSettings, ...]]:
         """Return the configurations of each notebook run, without cells whose folder is in `elsewhere`."""
@@ -149,15 +146,11 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
         if len(set(folders)) < len(folders):
             name = next(cell.arm for number, cell in enumerate(cells) if cell.config.output_dir in folders[:number])
             raise ValueError(f"arm {name!r} repeats an earlier cell: leave one out")
-        parameters = _of(dict, "parameters", content.get("parameters", {}))
-        for name in parameters:
-            if name in GIVEN:
-                raise ValueError(f"parameters sets {name}, which the notebook gets anyway: leave it out")
         reference = content.get("reference")
         if reference is not None:
             check_known("reference", reference, list(dict.fromkeys(cell.arm for cell in cells)))
     together = counts.get("cells_per_notebook", len(cells))
-    return Experiment(file.stem, notebook, tuple(cells), together, counts["processes"], outputs, reference, parameters)
+    return Experiment(file.stem, notebook, tuple(cells), together, counts["processes"], outputs, reference)
 
 
 def _content(file: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ Shapes: N blocks, T tokens per block; R ranks, M elements of a sum (tokens x wid
 model width.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -45,13 +45,17 @@ class Packet(NamedTuple):
 
 
 def packet_norms(
-    dense: PreTrainedModel, blocks_NT: Tensor, settings: NetworkSettings, *, layers: Sequence[int] | None = None
+    dense: PreTrainedModel,
+    blocks_NT: Iterable[Tensor],
+    settings: NetworkSettings,
+    *,
+    layers: Sequence[int] | None = None,
 ) -> pd.DataFrame:
     """Return the norms of all packets on their way to a sum, without losses.
 
     Args:
-        dense: a language model in evaluation mode.
-        blocks_NT: token ids, on the model's device. Each block is a separate message.
+        dense: a decoder in evaluation mode, with any head.
+        blocks_NT: token ids, on the model's device. Each block is a separate message; lengths may differ.
         settings: the algorithm, the packet size and the tensor-parallel size.
         layers: numbers of the layers, from 0; all if left out.
 

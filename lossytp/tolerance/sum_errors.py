@@ -18,8 +18,7 @@ from lossytp.network.checks import check_at_least
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.plans import LayerSplit, blocks_of
-from lossytp.tolerance.contributions import contributions, sums_of
-from lossytp.tolerance.damage import token_losses
+from lossytp.tolerance.contributions import contributions, forward, sums_of
 from lossytp.training.config.network import NetworkSettings
 
 
@@ -83,7 +82,7 @@ def _squared_streams(dense: PreTrainedModel, ids_T: Tensor, sums: Sequence[Layer
         for split in sums
     ]
     try:
-        token_losses(dense, ids_T.unsqueeze(0))
+        forward(dense, ids_T)
     finally:
         for handle in (first, *handles):
             handle.remove()

@@ -7,7 +7,6 @@ import pytest
 
 from lossytp.study import grid
 from lossytp.study.grid import load_experiment, load_experiments
-from lossytp.study.run_notebook import check_parameters
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import check_output_folder
 
@@ -109,8 +108,6 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
         ("seeds: 2", "seeds: 2\n    seeds: 3", "key 'seeds' is given twice"),
         ("arm: alone, loss_rate", "arm: alone, loss_rate: [0.2], loss_rate", "key 'loss_rate' is given twice"),
         ("arm: alone", "arm: 3", "an arm's name = 3 is not a str"),
-        ("notebook: 20", "parameters: [1]\nnotebook: 20", "parameters = [1] is not a dict"),
-        ("notebook: 20", "parameters: {{cells: []}}\nnotebook: 20", "parameters sets cells, which the notebook gets"),
         ("notebook: 20", "outputs: table.csv\nnotebook: 20", "outputs = 'table.csv' is not a list"),
         ("notebook: 20", "outputs: [a/../../table.csv]\nnotebook: 20", "output 'a/../../table.csv' could confuse"),
         *(
@@ -197,8 +194,6 @@ def test_the_studys_own_grids_are_valid(profile):
     assert len({cell.config.output_dir for cell in cells}) == len(cells)
     assert cells[0].arm == "no loss"
     assert {cell.config.tensor_parallel_size for cell in cells} == {4}
-    for each in experiments.values():
-        check_parameters(EXPERIMENTS.parent / f"{each.notebook}.ipynb", {"cells": [], **each.parameters})
 
 
 def test_cells_that_two_experiments_have_run_once(tmp_path):

@@ -1,6 +1,7 @@
 """Answer whether training under packet loss makes a model robust to it: train at one loss rate, evaluate at others."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from lossytp.training.config import ComputeSettings, EvaluateConfig, NetworkSett
 from lossytp.training.record import read_record
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
+STRONGEST = "strongest_packet.json"  # in the run's folder, from `measurements.after_training`
 MODELS = ("best", "last")
 KEY = ["task", "trained_at", "evaluated_at", "seed"]
 
@@ -42,10 +44,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
             outside [0, 1], or if an evaluation is missing and its model was deleted. A model trained anew elsewhere
             could differ in its last digits from the one evaluated before.
     """
-    # here, because torch takes seconds to import and tables do not need it
-    from lossytp.training.evaluation import EVALUATION
-    from lossytp.training.loop import run
-    from lossytp.training.saved_models import remove_model
+    from lossytp.training.saved_models import remove_model  # torch takes seconds to import; tables do not need it
 
     check_filled("evaluated_at", evaluated_at)
     for rate in evaluated_at:
@@ -55,18 +54,26 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
         raise ValueError("save_model = False leaves no model to evaluate: set it to True")
     if config.lossy_direction == "backward":
         raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
-    folder = Path(config.output_dir)
-    if read_record(folder) is None:  # evaluations in it, if any, belong to another run
-        for stale in folder.glob(f"{EVALUATED}*/{EVALUATION}"):
-            stale.unlink()
-    record = run(config)
+    record = train(config)
     key = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
     finite = record["status"] != "not finite"
     most_frequent = {"accuracy": record["data"]["majority_share"], "cross_entropy": None, "packets": 0, "lost": 0}
-    rows = [{**key, "evaluated_at": rate, **(_outcome(config, rate) if finite else most_frequent)} for rate in rates]
+    rows = [{**key, "evaluated_at": rate, **(outcome(config, rate) if finite else most_frequent)} for rate in rates]
     for name in MODELS:
-        remove_model(folder / name)
+        remove_model(Path(config.output_dir, name))
     return pd.DataFrame(rows)[[*KEY, *most_frequent]]
+
+
+def train(config: TrainConfig) -> dict[str, Any]:
+    """Return the record of the run, which trains if it is not finished. Measurements of an earlier run are deleted."""
+    from lossytp.training.evaluation import EVALUATION
+    from lossytp.training.loop import run
+
+    folder = Path(config.output_dir)
+    if read_record(folder) is None:
+        for stale in (*folder.glob(f"{EVALUATED}*/{EVALUATION}"), *folder.glob(STRONGEST)):
+            stale.unlink()
+    return run(config)
 
 
 def gains(table: pd.DataFrame) -> pd.DataFrame:
@@ -109,11 +116,22 @@ def evaluation_changes(table: pd.DataFrame) -> pd.DataFrame:
     return lossy.assign(accuracy=lossy["accuracy"] - lossy["without"])[table.columns]
 
 
-def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
-    """Return the last model's accuracy, cross-entropy, packets and losses at a loss rate; evaluate it if necessary."""
+def outcome(config: TrainConfig, rate: float, repair: str | None = None) -> dict[str, Any]:
+    """Return the last model's accuracy, cross-entropy, packets and losses at a loss rate; evaluate it if necessary.
+
+    Args:
+        config: the run's configuration.
+        rate: of the evaluation.
+        repair: of the evaluation; the run's own if left out.
+
+    Raises:
+        ValueError: if the evaluation is missing, and the model was deleted.
+    """
     from lossytp.training.evaluation import EVALUATION, run
 
-    folder, model = Path(config.output_dir, f"{EVALUATED}{rate}"), Path(config.output_dir, "last")
+    changed: dict[str, Any] = {"loss_rate": rate} | ({} if repair is None else {"repair": repair})
+    name = f"{EVALUATED}{rate}" + ("" if repair is None else "_" + re.sub(r"\W+", "-", repair).strip("-"))
+    folder, model = Path(config.output_dir, name), Path(config.output_dir, "last")
     if (folder / EVALUATION).is_file():
         result = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     elif not model.is_dir():
@@ -124,7 +142,7 @@ def _outcome(config: TrainConfig, rate: float) -> dict[str, Any]:
     else:
         shared = config.group(NetworkSettings) | config.group(ComputeSettings)
         task = config.group(TaskSettings) | {"max_length": config.max_length, "model_name": str(model)}
-        result = run(EvaluateConfig(**shared | task | {"loss_rate": rate, "output_dir": str(folder)}))
-        print(f"evaluation at {rate:g}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)
-    outcome = {name: result["lossy"][name] for name in ("accuracy", "cross_entropy")}
-    return outcome | {name: result["network"][name] for name in ("packets", "lost")}
+        result = run(EvaluateConfig(**shared | task | changed | {"output_dir": str(folder)}))
+        print(f"{folder.name}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)
+    found = {name: result["lossy"][name] for name in ("accuracy", "cross_entropy")}
+    return found | {name: result["network"][name] for name in ("packets", "lost")}

@@ -1,0 +1,88 @@
+"""Train a real model over a lossy network, then ask whether it has learnt to do without its strongest packets.
+
+Three answers: the model's accuracy over the network with each repair, its accuracy without losses, and how far its
+strongest packet stands out among the packets of the same sum (`lossytp.tolerance.strong_packets`).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lossytp.study.analysis.robustness import MODELS, STRONGEST, outcome, train
+from lossytp.tolerance.strong_packets import packet_norms, summary
+from lossytp.training.config import TrainConfig
+from lossytp.training.config.network import NetworkSettings
+from lossytp.training.models import load_model, load_tokenizer
+from lossytp.training.record import write_atomically
+from lossytp.training.saved_models import remove_model
+from lossytp.training.tasks.data import load_dataset
+
+TEXTS = 16  # of the test split, for the norms of packets
+
+
+def train_and_ask(config: TrainConfig, *, loss_rate: float, repairs: Sequence[str]) -> pd.DataFrame:
+    """Train, then evaluate the last model over the network at `loss_rate`, with each of the repairs.
+
+    Runs and measurements that are finished are not repeated. The saved models are large, and are deleted at the end.
+
+    Args:
+        config: the run's configuration, which saves its model.
+        loss_rate: of the evaluations.
+        repairs: of the evaluations.
+
+    Returns:
+        A row for each repair: `task`, `seed`, `trained_at` and `trained_with`, the loss rate and the repair of the
+        training; `evaluated_with`, `accuracy`, `clean`, the accuracy without losses, and `strongest`, the largest ratio
+        of a sum's strongest packet to its median packet.
+
+    Raises:
+        ValueError: if the run saves no model, or became not finite; or if a measurement is missing, and the model was
+            deleted.
+    """
+    if not config.save_model:
+        raise ValueError("save_model = False leaves no model to ask: set it to True")
+    record = train(config)
+    if record["status"] == "not finite":
+        raise ValueError(f"{config.output_dir} became not finite, so it has no model: lower learning_rate")
+    strongest = _strongest(config)
+    rows = [
+        {
+            "task": config.dataset,
+            "seed": config.seed,
+            "trained_at": config.loss_rate,
+            "trained_with": config.repair,
+            "evaluated_with": repair,
+            "accuracy": outcome(config, loss_rate, repair)["accuracy"],
+            "clean": record["final"]["accuracy_clean"],
+            "strongest": strongest["ratio"],
+        }
+        for repair in repairs
+    ]
+    for name in MODELS:
+        remove_model(Path(config.output_dir, name))
+    return pd.DataFrame(rows)
+
+
+def _strongest(config: TrainConfig) -> dict[str, Any]:
+    """Return the sum whose strongest packet stands out most, of the last model on test examples."""
+    folder = Path(config.output_dir)
+    file, model = folder / STRONGEST, folder / "last"
+    if file.is_file():
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    if not model.is_dir():
+        raise ValueError(f"{folder} has no {STRONGEST}, and its model was deleted: delete this folder and train again")
+    tokenizer, length = load_tokenizer(str(model)), config.max_length
+    data = load_dataset(
+        config.dataset, tokenizer, max_length=length, train_samples=1, test_samples=TEXTS, task=config.definition()
+    )
+    batches = [data.test.batch(np.array([number])) for number in range(len(data.test))]
+    texts = [batch["input_ids"][0][batch["attention_mask"][0].bool()] for batch in batches]
+    settings = NetworkSettings(**config.group(NetworkSettings))
+    table = summary(packet_norms(load_model(str(model)).eval(), texts, settings))
+    (found,) = json.loads(table.nlargest(1, "ratio").to_json(orient="records"))
+    write_atomically(file, json.dumps(found, indent=1) + "\n")
+    return dict(found)
