@@ -43,7 +43,7 @@ from lossytp.study.figures.main import (
 )
 from lossytp.study.figures.predictions import predicted_and_measured
 from lossytp.study.finished_runs import HEADLINE, Study
-from lossytp.study.records import joined, json_rows, with_lossless
+from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_by_arm,
@@ -162,7 +162,14 @@ def predictions(study: Study) -> dict[str, Any]:
         return {}
     measured = with_measured(pd.read_csv(file), table)
     study.draw(predicted_and_measured(measured), "predictions")
-    return {"predictions": json_rows(measured), "prediction_scores": json_rows(score(measured))}
+    before = study.tables[HEADLINE]
+    lossless = [each[each["arm"] == LOSSLESS] for each in (table, before[before["task"].isin(table["task"])])]
+    new, old = (runs["accuracy_lossy"].mean() for runs in lossless)
+    return {
+        "predictions": json_rows(measured),
+        "prediction_scores": json_rows(score(measured)),
+        "lossless_of_new_seeds": float(new - old),  # in accuracy, above those of the headline's seeds
+    }
 
 
 def together(study: Study) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from lossytp.training.config import ComputeSettings, EvaluateConfig, NetworkSett
 from lossytp.training.record import read_record
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
-STRONGEST = "strongest_packet.json"  # in the run's folder, from `measurements.after_training`
+STRONGEST = "strongest_packet.json"  # in the run's folder, from `lossytp.tolerance.after_training`
 MODELS = ("best", "last")
 KEY = ["task", "trained_at", "evaluated_at", "seed"]
 

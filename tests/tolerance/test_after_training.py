@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from lossytp.study.analysis.robustness import outcome
-from lossytp.study.measurements import after_training
-from lossytp.study.measurements.after_training import train_and_ask
 from lossytp.study.run_notebook import execute
+from lossytp.tolerance import after_training
+from lossytp.tolerance.after_training import train_and_ask
 from lossytp.training import evaluation
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record

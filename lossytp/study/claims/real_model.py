@@ -1,0 +1,54 @@
+"""Claims about a real pretrained model."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lossytp.study.analysis.real_model import COLLAPSE_NATS, USUAL
+from lossytp.study.claims.claim import Claim, Results
+
+
+def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
+    """Require that Hadamard raises the median block more than no repair does, and its mean is not shown to be lower."""
+    numbers: dict[str, float] = {}
+    holds = True
+    ratios = []
+    for rate, by_repair in _real(results):
+        hadamard, none = by_repair["hadamard(64)"], by_repair["zero"]
+        holds &= hadamard["high"] >= none["low"] and hadamard["median"] > none["median"]
+        ratios.append(hadamard["median"] / none["median"])
+        numbers |= {f"hadamard at {rate:g}": hadamard["rise"], f"none at {rate:g}": none["rise"]}
+    return Claim(holds, numbers | {"least ratio of medians": min(ratios)})
+
+
+def protection_ends_the_collapse(results: Results) -> Claim:
+    """Require that blocks collapse without a repair, and none does with protection, alone or with Hadamard."""
+    numbers: dict[str, float] = {}
+    holds = True
+    for rate, by_repair in _real(results):
+        none = by_repair["zero"]
+        for repair in ("protect(0.01)", "protect(0.01) + hadamard(64)"):
+            holds &= by_repair[repair]["collapsed"] == 0 and by_repair[repair]["rise"] < none["rise"]
+        numbers[f"collapsed at {rate:g}"] = none["collapsed"]
+    return Claim(holds and min(numbers.values()) > 0, numbers)
+
+
+def random_protection_is_not_enough(results: Results) -> Claim:
+    """Require that, at the highest rate, blocks collapse and rise more if as many packets are protected at random."""
+    *_, (_, by_repair) = _real(results)
+    control, protected = by_repair["protect(0.01, 'random')"], by_repair["protect(0.01)"]
+    numbers = {"collapsed": control["collapsed"], "least rise": control["low"], "protected": protected["high"]}
+    return Claim(control["collapsed"] > 0 and control["low"] > protected["high"], numbers)
+
+
+def single_packets_destroy_blocks(results: Results) -> Claim:
+    """Require that the strongest packet, lost alone, collapses every block, and that no usual packet costs 0.1 nats."""
+    packet = results["strongest_packet"]
+    numbers = {name: packet[name] for name in ("norm", "usual_norm", "least_rise", "usual_rise")}
+    return Claim(packet["least_rise"] > COLLAPSE_NATS and packet["usual_rise"] < 0.1, numbers)
+
+
+def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:
+    """Yield each loss rate at which repairs were tried on the real model's usual network, with its rows by repair."""
+    rows = [row for row in results["real_model"] if {name: row[name] for name in USUAL} == USUAL]
+    for rate in sorted({row["loss_rate"] for row in rows if row["repair"] != "zero"}):
+        yield rate, {row["repair"]: row for row in rows if row["loss_rate"] == rate}

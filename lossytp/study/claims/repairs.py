@@ -1,0 +1,41 @@
+"""Claims about repairs of the small model."""
+
+from lossytp.study.claims.claim import POINTS, Claim, Results, better, row_of, shown, tasks
+
+
+def hadamard_helps_the_small_model(results: Results) -> Claim:
+    """Require that Hadamard costs less than no repair on fresh seeds, after Holm's correction, in each task."""
+    rows = [row_of(results["comparisons"]["06_repair_again"], task, "hadamard(64)") for task in tasks(results)]
+    return Claim(all(better(row, "gain") for row in rows), {row["task"]: POINTS * row["gain"] for row in rows})
+
+
+def stale_harms(results: Results) -> Claim:
+    """Require that stale values cost more than zeros, after Holm's correction, in each task."""
+    rows = [row_of(results["comparisons"]["06_repair"], task, "stale") for task in tasks(results)]
+    return Claim(
+        all(row["gain"] < 0 and shown(row["gain_p_holm"]) for row in rows),
+        {row["task"]: POINTS * row["gain"] for row in rows},
+    )
+
+
+def rescaling_harms_both_phases(results: Results) -> Claim:
+    """Require that rescaling is not shown to gain in one phase, and loses in both, after Holm's correction."""
+    arms = results["comparisons"]
+    rows = [row_of(arms["06_repair_of_both_phases"], task, "rescale") for task in tasks(results)]
+    once = [row_of(arms["06_repair"], task, "rescale") for task in tasks(results)]
+    holds = all(row["gain"] < 0 and shown(row["gain_p_holm"]) for row in rows)
+    holds &= not any(better(row, "gain") for row in once)
+    return Claim(holds, {row["task"]: POINTS * row["gain"] for row in rows})
+
+
+def retransmission_is_cheap(results: Results) -> Claim:
+    """Require that selective repeat takes less than twice as long, up to 10 % loss and 125 kB in flight."""
+    in_flight = 125
+    prices = [
+        row["price"]
+        for row in results["price"]
+        if row["transport"] == "selective repeat"
+        and row["loss_rate"] <= 0.1
+        and row["bandwidth_gbits"] * row["round_trip_us"] / 8 <= in_flight
+    ]
+    return Claim(max(prices) < 2, {"largest price": max(prices), "kilobytes in flight": in_flight})

@@ -1,0 +1,85 @@
+"""Claims about how much loss the small model bears, where it hurts, and what training does about it."""
+
+from lossytp.study.claims.claim import POINTS, Claim, Results, row_of, shown, tasks
+from lossytp.study.statistics import ONE_POINT
+
+
+def small_losses_cost_nothing(results: Results) -> Claim:
+    """Require that no fall is shown up to 1 % loss, and that its interval ends below one point there, in each task."""
+    rows = [row for row in results["tolerance_contrasts"] if 0 < row["loss_rate"] <= 0.01]
+    numbers = {f"{row['task']} at {row['loss_rate']:g}": -POINTS * row["low"] for row in rows}
+    holds = all(not shown(row["p_holm"]) and -row["low"] < ONE_POINT for row in rows)
+    return Claim(holds and {row["task"] for row in rows} == set(tasks(results)), numbers)
+
+
+def longer_training_regains(results: Results) -> Claim:
+    """Require that the longest training regains about half of the fall in docstrings, and is not shown to in SST-2."""
+    lows = {row["task"]: POINTS * row["gain"]["low"] for row in results["regained"]}
+    gain = next(row["gain"]["value"] for row in results["regained"] if row["task"] == "docstrings")
+    steps = min(row["max_steps"] for row in results["lengths"])
+    (before,) = (
+        row["fall"]
+        for row in results["lengths"]
+        if (row["task"], row["network"], row["max_steps"]) == ("docstrings", "30 %, one phase", steps)
+    )
+    holds = lows["docstrings"] > 0 >= lows["sst2_held_out"] and 0.4 < gain / before < 0.6
+    return Claim(holds, lows | {"share regained in docstrings": gain / before})
+
+
+def a_fall_remains(results: Results) -> Claim:
+    """Require that docstrings still falls by over a point after the longest training, at 30 %, or 10 % both ways."""
+    rows = [row for row in results["lengths"] if row["task"] == "docstrings" and row["max_steps"] == 600]
+    lows = {
+        row["network"]: POINTS * row["low"]
+        for row in rows
+        if row["network"] in ("30 %, one phase", "10 %, both phases")
+    }
+    return Claim(len(lows) == 2 and all(low > POINTS * ONE_POINT for low in lows.values()), lows)
+
+
+def forward_losses_hurt(results: Results) -> Claim:
+    """Require that the backward pass alone is not shown to cost anything, and costs less than the forward pass."""
+    arms = results["comparisons"]["04_where"]
+    numbers: dict[str, float] = {}
+    holds = True
+    for task in tasks(results):
+        forward, backward = row_of(arms, task, "forward only"), row_of(arms, task, "backward only")
+        holds &= not shown(backward["p_holm"]) and backward["difference"] > forward["high"]
+        numbers |= {
+            f"{task}, backward": -POINTS * backward["difference"],
+            f"{task}, forward": -POINTS * forward["high"],
+        }
+    return Claim(holds, numbers)
+
+
+def first_layer_costs_most(results: Results) -> Claim:
+    """Require that the first layer's interval lies above every later layer's mean, in docstrings."""
+    rows = [row for row in results["comparisons"]["04_where"] if row["task"] == "docstrings"]
+    first, *later = (row for row in rows if row["arm"].startswith("layers"))
+    highest = max(-row["difference"] for row in later)
+    return Claim(-first["high"] > highest, {"first": -POINTS * first["high"], "later": POINTS * highest})
+
+
+def evaluation_alone_costs_less(results: Results) -> Claim:
+    """Require that losses in evaluation alone cost less than in training and evaluation, in docstrings, at 30 %."""
+    (alone,) = (
+        row
+        for row in results["sensitivity"]
+        if (row["task"], row["trained_at"], row["evaluated_at"]) == ("docstrings", 0.0, 0.3)
+    )
+    both = row_of(results["tolerance_contrasts"], "docstrings", loss_rate=0.3)
+    numbers = {"evaluation": -POINTS * alone["mean_low"], "training too": -POINTS * both["high"]}
+    return Claim(numbers["evaluation"] < numbers["training too"], numbers)
+
+
+def training_with_loss_does_not_pay(results: Results) -> Claim:
+    """Require that training with losses never shows a gain, and does show less sensitivity to loss."""
+    better = [row for row in results["robustness"] if shown(row["p_holm"])]
+    best = max((row["difference"] for row in better), default=0.0)
+    (less_sensitive,) = (
+        row
+        for row in results["sensitivity"]
+        if (row["task"], row["trained_at"], row["evaluated_at"]) == ("docstrings", 0.3, 0.3)
+    )
+    holds = best <= 0 and less_sensitive["difference"] > 0 and shown(less_sensitive["p_holm"])
+    return Claim(holds, {"largest difference that is shown": POINTS * best})
