@@ -14,7 +14,7 @@ from lossytp.training import evaluation
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
 
-NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "42_real_model_training.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "42_real_model_training.ipynb"
 TINY = {"max_steps": 4, "max_length": 16, "max_samples": 200, "eval_samples": 80, "tensor_parallel_size": 2}
 REPAIRS = ["zero", "retransmit(9)"]
 
