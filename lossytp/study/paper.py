@@ -15,6 +15,7 @@ from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model,
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
 from lossytp.study.analysis.predictions import score, with_measured
 from lossytp.study.analysis.real_model import NETWORK, against_predicted, repaired, rises, strongest_packet
+from lossytp.study.analysis.real_training import contrasts, outcomes
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.together import lost_together, packet_size_effect
@@ -38,10 +39,9 @@ from lossytp.study.figures.main import (
     cost_against_bytes,
     delayed_or_lost,
     fall_against_loss,
-    real_model_law,
-    real_model_rises,
 )
 from lossytp.study.figures.predictions import predicted_and_measured
+from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
@@ -252,6 +252,17 @@ def real_model(study: Study) -> dict[str, Any]:
     }
 
 
+def real_training(study: Study) -> dict[str, Any]:
+    """Return whether training under loss changes what the real model bears, and what repairs do after it."""
+    file = study.results / "real_model" / "after_training.csv"
+    if not file.is_file():
+        return {}
+    table = pd.read_csv(file)
+    rows = outcomes(table)
+    study.draw(real_model_after_training(rows), "real_model_after_training")
+    return {"real_training": json_rows(rows), "real_training_gains": contrasts(table)}
+
+
 def parallelisms(study: Study) -> dict[str, Any]:
     """Return which parallelism bears loss best."""
     if "07_parallelisms" not in study.comparisons:
@@ -324,8 +335,8 @@ def channel(study: Study) -> dict[str, Any]:
 
 
 SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
-    runs, tolerance, comparisons, law, predictions, together, longer, real_model, parallelisms, implementations,
-    replicas, robustness, price, channel,
+    runs, tolerance, comparisons, law, predictions, together, longer, real_model, real_training, parallelisms,
+    implementations, replicas, robustness, price, channel,
 )  # fmt: skip
 
 

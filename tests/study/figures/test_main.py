@@ -9,8 +9,6 @@ from lossytp.study.figures.main import (
     cost_against_bytes,
     delayed_or_lost,
     fall_against_loss,
-    real_model_law,
-    real_model_rises,
 )
 from lossytp.study.figures.style import MARKERS
 from lossytp.study.records import with_lossless
@@ -86,34 +84,6 @@ def test_lengths_are_drawn_by_network():
     figure = delayed_or_lost(pd.DataFrame(rows))
     assert marks(figure.axes[0]) == [([200, 600], [2.0, 2.0])]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["10 %"]
-
-
-def test_the_real_model_is_drawn_by_repair_and_rate():
-    rows = [
-        {"repair": repair, "loss_rate": rate, "rise": 1.0 + rate, "low": 0.9, "high": 1.2, "collapsed": 0.1}
-        for repair in ("zero", "stale")
-        for rate in (0.03, 0.1)
-    ]
-    rise, collapsed = real_model_rises(pd.DataFrame(rows)).axes
-    assert [label.get_text() for label in rise.get_yticklabels()] == ["nothing", "stale"]
-    assert [xs for xs, _ in marks(rise)] == [[1.03, 1.03], [1.1, 1.1]]
-    assert [xs for xs, _ in marks(collapsed)] == [[10.0, 10.0], [10.0, 10.0]]
-
-
-def test_the_law_of_the_real_model_goes_through_the_fitted_networks():
-    networks = pd.DataFrame(
-        [
-            {"algorithm": "direct", "phase": "reduce", "stream_error": 0.01, "median": 0.1, "fitted": True},
-            {"algorithm": "direct", "phase": "reduce", "stream_error": 0.1, "median": 10.0, "fitted": True},
-            {"algorithm": "ring", "phase": "both", "stream_error": 0.05, "median": 3.0, "fitted": False},
-        ]
-    )
-    repaired = pd.DataFrame([{"repair": "rescale", "stream_error": 0.02, "median": 1.0}])
-    (ax,) = real_model_law(networks, repaired).axes
-    law, *_ = ax.lines
-    assert [law.get_ydata()[0], law.get_ydata()[-1]] == pytest.approx([0.1, 10.0])
-    names = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert names == ["ring, both phases", "rescale"]  # the fitted network is named where it has other loss rates
 
 
 def test_dotted_lines_mark_the_budgets_within_the_tried_rates():

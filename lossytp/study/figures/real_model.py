@@ -1,0 +1,104 @@
+"""Draw what losses cost a real model: in inference, by the error of its sums, and after training."""
+
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
+
+POINTS = 100  # in a share of 1
+EXTRA_MARKERS = "x+1234|_"  # of repairs, apart from those of networks
+NAMES = {"zero": "nothing"}  # of repairs that figures name otherwise
+
+
+def real_model_rises(table: pd.DataFrame) -> Figure:
+    """Draw the rise of a pretrained model's cross-entropy and the share of collapsed blocks, by repair and loss rate.
+
+    Args:
+        table: from `analysis.real_model.rises`, of one model, algorithm and phase.
+    """
+    repairs = list(dict.fromkeys(table["repair"]))
+    figure, axes = plt.subplots(
+        1, 2, figsize=(COLUMN, 0.7 + 0.3 * len(repairs)), sharey=True, layout="constrained", width_ratios=(2, 1)
+    )
+    rates = sorted(table["loss_rate"].unique())
+    for number, rate in enumerate(rates):
+        rows = table[table["loss_rate"] == rate]
+        places = [repairs.index(repair) + 0.22 * (number - (len(rates) - 1) / 2) for repair in rows["repair"]]
+        style: dict[str, Any] = {"color": f"C{number}", "marker": MARKERS[number], "linestyle": "none", "markersize": 4}
+        error = np.abs(rows[["low", "high"]].to_numpy().T - rows["rise"].to_numpy())
+        axes[0].errorbar(rows["rise"], places, xerr=error, capsize=1.5, label=f"{POINTS * rate:g} % loss", **style)
+        axes[1].plot(POINTS * rows["collapsed"], places, **style)
+    axes[0].set_yticks(range(len(repairs)), [NAMES.get(each, each) for each in repairs])
+    axes[0].set_ylim(len(repairs) - 0.5, -0.5)
+    axes[0].set(xlabel="rise, nats a token")
+    axes[1].set(xlabel="collapsed, %")
+    axes[1].margins(x=0.15)
+    shared_legend(figure, axes[0])
+    for ax in axes:
+        ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    return figure
+
+
+def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
+    """Draw the median block's rise against the error of the sums: unrepaired networks on one line, and repairs.
+
+    Args:
+        networks: from `analysis.real_model.against_predicted`. The line goes through its two fitted rows.
+        repaired: rows of `analysis.real_model.rises`, with their `stream_error`.
+    """
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.3), layout="constrained")
+    errors = np.geomspace(networks["stream_error"].min(), networks["stream_error"].max(), 50)
+    (low, first), (high, last) = (
+        networks.loc[networks["fitted"], ["stream_error", "median"]].sort_values("stream_error").to_numpy()
+    )
+    exponent = np.log(last / first) / np.log(high / low)
+    ax.plot(errors, last * (errors / high) ** exponent, color="0.2", linewidth=1, zorder=0)
+    kinds = networks["algorithm"].where(networks["phase"] == "reduce", networks["algorithm"] + ", both phases")
+    for number, kind in enumerate(dict.fromkeys(kinds)):
+        for fitted, rows in networks[kinds == kind].groupby("fitted"):
+            color = f"C{number}"
+            ax.plot(
+                rows["stream_error"], rows["median"], marker=MARKERS[number], color=color, linestyle="none",
+                markersize=4, markerfacecolor=color if fitted else "white", label=None if fitted else kind,
+            )  # fmt: skip
+    for number, (repair, rows) in enumerate(repaired[repaired["repair"] != "zero"].groupby("repair", sort=False)):
+        ax.plot(
+            rows["stream_error"], rows["median"], marker=EXTRA_MARKERS[number % len(EXTRA_MARKERS)], color="0.35",
+            linestyle="none", markersize=4, label=repair,
+        )  # fmt: skip
+    ax.set(xscale="log", yscale="log", xlabel="squared error of a sum, relative to the stream")
+    ax.set_ylabel("rise of the median block,\nnats a token")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=5.5, handletextpad=0.2, borderpad=0)
+    return figure
+
+
+def real_model_after_training(table: pd.DataFrame) -> Figure:
+    """Draw the fall in accuracy by the repair in evaluation, one mark for each network that a model was trained over.
+
+    Args:
+        table: from `analysis.real_training.outcomes`.
+    """
+    repairs = list(dict.fromkeys(table["evaluated_with"]))
+    trained = list(dict.fromkeys(table["trained_over"]))
+    figure, ax = plt.subplots(figsize=(COLUMN, 0.8 + 0.16 * len(repairs) * len(trained)), layout="constrained")
+    for number, name in enumerate(trained):
+        rows = table[table["trained_over"] == name]
+        places = [repairs.index(each) + 0.2 * (number - (len(trained) - 1) / 2) for each in rows["evaluated_with"]]
+        fall = POINTS * rows["fall"].to_numpy()
+        error = np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall)
+        label = name if name == "no loss" else f"losses, {NAMES.get(name, name)}"
+        ax.errorbar(
+            fall, places, xerr=error, marker=MARKERS[number], color=f"C{number}", linestyle="none", markersize=4,
+            capsize=1.5, label=label,
+        )  # fmt: skip
+    ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+    ax.set_yticks(range(len(repairs)), [NAMES.get(each, each) for each in repairs])
+    ax.set_ylim(len(repairs) - 0.5, -0.5)
+    ax.set(xlabel="fall in accuracy, points", ylabel="repair in evaluation")
+    shared_legend(figure, ax, max_columns=2)
+    figure.legends[0].set_title("trained over")
+    return figure

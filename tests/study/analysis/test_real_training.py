@@ -1,0 +1,57 @@
+import pandas as pd
+import pytest
+
+from lossytp.study.analysis.real_training import BEST, CONTRASTS, FEW, contrasts, outcomes
+
+ACCURACY = {
+    ("no loss", "zero"): 0.80,
+    ("no loss", FEW): 0.78,
+    ("no loss", BEST): 0.86,
+    ("zero", "zero"): 0.81,
+    ("zero", FEW): 0.77,
+    ("zero", BEST): 0.85,
+    (BEST, "zero"): 0.79,
+    (BEST, FEW): 0.78,
+    (BEST, BEST): 0.87,
+}
+
+
+@pytest.fixture
+def table():
+    return pd.DataFrame(
+        {
+            "seed": seed,
+            "trained_at": 0.0 if trained == "no loss" else 0.1,
+            "trained_with": "zero" if trained == "no loss" else trained,
+            "evaluated_with": evaluated,
+            "accuracy": accuracy + seed / 100,
+            "clean": (0.9 if trained == "no loss" else 0.88) + seed / 100,
+            "strongest": 1000.0 + seed,
+        }
+        for seed in range(3)
+        for (trained, evaluated), accuracy in ACCURACY.items()
+    )
+
+
+def test_falls_are_against_the_model_without_any_losses_paired_by_seed(table):
+    rows = outcomes(table).set_index(["trained_over", "evaluated_with"])
+    assert len(rows) == len(ACCURACY)
+    for where, accuracy in ACCURACY.items():
+        assert rows.loc[where, "fall"] == pytest.approx(0.9 - accuracy)
+        assert rows.loc[where, "high"] - rows.loc[where, "low"] == pytest.approx(0, abs=1e-9), "seeds cancel"
+    assert rows.loc[("zero", "zero"), ["clean_fall", "strongest", "seeds"]].tolist() == pytest.approx([0.02, 1001, 3])
+
+
+def test_a_model_without_its_lossless_seed_does_not_count(table):
+    lacking = table[(table["seed"] > 0) | (table["trained_at"] > 0)]
+    assert (outcomes(lacking)["seeds"] == 2).all()
+
+
+def test_gains_compare_one_model_or_one_repair(table):
+    gains = contrasts(table)
+    assert set(gains) == set(CONTRASTS)
+    assert gains["training under loss"]["value"] == pytest.approx(0.01)
+    assert gains["training with the repair"]["value"] == pytest.approx(0.01)
+    assert gains["protecting a tenth"]["value"] == pytest.approx(0.06)
+    assert gains["protecting a hundredth"]["value"] == pytest.approx(-0.02)
+    assert gains["protecting a tenth"]["seeds"] == 3

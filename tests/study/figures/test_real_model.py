@@ -1,0 +1,49 @@
+import matplotlib as mpl
+import pandas as pd
+import pytest
+
+from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
+from tests.study.figures.test_main import marks
+
+mpl.use("Agg")
+
+
+def test_the_real_model_is_drawn_by_repair_and_rate():
+    rows = [
+        {"repair": repair, "loss_rate": rate, "rise": 1.0 + rate, "low": 0.9, "high": 1.2, "collapsed": 0.1}
+        for repair in ("zero", "stale")
+        for rate in (0.03, 0.1)
+    ]
+    rise, collapsed = real_model_rises(pd.DataFrame(rows)).axes
+    assert [label.get_text() for label in rise.get_yticklabels()] == ["nothing", "stale"]
+    assert [xs for xs, _ in marks(rise)] == [[1.03, 1.03], [1.1, 1.1]]
+    assert [xs for xs, _ in marks(collapsed)] == [[10.0, 10.0], [10.0, 10.0]]
+
+
+def test_the_law_of_the_real_model_goes_through_the_fitted_networks():
+    networks = pd.DataFrame(
+        [
+            {"algorithm": "direct", "phase": "reduce", "stream_error": 0.01, "median": 0.1, "fitted": True},
+            {"algorithm": "direct", "phase": "reduce", "stream_error": 0.1, "median": 10.0, "fitted": True},
+            {"algorithm": "ring", "phase": "both", "stream_error": 0.05, "median": 3.0, "fitted": False},
+        ]
+    )
+    repaired = pd.DataFrame([{"repair": "rescale", "stream_error": 0.02, "median": 1.0}])
+    (ax,) = real_model_law(networks, repaired).axes
+    law, *_ = ax.lines
+    assert [law.get_ydata()[0], law.get_ydata()[-1]] == pytest.approx([0.1, 10.0])
+    names = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert names == ["ring, both phases", "rescale"]  # the fitted network is named where it has other loss rates
+
+
+def test_each_training_has_a_mark_at_each_repair():
+    rows = [
+        {"trained_over": trained, "evaluated_with": repair, "fall": fall, "low": fall - 0.01, "high": fall + 0.01}
+        for trained, fall in (("no loss", 0.06), ("zero", 0.07))
+        for repair in ("zero", "hadamard(64)")
+    ]
+    figure = real_model_after_training(pd.DataFrame(rows))
+    (ax,) = figure.axes
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["nothing", "hadamard(64)"]
+    assert [xs for xs, _ in marks(ax)] == [pytest.approx([6.0, 6.0]), pytest.approx([7.0, 7.0])]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["no loss", "losses, nothing"]
