@@ -45,6 +45,11 @@ CONTRADICT = {
     "law_predicts_all_but_rings": lambda r: set_in(
         r["predictions"], {"measured": 1.0}, predictor="squared error", arm="tree, 4 ranks", loss_rate=0.07
     ),
+    "law_predicts_the_real_model": lambda r: set_in(
+        r["real_networks"], {"median": 3.0}, algorithm="ring", phase="reduce", loss_rate=0.1
+    ),
+    "training_keeps_the_strong_packets": lambda r: set_in(r["real_training"], {"strongest": 20.0}, trained_over="zero"),
+    "protection_must_cover_every_text": lambda r: r["real_training_gains"]["protecting a hundredth"].update(value=0.01),
     "lossless_runs_explain_most_of_the_bias": lambda r: r.update(lossless_of_new_seeds=0.001),
     "inference_predicts_new_networks": lambda r: set_in(
         r["prediction_scores"], {"error": 0.05}, predictor="inference rise", kind="all"

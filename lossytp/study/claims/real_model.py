@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lossytp.study.analysis.real_model import COLLAPSE_NATS, USUAL
-from lossytp.study.claims.claim import Claim, Results
+from lossytp.study.claims.claim import POINTS, Claim, Results
+from lossytp.study.statistics import ONE_POINT
 
 
 def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
@@ -45,6 +46,33 @@ def single_packets_destroy_blocks(results: Results) -> Claim:
     packet = results["strongest_packet"]
     numbers = {name: packet[name] for name in ("norm", "usual_norm", "least_rise", "usual_rise")}
     return Claim(packet["least_rise"] > COLLAPSE_NATS and packet["usual_rise"] < 0.1, numbers)
+
+
+def law_predicts_the_real_model(results: Results) -> Claim:
+    """Require that a power law through two networks predicts the others' median block to a quarter, by either error."""
+    rows = [row for row in results["real_networks"] if not row["fitted"]]
+    ratios = {
+        name: [row["median"] / row[f"median_by_{name}"] for row in rows] for name in ("squared_error", "stream_error")
+    }
+    farthest = {name: max(max(ratio, 1 / ratio) for ratio in each) for name, each in ratios.items()}
+    return Claim(len(rows) >= 5 and max(farthest.values()) < 1.25, {"networks": len(rows), **farthest})
+
+
+def training_keeps_the_strong_packets(results: Results) -> Claim:
+    """Require that a model trained under loss bears it no better, and that its strongest packet still stands out."""
+    gain = results["real_training_gains"]["training under loss"]
+    strongest = {row["trained_over"]: row["strongest"] for row in results["real_training"]}
+    ratio = strongest["zero"] / strongest["no loss"]
+    numbers = {"gain": POINTS * gain["value"], "least gain": POINTS * gain["low"], "ratio of strongest": ratio}
+    return Claim(gain["low"] < 0 and gain["value"] < ONE_POINT and ratio > 0.5, numbers)
+
+
+def protection_must_cover_every_text(results: Results) -> Claim:
+    """Require that protecting a tenth of the packets helps in short texts, and protecting a hundredth does not."""
+    gains = results["real_training_gains"]
+    tenth, hundredth = gains["protecting a tenth"], gains["protecting a hundredth"]
+    numbers = {"a tenth": POINTS * tenth["low"], "a hundredth": POINTS * hundredth["value"]}
+    return Claim(tenth["low"] > 0 > hundredth["value"], numbers)
 
 
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:
