@@ -20,7 +20,7 @@ def real_model_rises(table: pd.DataFrame) -> Figure:
     Args:
         table: from `analysis.real_model.rises`, of one model, algorithm and phase.
     """
-    repairs = list(dict.fromkeys(table["repair"]))
+    repairs = sorted(dict.fromkeys(table["repair"]), key=lambda repair: repair != "zero")  # nothing on top
     figure, axes = plt.subplots(
         1, 2, figsize=(COLUMN, 0.7 + 0.3 * len(repairs)), sharey=True, layout="constrained", width_ratios=(2, 1)
     )
