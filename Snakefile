@@ -69,7 +69,7 @@ rule figures:
         [f"{RESULTS}/{name}" for name in CHECKS] if not CELLS_EXIST else [],
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_figures.ipynb",
-        sorted(str(file) for file in Path(RESULTS).glob("real_model/**/*.*")),
+        sorted(str(file) for file in Path(RESULTS).glob("real_model/**/*") if file.suffix in (".json", ".csv")),
         sorted(str(file) for file in Path("lossytp/study").rglob("*.py")),
     output:
         f"{RESULTS}/paper.json",

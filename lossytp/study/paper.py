@@ -13,7 +13,7 @@ from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases
 from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_arms
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
-from lossytp.study.analysis.predictions import score, with_measured
+from lossytp.study.analysis.predictions import score, shared_errors, with_measured
 from lossytp.study.analysis.real_model import NETWORK, against_predicted, repaired, rises, strongest_packet
 from lossytp.study.analysis.real_training import contrasts, outcomes
 from lossytp.study.analysis.repairs import advise
@@ -168,6 +168,7 @@ def predictions(study: Study) -> dict[str, Any]:
     return {
         "predictions": json_rows(measured),
         "prediction_scores": json_rows(score(measured)),
+        "shared_prediction_errors": shared_errors(measured),
         "lossless_of_new_seeds": float(new - old),  # in accuracy, above those of the headline's seeds
     }
 

@@ -1,6 +1,6 @@
-"""Train a real model over a lossy network, then ask whether it has learnt to do without its strongest packets.
+"""Train a real model over a lossy network, and measure whether it does without its strongest packets.
 
-Three answers: the model's accuracy over the network with each repair, its accuracy without losses, and how far its
+Three measurements: the model's accuracy over the network with each repair, its accuracy without losses, and how far its
 strongest packet stands out among the packets of the same sum (`lossytp.tolerance.strong_packets`).
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lossytp.study.analysis.robustness import MODELS, STRONGEST, outcome, train
+from lossytp.study.analysis.robustness import MODELS, STRONGEST_FILE, outcome, train
 from lossytp.tolerance.strong_packets import packet_norms, summary
 from lossytp.training.config import TrainConfig
 from lossytp.training.config.network import NetworkSettings
@@ -24,7 +24,7 @@ from lossytp.training.tasks.data import load_dataset
 TEXTS = 16  # of the test split, for the norms of packets
 
 
-def train_and_ask(config: TrainConfig, *, loss_rate: float, repairs: Sequence[str]) -> pd.DataFrame:
+def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequence[str]) -> pd.DataFrame:
     """Train, then evaluate the last model over the network at `loss_rate`, with each of the repairs.
 
     Runs and measurements that are finished are not repeated. The saved models are large, and are deleted at the end.
@@ -37,14 +37,14 @@ def train_and_ask(config: TrainConfig, *, loss_rate: float, repairs: Sequence[st
     Returns:
         A row for each repair: `task`, `seed`, `trained_at` and `trained_with`, the loss rate and the repair of the
         training; `evaluated_with`, `accuracy`, `clean`, the accuracy without losses, and `strongest`, the largest ratio
-        of a sum's strongest packet to its median packet.
+        of a sum's strongest packet to its median packet, in packets of fp32.
 
     Raises:
         ValueError: if the run saves no model, or became not finite; or if a measurement is missing, and the model was
             deleted.
     """
     if not config.save_model:
-        raise ValueError("save_model = False leaves no model to ask: set it to True")
+        raise ValueError("save_model = False leaves no model to measure: set it to True")
     record = train(config)
     if record["status"] == "not finite":
         raise ValueError(f"{config.output_dir} became not finite, so it has no model: lower learning_rate")
@@ -70,11 +70,13 @@ def train_and_ask(config: TrainConfig, *, loss_rate: float, repairs: Sequence[st
 def _strongest(config: TrainConfig) -> dict[str, Any]:
     """Return the sum whose strongest packet stands out most, of the last model on test examples."""
     folder = Path(config.output_dir)
-    file, model = folder / STRONGEST, folder / "last"
+    file, model = folder / STRONGEST_FILE, folder / "last"
     if file.is_file():
         return dict(json.loads(file.read_text(encoding="utf-8")))
     if not model.is_dir():
-        raise ValueError(f"{folder} has no {STRONGEST}, and its model was deleted: delete this folder and train again")
+        raise ValueError(
+            f"{folder} has no {STRONGEST_FILE}, and its model was deleted: delete this folder and train again"
+        )
     tokenizer, length = load_tokenizer(str(model)), config.max_length
     data = load_dataset(
         config.dataset, tokenizer, max_length=length, train_samples=1, test_samples=TEXTS, task=config.definition()

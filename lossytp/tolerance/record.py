@@ -33,12 +33,12 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a tolerance record ({error}): move it, or give another output_dir") from error
     differ = [
-        name for name, value in _settings(config).items() if name not in CHOOSE_ROWS and settings.get(name) != value
+        f"{name} = {settings.get(name)!r}, not {value!r}"
+        for name, value in _settings(config).items()
+        if name not in CHOOSE_ROWS and settings.get(name) != value
     ]
     if differ:
-        raise ValueError(
-            f"{file} was measured with different {' and '.join(differ)}: give another output_dir, or delete the file"
-        )
+        raise ValueError(f"{file} was measured with {'; '.join(differ)}: give another output_dir, or delete the file")
     return {row.cell: row for row in rows}
 
 

@@ -8,6 +8,7 @@ Shapes: N blocks, T tokens per block; R ranks, M elements of a sum (tokens x wid
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -40,11 +41,15 @@ def sum_errors(
         and `stream_error`, relative to the squared stream, token by token.
 
     Raises:
-        ValueError: if the model does not fit the tensor-parallel size, or a repair needs earlier messages, as "stale"
+        ValueError: if the networks have several tensor-parallel sizes, or the model does not fit theirs; if the model
+            does not add its sums to the stream as they are; or if a repair needs earlier messages, as "stale"
             does.
     """
     check_at_least("draws", draws, 1)
-    (ranks,) = {each.tensor_parallel_size for each in networks}
+    sizes = sorted({each.tensor_parallel_size for each in networks})
+    if len(sizes) > 1:
+        raise ValueError(f"networks have tensor_parallel_size {' and '.join(map(str, sizes))}: give one size")
+    (ranks,) = sizes
     sums = sums_of(dense, ranks)
     collectives = [LossyCollective(each.network(), RankGroup(ranks), each.wiring()) for each in networks]
     for collective in collectives:
@@ -73,6 +78,12 @@ def _errors(results_RM: Tensor, parts_RM: Tensor, stream_T: Tensor) -> dict[str,
     }
 
 
+def _hidden(output: Any) -> Tensor:
+    """Return the hidden states of a block's output, which may be a tuple."""
+    hidden: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden
+
+
 def _squared_streams(dense: PreTrainedModel, ids_T: Tensor, sums: Sequence[LayerSplit]) -> list[Tensor]:
     """Return each token's squared norm of the residual stream after each of the sums, (T,) each."""
     streams: list[Tensor] = []
@@ -81,9 +92,16 @@ def _squared_streams(dense: PreTrainedModel, ids_T: Tensor, sums: Sequence[Layer
         split.linears[0].register_forward_hook(lambda linear, given, sum_1TD: streams.append(streams[-1] + sum_1TD[0]))
         for split in sums
     ]
+    last = blocks_of(dense)[-1].register_forward_hook(lambda block, given, output: streams.append(_hidden(output)[0]))
     try:
         forward(dense, ids_T)
     finally:
-        for handle in (first, *handles):
+        for handle in (first, *handles, last):
             handle.remove()
-    return [stream_TD.square().sum(1) for stream_TD in streams[1:]]
+    *added, hidden_TD = streams
+    if not torch.allclose(added[-1], hidden_TD, rtol=1e-3, atol=1e-3 * float(hidden_TD.abs().max())):
+        raise ValueError(
+            f"{type(dense).__name__} does not add each sum to its residual stream as it is, so the stream's error is "
+            "unknown: choose a model such as GPT-2 or Llama"
+        )
+    return [stream_TD.square().sum(1) for stream_TD in added[1:]]

@@ -212,7 +212,7 @@ class Checkpoints:
         changed = [name for name in self._config.differences(written) if name not in LAYOUT]
         if changed:
             raise ValueError(
-                f"{found.folder} belongs to an unfinished run with other {self._config.compared(changed, written)}: "
+                f"{found.folder} belongs to an unfinished run with {self._config.compared(changed, written)}: "
                 + ("give another output_dir, or " if self._is_own(found.folder) else "")
                 + self.to_start_over(found.folder)
             )

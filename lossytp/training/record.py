@@ -87,7 +87,7 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
     changed = config.differences(record["config"])
     if changed:
         raise ValueError(
-            f"output_dir = {config.output_dir!r} holds a run with other {config.compared(changed, record['config'])}: "
+            f"output_dir = {config.output_dir!r} holds a run with {config.compared(changed, record['config'])}: "
             "give another folder"
         )
     return record if record["config"] == config.result_settings() else None

@@ -6,10 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.robustness import outcome
 from lossytp.study.run_notebook import execute
 from lossytp.tolerance import after_training
-from lossytp.tolerance.after_training import train_and_ask
+from lossytp.tolerance.after_training import train_and_measure
 from lossytp.training import evaluation
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
@@ -26,7 +25,7 @@ def config(folder, **values):
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("asked")
-    return folder, train_and_ask(config(folder / "run"), loss_rate=0.3, repairs=REPAIRS)
+    return folder, train_and_measure(config(folder / "run"), loss_rate=0.3, repairs=REPAIRS)
 
 
 def test_each_repair_has_a_row_beside_the_accuracy_without_losses(asked):
@@ -35,6 +34,7 @@ def test_each_repair_has_a_row_beside_the_accuracy_without_losses(asked):
     assert table["evaluated_with"].tolist() == REPAIRS
     assert table["clean"].tolist() == [record["final"]["accuracy_clean"]] * 2
     assert table["accuracy"][1] == table["clean"][1], "nearly all packets arrive in the end"
+    assert table["accuracy"][0] != table["clean"][0]
     assert (table["trained_with"] == "zero").all()
     assert (table["trained_at"] == 0.3).all()
     strongest = json.loads((folder / "run" / "strongest_packet.json").read_text())
@@ -46,28 +46,29 @@ def test_a_finished_run_is_not_asked_again_and_keeps_no_model(asked, monkeypatch
     folder, table = asked
     for module, name in ((evaluation, "run"), (after_training, "packet_norms")):
         monkeypatch.setattr(module, name, None)
-    pd.testing.assert_frame_equal(train_and_ask(config(folder / "run"), loss_rate=0.3, repairs=REPAIRS), table)
+    pd.testing.assert_frame_equal(train_and_measure(config(folder / "run"), loss_rate=0.3, repairs=REPAIRS), table)
     assert not (folder / "run" / "last").exists()
-    with pytest.raises(ValueError, match=r"no evaluation at 0\.3, and its model was deleted"):
-        train_and_ask(config(folder / "run"), loss_rate=0.3, repairs=["rescale"])
+    lacking = r"no evaluation at 0\.3 with repair = 'rescale', and its model was deleted: delete"
+    with pytest.raises(ValueError, match=lacking):
+        train_and_measure(config(folder / "run"), loss_rate=0.3, repairs=["rescale"])
 
 
 def test_measurements_of_an_earlier_run_are_not_taken_for_this_ones(tmp_path):
     (tmp_path / "strongest_packet.json").write_text('{"ratio": -1.0}')
-    table = train_and_ask(config(tmp_path), loss_rate=0.3, repairs=["zero"])
+    table = train_and_measure(config(tmp_path), loss_rate=0.3, repairs=["zero"])
     assert (table["strongest"] > 1).all()
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"save_model": False}, "save_model = False leaves no model to ask: set it to True"),
+        ({"save_model": False}, "save_model = False leaves no model to measure: set it to True"),
         ({"learning_rate": 1e30, "warmup_steps": 0}, "became not finite, so it has no model: lower learning_rate"),
     ],
 )
 def test_a_run_without_a_model_is_refused(tmp_path, values, words):
     with pytest.raises(ValueError, match=words):
-        train_and_ask(config(tmp_path, **values), loss_rate=0.3, repairs=["zero"])
+        train_and_measure(config(tmp_path, **values), loss_rate=0.3, repairs=["zero"])
 
 
 def test_the_notebook_writes_the_table(asked, tmp_path):
@@ -78,8 +79,10 @@ def test_the_notebook_writes_the_table(asked, tmp_path):
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "real_model" / "after_training.csv"), table)
 
 
-def test_an_evaluation_names_its_repair(asked):
-    folder, table = asked
-    with_zero = outcome(config(folder / "run"), 0.3, "zero")
-    assert with_zero["accuracy"] == table["accuracy"][0]
-    assert (folder / "run" / "evaluated_at_0.3_retransmit-9" / "evaluation.json").is_file()
+def test_an_evaluation_is_over_the_network_with_its_repair(asked):
+    folder, _ = asked
+    for name, repair in (("zero", "zero"), ("retransmit-9", "retransmit(9)")):
+        evaluation = json.loads((folder / "run" / f"evaluated_at_0.3_{name}" / "evaluation.json").read_text())
+        assert (evaluation["config"]["repair"], evaluation["config"]["loss_rate"]) == (repair, 0.3)
+        network = evaluation["network"]
+        assert network["lost"] == pytest.approx(0.3 * network["packets"], rel=0.1)

@@ -94,7 +94,7 @@ def test_a_stopped_measurement_goes_on_and_another_is_not_overwritten(text, tmp_
     again = list(measurement.rows(done, lambda cell, number: drawn.append(cell)))
     assert again == finished
     assert set(drawn) == {finished[1].cell}
-    with pytest.raises(ValueError, match=r"was measured with different mtu_bytes and seed: give another output_dir"):
+    with pytest.raises(ValueError, match=r"was measured with mtu_bytes = 1500, not 600; seed = \d+, not 1: give"):
         load_rows(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path), mtu_bytes=600, seed=1))
     (tmp_path / "tolerance.json").write_text("[]")
     with pytest.raises(ValueError, match="is not a tolerance record"):

@@ -44,7 +44,7 @@ def test_a_checkpoint_of_another_configuration_is_refused(stopped, toy):
     stopped(eval_steps=3)
     with pytest.raises(
         ValueError,
-        match=r"unfinished run with other loss_rate = \S+ \(now \S+\), learning_rate = \S+ \(now \S+\): give another",
+        match=r"unfinished run with loss_rate = \S+, not 0\.2; learning_rate = \S+, not 1\.0: give another",
     ):
         run(toy(eval_steps=3, loss_rate=0.2, learning_rate=1.0))
 

@@ -100,7 +100,7 @@ def test_a_finished_run_is_kept_if_its_files_move_and_refused_if_their_content_o
     (tmp_path / "moved/rows/test.csv").write_text(rows.replace("the rose", "the fish"))
     with pytest.raises(ValueError, match=r"^the data of mine has changed since output/record\.json was written"):
         run(config_of(tmp_path / "moved/mine.yaml"))
-    with pytest.raises(ValueError, match=r"holds a run with other declaration: give another folder"):
+    with pytest.raises(ValueError, match=r"holds a run with another declaration: give another folder"):
         run(config_of(declare(tmp_path / "moved", metric="matthews_correlation")))
 
 

@@ -176,7 +176,7 @@ def test_a_finished_run_is_not_run_again_and_another_configuration_is_refused_on
     assert processes(2, on_rank_again, folder, values) == [first[0], first[0]]
     refused, quiet = processes(2, on_rank_again, folder, values | {"max_steps": 3})
     assert refused[0] == "ValueError"
-    assert "holds a run with other max_steps = " in refused[1]
+    assert "holds a run with max_steps = " in refused[1]
     assert quiet == ("SystemExit", "2", "")
 
 

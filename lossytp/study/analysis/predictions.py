@@ -186,3 +186,14 @@ def score(predicted: pd.DataFrame) -> pd.DataFrame:
             | {"noise": math.sqrt(float((ours["seed_deviation"] ** 2 / ours["seeds"]).mean()))}
         )
     return pd.DataFrame(rows)
+
+
+def shared_errors(measured: pd.DataFrame) -> dict[str, float]:
+    """Return each predictor's root mean square error over the networks that all predictors predict.
+
+    Args:
+        measured: from `with_measured`.
+    """
+    missed = measured.assign(missed=measured["measured"] - measured["fall"])
+    shared = missed.pivot_table(index=["arm", "loss_rate"], columns="predictor", values="missed").dropna()
+    return {str(name): float(np.sqrt((shared[name] ** 2).mean())) for name in shared}

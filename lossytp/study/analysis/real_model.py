@@ -81,14 +81,26 @@ def against_predicted(table: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFr
         predicted: from `predict_medians`.
 
     Returns:
-        The predicted rows that were measured, with `median`, `rise`, `low`, `high` and `collapsed`; `fitted` says
-        whether the law goes through the row.
+        The predicted rows with `median`, `rise`, `low`, `high` and `collapsed`; `fitted` says whether the law goes
+        through the row. For comparison, `median_by_loss_rate` comes from a power law of the loss rate alone.
+
+    Raises:
+        ValueError: if a predicted network was not measured.
     """
     bare = table[(table["repair"] == "zero") & (table["losses"] == USUAL["losses"])]
     wanted = [*NETWORK, "median", "rise", "low", "high", "collapsed"]
-    joined = predicted.merge(bare[wanted], on=NETWORK, validate="one_to_one")
+    joined = predicted.merge(bare[wanted], on=NETWORK, validate="one_to_one", how="left")
+    if joined["median"].isna().any():
+        algorithm, phase, rate = joined.loc[joined["median"].isna(), NETWORK].iloc[0]
+        raise ValueError(
+            f"{algorithm}, {phase}, loss rate {rate:g} was predicted, but not measured: run 17_real_model.ipynb"
+        )
     fitted = joined["loss_rate"].isin(FITTED) & (joined["algorithm"] == "direct") & (joined["phase"] == "reduce")
-    return joined.assign(fitted=fitted)
+    known = joined[fitted].set_index("loss_rate")["median"]
+    less, more = FITTED
+    exponent = np.log(known[more] / known[less]) / np.log(more / less)
+    by_rate = known[more] * (joined["loss_rate"] / more) ** exponent
+    return joined.assign(fitted=fitted, median_by_loss_rate=by_rate)
 
 
 def _losses(config: dict[str, Any]) -> str:

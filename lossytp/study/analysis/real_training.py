@@ -10,9 +10,9 @@ LOSSLESS, NOTHING, BEST = "no loss", "zero", "protect(0.1) + hadamard(64)"
 FEW = "protect(0.01) + hadamard(64)"
 CONTRASTS = {  # both models and repairs of a difference in accuracy: trained over, evaluated with
     "training under loss": ((NOTHING, NOTHING), (LOSSLESS, NOTHING)),
-    "training with the repair": ((BEST, BEST), (LOSSLESS, BEST)),
-    "protecting a tenth": ((LOSSLESS, BEST), (LOSSLESS, NOTHING)),
-    "protecting a hundredth": ((LOSSLESS, FEW), (LOSSLESS, NOTHING)),
+    "a tenth": ((LOSSLESS, BEST), (LOSSLESS, NOTHING)),
+    "a hundredth": ((LOSSLESS, FEW), (LOSSLESS, NOTHING)),
+    "a tenth, not a hundredth": ((LOSSLESS, BEST), (LOSSLESS, FEW)),
 }
 
 

@@ -15,7 +15,7 @@ from lossytp.training.config import ComputeSettings, EvaluateConfig, NetworkSett
 from lossytp.training.record import read_record
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
-STRONGEST = "strongest_packet.json"  # in the run's folder, from `lossytp.tolerance.after_training`
+STRONGEST_FILE = "strongest_packet.json"  # in the run's folder, from `lossytp.tolerance.after_training`
 MODELS = ("best", "last")
 KEY = ["task", "trained_at", "evaluated_at", "seed"]
 
@@ -65,13 +65,13 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
-    """Return the record of the run, which trains if it is not finished. Measurements of an earlier run are deleted."""
+    """Train unless the run is finished, and return its record. Delete measurements of an earlier run first."""
     from lossytp.training.evaluation import EVALUATION
     from lossytp.training.loop import run
 
     folder = Path(config.output_dir)
     if read_record(folder) is None:
-        for stale in (*folder.glob(f"{EVALUATED}*/{EVALUATION}"), *folder.glob(STRONGEST)):
+        for stale in (*folder.glob(f"{EVALUATED}*/{EVALUATION}"), *folder.glob(STRONGEST_FILE)):
             stale.unlink()
     return run(config)
 
@@ -135,9 +135,10 @@ def outcome(config: TrainConfig, rate: float, repair: str | None = None) -> dict
     if (folder / EVALUATION).is_file():
         result = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     elif not model.is_dir():
+        with_repair = "" if repair is None else f" with repair = {repair!r}"
         raise ValueError(
-            f"{config.output_dir} has no evaluation at {rate:g}, and its model was deleted: delete this folder and "
-            "train again"
+            f"{config.output_dir} has no evaluation at {rate:g}{with_repair}, and its model was deleted: delete this "
+            "folder and train again"
         )
     else:
         shared = config.group(NetworkSettings) | config.group(ComputeSettings)

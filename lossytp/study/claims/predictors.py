@@ -32,27 +32,32 @@ def scatter_in_sst2(results: Results) -> Claim:
     return Claim(scatter["docstrings"] < 2 < scatter["sst2_held_out"], scatter)
 
 
-def law_predicts_all_but_rings(results: Results) -> Claim:
-    """Require that the law's intervals miss no network but rings, that four of five rings cost more than they allow."""
+def law_misses_only_rings(results: Results) -> Claim:
+    """Require that all networks outside of the law's prediction intervals are rings."""
     rows = [row for row in results["predictions"] if row["predictor"] == "squared error"]
-    rings = [row for row in rows if "ring" in row["arm"]]
-    others = [row for row in rows if row not in rings]
-    above = sum(row["measured"] > row["high"] for row in rings) / len(rings)
-    held = sum(row["low"] <= row["measured"] <= row["high"] for row in others) / len(others)
-    return Claim(held == 1 and above >= 0.8, {"others held": held, "rings above": above})
+    missed = [row for row in rows if not row["low"] <= row["measured"] <= row["high"]]
+    rings = sum("ring" in row["arm"] for row in missed)
+    return Claim(0 < len(missed) == rings, {"missed": len(missed), "rings": rings, "networks": len(rows)})
 
 
 def inference_predicts_new_networks(results: Results) -> Claim:
-    """Require that the intervals of the rise in inference hold nine of ten networks, with less error than the law's."""
-    claim, law = _score(results, "inference rise"), _score(results, "squared error")
-    return Claim(claim["share held"] >= 0.9 and claim["error, points"] < law["error, points"], claim)
+    """Require that the intervals of the rise in inference hold nine of ten networks.
+
+    On the networks that both predict, its error must be at most the law's.
+    """
+    (row,) = (
+        row for row in results["prediction_scores"] if (row["predictor"], row["kind"]) == ("inference rise", "all")
+    )
+    errors = {name: POINTS * error for name, error in results["shared_prediction_errors"].items()}
+    held = row["covered"] / row["arms"]
+    return Claim(held >= 0.9 and errors["inference rise"] <= errors["squared error"], {"share held": held, **errors})
 
 
-def lossless_runs_explain_most_of_the_bias(results: Results) -> Claim:
-    """Require that the new seeds' lossless runs were better than the headline's by half of each bias or more."""
-    biases = {name: _score(results, name)["bias, points"] for name in ("squared error", "inference rise")}
-    better = POINTS * results["lossless_of_new_seeds"]
-    return Claim(all(0 < bias < 2 * better for bias in biases.values()), biases | {"lossless": better})
+def falls_exceed_predictions(results: Results) -> Claim:
+    """Require that falls exceed predictions on average, and that the new lossless runs are better than others."""
+    numbers = {row["predictor"]: POINTS * row["bias"] for row in results["prediction_scores"] if row["kind"] == "all"}
+    numbers["lossless"] = POINTS * results["lossless_of_new_seeds"]
+    return Claim(min(numbers.values()) > 0, numbers)
 
 
 def bytes_lost_together_cost_more(results: Results) -> Claim:
@@ -81,9 +86,3 @@ def shared_losses_cost_more(results: Results) -> Claim:
     """Require that losses that strike all links at once cost more than each link's own, in each task."""
     rows = [row_of(results["comparisons"]["02_shared"], task, "losses all shared") for task in tasks(results)]
     return Claim(all(row["gain_high"] < 0 for row in rows), {row["task"]: POINTS * row["gain_high"] for row in rows})
-
-
-def _score(results: Results, predictor: str) -> dict[str, float]:
-    (row,) = (row for row in results["prediction_scores"] if (row["predictor"], row["kind"]) == (predictor, "all"))
-    points = {f"{name}, points": POINTS * row[name] for name in ("error", "bias")}
-    return {"share held": row["covered"] / row["arms"], **points}

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
 
 POINTS = 100  # in a share of 1
-EXTRA_MARKERS = "x+1234|_"  # of repairs, apart from those of networks
+EXTRA_MARKERS = "x+1234|_HhpdX"  # of repairs, apart from those of networks
 NAMES = {"zero": "nothing"}  # of repairs that figures name otherwise
 
 

@@ -61,13 +61,18 @@ class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         return [name for name in {**ours, **written} if name not in ours or ours[name] != written.get(name, ...)]
 
     def compared(self, names: Sequence[str], written: dict[str, Any]) -> str:
-        """Return the settings `names` of an earlier run, each with its value now: "loss_rate = 0.1 (now 0.2)"."""
+        """Return the settings `names` of an earlier run, each beside its value now: "loss_rate = 0.1, not 0.2"."""
         ours = self.result_settings()
-        pairs = ((name, written.get(name), ours.get(name)) for name in names)
-        return ", ".join(
-            name if isinstance(then, dict) or isinstance(now, dict) else f"{name} = {then!r} (now {now!r})"
-            for name, then, now in pairs
-        )
+        found = []
+        for name in names:
+            then, now = written.get(name), ours.get(name)
+            if name not in written:
+                found.append(f"no {name}")
+            elif isinstance(then, dict) or isinstance(now, dict):
+                found.append(f"another {name}")
+            else:
+                found.append(f"{name} = {then!r}, not {now!r}")
+        return "; ".join(found)
 
     def check_run(self) -> None:
         """Raise ValueError, with the settings and the fix, if some do not go together or do not suit the model."""

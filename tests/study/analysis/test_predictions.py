@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.predictions import fit_predictor, score, with_interval, with_measured
+from lossytp.study.analysis.predictions import fit_predictor, score, shared_errors, with_interval, with_measured
 
 SCALE, EXPONENT = 0.6, 1.2
 NOISE = 0.003
@@ -92,3 +92,10 @@ def test_scores_count_what_intervals_hold_by_class() -> None:
     assert scores.loc["one phase", "bias"] == pytest.approx(0.0125)
     assert scores.loc["one phase", "error"] == pytest.approx(np.sqrt((0.005**2 + 0.02**2) / 2))
     assert scores.loc["all", "noise"] == pytest.approx(0.005)
+
+
+def test_predictors_are_compared_on_the_networks_that_both_predict() -> None:
+    rows = [("a", "law", 0.02), ("a", "rise", 0.04), ("b", "law", 0.03), ("b", "rise", 0.03), ("c", "rise", 0.9)]
+    table = pd.DataFrame(rows, columns=["arm", "predictor", "fall"]).assign(loss_rate=0.1, measured=0.02)
+    errors = shared_errors(table)
+    assert errors == pytest.approx({"law": 0.01 / 2**0.5, "rise": (0.0005 / 2) ** 0.5})

@@ -70,10 +70,16 @@ def test_a_power_law_through_two_loss_rates_predicts_other_networks():
 
 
 def test_predictions_stand_beside_what_was_measured_without_a_repair():
-    table = against_predicted(MEASURED, predict_medians(ERRORS, MEASURED))
-    assert table["algorithm"].tolist() == ["direct", "direct", "ring"], "both phases were not measured"
-    assert table["fitted"].tolist() == [True, True, False]
-    assert table["median"].tolist() == [0.2, 0.8, 1.3]
+    measured = pd.concat([MEASURED, pd.DataFrame([row("direct", 0.1, 3.0, phase="both")])], ignore_index=True)
+    table = against_predicted(measured, predict_medians(ERRORS, measured))
+    assert table["fitted"].tolist() == [True, True, False, False]
+    assert table["median"].tolist() == [0.2, 0.8, 3.0, 1.3]
+    assert table["median_by_loss_rate"].tolist() == pytest.approx([0.2, 0.8, 0.8, 0.8])
+
+
+def test_a_prediction_without_a_measurement_is_an_error_and_not_left_out():
+    with pytest.raises(ValueError, match=r"direct, both, loss rate 0\.1 was predicted, but not measured: run"):
+        against_predicted(MEASURED, predict_medians(ERRORS, MEASURED))
 
 
 def test_repairs_are_compared_where_they_were_tried():

@@ -51,7 +51,16 @@ def test_gains_compare_one_model_or_one_repair(table):
     gains = contrasts(table)
     assert set(gains) == set(CONTRASTS)
     assert gains["training under loss"]["value"] == pytest.approx(0.01)
-    assert gains["training with the repair"]["value"] == pytest.approx(0.01)
-    assert gains["protecting a tenth"]["value"] == pytest.approx(0.06)
-    assert gains["protecting a hundredth"]["value"] == pytest.approx(-0.02)
-    assert gains["protecting a tenth"]["seeds"] == 3
+    assert gains["a tenth"]["value"] == pytest.approx(0.06)
+    assert gains["a hundredth"]["value"] == pytest.approx(-0.02)
+    assert gains["a tenth, not a hundredth"]["value"] == pytest.approx(0.08)
+    assert gains["a tenth"]["seeds"] == 3
+
+
+def test_gains_leave_out_a_seed_that_one_side_lacks_and_their_intervals_are_over_seeds(table):
+    table.loc[(table["seed"] == 1) & (table["trained_with"] == "zero"), "accuracy"] += 0.04
+    table.loc[(table["seed"] == 1) & (table["trained_at"] == 0), "accuracy"] -= 0.04
+    gain = contrasts(table[(table["seed"] < 2) | (table["trained_at"] == 0)])["training under loss"]
+    assert gain["seeds"] == 2
+    assert gain["value"] == pytest.approx((0.01 + 0.05) / 2)
+    assert gain["high"] - gain["value"] == pytest.approx(12.706 * 0.04 / 2, rel=1e-3)
