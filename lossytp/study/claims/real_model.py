@@ -77,10 +77,10 @@ def training_is_not_shown_to_help(results: Results) -> Claim:
 
 
 def protection_must_cover_every_text(results: Results) -> Claim:
-    """Require that protecting a tenth gains over nothing and over a hundredth, which is not shown to gain."""
+    """Require that protecting a tenth gains over protecting a hundredth, which is not shown to gain over nothing."""
     gains = results["real_training_gains"]
-    lows = {name: POINTS * gains[name]["low"] for name in ("a tenth", "a hundredth", "a tenth, not a hundredth")}
-    return Claim(lows["a tenth"] > 0 and lows["a tenth, not a hundredth"] > 0 >= lows["a hundredth"], lows)
+    lows = {name: POINTS * gains[name]["low"] for name in ("a hundredth", "a tenth, not a hundredth")}
+    return Claim(lows["a tenth, not a hundredth"] > 0 >= lows["a hundredth"], lows)
 
 
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:
