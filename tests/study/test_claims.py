@@ -49,7 +49,7 @@ CONTRADICT = {
         r["real_networks"], {"median": 3.0}, algorithm="ring", phase="reduce", loss_rate=0.1
     ),
     "training_is_not_shown_to_help": lambda r: set_in(r["real_training"], {"strongest": 20.0}, trained_over="zero"),
-    "protection_must_cover_every_text": lambda r: r["real_training_gains"]["a hundredth"].update(low=0.01),
+    "protection_must_cover_every_text": lambda r: r["real_training_gains"]["a hundredth"].update(high=0.01),
     "falls_exceed_predictions": lambda r: r.update(lossless_of_new_seeds=-0.001),
     "inference_predicts_new_networks": lambda r: r["shared_prediction_errors"].update({"inference rise": 0.05}),
     "bytes_lost_together_cost_more": lambda r: set_in(r["together"], {"high": 0.05}, task=SST2, bytes=4),

@@ -77,10 +77,10 @@ def training_is_not_shown_to_help(results: Results) -> Claim:
 
 
 def protection_must_cover_every_text(results: Results) -> Claim:
-    """Require that protecting a tenth gains over protecting a hundredth, which is not shown to gain over nothing."""
+    """Require that protecting a hundredth harms short texts, and that protecting a tenth keeps more than that."""
     gains = results["real_training_gains"]
-    lows = {name: POINTS * gains[name]["low"] for name in ("a hundredth", "a tenth, not a hundredth")}
-    return Claim(lows["a tenth, not a hundredth"] > 0 >= lows["a hundredth"], lows)
+    harm, more = gains["a hundredth"]["high"], gains["a tenth, not a hundredth"]["low"]
+    return Claim(harm < 0 < more, {"a hundredth, at most": POINTS * harm, "a tenth more, at least": POINTS * more})
 
 
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:
