@@ -47,16 +47,12 @@ def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
     """Draw the median block's rise against the error of the sums: unrepaired networks on one line, and repairs.
 
     Args:
-        networks: from `analysis.real_model.against_predicted`. The line goes through its two fitted rows.
+        networks: from `analysis.real_model.against_predicted`. The line joins their predictions.
         repaired: rows of `analysis.real_model.rises`, with their `stream_error`.
     """
     figure, ax = plt.subplots(figsize=(COLUMN, 2.3), layout="constrained")
-    errors = np.geomspace(networks["stream_error"].min(), networks["stream_error"].max(), 50)
-    (low, first), (high, last) = (
-        networks.loc[networks["fitted"], ["stream_error", "median"]].sort_values("stream_error").to_numpy()
-    )
-    exponent = np.log(last / first) / np.log(high / low)
-    ax.plot(errors, last * (errors / high) ** exponent, color="0.2", linewidth=1, zorder=0)
+    law = networks.sort_values("stream_error")  # a power law is straight on these axes
+    ax.plot(law["stream_error"], law["median_by_stream_error"], color="0.2", linewidth=1, zorder=0)
     kinds = networks["algorithm"].where(networks["phase"] == "reduce", networks["algorithm"] + ", both phases")
     for number, kind in enumerate(dict.fromkeys(kinds)):
         for fitted, rows in networks[kinds == kind].groupby("fitted"):

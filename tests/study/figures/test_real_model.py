@@ -23,15 +23,38 @@ def test_the_real_model_is_drawn_by_repair_and_rate():
 def test_the_law_of_the_real_model_goes_through_the_fitted_networks():
     networks = pd.DataFrame(
         [
-            {"algorithm": "direct", "phase": "reduce", "stream_error": 0.01, "median": 0.1, "fitted": True},
-            {"algorithm": "direct", "phase": "reduce", "stream_error": 0.1, "median": 10.0, "fitted": True},
-            {"algorithm": "ring", "phase": "both", "stream_error": 0.05, "median": 3.0, "fitted": False},
+            {
+                "algorithm": "direct",
+                "phase": "reduce",
+                "stream_error": 0.01,
+                "median": 0.1,
+                "median_by_stream_error": 0.1,
+                "fitted": True,
+            },
+            {
+                "algorithm": "direct",
+                "phase": "reduce",
+                "stream_error": 0.1,
+                "median": 10.0,
+                "median_by_stream_error": 10.0,
+                "fitted": True,
+            },
+            {
+                "algorithm": "ring",
+                "phase": "both",
+                "stream_error": 0.05,
+                "median": 3.0,
+                "median_by_stream_error": 2.5,
+                "fitted": False,
+            },
         ]
     )
     repaired = pd.DataFrame([{"repair": "rescale", "stream_error": 0.02, "median": 1.0}])
     (ax,) = real_model_law(networks, repaired).axes
     law, *_ = ax.lines
-    assert [law.get_ydata()[0], law.get_ydata()[-1]] == pytest.approx([0.1, 10.0])
+    assert list(law.get_ydata()) == [0.1, 2.5, 10.0]
+    fills = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() in ("o", "s")]
+    assert [fill == "white" for fill in fills] == [False, True], "hollow marks were predicted"
     names = [text.get_text() for text in ax.get_legend().get_texts()]
     assert names == ["ring, both phases", "rescale"]  # the fitted network is named where it has other loss rates
 
