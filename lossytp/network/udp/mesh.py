@@ -166,7 +166,7 @@ class Mesh:
         deadline = time.monotonic() + self.deadline_s
         self._read(arrivals)
         while not all(arrival.arrived.all() for arrival in arrivals.values()) and time.monotonic() < deadline:
-            select.select([self._udp], [], [], max(0.0, deadline - time.monotonic()))
+            _ready(select.POLLIN, max(0.0, deadline - time.monotonic()), self._udp)
             self._read(arrivals)
         mine = {str(arrival.cargo.rank): np.flatnonzero(~arrival.arrived) for arrival in arrivals.values()}
         self._tell({"kind": "lost"}, mine)
@@ -206,7 +206,7 @@ class Mesh:
                 send_to(self._udp, datagram, self._addresses[other])
                 return
             except BlockingIOError:  # the system's queue is full: wait, as a blocking socket would
-                select.select([], [self._udp], [])
+                _ready(select.POLLOUT, None, self._udp)
 
     def _read(self, arrivals: Mapping[bytes, "_Arrival"]) -> None:
         """Read all datagrams that have arrived, without waiting, and put them in place."""
@@ -223,8 +223,8 @@ class Mesh:
 
     def _has_come(self, connection: socket.socket) -> bool:
         """Wait for data over UDP or this connection; return whether the connection has some."""
-        ready = select.select([self._udp, connection], [], [], self.patience_s)[0]
-        return connection in ready or not ready  # after the patience, reading the connection fails
+        ready = _ready(select.POLLIN, self.patience_s, self._udp, connection)
+        return connection.fileno() in ready or not ready  # after the patience, reading the connection fails
 
     def _tell(self, content: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
         for peer in self._peers.values():
@@ -241,6 +241,17 @@ class Mesh:
         """Close all sockets."""
         for opened in (self._listener, self._udp, *self._connections.values()):
             opened.close()
+
+
+def _ready(event: int, timeout_s: float | None, *sockets: socket.socket) -> set[int]:
+    """Wait for an event on some of the sockets; return their descriptors, or none after the timeout.
+
+    Unlike `select.select`, polling also works in a process that has more than 1,023 files open.
+    """
+    poll = select.poll()
+    for each in sockets:
+        poll.register(each, event)
+    return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else 1000 * timeout_s)}
 
 
 class _Arrival(NamedTuple):

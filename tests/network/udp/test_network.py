@@ -1,5 +1,7 @@
 """All-reduces over UDP, each rank a thread with sockets of its own."""
 
+import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +151,21 @@ def test_a_saved_state_keeps_the_trace() -> None:
     again.load_state_dict(network.state_dict())
     for mine, theirs in zip(network.trace().flows.values(), again.trace().flows.values(), strict=True):
         np.testing.assert_array_equal(mine.lost, theirs.lost)
+
+
+def test_it_works_in_a_process_with_many_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_RN, process = rows_of(2, 30 * CAPACITY), Bernoulli(loss_rate=0.2)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, limits[1]), limits[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]  # select() ends at descriptor 1023
+    try:
+        totals, networks = summed(x_RN, process)  # a loss makes receivers wait
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    np.testing.assert_allclose(totals, simulated(x_RN, process), rtol=1e-5, atol=1e-6)
+    assert networks[0].summary("training")["lost"] > 0
 
 
 def test_a_rank_that_ends_is_noticed() -> None:
