@@ -5,26 +5,24 @@ A function skips what the profile's experiments do not have, and returns nothing
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pandas as pd
 
 from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
-from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_arms
+from lossytp.study.analysis.law import PowerLaw, explained_elsewhere, fit_power_law, law_arms, predict_other_packets
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
 from lossytp.study.analysis.predictions import score, shared_errors, with_measured
-from lossytp.study.analysis.real_model import NETWORK, against_predicted, repaired, rises, strongest_packet
+from lossytp.study.analysis.real_model import against_predicted, repaired, repairs_by_law, rises, strongest_packet
 from lossytp.study.analysis.real_training import contrasts, outcomes
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.together import lost_together, packet_size_effect
-from lossytp.study.analysis.tolerance import (
-    gain_from_longer_training,
-    task_settings,
-    tolerance_curves,
-    tune_learning_rates,
-)
+from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
+from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training
 from lossytp.study.claims import check_claims
 from lossytp.study.comparisons import MARGIN, unlearned_trainings
 from lossytp.study.figures.arms import drops_against, drops_by_arm, replica_divergence
@@ -40,7 +38,7 @@ from lossytp.study.figures.main import (
     delayed_or_lost,
     fall_against_loss,
 )
-from lossytp.study.figures.predictions import predicted_and_measured
+from lossytp.study.figures.predictions import falls_of_small_packets, predicted_and_measured
 from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
@@ -50,12 +48,12 @@ from lossytp.study.run_measures import (
     mean_over_seeds,
     stream_distances,
 )
-from lossytp.study.statistics import ONE_POINT
 from lossytp.training.config import TrainConfig
 from lossytp.training.models import MODELS
 from lossytp.training.record import write_atomically
 from lossytp.training.shapes import shape_of
 
+SMALL_PACKETS = "01_tolerance_of_small_packets"
 FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 
 
@@ -127,7 +125,9 @@ def law(study: Study) -> dict[str, Any]:
     compared = [(table, study.configs(name)) for name, table in study.comparisons.items()]
     configs = [config for _, each in compared for config in each]
     coherence = {task: each["coherence"] for task, each in study.baselines.items()}
-    arms = law_arms(pd.concat([table for table, _ in compared], ignore_index=True), configs, base, coherence)
+    everything = pd.concat([table for table, _ in compared], ignore_index=True)
+    arms_like = partial(law_arms, everything, configs, coherence=coherence)
+    arms = arms_like(base)
     if arms[~arms["both_phases"]].groupby("task").size().min() < FEWEST_ARMS:
         return {}
     fitted = {
@@ -151,7 +151,25 @@ def law(study: Study) -> dict[str, Any]:
         "law_elsewhere": elsewhere,
         "law_both_phases": costlier,
         "law_arms": json_rows(arms),
+        **_small_packets(study, arms_like, base, fitted),
     }
+
+
+def _small_packets(
+    study: Study,
+    arms_like: Callable[[dict[str, TrainConfig]], pd.DataFrame],
+    base: dict[str, TrainConfig],
+    fitted: dict[str, PowerLaw],
+) -> dict[str, Any]:
+    """Return the falls with small packets, beside the law's predictions."""
+    if SMALL_PACKETS not in study.comparisons:
+        return {}
+    config = next(each for each in study.configs(SMALL_PACKETS) if each.loss_rate)
+    task = config.dataset
+    arms = arms_like({task: replace(base[task], mtu_bytes=config.mtu_bytes)})
+    predicted = predict_other_packets(fitted[task], arms, _packet_rates(study)[task])
+    study.draw(falls_of_small_packets(predicted, fitted[task]), "small_packets")
+    return {"small_packets": json_rows(predicted)}
 
 
 def predictions(study: Study) -> dict[str, Any]:
@@ -194,10 +212,15 @@ def _runs_by_packet_size(study: Study, model_name: str) -> pd.DataFrame:
     """Return the unrepaired runs that differ in packet size alone, of every experiment that has some."""
     names = ("10_carry_over", "10_packets_again", HEADLINE)
     every = pd.concat([study.tables[name] for name in names], ignore_index=True)
-    lossy = study.tables["10_carry_over"].query("loss_rate > 0")
-    rates = every["task"].map(lossy.groupby("task")["loss_rate"].first())
+    rates = every["task"].map(_packet_rates(study))
     usual = (every["model_name"] == model_name) & every["wire_dtype"].isna() & every["reliable_gather"]
     return every[usual & (every["loss_rate"] == rates)]
+
+
+def _packet_rates(study: Study) -> "pd.Series[float]":
+    """Return the loss rate, by task, at which packets of several sizes were compared."""
+    rates: pd.Series[float] = study.tables["10_carry_over"].query("loss_rate > 0").groupby("task")["loss_rate"].first()
+    return rates
 
 
 def longer(study: Study) -> dict[str, Any]:
@@ -206,7 +229,9 @@ def longer(study: Study) -> dict[str, Any]:
     if table.empty:
         return {}
     lossless = with_lossless(table[table["max_steps"] == table["max_steps"].max()])
-    lengths = _falls_by_length(study)
+    names = ("01_training", HEADLINE, "01_tolerance_of_both_phases", "14_converged")
+    several = [(study.comparisons[name], study.configs(name)) for name in names if name in study.comparisons]
+    lengths = falls_by_length(several, study.records[HEADLINE][0]["config"]["learning_rate"])
     study.draw(delayed_or_lost(lengths), "longer")
     return {
         "retuned": tune_learning_rates(table[table["max_steps"] == table["max_steps"].min()]),
@@ -214,26 +239,6 @@ def longer(study: Study) -> dict[str, Any]:
         "longer": tolerance_curves(lossless),
         "lengths": json_rows(lengths),
     }
-
-
-def _falls_by_length(study: Study) -> pd.DataFrame:
-    """Return the falls of networks that were trained for several lengths, with the usual learning rate."""
-    usual = study.records[HEADLINE][0]["config"]["learning_rate"]
-    rows = []
-    names = ("01_training", HEADLINE, "01_tolerance_of_both_phases")
-    for name in (each for each in names if each in study.comparisons):
-        for row, config in zip(study.comparisons[name].to_dict("records"), study.configs(name), strict=True):
-            if config.learning_rate == usual and row["loss_rate"] > 0:
-                phases = "one phase" if config.reliable_gather else "both phases"
-                network = f"{100 * row['loss_rate']:g} %, {phases}"
-                rows.append(
-                    {"task": row["task"], "network": network, "max_steps": config.max_steps}
-                    | {"fall": -row["difference"], "low": -row["high"], "high": -row["low"]}
-                )
-    table = pd.DataFrame(rows).drop_duplicates(["task", "network", "max_steps"])
-    several = table.groupby(["task", "network"])["max_steps"].transform("nunique") > 1
-    harmful = table.groupby(["task", "network"])["fall"].transform("max") >= ONE_POINT / 2
-    return table[several & harmful].sort_values(["task", "network", "max_steps"], kind="stable").reset_index(drop=True)
 
 
 def real_model(study: Study) -> dict[str, Any]:
@@ -244,11 +249,12 @@ def real_model(study: Study) -> dict[str, Any]:
         return {}
     study.draw(real_model_rises(repaired(table)), "real_model")
     networks = against_predicted(table, pd.read_csv(folder / "predicted.csv"))
-    errors = table.merge(pd.read_csv(folder / "sum_errors.csv"), on=[*NETWORK, "repair"])
-    study.draw(real_model_law(networks, errors[errors["losses"] == "single"]), "real_model_law")
+    repairs = repairs_by_law(table, pd.read_csv(folder / "sum_errors.csv"))
+    study.draw(real_model_law(networks, repairs), "real_model_law")
     return {
         "real_model": json_rows(table),
         "real_networks": json_rows(networks),
+        "real_repairs": json_rows(repairs),
         "strongest_packet": strongest_packet(folder / "damage_by_packet.csv"),
     }
 

@@ -90,6 +90,25 @@ def explained_elsewhere(arms: pd.DataFrame, predictor: str) -> float:
     return float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum())
 
 
+def predict_other_packets(law: PowerLaw, arms: pd.DataFrame, known_rate: float) -> pd.DataFrame:
+    """Predict the falls of arms that lose packets of another size than the law's arms.
+
+    The law keeps its exponent. The unrepaired arm at one loss rate fixes its scale.
+
+    Args:
+        law: fitted to one task's arms.
+        arms: from `law_arms`, of this task and of one packet size.
+        known_rate: loss rate of the arm that fixes the scale.
+
+    Returns:
+        The arms, with the `predicted` fall, as a share, and whether an arm is `known`.
+    """
+    known = (arms["loss_rate"] == known_rate) & (arms["repair"] == "zero")
+    (fall,), (error,) = arms.loc[known, "fall"], arms.loc[known, "squared_error"]
+    predicted = law._replace(scale=fall / error**law.exponent).fall(arms["squared_error"].to_numpy())
+    return arms.assign(predicted=predicted, known=known)
+
+
 def power(squared_error: np.ndarray, scale: float, exponent: float) -> np.ndarray:
     """Return the law's falls (A,)."""
     return scale * squared_error**exponent

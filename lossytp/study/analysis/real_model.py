@@ -65,12 +65,33 @@ def predict_medians(errors: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFram
     """
     known = usual(measured).query("repair == 'zero'").set_index("loss_rate")["median"]
     ours = errors[(errors["algorithm"] == "direct") & (errors["phase"] == "reduce")].set_index("loss_rate")
-    less, more = FITTED
     predicted = errors.copy()
     for name in ("squared_error", "stream_error"):
-        exponent = np.log(known[more] / known[less]) / np.log(ours[name][more] / ours[name][less])
-        predicted[f"median_by_{name}"] = known[more] * (errors[name] / ours[name][more]) ** exponent
+        predicted[f"median_by_{name}"] = _through_fitted(known, ours[name], errors[name])
     return predicted
+
+
+def repairs_by_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
+    """Return how many times the law's prediction the median block rises, with each repair on the usual network.
+
+    Args:
+        table: from `rises`.
+        errors: a row a network and repair, as for `predict_medians`.
+
+    Returns:
+        The repaired rows of both, with `times_law`.
+    """
+    joined = usual(table).merge(errors, on=[*NETWORK, "repair"], validate="one_to_one")
+    bare = joined[joined["repair"] == "zero"].set_index("loss_rate")
+    law = _through_fitted(bare["median"], bare["stream_error"], joined["stream_error"])
+    return joined.assign(times_law=joined["median"] / law)[joined["repair"] != "zero"].reset_index(drop=True)
+
+
+def _through_fitted(medians: pd.Series, errors: pd.Series, x: pd.Series) -> pd.Series:
+    """Return the power law at `x` that goes through the medians and errors, both by loss rate, at `FITTED`."""
+    less, more = FITTED
+    exponent = np.log(medians[more] / medians[less]) / np.log(errors[more] / errors[less])
+    return medians[more] * (x / errors[more]) ** exponent
 
 
 def against_predicted(table: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFrame:
@@ -97,9 +118,7 @@ def against_predicted(table: pd.DataFrame, predicted: pd.DataFrame) -> pd.DataFr
         )
     fitted = joined["loss_rate"].isin(FITTED) & (joined["algorithm"] == "direct") & (joined["phase"] == "reduce")
     known = joined[fitted].set_index("loss_rate")["median"]
-    less, more = FITTED
-    exponent = np.log(known[more] / known[less]) / np.log(more / less)
-    by_rate = known[more] * (joined["loss_rate"] / more) ** exponent
+    by_rate = _through_fitted(known, pd.Series(FITTED, FITTED), joined["loss_rate"])
     return joined.assign(fitted=fitted, median_by_loss_rate=by_rate)
 
 

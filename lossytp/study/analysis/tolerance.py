@@ -1,4 +1,4 @@
-"""Answer how much packet loss is tolerated: tolerance curves, the loss budget, and what more training regains.
+"""Answer how much packet loss is tolerated: tolerance curves, the loss budget, and learning rates.
 
 All results are JSON-ready: null stands for infinite and missing values.
 """
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lossytp.study.comparisons import lossy_changes
 from lossytp.study.records import newer_settings
 from lossytp.study.statistics import loss_budget, t_interval
 
@@ -154,25 +153,4 @@ def tune_learning_rates(table: pd.DataFrame) -> list[dict[str, Any]]:
                 "fall": t_interval((lossless[1] - lossy[1]).dropna().to_numpy()).as_json(),
             }
         )
-    return found
-
-
-def gain_from_longer_training(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return how much less accuracy the largest rate costs in the longest runs than in the shortest.
-
-    Args:
-        table: runs of several lengths, with and without losses. Only the longest runs' learning rate counts.
-
-    Returns:
-        One mapping a task: the lengths `steps` and `longer_steps`, and the `gain`, paired by seed.
-    """
-    found = []
-    lossy = lossy_changes(table)
-    learning_rate = lossy.sort_values("max_steps")["learning_rate"].iloc[-1]
-    lossy = lossy[(lossy["loss_rate"] == lossy["loss_rate"].max()) & (lossy["learning_rate"] == learning_rate)]
-    for task, runs in lossy.groupby("task", sort=False):
-        by_length = runs.pivot_table(index="seed", columns="max_steps", values="change")
-        short, long = by_length.columns.min(), by_length.columns.max()
-        gain = t_interval((by_length[long] - by_length[short]).dropna().to_numpy())
-        found.append({"task": str(task), "steps": int(short), "longer_steps": int(long), "gain": gain.as_json()})
     return found

@@ -32,6 +32,31 @@ def protection_ends_the_collapse(results: Results) -> Claim:
     return Claim(holds and min(numbers.values()) > 0, numbers)
 
 
+def protection_holds_on_other_losses(results: Results) -> Claim:
+    """Require that bursts, shared and recorded losses collapse blocks, and none once the strongest are protected."""
+    pairs = [
+        [_only(results, losses=losses, repair=repair) for repair in ("zero", "protect(0.01) + hadamard(64)")]
+        for losses in sorted({row["losses"] for row in results["real_model"]} - {USUAL["losses"]})
+    ]
+    holds = all(none["collapsed"] > 0 == few["collapsed"] and few["rise"] < none["rise"] for none, few in pairs)
+    return Claim(holds and len(pairs) == 3, {none["losses"]: few["rise"] for none, few in pairs})
+
+
+def both_phases_stay_costly(results: Results) -> Claim:
+    """Require that 10 % loss both ways collapses every block, and some blocks even if the strongest are protected."""
+    wanted = {"phase": "both", "algorithm": "direct", "loss_rate": 0.1}
+    none, few = (_only(results, **wanted, repair=repair) for repair in ("zero", "protect(0.01) + hadamard(64)"))
+    numbers = {"collapsed": none["collapsed"], "protected": few["collapsed"], "rise, protected": few["low"]}
+    return Claim(none["collapsed"] == 1 and few["collapsed"] > 0 and few["high"] < none["low"], numbers)
+
+
+def one_retransmission_is_a_lower_rate(results: Results) -> Claim:
+    """Require that one retransmission at 10 % loss and no repair at 1 % rise alike, and that no block collapses."""
+    again, less = _only(results, loss_rate=0.1, repair="retransmit(1)"), _only(results, loss_rate=0.01, repair="zero")
+    alike = again["low"] < less["high"] and less["low"] < again["high"]
+    return Claim(alike and again["collapsed"] == 0, {"once more": again["rise"], "at 1 %": less["rise"]})
+
+
 def random_protection_is_not_enough(results: Results) -> Claim:
     """Require that, at the highest rate, blocks collapse and rise more if as many packets are protected at random."""
     *_, (_, by_repair) = _real(results)
@@ -67,6 +92,21 @@ def _times(row: dict[str, Any], name: str) -> float:
     return max(ratio, 1 / ratio)
 
 
+def law_covers_repairs(results: Results) -> Claim:
+    """Require that repairs that do not spread lie within a tenth of the law, that spreading alone is twice above it.
+
+    Protection that also spreads must lie at two thirds of it.
+    """
+    kinds: dict[tuple[bool, bool], list[float]] = {}
+    for row in results["real_repairs"]:
+        kinds.setdefault(("protect" in row["repair"], "hadamard" in row["repair"]), []).append(row["times_law"])
+    other = kinds[False, False] + kinds[True, False]
+    alone, both = kinds[False, True], kinds[True, True]
+    numbers = {"least": min(other), "most": max(other), "spread": min(alone), "protected": max(both)}
+    holds = numbers["least"] > 0.9 and numbers["most"] < 1.1 and numbers["spread"] > 2 and numbers["protected"] < 0.7
+    return Claim(holds, numbers | {"repairs": len({row["repair"] for row in results["real_repairs"]})})
+
+
 def training_is_not_shown_to_help(results: Results) -> Claim:
     """Require that training under loss shows no gain under loss, and that its strongest packet stands out by far."""
     gain = results["real_training_gains"]["training under loss"]
@@ -81,6 +121,13 @@ def protection_must_cover_every_text(results: Results) -> Claim:
     gains = results["real_training_gains"]
     harm, more = gains["a hundredth"]["high"], gains["a tenth, not a hundredth"]["low"]
     return Claim(harm < 0 < more, {"a hundredth, at most": POINTS * harm, "a tenth more, at least": POINTS * more})
+
+
+def _only(results: Results, **wanted: Any) -> dict[str, Any]:
+    """Return the real model's one row with these values, of the usual network where they do not say otherwise."""
+    wanted = USUAL | wanted
+    (row,) = (row for row in results["real_model"] if all(row[name] == value for name, value in wanted.items()))
+    return dict(row)
 
 
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:

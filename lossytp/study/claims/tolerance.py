@@ -27,14 +27,27 @@ def longer_training_regains(results: Results) -> Claim:
 
 
 def a_fall_remains(results: Results) -> Claim:
-    """Require that docstrings still falls by over a point after the longest training, at 30 %, or 10 % both ways."""
-    rows = [row for row in results["lengths"] if row["task"] == "docstrings" and row["max_steps"] == 600]
-    lows = {
-        row["network"]: POINTS * row["low"]
-        for row in rows
-        if row["network"] in ("30 %, one phase", "10 %, both phases")
-    }
-    return Claim(len(lows) == 2 and all(low > POINTS * ONE_POINT for low in lows.values()), lows)
+    """Require that docstrings still falls by over a point after the longest training, over each of its networks."""
+    rows = [row for row in results["lengths"] if row["task"] == "docstrings"]
+    longest = [row for row in rows if row["max_steps"] == max(each["max_steps"] for each in rows)]
+    lows = {row["network"]: POINTS * row["low"] for row in longest}
+    holds = set(lows) == {"30 %, one phase", "10 %, both phases", "10 %, ring"}
+    return Claim(holds and min(lows.values()) > POINTS * ONE_POINT, lows)
+
+
+def losses_do_more_than_delay(results: Results) -> Claim:
+    """Require that in docstrings the slowdown grows by half from the longer to the longest training.
+
+    If losses only delayed learning, it would stay.
+    """
+    numbers: dict[str, float] = {}
+    holds = True
+    for network in ("30 %, one phase", "10 %, both phases"):
+        rows = [row for row in results["lengths"] if (row["task"], row["network"]) == ("docstrings", network)]
+        longer, longest = sorted(rows, key=lambda row: row["max_steps"])[-2:]
+        holds &= longest["slowdown"] > 1.5 * longer["slowdown"]
+        numbers |= {f"{network}, {row['max_steps']} steps": row["slowdown"] for row in (longer, longest)}
+    return Claim(holds, numbers)
 
 
 def forward_losses_hurt(results: Results) -> Claim:

@@ -110,7 +110,9 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
         for network, ours in rows.groupby("network", sort=False):
             _errorbar(ax, ours["max_steps"], ours, networks.index(str(network)), label=str(network), line=True)
         _one_point(ax)
-        ax.set_xticks(sorted(rows["max_steps"].unique()))
+        ax.set_xscale("log")
+        ax.set_xticks(steps := sorted(rows["max_steps"].unique()), [f"{each:g}" for each in steps])
+        ax.minorticks_off()
         ax.set(title=task_name(task), xlabel="training steps")
     axes[0].set_ylabel("fall in accuracy, points")
     shared_legend(figure, axes[0], max_columns=2)

@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from lossytp.study.analysis.law import PowerLaw
 from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
 
 POINTS = 100  # in a share of 1
@@ -46,4 +47,34 @@ def predicted_and_measured(table: pd.DataFrame) -> Figure:
         )
     axes_1P[0, 0].set_ylabel("measured fall, points")
     shared_legend(figure, axes_1P[0, -1])
+    return figure
+
+
+def falls_of_small_packets(arms: pd.DataFrame, law: PowerLaw) -> Figure:
+    """Draw the falls with small packets against the squared error of a sum, with their prediction and the law.
+
+    Args:
+        arms: from `analysis.law.predict_other_packets`. The filled mark fixes the prediction's scale.
+        law: of the usual packets.
+    """
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
+    error = np.linspace(0, arms["squared_error"].max(), 200)
+    (scale,) = arms.loc[arms["known"], "predicted"] / law.fall(arms.loc[arms["known"], "squared_error"].to_numpy())
+    ax.plot(error, POINTS * law.fall(error), color="0.6", linewidth=1, linestyle="--", label="law, usual packets")
+    ax.plot(error, POINTS * scale * law.fall(error), color="0.2", linewidth=1, label="predicted, small packets")
+    names = arms["repair"].where(arms["repair"] != "zero", "small packets").where(~arms["known"], "fixes the scale")
+    for number, name in enumerate(dict.fromkeys(names)):
+        rows = arms[names == name]
+        fall = POINTS * rows["fall"].to_numpy()
+        ax.errorbar(
+            rows["squared_error"], fall, yerr=np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall),
+            marker=MARKERS[number], color=f"C{number}", linestyle="none", markersize=4, capsize=1.5, label=name,
+            markerfacecolor=f"C{number}" if name == "fixes the scale" else "white",
+        )  # fmt: skip
+    ax.set(
+        xlabel="expected squared error of a sum",
+        ylabel="fall in accuracy, points",
+        ylim=(min(0, ax.get_ylim()[0]), None),
+    )
+    shared_legend(figure, ax, max_columns=3)
     return figure

@@ -48,7 +48,7 @@ def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
 
     Args:
         networks: from `analysis.real_model.against_predicted`. The line joins their predictions.
-        repaired: rows of `analysis.real_model.rises`, with their `stream_error`.
+        repaired: from `analysis.real_model.repairs_by_law`.
     """
     figure, ax = plt.subplots(figsize=(COLUMN, 2.3), layout="constrained")
     law = networks.sort_values("stream_error")  # a power law is straight on these axes
@@ -61,7 +61,7 @@ def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
                 rows["stream_error"], rows["median"], marker=MARKERS[number], color=color, linestyle="none",
                 markersize=4, markerfacecolor=color if fitted else "white", label=None if fitted else kind,
             )  # fmt: skip
-    for number, (repair, rows) in enumerate(repaired[repaired["repair"] != "zero"].groupby("repair", sort=False)):
+    for number, (repair, rows) in enumerate(repaired.groupby("repair", sort=False)):
         ax.plot(
             rows["stream_error"], rows["median"], marker=EXTRA_MARKERS[number % len(EXTRA_MARKERS)], color="0.35",
             linestyle="none", markersize=4, label=repair,

@@ -4,7 +4,6 @@ import pytest
 
 from lossytp.study.analysis.tolerance import (
     differing_settings,
-    gain_from_longer_training,
     task_settings,
     tolerance_curves,
     tune_learning_rates,
@@ -58,25 +57,6 @@ def test_the_largest_deviation_of_drops_is_over_rates(record, curves):
     assert arm["largest_deviation"] == pytest.approx(0.03 / 2**0.5)
     (alone,) = tolerance_curves(curves(made[::2]))
     assert alone["largest_deviation"] is None
-
-
-def test_gain_from_longer_training_is_paired_by_seed(record):
-    cost = {(10, 1e-3): 0.3, (10, 2e-3): 0.7, (30, 1e-3): 0.1}
-    records = [
-        record(
-            loss_rate=loss_rate, seed=seed, max_steps=max_steps, learning_rate=learning_rate,
-            accuracy=0.6 + 0.01 * seed - loss_rate * (0.1 * seed + cost[max_steps, learning_rate]),
-        )
-        for loss_rate in (0.0, 0.1, 0.2)
-        for seed in (0, 1)
-        for max_steps, learning_rate in cost
-    ]  # fmt: skip
-    table = tidy(records)
-    table = table.assign(arm=(table["loss_rate"] > 0).map({True: "lossy", False: "no loss"}))
-    (found,) = gain_from_longer_training(table)
-    assert (found["task"], found["steps"], found["longer_steps"]) == ("docstrings", 10, 30)
-    assert found["gain"]["value"] == pytest.approx(0.2 * 0.2)
-    assert found["gain"]["high"] - found["gain"]["low"] == pytest.approx(0, abs=1e-9), "seeds differ, and alike at both"
 
 
 def test_a_budget_that_is_never_reached_is_null(record, curves):
