@@ -82,6 +82,13 @@ def packet_size_matters(results: Results) -> Claim:
     return Claim(len(lows) == len(tasks(results)) and all(low > 0 for low in lows.values()), lows)
 
 
+def law_holds_for_small_packets(results: Results) -> Claim:
+    """Require that the intervals of all new falls without repair, with small packets, hold the prediction."""
+    new = [row for row in results["small_packets"] if not row["known"] and row["repair"] == "zero"]
+    holds = len(new) == 3 and all(row["low"] <= row["predicted"] <= row["high"] for row in new)
+    return Claim(holds, {f"at {row['loss_rate']:g}": POINTS * (row["fall"] - row["predicted"]) for row in new})
+
+
 def shared_losses_cost_more(results: Results) -> Claim:
     """Require that losses that strike all links at once cost more than each link's own, in each task."""
     rows = [row_of(results["comparisons"]["02_shared"], task, "losses all shared") for task in tasks(results)]

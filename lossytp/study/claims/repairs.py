@@ -9,6 +9,13 @@ def hadamard_helps_the_small_model(results: Results) -> Claim:
     return Claim(all(better(row, "gain") for row in rows), {row["task"]: POINTS * row["gain"] for row in rows})
 
 
+def hadamard_gains_little_in_small_packets(results: Results) -> Claim:
+    """Require that with small packets a gain of Hadamard is not shown, and that two points or more are ruled out."""
+    row = row_of(results["comparisons"]["06_repair_of_small_packets"], "docstrings", "hadamard(64)")
+    numbers = {name: POINTS * row[name] for name in ("gain", "gain_low", "gain_high")}
+    return Claim(not shown(row["gain_p_holm"]) and numbers["gain_high"] < 2, numbers)
+
+
 def stale_harms(results: Results) -> Claim:
     """Require that stale values cost more than zeros, after Holm's correction, in each task."""
     rows = [row_of(results["comparisons"]["06_repair"], task, "stale") for task in tasks(results)]

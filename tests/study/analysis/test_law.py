@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.law import explained_elsewhere, fit_power_law, law_arms
+from lossytp.study.analysis.law import PowerLaw, explained_elsewhere, fit_power_law, law_arms, predict_other_packets
 from lossytp.training.config import TrainConfig
 
 BASE = {"max_steps": 200, "max_length": 48, "tensor_parallel_size": 4, "loss_rate": 0.1}
@@ -92,3 +92,11 @@ def test_a_law_that_holds_everywhere_explains_other_arms_and_another_does_not():
     arms_of_both["fall"] = 0.6 * arms_of_both["squared_error"] ** 1.2
     assert explained_elsewhere(arms_of_both, "squared_error") == pytest.approx(1)
     assert explained_elsewhere(arms_of_both, "missing_share") < 0.5
+
+
+def test_one_arm_fixes_the_scale_for_other_packets():
+    law = PowerLaw(1.0, 2.0, 0.0, 0.0, 4, 0.99, 1.0)
+    rows = {"loss_rate": [0.2, 0.2, 0.4], "repair": ["fec(10, 8)", "zero", "zero"], "fall": [0.1, 0.02, 0.2]}
+    found = predict_other_packets(law, pd.DataFrame(rows | {"squared_error": [0.1, 0.2, 0.4]}), known_rate=0.2)
+    assert found["known"].tolist() == [False, True, False]
+    assert found["predicted"].tolist() == pytest.approx([0.005, 0.02, 0.08])

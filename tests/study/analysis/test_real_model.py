@@ -3,7 +3,14 @@ import json
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.real_model import against_predicted, predict_medians, repaired, rises, strongest_packet
+from lossytp.study.analysis.real_model import (
+    against_predicted,
+    predict_medians,
+    repaired,
+    repairs_by_law,
+    rises,
+    strongest_packet,
+)
 
 
 def write(folder, rows, **config):
@@ -75,6 +82,15 @@ def test_predictions_stand_beside_what_was_measured_without_a_repair():
     assert table["fitted"].tolist() == [True, True, False, False]
     assert table["median"].tolist() == [0.2, 0.8, 3.0, 1.3]
     assert table["median_by_loss_rate"].tolist() == pytest.approx([0.2, 0.8, 0.8, 0.8])
+
+
+def test_repairs_are_held_against_the_law_of_no_repair():
+    errors = ERRORS.assign(repair="zero")
+    repair = {"algorithm": "direct", "phase": "reduce", "loss_rate": 0.1, "repair": "protect(0.01)"}
+    errors = pd.concat([errors, pd.DataFrame([repair | {"squared_error": 0.1, "stream_error": 0.01}])])
+    (found,) = repairs_by_law(MEASURED, errors).to_dict("records")
+    assert (found["repair"], found["median"]) == ("protect(0.01)", 0.5)
+    assert found["times_law"] == pytest.approx(2.5), "the law says 0.2, as at 3 % loss, whose error is the same"
 
 
 def test_a_prediction_without_a_measurement_is_an_error_and_not_left_out():

@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from lossytp.study.figures.predictions import predicted_and_measured
+from lossytp.study.analysis.law import PowerLaw
+from lossytp.study.figures.predictions import falls_of_small_packets, predicted_and_measured
 
 
 def test_each_arm_stands_where_it_was_predicted_and_measured() -> None:
@@ -24,3 +25,13 @@ def test_each_arm_stands_where_it_was_predicted_and_measured() -> None:
     np.testing.assert_allclose(outside.get_offsets(), [[4.0, 8.0]])
     assert outside.get_facecolor().tolist() == [[1.0, 1.0, 1.0, 1.0]]  # hollow: outside of its interval
     assert inside.get_facecolor().tolist() != [[1.0, 1.0, 1.0, 1.0]]
+
+
+def test_small_packets_stand_beside_a_law_of_another_scale() -> None:
+    rows = {"squared_error": [0.1, 0.2], "fall": [0.02, 0.05], "low": [0.01, 0.04], "high": [0.03, 0.06]}
+    arms = pd.DataFrame(rows | {"repair": "zero", "predicted": [0.02, 0.04], "known": [True, False]})
+    (ax,) = falls_of_small_packets(arms, PowerLaw(0.5, 1.0, 0.0, 0.0, 4, 0.99, 1.0)).axes
+    usual, small = (line for line in ax.lines if len(line.get_xdata()) > 2)
+    assert usual.get_ydata()[-1] == 10.0
+    np.testing.assert_allclose(small.get_ydata()[-1], 4.0)
+    assert {label for label in ax.get_legend_handles_labels()[1] if "packets" not in label} == {"fixes the scale"}
