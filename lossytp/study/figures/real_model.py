@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
 
 POINTS = 100  # in a share of 1
-EXTRA_MARKERS = "x+1234|_HhpdX"  # of repairs, apart from those of networks
+EXTRA_MARKERS = "+x1"  # of kinds of repair, apart from those of networks
 NAMES = {"zero": "nothing"}  # of repairs that figures name otherwise
 
 
@@ -18,11 +18,13 @@ def real_model_rises(table: pd.DataFrame) -> Figure:
     """Draw the rise of a pretrained model's cross-entropy and the share of collapsed blocks, by repair and loss rate.
 
     Args:
-        table: from `analysis.real_model.rises`, of one model, algorithm and phase.
+        table: from `analysis.real_model.rises`, of one model, algorithm and phase. Each repair has a row at the largest
+            loss rate.
     """
-    repairs = sorted(dict.fromkeys(table["repair"]), key=lambda repair: repair != "zero")  # nothing on top
+    largest = table[table["loss_rate"] == table["loss_rate"].max()].sort_values("rise", ascending=False, kind="stable")
+    repairs = sorted(largest["repair"], key=lambda repair: repair != "zero")  # nothing on top, then the best last
     figure, axes = plt.subplots(
-        1, 2, figsize=(COLUMN, 0.7 + 0.3 * len(repairs)), sharey=True, layout="constrained", width_ratios=(2, 1)
+        1, 2, figsize=(COLUMN, 0.8 + 0.19 * len(repairs)), sharey=True, layout="constrained", width_ratios=(2, 1)
     )
     rates = sorted(table["loss_rate"].unique())
     for number, rate in enumerate(rates):
@@ -61,15 +63,27 @@ def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
                 rows["stream_error"], rows["median"], marker=MARKERS[number], color=color, linestyle="none",
                 markersize=4, markerfacecolor=color if fitted else "white", label=None if fitted else kind,
             )  # fmt: skip
-    for number, (repair, rows) in enumerate(repaired.groupby("repair", sort=False)):
+    for marker, (kind, rows) in zip(EXTRA_MARKERS, repaired.groupby(repaired["repair"].map(_kind)), strict=False):
         ax.plot(
-            rows["stream_error"], rows["median"], marker=EXTRA_MARKERS[number % len(EXTRA_MARKERS)], color="0.35",
-            linestyle="none", markersize=4, label=repair,
-        )  # fmt: skip
+            rows["stream_error"],
+            rows["median"],
+            marker=marker,
+            color="0.35",
+            linestyle="none",
+            markersize=4,
+            label=kind,
+        )
     ax.set(xscale="log", yscale="log", xlabel="squared error of a sum, relative to the stream")
     ax.set_ylabel("rise of the median block,\nnats a token")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=5.5, handletextpad=0.2, borderpad=0)
     return figure
+
+
+def _kind(repair: str) -> str:
+    """Return the kind of a repair: whether it spreads a message over its packets, and whether it protects some."""
+    if "hadamard" not in repair:
+        return "repairs that do not spread"
+    return "spread, strongest protected" if "protect" in repair else "spread (Hadamard)"
 
 
 def real_model_after_training(table: pd.DataFrame) -> Figure:

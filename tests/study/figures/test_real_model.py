@@ -56,7 +56,10 @@ def test_the_law_of_the_real_model_goes_through_the_fitted_networks():
     fills = [line.get_markerfacecolor() for line in ax.lines if line.get_marker() in ("o", "s")]
     assert [fill == "white" for fill in fills] == [False, True], "hollow marks were predicted"
     names = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert names == ["ring, both phases", "rescale"]  # the fitted network is named where it has other loss rates
+    assert names == [
+        "ring, both phases",
+        "repairs that do not spread",
+    ]  # the fitted network is named where it has other loss rates
 
 
 def test_each_training_has_a_mark_at_each_repair():
