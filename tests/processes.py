@@ -7,11 +7,13 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 from tests.ports import held_port
 
 TIMEOUT_S = 120
+MOST_FILES = 500  # open in a process; gloo leaves some open for each process group
 
 
 class Processes:
@@ -26,6 +28,8 @@ class Processes:
         `function` stands at the top level of a module, and initialises torch.distributed itself. AssertionError, with
         the tracebacks, where it raises on any rank; all of them are then started anew.
         """
+        if any(_open_files(worker.pid) > MOST_FILES for worker, _ in self._workers):
+            self.stop()
         while len(self._workers) < number:
             here, there = multiprocessing.get_context("spawn").Pipe()
             worker = multiprocessing.get_context("spawn").Process(target=_work, args=(there,), daemon=True)
@@ -67,6 +71,12 @@ class Processes:
             worker.kill()
             worker.join()
         self._workers = []
+
+
+def _open_files(process: int) -> int:
+    """How many files a process has open; 0 where the system does not tell."""
+    folder = Path(f"/proc/{process}/fd")
+    return len(list(folder.iterdir())) if folder.is_dir() else 0
 
 
 def _work(connection: Connection) -> None:
