@@ -109,12 +109,13 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         lambda r: r["regained"][1]["gain"].update(low=0.001),
     ],
     "a_fall_remains": [
-        row_in("lengths", {"low": 0.009}, task="docstrings", network="10 %, both phases", max_steps=1800),
+        row_in("lengths", {"low": -0.001}, task="docstrings", network="10 %, both phases", max_steps=1800),
+        row_in("lengths", {"low": 0.009}, task="docstrings", network="30 %, one phase", max_steps=1800),
         row_in("lengths", {"max_steps": 600}, task="docstrings", network="10 %, ring"),
     ],
     "losses_do_more_than_delay": [
-        row_in("lengths", {"slowdown": 1.5}, task="docstrings", network="30 %, one phase", max_steps=1800),
-        row_in("lengths", {"slowdown": 1.5}, task="docstrings", network="10 %, both phases", max_steps=1800),
+        row_in("lengths", {"slowdown_low": 1.5}, task="docstrings", network="30 %, one phase", max_steps=1800),
+        row_in("lengths", {"slowdown_low": None}, task="docstrings", network="10 %, both phases", max_steps=1800),
     ],
     "hadamard_helps_the_small_model": [
         arm_of("06_repair_again", {"gain_p_holm": 0.06}, task=SST2, arm="hadamard(64)"),

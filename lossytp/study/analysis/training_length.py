@@ -18,37 +18,40 @@ def falls_by_length(
     """Return the falls of networks that were also trained for longer than the shortest runs.
 
     Args:
-        compared: of each experiment, a row an arm, from `comparisons.drops_and_gains`, and a configuration of each row.
+        compared: of each experiment, a row an arm, from `comparisons.drops_and_gains`, and a configuration of each
+            row, for its network.
         learning_rate: the peak of the runs that count.
 
     Returns:
-        Columns `task`, `network`, `max_steps`, `accuracy`, its `fall`, as a share, with `low` and `high`, and
-        `slowdown`: by how much fewer steps without losses reach this accuracy. It is interpolated on a logarithmic axis
-        of steps, and NaN beyond the lossless runs. Networks that never cost half a point are left out.
+        Columns `task`, `network`, `max_steps`, the `fall` in accuracy, as a share, with its 95 % interval as `low` and
+        `high`, and `slowdown`: how many times fewer steps without losses reach the same accuracy, with `slowdown_low`
+        and `slowdown_high` at the ends of the fall's interval. It is interpolated on a logarithmic axis of steps, and
+        NaN beyond the lossless runs. Networks that never cost half a point are left out.
     """
     rows: list[dict[str, Any]] = []
     lossless: dict[str, dict[int, float]] = {}
     for table, configs in compared:
         for row, config in zip(table.to_dict("records"), configs, strict=True):
-            if config.learning_rate != learning_rate:
+            if row["learning_rate"] != learning_rate:
                 continue
-            if row["arm"] == LOSSLESS or row["loss_rate"] == 0:
-                lossless.setdefault(row["task"], {}).setdefault(config.max_steps, row["mean"])
+            if row["arm"] == LOSSLESS:
+                lossless.setdefault(row["task"], {}).setdefault(row["max_steps"], row["mean"])
                 continue
             rows.append(
-                {"task": row["task"], "network": _network(config), "max_steps": config.max_steps}
-                | {"accuracy": row["mean"], "fall": -row["difference"], "low": -row["high"], "high": -row["low"]}
+                {"task": row["task"], "network": _network(config), "max_steps": row["max_steps"]}
+                | {"fall": -row["difference"], "low": -row["high"], "high": -row["low"]}
             )
     falls = pd.DataFrame(rows).drop_duplicates(["task", "network", "max_steps"])
     by_network = falls.groupby(["task", "network"])
     longer = by_network["max_steps"].transform("max") > falls["max_steps"].min()
     harmful = by_network["fall"].transform("max") >= ONE_POINT / 2
     falls = falls[longer & harmful].sort_values(["task", "network", "max_steps"], kind="stable").reset_index(drop=True)
-    reached = [
-        _steps_to_reach(accuracy, lossless[task])
-        for task, accuracy in zip(falls["task"], falls["accuracy"], strict=True)
-    ]
-    return falls.assign(slowdown=falls["max_steps"] / reached)
+    for name, fall in (("slowdown", "fall"), ("slowdown_low", "low"), ("slowdown_high", "high")):
+        falls[name] = [
+            _slowdown(lossless[task], steps, lost)
+            for task, steps, lost in falls[["task", "max_steps", fall]].itertuples(index=False)
+        ]
+    return falls
 
 
 def _network(config: TrainConfig) -> str:
@@ -56,13 +59,20 @@ def _network(config: TrainConfig) -> str:
     return f"{100 * config.loss_rate:g} %, {phases if config.algorithm == 'direct' else config.algorithm}"
 
 
-def _steps_to_reach(accuracy: float, lossless: dict[int, float]) -> float:
-    """Return the number of lossless steps that reach an accuracy, given the accuracy at some numbers of steps."""
-    steps = np.array(sorted(lossless))
-    reached = np.maximum.accumulate([lossless[each] for each in steps.tolist()])
+def _slowdown(lossless: dict[int, float], steps: int, fall: float) -> float:
+    """Return how many times fewer lossless steps reach what is left of the accuracy after `steps`.
+
+    Args:
+        lossless: the accuracy after some numbers of steps, among them `steps`.
+        steps: of the run with losses.
+        fall: of its accuracy.
+    """
+    lengths = np.array(sorted(lossless))
+    reached = np.maximum.accumulate([lossless[each] for each in lengths.tolist()])
+    accuracy = lossless[steps] - fall
     if not reached[0] <= accuracy <= reached[-1]:
         return float("nan")
-    return float(np.exp(np.interp(accuracy, reached, np.log(steps))))
+    return steps / float(np.exp(np.interp(accuracy, reached, np.log(lengths))))
 
 
 def gain_from_longer_training(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ from lossytp.study.records import tidy
 from lossytp.training.config import TrainConfig
 
 
-def an_arm(steps, rate, accuracy, *, fall=None, arm=None, **settings):
-    fall = np.nan if fall is None else fall
-    row = {"task": "docstrings", "arm": arm or ("lossy" if rate else "no loss"), "loss_rate": rate, "mean": accuracy}
-    config = TrainConfig(max_steps=steps, loss_rate=rate, tensor_parallel_size=4, **settings)
+def an_arm(steps, rate, accuracy, *, fall=np.nan, learning_rate=1e-3, **settings):
+    row = {"task": "docstrings", "max_steps": steps, "learning_rate": learning_rate}
+    row |= {"arm": "lossy" if rate else "no loss", "loss_rate": rate, "mean": accuracy}
+    config = TrainConfig(loss_rate=rate, tensor_parallel_size=4, **settings)
     return row | {"difference": -fall, "low": -fall - 0.01, "high": -fall + 0.01}, config
 
 
@@ -25,13 +25,16 @@ LOSSLESS_ARMS = [an_arm(100, 0.0, 0.6), an_arm(400, 0.0, 0.7), an_arm(1600, 0.0,
 
 
 def test_the_slowdown_is_read_off_the_lossless_runs():
-    lossy = [an_arm(steps, 0.3, accuracy, fall=0.1) for steps, accuracy in ((100, 0.5), (400, 0.65), (1600, 0.7))]
+    lossy = [an_arm(steps, 0.3, 0.0, fall=fall) for steps, fall in ((100, 0.1), (400, 0.05), (1600, 0.1))]
     found = falls_by_length([tabled([*LOSSLESS_ARMS, *lossy])], learning_rate=1e-3)
     assert found["network"].unique().tolist() == ["30 %, one phase"]
     assert found["max_steps"].tolist() == [100, 400, 1600]
     # 0.65 lies half way between 100 and 400 steps, at 200; the shortest run is below every lossless one
     np.testing.assert_allclose(found["slowdown"], [np.nan, 2.0, 4.0])
-    assert found["low"].tolist() == pytest.approx([0.09] * 3)
+    # a point more or less is a tenth of the way between two lengths
+    np.testing.assert_allclose(found["slowdown_low"], [np.nan, 2 / 4**0.1, 4 / 4**0.1])
+    np.testing.assert_allclose(found["slowdown_high"], [np.nan, 2 * 4**0.1, 4 * 4**0.1])
+    assert found["low"].tolist() == pytest.approx([0.09, 0.04, 0.09])
 
 
 def test_only_networks_that_cost_something_and_were_trained_longer_stay():
