@@ -15,6 +15,7 @@ POINTS = 100  # in a share of 1
 NAMED = (0, 1e-4, 1e-3, 1e-2, 1e-1)  # loss rates with a label
 BELOW = 2.6  # points below 0, with room for the budgets' labels
 FARTHEST = 10  # points: the tolerance figure is about what lies below
+APART = 1.05  # between marks of equal x on a logarithmic axis
 LABEL_GAP = 0.09  # of a panel's height, between two labels
 
 
@@ -108,7 +109,9 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
     networks = list(dict.fromkeys(table["network"]))
     for ax, (task, rows) in zip(axes, table.groupby("task", sort=False), strict=True):
         for network, ours in rows.groupby("network", sort=False):
-            _errorbar(ax, ours["max_steps"], ours, networks.index(str(network)), label=str(network), line=True)
+            number = networks.index(str(network))
+            apart = APART ** (number - (len(networks) - 1) / 2)
+            _errorbar(ax, apart * ours["max_steps"], ours, number, label=str(network), line=True)
         _one_point(ax)
         ax.set_xscale("log")
         ax.set_xticks(steps := sorted(rows["max_steps"].unique()), [f"{each:g}" for each in steps])

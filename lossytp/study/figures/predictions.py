@@ -76,5 +76,5 @@ def falls_of_small_packets(arms: pd.DataFrame, law: PowerLaw) -> Figure:
         ylabel="fall in accuracy, points",
         ylim=(min(0, ax.get_ylim()[0]), None),
     )
-    shared_legend(figure, ax, max_columns=3)
+    shared_legend(figure, ax, max_columns=2)
     return figure
