@@ -16,13 +16,21 @@ from lossytp.study.analysis.law import PowerLaw, explained_elsewhere, fit_power_
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
 from lossytp.study.analysis.predictions import score, shared_errors, with_measured
-from lossytp.study.analysis.real_model import against_predicted, repaired, repairs_by_law, rises, strongest_packet
+from lossytp.study.analysis.real_model import (
+    NETWORK,
+    against_predicted,
+    repaired,
+    rises,
+    strongest_packet,
+    times_law,
+    usual,
+)
 from lossytp.study.analysis.real_training import contrasts, outcomes
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.together import lost_together, packet_size_effect
 from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
-from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training
+from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training, network_name, slowdowns
 from lossytp.study.claims import check_claims
 from lossytp.study.comparisons import MARGIN, unlearned_trainings
 from lossytp.study.figures.arms import drops_against, drops_by_arm, replica_divergence
@@ -53,6 +61,7 @@ from lossytp.training.models import MODELS
 from lossytp.training.record import write_atomically
 from lossytp.training.shapes import shape_of
 
+LONGEST = "14_converged"
 SMALL_PACKETS = "01_tolerance_of_small_packets"
 FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 
@@ -229,16 +238,29 @@ def longer(study: Study) -> dict[str, Any]:
     if table.empty:
         return {}
     lossless = with_lossless(table[table["max_steps"] == table["max_steps"].max()])
-    names = ("01_training", HEADLINE, "01_tolerance_of_both_phases", "14_converged")
+    learning_rate = study.records[HEADLINE][0]["config"]["learning_rate"]
+    names = ("01_training", HEADLINE, "01_tolerance_of_both_phases", LONGEST)
     several = [(study.comparisons[name], study.configs(name)) for name in names if name in study.comparisons]
-    lengths = falls_by_length(several, study.records[HEADLINE][0]["config"]["learning_rate"])
+    lengths = falls_by_length(several, learning_rate)
     study.draw(delayed_or_lost(lengths), "longer")
     return {
         "retuned": tune_learning_rates(table[table["max_steps"] == table["max_steps"].min()]),
         "regained": gain_from_longer_training(table),
         "longer": tolerance_curves(lossless),
         "lengths": json_rows(lengths),
+        "slowdowns": _slowdowns(study, learning_rate),
     }
+
+
+def _slowdowns(study: Study, learning_rate: float) -> dict[str, Any]:
+    """Return the slowdowns of the networks of the longest training."""
+    if LONGEST not in study.comparisons:
+        return {}
+    runs = pd.concat([study.complete(name)[0] for name in (LONGEST, "01_training")], ignore_index=True)
+    runs = runs[(runs["learning_rate"] == learning_rate) & runs["task"].isin(study.tables[LONGEST]["task"])]
+    named = runs[["loss_rate", "algorithm", "reliable_gather"]].itertuples(index=False, name=None)
+    names = pd.Series([network_name(*network) if network[0] else None for network in named], index=runs.index)
+    return slowdowns(runs.assign(network=names))
 
 
 def real_model(study: Study) -> dict[str, Any]:
@@ -249,12 +271,16 @@ def real_model(study: Study) -> dict[str, Any]:
         return {}
     study.draw(real_model_rises(repaired(table)), "real_model")
     networks = against_predicted(table, pd.read_csv(folder / "predicted.csv"))
-    repairs = repairs_by_law(table, pd.read_csv(folder / "sum_errors.csv"))
+    by_law = times_law(table, pd.read_csv(folder / "sum_errors.csv"))
+    repairs = usual(by_law).query("repair != 'zero'")
     study.draw(real_model_law(networks, repairs), "real_model_law")
+    predicted = networks[NETWORK].itertuples(index=False, name=None)
+    later = by_law[(by_law["repair"] == "zero") & ~by_law[NETWORK].agg(tuple, axis=1).isin(list(predicted))]
     return {
         "real_model": json_rows(table),
         "real_networks": json_rows(networks),
         "real_repairs": json_rows(repairs),
+        "real_networks_later": json_rows(later),  # measured after the predictions
         "strongest_packet": strongest_packet(folder / "damage_by_packet.csv"),
     }
 

@@ -21,8 +21,9 @@ def rises(folder: Path) -> pd.DataFrame:
     Returns:
         Columns `model_name`, `ranks`, `losses` ("single", "bursts of 8" or another loss type), `algorithm`, `phase`,
         `repair`, `loss_rate`, `draws`, `blocks`, `lossless` cross-entropy, `rise` in nats a token with Student's 95 %
-        interval over draws as `low` and `high`, the `median` block's rise, and `collapsed`, the share of blocks that
-        rise by more than `COLLAPSE_NATS`.
+        interval over draws as `low` and `high`, the `median` block's rise and the `largest`, and `collapsed`, the share
+        of blocks that rise by more than `COLLAPSE_NATS`, with its interval over draws as `collapsed_low` and
+        `collapsed_high`.
 
     Raises:
         ValueError: if a record lacks what a tolerance record has.
@@ -71,20 +72,21 @@ def predict_medians(errors: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFram
     return predicted
 
 
-def repairs_by_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
-    """Return how many times the law's prediction the median block rises, with each repair on the usual network.
+def times_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
+    """Return how many times the law's prediction the median block rises, over networks that lose single packets.
 
     Args:
         table: from `rises`.
         errors: a row a network and repair, as for `predict_medians`.
 
     Returns:
-        The repaired rows of both, with `times_law`.
+        The rows of both, with `times_law`.
     """
-    joined = usual(table).merge(errors, on=[*NETWORK, "repair"], validate="one_to_one")
-    bare = joined[joined["repair"] == "zero"].set_index("loss_rate")
+    single = table[table["losses"] == USUAL["losses"]]
+    joined = single.merge(errors, on=[*NETWORK, "repair"], validate="one_to_one")
+    bare = usual(joined).query("repair == 'zero'").set_index("loss_rate")
     law = _through_fitted(bare["median"], bare["stream_error"], joined["stream_error"])
-    return joined.assign(times_law=joined["median"] / law)[joined["repair"] != "zero"].reset_index(drop=True)
+    return joined.assign(times_law=joined["median"] / law)
 
 
 def _through_fitted(medians: pd.Series, errors: pd.Series, x: pd.Series) -> pd.Series:
@@ -131,6 +133,7 @@ def _losses(config: dict[str, Any]) -> str:
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     rises_SN = np.array(row["rises"])
     estimate = t_interval(rises_SN.mean(axis=1))
+    collapsed = t_interval((rises_SN > COLLAPSE_NATS).mean(axis=1))
     return {
         **{name: row[name] for name in ("algorithm", "phase", "repair", "loss_rate")},
         "draws": len(rises_SN),
@@ -139,7 +142,10 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "median": float(np.median(rises_SN)),
         "low": estimate.low,
         "high": estimate.high,
-        "collapsed": float((rises_SN > COLLAPSE_NATS).mean()),
+        "largest": float(rises_SN.max()),
+        "collapsed": collapsed.value,
+        "collapsed_low": collapsed.low,
+        "collapsed_high": collapsed.high,
     }
 
 

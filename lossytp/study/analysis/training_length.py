@@ -19,60 +19,71 @@ def falls_by_length(
 
     Args:
         compared: of each experiment, a row an arm, from `comparisons.drops_and_gains`, and a configuration of each
-            row, for its network.
+            row, for its network. If several experiments have a network, the first one counts.
         learning_rate: the peak of the runs that count.
 
     Returns:
-        Columns `task`, `network`, `max_steps`, the `fall` in accuracy, as a share, with its 95 % interval as `low` and
-        `high`, and `slowdown`: how many times fewer steps without losses reach the same accuracy, with `slowdown_low`
-        and `slowdown_high` at the ends of the fall's interval. It is interpolated on a logarithmic axis of steps, and
-        NaN beyond the lossless runs. Networks that never cost half a point are left out.
+        Columns `task`, `network`, `max_steps`, and the `fall` in accuracy, as a share, with its 95 % interval as `low`
+        and `high`. Networks that never cost half a point are left out.
     """
     rows: list[dict[str, Any]] = []
-    lossless: dict[str, dict[int, float]] = {}
     for table, configs in compared:
         for row, config in zip(table.to_dict("records"), configs, strict=True):
-            if row["learning_rate"] != learning_rate:
-                continue
-            if row["arm"] == LOSSLESS:
-                lossless.setdefault(row["task"], {}).setdefault(row["max_steps"], row["mean"])
-                continue
-            rows.append(
-                {"task": row["task"], "network": _network(config), "max_steps": row["max_steps"]}
-                | {"fall": -row["difference"], "low": -row["high"], "high": -row["low"]}
-            )
+            if row["learning_rate"] == learning_rate and row["arm"] != LOSSLESS:
+                network = network_name(config.loss_rate, config.algorithm, config.reliable_gather)
+                rows.append(
+                    {"task": row["task"], "network": network, "max_steps": row["max_steps"]}
+                    | {"fall": -row["difference"], "low": -row["high"], "high": -row["low"]}
+                )
     falls = pd.DataFrame(rows).drop_duplicates(["task", "network", "max_steps"])
     by_network = falls.groupby(["task", "network"])
     longer = by_network["max_steps"].transform("max") > falls["max_steps"].min()
     harmful = by_network["fall"].transform("max") >= ONE_POINT / 2
-    falls = falls[longer & harmful].sort_values(["task", "network", "max_steps"], kind="stable").reset_index(drop=True)
-    for name, fall in (("slowdown", "fall"), ("slowdown_low", "low"), ("slowdown_high", "high")):
-        falls[name] = [
-            _slowdown(lossless[task], steps, lost)
-            for task, steps, lost in falls[["task", "max_steps", fall]].itertuples(index=False)
-        ]
-    return falls
+    return falls[longer & harmful].sort_values(["task", "network", "max_steps"], kind="stable").reset_index(drop=True)
 
 
-def _network(config: TrainConfig) -> str:
-    phases = "one phase" if config.reliable_gather else "both phases"
-    return f"{100 * config.loss_rate:g} %, {phases if config.algorithm == 'direct' else config.algorithm}"
+def network_name(loss_rate: float, algorithm: str, reliable_gather: bool) -> str:
+    """Return the name of an unrepaired network, such as "30 %, one phase" or "10 %, ring, both phases"."""
+    parts = [f"{100 * loss_rate:g} %"] + [algorithm] * (algorithm != "direct")
+    return ", ".join([*parts, "one phase" if reliable_gather else "both phases"])
 
 
-def _slowdown(lossless: dict[int, float], steps: int, fall: float) -> float:
-    """Return how many times fewer lossless steps reach what is left of the accuracy after `steps`.
+def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return, by network, how many times fewer steps without losses reach the accuracy of the two longest trainings.
+
+    If losses only delayed learning, the two slowdowns would be equal. Each seed has its own slowdowns: its lossless
+    accuracy is interpolated on a logarithmic axis of steps. A seed whose accuracy lies beyond its lossless runs is left
+    out.
 
     Args:
-        lossless: the accuracy after some numbers of steps, among them `steps`.
-        steps: of the run with losses.
-        fall: of its accuracy.
+        runs: of one task and learning rate: `network` (None without losses), `max_steps`, `seed`, `accuracy_lossy`.
+
+    Returns:
+        For each network with two lengths: `seeds`, the `steps` of both, the `slowdown` after each, a geometric mean
+        over seeds with Student's 95 % interval as `low` and `high`, and `growth`, their ratio, paired by seed.
     """
-    lengths = np.array(sorted(lossless))
-    reached = np.maximum.accumulate([lossless[each] for each in lengths.tolist()])
-    accuracy = lossless[steps] - fall
+    accuracy = runs.drop_duplicates(["network", "max_steps", "seed"]).set_index(["max_steps", "seed"])
+    lossless = accuracy[accuracy["network"].isna()]["accuracy_lossy"].unstack("max_steps").dropna()
+    found = {}
+    for network, ours in accuracy[accuracy["network"].notna()].groupby("network", sort=False):
+        by_seed = ours["accuracy_lossy"].unstack("max_steps").dropna()
+        by_seed = by_seed.loc[by_seed.index.intersection(lossless.index)]
+        steps: list[int] = sorted(by_seed.columns)[-2:]  # type: ignore[assignment]
+        logs = np.array([[_log_slowdown(lossless.loc[s], n, by_seed.loc[s, n]) for n in steps] for s in by_seed.index])
+        if len(steps) < 2 or len(logs := logs[np.isfinite(logs).all(axis=1)]) < 2:
+            continue
+        estimates = [t_interval(each) for each in (logs[:, 0], logs[:, 1], logs[:, 1] - logs[:, 0])]
+        before, after, growth = ({name: float(np.exp(x)) for name, x in each._asdict().items()} for each in estimates)
+        found[str(network)] = {"seeds": len(logs), "steps": steps, "slowdown": [before, after], "growth": growth}
+    return found
+
+
+def _log_slowdown(lossless: "pd.Series[float]", steps: int, accuracy: float) -> float:
+    """Return the logarithm of the slowdown, given the lossless accuracy by number of steps; NaN outside of it."""
+    reached = np.maximum.accumulate(lossless.to_numpy())
     if not reached[0] <= accuracy <= reached[-1]:
         return float("nan")
-    return steps / float(np.exp(np.interp(accuracy, reached, np.log(lengths))))
+    return float(np.log(steps) - np.interp(accuracy, reached, np.log(lossless.index.to_numpy(dtype=float))))
 
 
 def gain_from_longer_training(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -31,24 +31,17 @@ def longer_training_regains(results: Results) -> Claim:
 def a_fall_remains(results: Results) -> Claim:
     """Require that docstrings falls after the longest training, over each network, and by over a point at 30 %."""
     lows = {row["network"]: POINTS * row["low"] for row in _longest_in_docstrings(results)}
-    holds = set(lows) == {"30 %, one phase", "10 %, both phases", "10 %, ring"} and min(lows.values()) > 0
+    holds = set(lows) == {"30 %, one phase", "10 %, both phases", "10 %, ring, one phase"} and min(lows.values()) > 0
     return Claim(holds and lows["30 %, one phase"] > POINTS * ONE_POINT, lows)
 
 
 def losses_do_more_than_delay(results: Results) -> Claim:
-    """Require that in docstrings the least slowdown after the longest training exceeds that after shorter training.
+    """Require that every network's slowdown grows with training, with intervals above 1, paired by seed.
 
     If losses only delayed learning, the slowdown would stay.
     """
-    numbers: dict[str, float] = {}
-    holds = True
-    for longest in _longest_in_docstrings(results):
-        rows = [row for row in results["lengths"] if all(row[key] == longest[key] for key in ("task", "network"))]
-        shorter = [row["slowdown"] for row in rows if row["slowdown"] and row["max_steps"] < longest["max_steps"]]
-        holds &= not shorter or (longest["slowdown_low"] or 0.0) > max(shorter)
-        numbers |= {longest["network"]: longest["slowdown_low"] or 0.0}
-        numbers |= {f"{longest['network']}, shorter": max(shorter)} if shorter else {}
-    return Claim(holds, numbers)
+    growths = {network: each["growth"]["low"] for network, each in results["slowdowns"].items()}
+    return Claim(set(growths) == {"30 %, one phase", "10 %, both phases"} and min(growths.values()) > 1, growths)
 
 
 def _longest_in_docstrings(results: Results) -> list[dict[str, Any]]:

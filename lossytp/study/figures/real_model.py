@@ -50,7 +50,7 @@ def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
 
     Args:
         networks: from `analysis.real_model.against_predicted`. The line joins their predictions.
-        repaired: from `analysis.real_model.repairs_by_law`.
+        repaired: rows of `analysis.real_model.times_law`.
     """
     figure, ax = plt.subplots(figsize=(COLUMN, 2.3), layout="constrained")
     law = networks.sort_values("stream_error")  # a power law is straight on these axes
@@ -63,7 +63,8 @@ def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
                 rows["stream_error"], rows["median"], marker=MARKERS[number], color=color, linestyle="none",
                 markersize=4, markerfacecolor=color if fitted else "white", label=None if fitted else kind,
             )  # fmt: skip
-    for marker, (kind, rows) in zip(EXTRA_MARKERS, repaired.groupby(repaired["repair"].map(_kind)), strict=False):
+    by_kind = dict(list(repaired.groupby(repaired["repair"].map(_kind))))
+    for marker, (kind, rows) in zip(EXTRA_MARKERS[: len(by_kind)], by_kind.items(), strict=True):
         ax.plot(
             rows["stream_error"],
             rows["median"],

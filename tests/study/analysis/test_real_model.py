@@ -7,9 +7,9 @@ from lossytp.study.analysis.real_model import (
     against_predicted,
     predict_medians,
     repaired,
-    repairs_by_law,
     rises,
     strongest_packet,
+    times_law,
 )
 
 
@@ -34,6 +34,8 @@ def test_intervals_are_over_draws_and_collapse_is_of_blocks(tmp_path):
     assert row["rise"] == pytest.approx((2.6 + 0.2 + 1.7) / 3)
     assert row["low"] < 0.2 < 2.6 < row["high"]
     assert row["collapsed"] == pytest.approx(2 / 6)
+    assert row["collapsed_low"] < 0 < row["collapsed_high"], "draws with a half, none and a half"
+    assert row["largest"] == 5.1
 
 
 def test_what_strikes_packets_together_is_named(tmp_path):
@@ -84,13 +86,15 @@ def test_predictions_stand_beside_what_was_measured_without_a_repair():
     assert table["median_by_loss_rate"].tolist() == pytest.approx([0.2, 0.8, 0.8, 0.8])
 
 
-def test_repairs_are_held_against_the_law_of_no_repair():
-    errors = ERRORS.assign(repair="zero")
+def test_repairs_and_other_networks_are_held_against_the_law_of_no_repair():
     repair = {"algorithm": "direct", "phase": "reduce", "loss_rate": 0.1, "repair": "protect(0.01)"}
-    errors = pd.concat([errors, pd.DataFrame([repair | {"squared_error": 0.1, "stream_error": 0.01}])])
-    (found,) = repairs_by_law(MEASURED, errors).to_dict("records")
-    assert (found["repair"], found["median"]) == ("protect(0.01)", 0.5)
-    assert found["times_law"] == pytest.approx(2.5), "the law says 0.2, as at 3 % loss, whose error is the same"
+    errors = pd.concat(
+        [ERRORS.assign(repair="zero"), pd.DataFrame([repair | {"squared_error": 0.1, "stream_error": 0.01}])]
+    )
+    found = times_law(MEASURED, errors).set_index(["algorithm", "loss_rate", "repair"])["times_law"]
+    assert found["direct", 0.03, "zero"] == pytest.approx(1)
+    assert found["direct", 0.1, "protect(0.01)"] == pytest.approx(2.5), "the error is that of 3 %, where 0.2 are lost"
+    assert found["ring", 0.1, "zero"] == pytest.approx(1.3 / 3.2)
 
 
 def test_a_prediction_without_a_measurement_is_an_error_and_not_left_out():

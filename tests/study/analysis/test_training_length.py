@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training
+from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training, slowdowns
 from lossytp.study.records import tidy
 from lossytp.training.config import TrainConfig
 
@@ -21,33 +21,56 @@ def tabled(arms):
     return pd.DataFrame(rows), configs
 
 
-LOSSLESS_ARMS = [an_arm(100, 0.0, 0.6), an_arm(400, 0.0, 0.7), an_arm(1600, 0.0, 0.8)]
-
-
-def test_the_slowdown_is_read_off_the_lossless_runs():
-    lossy = [an_arm(steps, 0.3, 0.0, fall=fall) for steps, fall in ((100, 0.1), (400, 0.05), (1600, 0.1))]
-    found = falls_by_length([tabled([*LOSSLESS_ARMS, *lossy])], learning_rate=1e-3)
-    assert found["network"].unique().tolist() == ["30 %, one phase"]
-    assert found["max_steps"].tolist() == [100, 400, 1600]
-    # 0.65 lies half way between 100 and 400 steps, at 200; the shortest run is below every lossless one
-    np.testing.assert_allclose(found["slowdown"], [np.nan, 2.0, 4.0])
-    # a point more or less is a tenth of the way between two lengths
-    np.testing.assert_allclose(found["slowdown_low"], [np.nan, 2 / 4**0.1, 4 / 4**0.1])
-    np.testing.assert_allclose(found["slowdown_high"], [np.nan, 2 * 4**0.1, 4 * 4**0.1])
-    assert found["low"].tolist() == pytest.approx([0.09, 0.04, 0.09])
-
-
 def test_only_networks_that_cost_something_and_were_trained_longer_stay():
-    lossy = [
+    first = [
+        an_arm(100, 0.0, 0.6),
+        an_arm(400, 0.0, 0.7),
         an_arm(100, 0.1, 0.5, fall=0.1),  # never trained longer
-        an_arm(100, 0.01, 0.6, fall=0.001),
         an_arm(400, 0.01, 0.7, fall=0.002),  # costs too little
         an_arm(400, 0.3, 0.6, fall=0.1, learning_rate=4e-3),  # another learning rate
         an_arm(400, 0.2, 0.65, fall=0.05, reliable_gather=False),
-        an_arm(400, 0.2, 0.64, fall=0.06, algorithm="ring"),
     ]
-    found = falls_by_length([tabled(LOSSLESS_ARMS), tabled(lossy)], learning_rate=1e-3)
-    assert found["network"].tolist() == ["20 %, both phases", "20 %, ring"]
+    second = [
+        an_arm(400, 0.2, 0.5, fall=0.2, reliable_gather=False),  # the first experiment counts
+        an_arm(400, 0.2, 0.64, fall=0.06, algorithm="ring"),
+        an_arm(400, 0.2, 0.6, fall=0.1, algorithm="ring", reliable_gather=False),
+    ]
+    found = falls_by_length([tabled(first), tabled(second)], learning_rate=1e-3)
+    falls = dict(zip(found["network"], found["fall"], strict=True))
+    assert falls == {"20 %, both phases": 0.05, "20 %, ring, one phase": 0.06, "20 %, ring, both phases": 0.1}
+
+
+def runs_of(network, accuracies):
+    """Runs with (length, seed) accuracies."""
+    return [
+        {"network": network, "max_steps": steps, "seed": seed, "accuracy_lossy": accuracy}
+        for steps, by_seed in accuracies.items()
+        for seed, accuracy in enumerate(by_seed)
+    ]
+
+
+LOSSLESS_RUNS = runs_of(None, {100: [0.6, 0.5], 400: [0.7, 0.6], 1600: [0.8, 0.7]})
+
+
+def test_slowdowns_are_read_off_each_seed_s_lossless_runs():
+    lossy = runs_of("lossy", {100: [0.4, 0.4], 400: [0.65, 0.55], 1600: [0.7, 0.6]})
+    (found,) = slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])).values()
+    assert (found["seeds"], found["steps"]) == (2, [400, 1600])
+    # half way between 100 and 400 steps lie 200
+    assert [each["value"] for each in found["slowdown"]] == pytest.approx([2.0, 4.0])
+    assert found["growth"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+
+
+def test_the_interval_of_the_growth_is_paired():
+    lossy = runs_of("lossy", {400: [0.65, 0.525], 1600: [0.7, 0.575]})  # the second seed is slower, equally at both
+    (found,) = slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])).values()
+    assert found["slowdown"][0]["low"] < 2 < found["slowdown"][0]["high"]
+    assert found["growth"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+
+
+def test_a_seed_beyond_its_lossless_runs_is_left_out():
+    lossy = runs_of("lossy", {400: [0.65, 0.3], 1600: [0.7, 0.6]})
+    assert slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])) == {}, "one seed has no interval"
 
 
 def test_gain_from_longer_training_is_paired_by_seed(record):
