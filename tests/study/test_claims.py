@@ -111,6 +111,10 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         arm_of("06_repair_of_small_packets", {"gain_p_holm": 0.01}, arm="hadamard(64)"),
         arm_of("06_repair_of_small_packets", {"gain_high": 0.03}, arm="hadamard(64)"),
     ],
+    "protection_helps_with_small_packets": [
+        arm_of("06_repair_of_small_packets", {"gain_p_holm": 0.06}, arm="protect(0.1) + hadamard(64)"),
+        arm_of("06_repair_of_small_packets", {"gain": -0.01}, arm="protect(0.1) + hadamard(64)"),
+    ],
     "longer_training_regains": [
         lambda r: r["regained"][0]["gain"].update(value=0.02),
         lambda r: r["regained"][0]["gain"].update(value=0.06),
@@ -239,3 +243,10 @@ def test_a_claim_of_a_missing_arm_is_an_error_and_not_true(results):
     results["comparisons"]["06_repair_again"] = []
     with pytest.raises(ValueError, match="0 rows of docstrings are of arm 'hadamard"):
         check_claims(results)
+
+
+def test_small_packets_were_predicted_as_their_grid_says(committed):
+    grid = (ROOT / "notebooks" / "experiments" / "01_tolerance_of_small_packets.yaml").read_text(encoding="utf-8")
+    new = [row for row in committed["small_packets"] if not row["known"] and row["repair"] == "zero"]
+    falls = [f"{100 * row['predicted']:.1f}" for row in new]
+    assert f"falls of {', '.join(falls[:-1])} and {falls[-1]} points" in " ".join(grid.replace("#", "").split())

@@ -16,6 +16,12 @@ def hadamard_gains_little_in_small_packets(results: Results) -> Claim:
     return Claim(not shown(row["gain_p_holm"]) and numbers["gain_high"] < 2, numbers)
 
 
+def protection_helps_with_small_packets(results: Results) -> Claim:
+    """Require that with small packets protection with Hadamard costs less than no repair, after Holm's correction."""
+    row = row_of(results["comparisons"]["06_repair_of_small_packets"], "docstrings", "protect(0.1) + hadamard(64)")
+    return Claim(better(row, "gain"), {"gain": POINTS * row["gain"]})
+
+
 def stale_harms(results: Results) -> Claim:
     """Require that stale values cost more than zeros, after Holm's correction, in each task."""
     rows = [row_of(results["comparisons"]["06_repair"], task, "stale") for task in tasks(results)]
