@@ -57,7 +57,7 @@ def falls_of_small_packets(arms: pd.DataFrame, law: PowerLaw) -> Figure:
         arms: from `analysis.law.predict_other_packets`. The filled mark fixes the prediction's scale.
         law: of the usual packets.
     """
-    figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.5), layout="constrained")
     error = np.linspace(0, arms["squared_error"].max(), 200)
     (scale,) = arms.loc[arms["known"], "predicted"] / law.fall(arms.loc[arms["known"], "squared_error"].to_numpy())
     ax.plot(error, POINTS * law.fall(error), color="0.6", linewidth=1, linestyle="--", label="law, usual packets")
