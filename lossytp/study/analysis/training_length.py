@@ -49,11 +49,11 @@ def network_name(loss_rate: float, algorithm: str, reliable_gather: bool) -> str
 
 
 def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return, by network, how many times fewer steps without losses reach the accuracy of the two longest trainings.
+    """Return, by network, how many times fewer steps reach the same accuracy without losses, for two lengths.
 
-    If losses only delayed learning, the two slowdowns would be equal. Each seed has its own slowdowns: its lossless
-    accuracy is interpolated on a logarithmic axis of steps. A seed whose accuracy lies beyond its lossless runs is left
-    out.
+    These are the network's two longest trainings. If losses only delayed learning, the two slowdowns would be equal.
+    Each seed has its own slowdowns: its lossless accuracy is interpolated on a logarithmic axis of steps. A seed whose
+    accuracy lies beyond its lossless runs is left out.
 
     Args:
         runs: of one task and learning rate: `network` (None without losses), `max_steps`, `seed`, `accuracy_lossy`.

@@ -138,10 +138,16 @@ def training_is_not_shown_to_help(results: Results) -> Claim:
 
 
 def protection_must_cover_every_text(results: Results) -> Claim:
-    """Require that protecting a hundredth harms short texts, and that protecting a tenth keeps more than that."""
+    """Require that protecting a hundredth harms short texts, and that protecting a tenth keeps more than that.
+
+    The gain of a tenth against no repair must be open: its interval holds 0.
+    """
     gains = results["real_training_gains"]
     harm, more = gains["a hundredth"]["high"], gains["a tenth, not a hundredth"]["low"]
-    return Claim(harm < 0 < more, {"a hundredth, at most": POINTS * harm, "a tenth more, at least": POINTS * more})
+    unsure = gains["a tenth"]["low"] <= 0 <= gains["a tenth"]["high"]
+    return Claim(
+        harm < 0 < more and unsure, {"a hundredth, at most": POINTS * harm, "a tenth more, at least": POINTS * more}
+    )
 
 
 def _only(results: Results, **wanted: Any) -> dict[str, Any]:
