@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from lossytp.study.analysis.real_model import COLLAPSE_NATS, USUAL
+from lossytp.study.analysis.real_training import FEW
 from lossytp.study.claims.claim import POINTS, Claim, Results
-
-FEW = "protect(0.01) + hadamard(64)"
 
 
 def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
