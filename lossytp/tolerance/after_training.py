@@ -5,6 +5,7 @@ strongest packet stands out among the packets of the same sum (`lossytp.toleranc
 """
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,17 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
     Returns:
         A row for each repair: `task`, `seed`, `trained_at` and `trained_with`, the loss rate and the repair of the
         training; `evaluated_with`, `accuracy`, `clean`, the accuracy without losses, and `strongest`, the largest ratio
-        of a sum's strongest packet to its median packet, in packets of fp32.
+        of a sum's strongest packet to its median packet, in packets of fp32. A run that became not finite saved no
+        model: as in `records.tidy` it scores the most frequent class, and its `strongest` is missing.
 
     Raises:
-        ValueError: if the run saves no model, or became not finite; or if a measurement is missing, and the model was
-            deleted.
+        ValueError: if the run saves no model; or if a measurement is missing, and the model was deleted.
     """
     if not config.save_model:
         raise ValueError("save_model = False leaves no model to measure: set it to True")
     record = train(config)
-    if record["status"] == "not finite":
-        raise ValueError(f"{config.output_dir} became not finite, so it has no model: lower learning_rate")
-    strongest = _strongest(config)
+    finite, share = record["status"] != "not finite", record["data"]["majority_share"]
+    strongest = _strongest(config)["ratio"] if finite else math.nan
     rows = [
         {
             "task": config.dataset,
@@ -56,9 +56,9 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
             "trained_at": config.loss_rate,
             "trained_with": config.repair,
             "evaluated_with": repair,
-            "accuracy": outcome(config, loss_rate, repair)["accuracy"],
-            "clean": record["final"]["accuracy_clean"],
-            "strongest": strongest["ratio"],
+            "accuracy": outcome(config, loss_rate, repair)["accuracy"] if finite else share,
+            "clean": record["final"]["accuracy_clean"] if finite else share,
+            "strongest": strongest,
         }
         for repair in repairs
     ]
