@@ -121,11 +121,13 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         lambda r: r["regained"][0]["gain"].update(value=0.06),
         lambda r: r["regained"][0]["gain"].update(low=-0.001),
         lambda r: r["regained"][1]["gain"].update(low=0.001),
+        lambda r: r["regained"][1].update(longer_steps=400),
     ],
     "a_fall_remains": [
         row_in("lengths", {"low": -0.001}, task="docstrings", network="10 %, both phases", max_steps=1800),
         row_in("lengths", {"low": 0.009}, task="docstrings", network="30 %, one phase", max_steps=1800),
         row_in("lengths", {"max_steps": 600}, task="docstrings", network="10 %, ring, one phase"),
+        row_in("lengths", {"max_steps": 2000}, task="docstrings", max_steps=1800),
     ],
     "losses_do_more_than_delay": [
         lambda r: r["slowdowns"]["30 %, one phase"]["growth"].update(low=0.9),

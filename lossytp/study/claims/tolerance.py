@@ -15,7 +15,7 @@ def small_losses_cost_nothing(results: Results) -> Claim:
 
 
 def longer_training_regains(results: Results) -> Claim:
-    """Require that the longest training regains about half of the fall in docstrings, and is not shown to in SST-2."""
+    """Require that three times the steps regain about half of the fall in docstrings, and are not shown to in SST-2."""
     lows = {row["task"]: POINTS * row["gain"]["low"] for row in results["regained"]}
     gain = next(row["gain"]["value"] for row in results["regained"] if row["task"] == "docstrings")
     steps = min(row["max_steps"] for row in results["lengths"])
@@ -25,13 +25,16 @@ def longer_training_regains(results: Results) -> Claim:
         if (row["task"], row["network"], row["max_steps"]) == ("docstrings", "30 %, one phase", steps)
     )
     holds = lows["docstrings"] > 0 >= lows["sst2_held_out"] and 0.4 < gain / before < 0.6
+    holds &= all(row["longer_steps"] == 3 * row["steps"] for row in results["regained"])
     return Claim(holds, lows | {"share regained in docstrings": gain / before})
 
 
 def a_fall_remains(results: Results) -> Claim:
-    """Require that docstrings falls after the longest training, over each network, and by over a point at 30 %."""
+    """Require that docstrings falls after nine times the steps, over each network, and by over a point at 30 %."""
+    steps = {row["max_steps"] for row in results["lengths"] if row["task"] == "docstrings"}
     lows = {row["network"]: POINTS * row["low"] for row in _longest_in_docstrings(results)}
     holds = set(lows) == {"30 %, one phase", "10 %, both phases", "10 %, ring, one phase"} and min(lows.values()) > 0
+    holds &= max(steps) == 9 * min(steps)
     return Claim(holds and lows["30 %, one phase"] > POINTS * ONE_POINT, lows)
 
 
