@@ -18,7 +18,7 @@ from lossytp.training.config import TrainConfig
 
 FEWEST_SEEDS = 3  # an interval of two says nothing
 HEADLINE = "01_tolerance"
-APART = ("08_robustness", "12_predictions")  # experiments with an analysis of their own
+APART = ("08_robustness", "11_pretraining", "12_predictions")  # experiments with an analysis of their own
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ class Study:
             return pd.DataFrame(), []
         left_out = unlearned_trainings(self.tables[name])
         return complete_seeds(self.experiments[name], self.tables[name], self.records[name], left_out, seeds)
+
+    def arms_with_seeds(self, name: str) -> pd.DataFrame:
+        """Return the runs of an experiment's arms that have enough seeds; none if the profile lacks it."""
+        runs = self.tables.get(name, pd.DataFrame())
+        if runs.empty:
+            return runs
+        seeds = runs.groupby(["arm", "loss_rate"])["seed"].transform("nunique")
+        return runs[seeds >= FEWEST_SEEDS].reset_index(drop=True)
 
     @cached_property
     def comparisons(self) -> dict[str, pd.DataFrame]:

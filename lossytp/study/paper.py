@@ -13,6 +13,7 @@ import pandas as pd
 from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
+from lossytp.study.analysis.pretraining import nats_lost, waiting_pays
 from lossytp.study.analysis.real_model import (
     NETWORK,
     against_predicted,
@@ -39,11 +40,12 @@ from lossytp.study.figures.curves import (
 from lossytp.study.figures.main import (
     delayed_or_lost,
     fall_against_loss,
+    nats_against_tokens,
 )
 from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.predictors import law, predictions, together
-from lossytp.study.records import joined, json_rows, with_lossless
+from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_by_arm,
@@ -55,6 +57,7 @@ from lossytp.training.record import write_atomically
 from lossytp.training.shapes import shape_of
 
 LONGEST = "14_converged"
+PRETRAINING = "11_pretraining"
 
 
 def runs(study: Study) -> dict[str, Any]:
@@ -148,6 +151,22 @@ def _slowdowns(study: Study, learning_rate: float) -> dict[str, Any]:
     named = runs[["loss_rate", "algorithm", "reliable_gather"]].itertuples(index=False, name=None)
     names = pd.Series([network_name(*network) if network[0] else None for network in named], index=runs.index)
     return slowdowns(runs.assign(network=names))
+
+
+def pretraining(study: Study) -> dict[str, Any]:
+    """Return how many nats losses cost in pretraining, and how many more tokens make up for them."""
+    runs = study.arms_with_seeds(PRETRAINING)
+    reference = study.experiments[PRETRAINING].reference if PRETRAINING in study.experiments else None
+    if runs.empty or not {LOSSLESS, reference} <= set(runs["arm"]) or reference is None:
+        return {}
+    arms = nats_lost(runs, reference=reference)
+    study.draw(nats_against_tokens(arms), "pretraining")
+    lost = arms[arms["arm"] == reference].iloc[0]
+    step_times = pd.read_csv(study.results / "step_times.csv")
+    in_flight = waiting_pays(
+        step_times, loss_rate=lost["loss_rate"], phases="reduce", times_tokens=lost["lossy_times_tokens"]
+    )
+    return {"pretraining": json_rows(arms), "pretraining_waiting_kilobytes": in_flight}
 
 
 def real_model(study: Study) -> dict[str, Any]:
@@ -255,8 +274,8 @@ def channel(study: Study) -> dict[str, Any]:
 
 
 SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
-    runs, tolerance, comparisons, law, predictions, together, longer, real_model, real_training, parallelisms,
-    implementations, replicas, robustness, price, channel,
+    runs, tolerance, comparisons, law, predictions, together, longer, pretraining, real_model, real_training,
+    parallelisms, implementations, replicas, robustness, price, channel,
 )  # fmt: skip
 
 

@@ -69,7 +69,7 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
         by_seed = ours["accuracy_lossy"].unstack("max_steps").dropna()
         by_seed = by_seed.loc[by_seed.index.intersection(lossless.index)]
         steps: list[int] = sorted(by_seed.columns)[-2:]  # type: ignore[assignment]
-        logs = np.array([[_log_slowdown(lossless.loc[s], n, by_seed.loc[s, n]) for n in steps] for s in by_seed.index])
+        logs = np.array([[log_slowdown(lossless.loc[s], n, by_seed.loc[s, n]) for n in steps] for s in by_seed.index])
         if len(steps) < 2 or len(logs := logs[np.isfinite(logs).all(axis=1)]) < 2:
             continue
         estimates = [t_interval(each) for each in (logs[:, 0], logs[:, 1], logs[:, 1] - logs[:, 0])]
@@ -78,12 +78,18 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _log_slowdown(lossless: "pd.Series[float]", steps: int, accuracy: float) -> float:
-    """Return the logarithm of the slowdown, given the lossless accuracy by number of steps; NaN outside of it."""
+def log_slowdown(lossless: "pd.Series[float]", length: float, score: float) -> float:
+    """Return the logarithm of how many times shorter lossless training is as good; NaN outside of its lengths.
+
+    Args:
+        lossless: the score by length, such as a number of steps; a better score is higher.
+        length: the length of the lossy training.
+        score: its score.
+    """
     reached = np.maximum.accumulate(lossless.to_numpy())
-    if not reached[0] <= accuracy <= reached[-1]:
+    if not reached[0] <= score <= reached[-1]:
         return float("nan")
-    return float(np.log(steps) - np.interp(accuracy, reached, np.log(lossless.index.to_numpy(dtype=float))))
+    return float(np.log(length) - np.interp(score, reached, np.log(lossless.index.to_numpy(dtype=float))))
 
 
 def gain_from_longer_training(table: pd.DataFrame) -> list[dict[str, Any]]:

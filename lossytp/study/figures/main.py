@@ -1,5 +1,8 @@
 """Draw the paper's main figures: one message each, with direct labels, legible in grey."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -12,6 +15,7 @@ from lossytp.study.figures.style import COLUMN, MARKERS, loss_rate_axis, shared_
 from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
 POINTS = 100  # in a share of 1
+MILLION = 1e6
 NAMED = (0, 1e-4, 1e-3, 1e-2, 1e-1)  # loss rates with a label
 BELOW = 2.6  # points below 0, with room for the budgets' labels
 FARTHEST = 10  # points: the tolerance figure is about what lies below
@@ -120,6 +124,40 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
     axes[0].set_ylabel("fall in accuracy, points")
     shared_legend(figure, axes[0], max_columns=2)
     return figure
+
+
+def nats_against_tokens(arms: pd.DataFrame) -> Figure:
+    """Draw the cross-entropy of pretrained models: without losses a line over tokens, with losses a mark an arm.
+
+    A dotted line joins each lossy arm to the number of lossless tokens that are as good.
+
+    Args:
+        arms: from `analysis.pretraining.nats_lost`, evaluated without losses.
+    """
+    figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
+    lossless = arms[arms["loss_rate"] == 0].sort_values("tokens")
+    ax.plot(lossless["tokens"] / MILLION, lossless["clean_mean"], color="0.2", marker="o", markersize=3)
+    ends = [(float(lossless["clean_mean"].iloc[-1]), "no loss", "0.2")]
+    lossy = arms[arms["loss_rate"] > 0]
+    for number, row in enumerate(lossy.to_dict("records")):
+        color, tokens = f"C{number}", row["tokens"] / MILLION
+        ax.plot(tokens, row["clean_mean"], color=color, marker=MARKERS[number + 1], markersize=4)
+        if np.isfinite(times := row["clean_times_tokens"]):
+            ax.plot([tokens / times, tokens], 2 * [row["clean_mean"]], color=color, linewidth=0.8, linestyle=":")
+        ends.append((float(row["clean_mean"]), _network(row), color))
+    ax.set_xscale("log")
+    ax.set_xticks(ticks := sorted(lossless["tokens"] / MILLION), [f"{each:.3g}" for each in ticks])
+    ax.minorticks_off()
+    ax.set(xlabel="tokens of pretraining, millions", ylabel="cross-entropy, nats a token")
+    _label_ends(ax, ends)
+    return figure
+
+
+def _network(row: Mapping[Any, Any]) -> str:
+    """Return the loss rate, the phases and the repair of an arm."""
+    phases = "one phase" if row["reliable_gather"] else "both phases"
+    name = f"{POINTS * row['loss_rate']:g} %, {phases}"
+    return name if row["repair"] == "zero" else f"{name},\n{row['repair']}"
 
 
 def _panels(tasks: pd.Series, height: float, *, equal_falls: bool = False) -> tuple[Figure, list[Axes]]:

@@ -1,0 +1,79 @@
+"""Answer what losses cost in pretraining: in nats, and in tokens."""
+
+import numpy as np
+import pandas as pd
+
+from lossytp.study.analysis.break_even import BEST_EFFORT_SHARE, price_of_reliability
+from lossytp.study.analysis.training_length import log_slowdown
+from lossytp.study.comparisons import compare_arms, join_differences
+from lossytp.study.records import LOSSLESS
+from lossytp.study.statistics import t_interval
+
+WHERE = ["arm", "loss_rate"]
+EVALUATIONS = ("clean", "lossy")
+
+
+def nats_lost(runs: pd.DataFrame, *, reference: str) -> pd.DataFrame:
+    """Return what each arm costs against the lossless arm, paired by seed.
+
+    A lossless run on fewer tokens is as good as a lossy one. The arm's `times_tokens` says how many times fewer. It is
+    interpolated between the lossless runs of a seed, on a logarithmic axis of tokens.
+
+    Args:
+        runs: one row a run, from `records.read_experiment`. Arms without losses have several numbers of steps.
+        reference: the arm that gains are measured from.
+
+    Returns:
+        One row an arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `seeds`, `tokens`. For the evaluation without
+        losses, the mean cross-entropy is `clean_mean`, its rise `clean` with `clean_low`, `clean_high` and p-values as
+        in `comparisons.drops_and_gains`, and `clean_times_tokens` has an interval in `clean_times_tokens_low` and
+        `clean_times_tokens_high`. It is missing if a seed's run is worse than its shortest lossless one. The same
+        columns exist for `lossy`. `gain` is how many nats lower the arm is than the reference, without losses.
+    """
+    runs = runs.assign(tokens=runs["max_steps"] * runs["batch_size"] * runs["block_size"])
+    found = runs.drop_duplicates(WHERE)[[*WHERE, "repair", "reliable_gather", "tokens"]]
+    for evaluation in EVALUATIONS:
+        outcome = f"cross_entropy_{evaluation}"
+        rises = compare_arms(runs, reference=LOSSLESS, outcome=outcome, within=("task",))
+        found = join_differences(found, rises, WHERE, evaluation)
+        found = found.merge(rises[[*WHERE, "seeds", "mean"]].rename(columns={"mean": f"{evaluation}_mean"}))
+        found = found.merge(_times_tokens(runs, outcome).add_prefix(f"{evaluation}_times_tokens"), on=WHERE, how="left")
+    lossy = runs[runs["loss_rate"] > 0]
+    gains = compare_arms(lossy.assign(outcome=-lossy["cross_entropy_clean"]), reference=reference, outcome="outcome",
+                         within=("task",))  # fmt: skip
+    return join_differences(found, gains, WHERE, "gain")
+
+
+def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
+    """Return, by arm and loss rate, how many times fewer lossless tokens are as good, as "", "_low" and "_high"."""
+    runs = runs.assign(score=-runs[outcome])
+    lossless = runs[runs["loss_rate"] == 0].pivot_table(index="seed", columns="tokens", values="score").dropna()
+    rows = []
+    for (arm, rate), ours in runs[runs["loss_rate"] > 0].groupby(WHERE, sort=False):
+        ours = ours[ours["seed"].isin(lossless.index)]
+        runs_of_arm = ours[["seed", "tokens", "score"]].itertuples(index=False, name=None)
+        logs = [log_slowdown(lossless.loc[seed], tokens, score) for seed, tokens, score in runs_of_arm]
+        value, low, high = np.exp(t_interval(np.array(logs)))
+        rows.append({"arm": arm, "loss_rate": rate, "": value, "_low": low, "_high": high})
+    return pd.DataFrame(rows).set_index(WHERE)
+
+
+def waiting_pays(step_times: pd.DataFrame, *, loss_rate: float, phases: str, times_tokens: float) -> float:
+    """Return up to how much data in flight, in kB, retransmitting takes less time than pretraining on more tokens.
+
+    Steps are all communication, which favours losing: waiting for retransmissions then costs most.
+
+    Args:
+        step_times: from `step_times.step_times`.
+        loss_rate: one of its loss rates.
+        phases: "reduce" or "both", the phases that may lose packets.
+        times_tokens: how many times more tokens make up for the losses.
+
+    Returns:
+        The largest bandwidth times round trip, of those tried, at which selective repeat wins; 0 if it never does.
+    """
+    prices = price_of_reliability(step_times, best_effort_share=BEST_EFFORT_SHARE[phases])
+    prices = prices[(prices["loss_rate"] == loss_rate) & (prices["transport"] == "selective repeat")]
+    in_flight = (prices["bandwidth_gbits"] * prices["round_trip_us"] / 8).sort_values()
+    wins = (prices["price"] < times_tokens)[in_flight.index].cummin()
+    return float(in_flight[wins].max()) if wins.any() else 0.0

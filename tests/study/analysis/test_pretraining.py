@@ -1,0 +1,91 @@
+"""What losses cost in pretraining."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lossytp.study.analysis.pretraining import nats_lost, waiting_pays
+from lossytp.study.measurements.step_times import BEST_EFFORT
+
+LOSSY, REPAIRED, HALF = "losses on the way to a sum", "repaired", "no loss in half the steps"
+SEEDS = (0, 1, 2)
+
+
+def a_run(arm, seed, clean, *, lossy=None, loss_rate=0.0, steps=100, repair="zero"):
+    return {
+        "arm": arm, "seed": seed, "task": "text", "loss_rate": loss_rate, "repair": repair, "reliable_gather": True,
+        "max_steps": steps, "batch_size": 8, "block_size": 16, "cross_entropy_clean": clean,
+        "cross_entropy_lossy": clean if lossy is None else lossy,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def runs():
+    """Half of the tokens cost 0.4 nats. Seeds differ by as much, and alike in every arm."""
+    rows = []
+    for seed in SEEDS:
+        own = 4 + 0.4 * seed
+        rows += [
+            a_run("no loss", seed, own),
+            a_run(HALF, seed, own + 0.4, steps=50),
+            a_run(LOSSY, seed, own + 0.2, lossy=own + 0.6, loss_rate=0.1),
+            a_run(REPAIRED, seed, own + 0.1 + 0.01 * (seed - 1), loss_rate=0.1, repair="hadamard(64)"),
+        ]
+    return pd.DataFrame(rows)
+
+
+def test_rises_are_paired_by_seed(runs):
+    found = nats_lost(runs, reference=LOSSY).set_index("arm")
+    assert found.loc[HALF, "clean"] == pytest.approx(0.4)
+    assert (found.loc[LOSSY, "clean"], found.loc[LOSSY, "lossy"]) == pytest.approx((0.2, 0.6))
+    assert found.loc[LOSSY, "clean_high"] - found.loc[LOSSY, "clean_low"] == pytest.approx(0, abs=1e-9)
+    assert found.loc[REPAIRED, "gain"] == pytest.approx(0.1)
+    assert math.isnan(found.loc[LOSSY, "gain"])
+    assert math.isnan(found.loc["no loss", "clean"])
+    assert list(found["seeds"]) == [3] * 4
+    assert found.loc["no loss", "clean_mean"] == pytest.approx(4.4)
+    assert dict(found["tokens"]) == {"no loss": 12800, HALF: 6400, LOSSY: 12800, REPAIRED: 12800}
+
+
+def test_tokens_are_read_off_the_lossless_runs(runs):
+    found = nats_lost(runs, reference=LOSSY).set_index("arm")
+    assert found.loc[LOSSY, "clean_times_tokens"] == pytest.approx(2**0.5), "half of the nats that halving costs"
+    each = [2 ** ((0.1 + 0.01 * (seed - 1)) / 0.4) for seed in SEEDS]
+    assert found.loc[REPAIRED, "clean_times_tokens"] == pytest.approx(np.prod(each) ** (1 / 3))
+    low, high = (found.loc[REPAIRED, f"clean_times_tokens_{end}"] for end in ("low", "high"))
+    assert low < min(each)
+    assert high > max(each)
+
+
+def test_a_run_worse_than_the_shortest_lossless_one_has_no_number_of_tokens(runs):
+    found = nats_lost(runs, reference=LOSSY).set_index("arm")
+    assert math.isnan(found.loc[LOSSY, "lossy_times_tokens"])
+    assert math.isnan(found.loc["no loss", "clean_times_tokens"])
+
+
+def step_times(prices):
+    """Step times at 10 % loss, where best effort takes a second, by bandwidth."""
+    rows = [
+        {"bandwidth_gbits": bandwidth, "round_trip_us": 80, "standard_error": 0.0, "transport": t, "loss_rate": rate,
+         "seconds": price if t != BEST_EFFORT and rate else 1.0}
+        for bandwidth, price in prices.items()
+        for t in (BEST_EFFORT, "selective repeat")
+        for rate in (0.0, 0.1)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("phases", "times_tokens", "kilobytes"),
+    [("both", 1.5, 10.0), ("both", 2.5, 100.0), ("both", 1.1, 0.0), ("reduce", 1.5, 100.0)],
+)
+def test_waiting_pays_up_to_an_amount_in_flight(phases, times_tokens, kilobytes):
+    times = step_times({1: 1.2, 10: 2.0, 100: 5.0})
+    assert waiting_pays(times, loss_rate=0.1, phases=phases, times_tokens=times_tokens) == kilobytes
+
+
+def test_waiting_does_not_pay_again_beyond_where_it_stopped_to():
+    times = step_times({1: 1.2, 10: 2.0, 100: 1.3})
+    assert waiting_pays(times, loss_rate=0.1, phases="both", times_tokens=1.5) == 10.0
