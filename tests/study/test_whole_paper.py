@@ -14,7 +14,7 @@ import pytest
 import typst
 
 from lossytp.study.grid import load_experiments
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +25,17 @@ SEEDS = 3
 def fall(config: TrainConfig) -> float:
     """Return a made-up drop in accuracy: two points at 10 % loss, half as much with a repair."""
     return 0.2 * config.loss_rate * (1.0 if config.repair == "zero" else 0.5)
+
+
+def pretrained(template: dict, config: PretrainConfig) -> dict:
+    """Return a made-up record: halving the tokens costs 0.4 nats, 10 % loss 0.1, and as much again in evaluation."""
+    record = copy.deepcopy(template) | {"config": config.result_settings(), "seed": config.seed}
+    clean = 4.5 + 0.1 * config.seed - 0.4 * np.log2(config.total_steps / 1250) + config.loss_rate
+    clean += np.random.default_rng([config.seed, config.total_steps]).normal(0, 0.0005)
+    entropies = {"cross_entropy_clean": clean, "cross_entropy_lossy": clean + config.loss_rate}
+    record["final"] = dict.fromkeys(record["final"]) | entropies
+    record["data"] = {name: record["data"][name] for name in ("sha256", "real_token_share")} | {"majority_share": None}
+    return record
 
 
 def made_up(template: dict, config: TrainConfig, processes: int) -> dict:
@@ -67,7 +78,12 @@ def results(tmp_path_factory):
         for cell in experiment.cells:
             if cell.config.seed < first + SEEDS:
                 template = templates.get(cell.config.dataset, templates["docstrings"])
-                write_record(Path(cell.config.output_dir), made_up(template, cell.config, experiment.processes))
+                record = (
+                    pretrained(template, cell.config)
+                    if isinstance(cell.config, PretrainConfig)
+                    else made_up(template, cell.config, experiment.processes)
+                )
+                write_record(Path(cell.config.output_dir), record)
     rows = [
         {
             "task": "docstrings",
@@ -98,7 +114,7 @@ def paper(results):
 def test_every_grid_but_those_with_figures_of_their_own_is_compared(paper):
     experiments = load_experiments(ROOT / "notebooks" / "experiments", "paper", ROOT / "results" / "paper")
     names = {experiment.name for experiment in experiments}
-    assert set(paper["comparisons"]) == names - {"01_tolerance", "08_robustness", "12_predictions"}
+    assert set(paper["comparisons"]) == names - {"01_tolerance", "08_robustness", "11_pretraining", "12_predictions"}
     assert not paper["not_learnt"]
 
 
@@ -111,6 +127,9 @@ def test_what_was_put_in_comes_out(paper):
         assert repairs[task, "zero"]["rise"] == pytest.approx(0.6 * rate, abs=0.006)
     for arm in paper["tolerance"]:  # one point is lost at 5 %, of both tasks, in one phase, in both and in a ring
         assert arm["budget"]["value"] == pytest.approx(0.05, abs=0.006)
+    lossy = {(row["arm"], row["loss_rate"]): row for row in paper["pretraining"]}["losses on the way to a sum", 0.1]
+    assert (lossy["clean"], lossy["lossy"]) == pytest.approx((0.1, 0.2), abs=0.001)
+    assert lossy["lossy_times_tokens"] == pytest.approx(2**0.5, abs=0.01)
     assert {arm["name"] for arm in paper["tolerance"]} == {"reduce phase", "both phases", "ring, both phases"}
 
 
