@@ -8,8 +8,8 @@ usage() {
 usage: ./run_all.sh [COMMAND] [-- OPTIONS of snakemake, pretrain or pytest]
   laptop   train seven of the paper's cells again and compare them with the published ones, 8 minutes on 2 cores (default)
   small    run a small study of your own, with a paper: 15 to 30 minutes on 2 cores
-  paper    run the cells of the study that have no record in results/paper; needs `./run_all.sh models`, and SST-2, MNLI
-           and QNLI under LOSSYTP_DATA; the whole study takes 24 hours on 2 cores
+  paper    run the cells of the study that have no record in results/paper; needs `./run_all.sh models`, and SST-2, MNLI,
+           QNLI and Wikipedia under LOSSYTP_DATA; the whole study takes 26 hours on 2 cores
   figures  draw the figures and typeset the paper from the committed results, without training
   smoke    run the whole graph with tiny cells, under 3 minutes
   setup    install into .venv, or into the active conda environment

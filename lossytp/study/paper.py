@@ -13,7 +13,7 @@ import pandas as pd
 from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
-from lossytp.study.analysis.pretraining import nats_lost, waiting_pays
+from lossytp.study.analysis.pretraining import nats_lost, price_of_waiting
 from lossytp.study.analysis.real_model import (
     NETWORK,
     against_predicted,
@@ -161,12 +161,11 @@ def pretraining(study: Study) -> dict[str, Any]:
         return {}
     arms = nats_lost(runs, reference=reference)
     study.draw(nats_against_tokens(arms), "pretraining")
-    lost = arms[arms["arm"] == reference].iloc[0]
     step_times = pd.read_csv(study.results / "step_times.csv")
-    in_flight = waiting_pays(
-        step_times, loss_rate=lost["loss_rate"], phases="reduce", times_tokens=lost["lossy_times_tokens"]
-    )
-    return {"pretraining": json_rows(arms), "pretraining_waiting_kilobytes": in_flight}
+    phases = arms["reliable_gather"].map({True: "reduce", False: "both"})
+    networks = zip(arms["loss_rate"], phases, strict=True)
+    arms["price_of_waiting"] = [price_of_waiting(step_times, loss_rate=r, phases=name) for r, name in networks]
+    return {"pretraining": json_rows(arms)}
 
 
 def real_model(study: Study) -> dict[str, Any]:

@@ -37,6 +37,7 @@ def set_in(rows, values, **wanted):
 
 SST2 = "sst2_held_out"  # each claim is of both tasks; changing one must suffice
 FEW = "protect(0.01) + hadamard(64)"
+PRETRAINED = "losses on the way to a sum"
 
 
 def arm_of(experiment, values, **wanted):
@@ -132,6 +133,19 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "losses_do_more_than_delay": [
         lambda r: r["slowdowns"]["30 %, one phase"]["growth"].update(low=0.9),
         lambda r: r["slowdowns"].pop("10 %, both phases"),
+    ],
+    "pretraining_loses_nats": [
+        row_in("pretraining", {"clean_low": -0.01}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_low": -0.01}, arm=PRETRAINED),
+    ],
+    "pretraining_wastes_tokens": [
+        row_in("pretraining", {"clean_times_tokens_low": 1.5}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens_high": 2.6}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens_high": None}, arm=PRETRAINED),
+    ],
+    "waiting_beats_more_tokens": [
+        row_in("pretraining", {"price_of_waiting": 2.0}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens_low": None}, arm=PRETRAINED),
     ],
     "hadamard_helps_the_small_model": [
         arm_of("06_repair_again", {"gain_p_holm": 0.06}, task=SST2, arm="hadamard(64)"),
