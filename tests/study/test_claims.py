@@ -190,6 +190,10 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         arm_of("04_where", {"p_holm": 0.04}, task=SST2, arm="backward only"),
         arm_of("04_where", {"difference": -0.5}, task=SST2, arm="backward only"),
     ],
+    "gather_phase_costs_more": [
+        arm_of("04_where", {"gain_p_holm": 0.06}, task=SST2, arm="gather phase only"),
+        arm_of("04_where", {"gain": 0.01}, task=SST2, arm="gather phase only"),
+    ],
     "first_layer_costs_most": [arm_of("04_where", {"difference": -0.05}, task="docstrings", arm="layers 2:3 only")],
     "evaluation_alone_costs_less": [
         row_in("sensitivity", {"mean_low": -0.07}, task="docstrings", trained_at=0.0, evaluated_at=0.3)

@@ -16,7 +16,7 @@ def pretraining_loses_nats(results: Results) -> Claim:
 
 
 def pretraining_wastes_tokens(results: Results) -> Claim:
-    """Require that lossless training on half of the tokens does as well, within a factor of 1.25, in both evaluations."""
+    """Require that lossless training on half of the tokens does as well, within a factor of 1.25."""
     row = _arm(results, *LOST)
     numbers = {f"{name}, {end}": row[f"{name}_times_tokens_{end}"] for name in ("clean", "lossy") for end in ENDS}
     holds = all(number is not None for number in numbers.values())
@@ -24,7 +24,7 @@ def pretraining_wastes_tokens(results: Results) -> Claim:
 
 
 def waiting_beats_more_tokens(results: Results) -> Claim:
-    """Require that waiting for retransmissions takes less time than so many more tokens, on each network that we tried."""
+    """Require that waiting for retransmissions takes less time than so many more tokens, on each network."""
     row = _arm(results, *LOST)
     numbers = {name: row[name] for name in ("lossy_times_tokens_low", "price_of_waiting")}
     holds = numbers["lossy_times_tokens_low"] is not None

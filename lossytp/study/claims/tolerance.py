@@ -67,6 +67,13 @@ def forward_losses_hurt(results: Results) -> Claim:
     return Claim(holds, numbers)
 
 
+def gather_phase_costs_more(results: Results) -> Claim:
+    """Require that losses in the gather phase cost more than in the reduce phase, after Holm's correction."""
+    rows = [row_of(results["comparisons"]["04_where"], task, "gather phase only") for task in tasks(results)]
+    holds = all(row["gain"] < 0 and shown(row["gain_p_holm"]) for row in rows)
+    return Claim(holds, {row["task"]: POINTS * row["gain"] for row in rows})
+
+
 def first_layer_costs_most(results: Results) -> Claim:
     """Require that the first layer's interval lies above every later layer's mean, in docstrings."""
     rows = [row for row in results["comparisons"]["04_where"] if row["task"] == "docstrings"]
