@@ -13,7 +13,7 @@ import pandas as pd
 from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
-from lossytp.study.analysis.pretraining import nats_lost, price_of_waiting
+from lossytp.study.analysis.pretraining import nats_lost, waiting_pays
 from lossytp.study.analysis.real_model import (
     NETWORK,
     against_predicted,
@@ -163,8 +163,10 @@ def pretraining(study: Study) -> dict[str, Any]:
     study.draw(nats_against_tokens(arms), "pretraining")
     step_times = pd.read_csv(study.results / "step_times.csv")
     phases = arms["reliable_gather"].map({True: "reduce", False: "both"})
-    networks = zip(arms["loss_rate"], phases, strict=True)
-    arms["price_of_waiting"] = [price_of_waiting(step_times, loss_rate=r, phases=name) for r, name in networks]
+    networks = zip(arms["loss_rate"], phases, arms["lossy_times_tokens_low"], strict=True)
+    arms["waiting_pays"] = [
+        waiting_pays(step_times, loss_rate=rate, phases=name, times_tokens=times) for rate, name, times in networks
+    ]
     return {"pretraining": json_rows(arms)}
 
 

@@ -139,14 +139,12 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_low": -0.01}, arm=PRETRAINED),
     ],
     "pretraining_wastes_tokens": [
-        row_in("pretraining", {"clean_times_tokens_low": 1.5}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens_high": 2.6}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens_high": None}, arm=PRETRAINED),
+        row_in("pretraining", {"clean_times_tokens_low": 1.3}, arm=PRETRAINED),
+        row_in("pretraining", {"clean_times_tokens_high": 1.7}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens": 1.5}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED),
     ],
-    "waiting_beats_more_tokens": [
-        row_in("pretraining", {"price_of_waiting": 2.0}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens_low": None}, arm=PRETRAINED),
-    ],
+    "waiting_beats_more_tokens": [row_in("pretraining", {"waiting_pays": 125.0}, arm=PRETRAINED)],
     "hadamard_helps_the_small_model": [
         arm_of("06_repair_again", {"gain_p_holm": 0.06}, task=SST2, arm="hadamard(64)"),
         arm_of("06_repair_again", {"gain": -0.01}, task=SST2, arm="hadamard(64)"),

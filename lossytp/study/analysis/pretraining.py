@@ -58,17 +58,22 @@ def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index(WHERE)
 
 
-def price_of_waiting(step_times: pd.DataFrame, *, loss_rate: float, phases: str) -> float:
-    """Return how many times longer steps take at most if they wait for what was lost, by selective repeat.
+def waiting_pays(step_times: pd.DataFrame, *, loss_rate: float, phases: str, times_tokens: float) -> float:
+    """Return up to how much data in flight, in kB, retransmitting takes less time than pretraining on more tokens.
 
-    Steps are all communication, which makes waiting dearest. If only the reduce phase may lose packets, the gather
-    phase waits in any case, and the price is below 2.
+    Steps are all communication, which favours losing: waiting for retransmissions then costs most.
 
     Args:
         step_times: from `step_times.step_times`.
         loss_rate: one of its loss rates.
         phases: "reduce" or "both", the phases that may lose packets.
+        times_tokens: how many times more tokens make up for the losses.
+
+    Returns:
+        The largest bandwidth times round trip, of those tried, at which selective repeat wins; 0 if it never does.
     """
     prices = price_of_reliability(step_times, best_effort_share=BEST_EFFORT_SHARE[phases])
-    wanted = (prices["loss_rate"] == loss_rate) & (prices["transport"] == "selective repeat")
-    return float(prices.loc[wanted, "price"].max())
+    prices = prices[(prices["loss_rate"] == loss_rate) & (prices["transport"] == "selective repeat")]
+    in_flight = (prices["bandwidth_gbits"] * prices["round_trip_us"] / 8).sort_values()
+    wins = (prices["price"] < times_tokens)[in_flight.index].cummin()
+    return float(in_flight[wins].max()) if wins.any() else 0.0

@@ -1,11 +1,11 @@
 """Claims about pretraining under loss."""
 
+import math
 from typing import Any
 
 from lossytp.study.claims.claim import Claim, Results
 
 LOST = ("losses on the way to a sum", 0.1)
-ENDS = ("low", "high")
 
 
 def pretraining_loses_nats(results: Results) -> Claim:
@@ -16,19 +16,21 @@ def pretraining_loses_nats(results: Results) -> Claim:
 
 
 def pretraining_wastes_tokens(results: Results) -> Claim:
-    """Require that lossless training on half of the tokens does as well, within a factor of 1.25."""
+    """Require that lossless training on two thirds of the tokens does as well, within a tenth, without losses.
+
+    With losses in evaluation, it needs even fewer.
+    """
     row = _arm(results, *LOST)
-    numbers = {f"{name}, {end}": row[f"{name}_times_tokens_{end}"] for name in ("clean", "lossy") for end in ENDS}
-    holds = all(number is not None for number in numbers.values())
-    return Claim(holds and min(numbers.values()) > 2 / 1.25 and max(numbers.values()) < 2 * 1.25, numbers)
+    names = ("clean_times_tokens_low", "clean_times_tokens_high", "lossy_times_tokens")
+    numbers = {name: row[name] or math.inf for name in names}
+    low, high, lossy = numbers.values()
+    return Claim(low > 1.5 / 1.1 and high < 1.5 * 1.1 and high < lossy < math.inf, numbers)
 
 
 def waiting_beats_more_tokens(results: Results) -> Claim:
-    """Require that waiting for retransmissions takes less time than so many more tokens, on each network."""
+    """Require that up to 1.25 MB in flight, waiting for retransmissions takes less time than so many more tokens."""
     row = _arm(results, *LOST)
-    numbers = {name: row[name] for name in ("lossy_times_tokens_low", "price_of_waiting")}
-    holds = numbers["lossy_times_tokens_low"] is not None
-    return Claim(holds and numbers["lossy_times_tokens_low"] > numbers["price_of_waiting"], numbers)
+    return Claim(row["waiting_pays"] >= 1250, {"kilobytes in flight": row["waiting_pays"]})
 
 
 def _arm(results: Results, arm: str, loss_rate: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.pretraining import nats_lost, price_of_waiting
+from lossytp.study.analysis.pretraining import nats_lost, waiting_pays
 from lossytp.study.measurements.step_times import BEST_EFFORT
 
 LOSSY, REPAIRED, HALF = "losses on the way to a sum", "repaired", "no loss in half the steps"
@@ -77,7 +77,15 @@ def step_times(prices):
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize(("phases", "price"), [("both", 5.0), ("reduce", 5.0 / 3)])
-def test_the_price_of_waiting_is_that_of_the_worst_network(phases, price):
-    times = step_times({1: 1.2, 10: 5.0, 100: 2.0})
-    assert price_of_waiting(times, loss_rate=0.1, phases=phases) == pytest.approx(price)
+@pytest.mark.parametrize(
+    ("phases", "times_tokens", "kilobytes"),
+    [("both", 1.5, 10.0), ("both", 2.5, 100.0), ("both", 1.1, 0.0), ("reduce", 1.5, 100.0)],
+)
+def test_waiting_pays_up_to_an_amount_in_flight(phases, times_tokens, kilobytes):
+    times = step_times({1: 1.2, 10: 2.0, 100: 5.0})
+    assert waiting_pays(times, loss_rate=0.1, phases=phases, times_tokens=times_tokens) == kilobytes
+
+
+def test_waiting_does_not_pay_again_beyond_where_it_stopped_to():
+    times = step_times({1: 1.2, 10: 2.0, 100: 1.3})
+    assert waiting_pays(times, loss_rate=0.1, phases="both", times_tokens=1.5) == 10.0
