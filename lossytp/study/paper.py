@@ -156,10 +156,9 @@ def _slowdowns(study: Study, learning_rate: float) -> dict[str, Any]:
 def pretraining(study: Study) -> dict[str, Any]:
     """Return how many nats losses cost in pretraining, and how many more tokens make up for them."""
     runs = study.arms_with_seeds(PRETRAINING)
-    reference = study.experiments[PRETRAINING].reference if PRETRAINING in study.experiments else None
-    if runs.empty or not {LOSSLESS, reference} <= set(runs["arm"]) or reference is None:
+    if runs.empty or LOSSLESS not in set(runs["arm"]):
         return {}
-    arms = nats_lost(runs, reference=reference)
+    arms = nats_lost(runs)
     study.draw(nats_against_tokens(arms), "pretraining")
     step_times = pd.read_csv(study.results / "step_times.csv")
     phases = arms["reliable_gather"].map({True: "reduce", False: "both"})

@@ -141,10 +141,12 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "pretraining_wastes_tokens": [
         row_in("pretraining", {"clean_times_tokens_low": 1.3}, arm=PRETRAINED),
         row_in("pretraining", {"clean_times_tokens_high": 1.7}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens": 1.5}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens": 1.4}, arm=PRETRAINED),
         row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED),
     ],
-    "waiting_beats_more_tokens": [row_in("pretraining", {"waiting_pays": 125.0}, arm=PRETRAINED)],
+    "waiting_beats_more_tokens": [
+        row_in("pretraining", {"waiting_pays": kilobytes}, arm=PRETRAINED) for kilobytes in (125.0, 12_500.0)
+    ],
     "hadamard_helps_the_small_model": [
         arm_of("06_repair_again", {"gain_p_holm": 0.06}, task=SST2, arm="hadamard(64)"),
         arm_of("06_repair_again", {"gain": -0.01}, task=SST2, arm="hadamard(64)"),

@@ -13,7 +13,7 @@ WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
 
 
-def nats_lost(runs: pd.DataFrame, *, reference: str) -> pd.DataFrame:
+def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
     """Return what each arm costs against the lossless arm, paired by seed.
 
     A lossless run on fewer tokens is as good as a lossy one. The arm's `times_tokens` says how many times fewer. It is
@@ -21,14 +21,13 @@ def nats_lost(runs: pd.DataFrame, *, reference: str) -> pd.DataFrame:
 
     Args:
         runs: one row a run, from `records.read_experiment`. Arms without losses have several numbers of steps.
-        reference: the arm that gains are measured from.
 
     Returns:
         One row an arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `seeds`, `tokens`. For the evaluation without
         losses, the mean cross-entropy is `clean_mean`, its rise `clean` with `clean_low`, `clean_high` and p-values as
         in `comparisons.drops_and_gains`, and `clean_times_tokens` has an interval in `clean_times_tokens_low` and
         `clean_times_tokens_high`. It is missing if a seed's run is worse than its shortest lossless one. The same
-        columns exist for `lossy`. `gain` is how many nats lower the arm is than the reference, without losses.
+        columns exist for `lossy`.
     """
     runs = runs.assign(tokens=runs["max_steps"] * runs["batch_size"] * runs["block_size"])
     found = runs.drop_duplicates(WHERE)[[*WHERE, "repair", "reliable_gather", "tokens"]]
@@ -38,10 +37,7 @@ def nats_lost(runs: pd.DataFrame, *, reference: str) -> pd.DataFrame:
         found = join_differences(found, rises, WHERE, evaluation)
         found = found.merge(rises[[*WHERE, "seeds", "mean"]].rename(columns={"mean": f"{evaluation}_mean"}))
         found = found.merge(_times_tokens(runs, outcome).add_prefix(f"{evaluation}_times_tokens"), on=WHERE, how="left")
-    lossy = runs[runs["loss_rate"] > 0]
-    gains = compare_arms(lossy.assign(outcome=-lossy["cross_entropy_clean"]), reference=reference, outcome="outcome",
-                         within=("task",))  # fmt: skip
-    return join_differences(found, gains, WHERE, "gain")
+    return found
 
 
 def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
@@ -59,15 +55,16 @@ def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
 
 
 def waiting_pays(step_times: pd.DataFrame, *, loss_rate: float, phases: str, times_tokens: float) -> float:
-    """Return up to how much data in flight, in kB, retransmitting takes less time than pretraining on more tokens.
+    """Return up to how much data in flight, in kB, retransmitting reaches the same cross-entropy sooner.
 
-    Steps are all communication, which favours losing: waiting for retransmissions then costs most.
+    It needs fewer tokens, but its steps take longer. Steps are all communication, which favours losing: waiting for
+    retransmissions then costs most.
 
     Args:
         step_times: from `step_times.step_times`.
         loss_rate: one of its loss rates.
         phases: "reduce" or "both", the phases that may lose packets.
-        times_tokens: how many times more tokens make up for the losses.
+        times_tokens: how many times fewer tokens do as well without losses.
 
     Returns:
         The largest bandwidth times round trip, of those tried, at which selective repeat wins; 0 if it never does.

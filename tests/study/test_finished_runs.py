@@ -1,0 +1,18 @@
+"""The finished runs of a profile's experiments."""
+
+from pathlib import Path
+
+import pandas as pd
+
+from lossytp.study.finished_runs import Study
+
+
+def test_arms_with_too_few_seeds_are_left_out():
+    """A third seed makes an interval; the same seed at another rate does not count."""
+    seeds = {("whole", 0.1): (0, 1, 2), ("begun", 0.1): (0, 1), ("begun", 0.2): (2,)}
+    rows = [{"arm": arm, "loss_rate": rate, "seed": seed} for (arm, rate), each in seeds.items() for seed in each]
+    study = Study("paper", Path(), {}, {"asked": pd.DataFrame(rows)}, {})
+    assert study.arms_with_seeds("asked").to_dict("list") == {
+        "arm": ["whole"] * 3, "loss_rate": [0.1] * 3, "seed": [0, 1, 2],
+    }  # fmt: skip
+    assert study.arms_with_seeds("not in this profile").empty
