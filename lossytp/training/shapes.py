@@ -20,6 +20,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gpt2-nano-wide": {"n_embd": 256, "n_layer": 4, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-nano-deep": {"n_embd": 128, "n_layer": 8, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
     "gpt2-micro": {"n_embd": 256, "n_layer": 8, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
+    "gpt2-3m": {"n_embd": 192, "n_layer": 6, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
+    "gpt2-14m": {"n_embd": 320, "n_layer": 10, "n_head": 8, "vocab_size": 4096, "n_positions": 128},
 }
 LLAMAS: dict[str, dict[str, Any]] = {  # gated: gate, up and down projections
     "llama-nano": {

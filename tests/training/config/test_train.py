@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import TrainConfig, settings_class
 from tests.training.killed_runs import FSDP
 
 
@@ -94,7 +94,7 @@ def test_what_did_not_exist_changes_no_older_configuration():
     assert len(folders) >= 48
     for folder in folders:
         record = json.loads((folder / "record.json").read_text())
-        changes = TrainConfig.from_dict(record["config"]).changes()
+        changes = settings_class(record["config"]).from_dict(record["config"]).changes()
         if record["processes"] > 1:
             changes["processes"] = record["processes"]
         digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
