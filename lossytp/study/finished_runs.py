@@ -18,7 +18,7 @@ from lossytp.training.config import TrainConfig
 
 FEWEST_SEEDS = 3  # an interval of two says nothing
 HEADLINE = "01_tolerance"
-APART = ("08_robustness", "11_pretraining", "12_predictions")  # experiments with an analysis of their own
+APART = ("08_robustness", "11_pretraining", "12_predictions", "15_sizes")  # experiments with an analysis of their own
 
 
 @dataclass(frozen=True)

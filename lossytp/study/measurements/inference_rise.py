@@ -51,6 +51,10 @@ class InferenceProbe:
 
         The interval is Student's over S draws of losses.
         """
+        return t_interval(self.rises(config, draws))
+
+    def rises(self, config: TrainConfig, draws: int) -> np.ndarray:
+        """Return the rise of each draw of losses, (S,)."""
         network = config.network()
         model: Any = parallelize(
             self.dense, network, tensor_parallel_size=config.tensor_parallel_size, wiring=config.wiring()
@@ -59,7 +63,7 @@ class InferenceProbe:
         for draw in range(draws):
             with network.evaluation(draw):
                 rises_S.append(self._score(model) - self.lossless)
-        return t_interval(np.array(rises_S))
+        return np.array(rises_S)
 
     def _score(self, model: Any) -> float:
         """Return the mean cross-entropy of a token given the earlier ones, over texts and ranks."""

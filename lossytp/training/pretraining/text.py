@@ -21,16 +21,17 @@ VOCABULARY_DOCUMENTS = 4000
 
 def training_text(config: PretrainConfig) -> Corpus:
     """Return the text to train on: all of it, less what is held out if there is no `validation_glob`."""
-    return corpus(_pattern(config), split="train", splits_files=config.validation_glob is None)
+    return corpus(text_pattern(config), split="train", splits_files=config.validation_glob is None)
 
 
 def validation_text(config: PretrainConfig) -> Corpus:
     """Return the text to validate on."""
-    pattern = config.validation_glob or _pattern(config)
+    pattern = config.validation_glob or text_pattern(config)
     return corpus(pattern, split="validation", splits_files=config.validation_glob is None)
 
 
-def _pattern(config: PretrainConfig) -> str:
+def text_pattern(config: PretrainConfig) -> str:
+    """Return the pattern of the text's files, or "stdlib"."""
     return config.data_glob if config.dataset is None else hub_text(config.dataset)
 
 

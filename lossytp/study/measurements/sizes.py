@@ -1,0 +1,100 @@
+"""Pretrain a model, and measure how much loss it bears: in inference, and fine-tuned.
+
+Models of several sizes compare only if the bytes that are lost together are the same share of a token. So a packet
+carries a third of a token's activations at every size.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from lossytp.network.packets import Wire
+from lossytp.study.measurements.inference_rise import InferenceProbe
+from lossytp.training.config import PretrainConfig, TrainConfig
+from lossytp.training.loop import run
+from lossytp.training.pretraining.text import text_pattern
+from lossytp.training.record import read_record
+from lossytp.training.shapes import shape_of
+
+PACKETS_PER_TOKEN = 3
+BYTES = {True: 2, False: 4}  # of an activation, by whether training uses bf16
+
+
+def rises_in_inference(
+    config: PretrainConfig, settings: Mapping[str, Any], *, loss_rates: Sequence[float], draws: int
+) -> pd.DataFrame:
+    """Return how much losses raise the pretrained model's cross-entropy, in packets of two sizes.
+
+    Args:
+        config: the finished pretraining of a named shape.
+        settings: of fine-tuning; its batches have the probe's shape.
+        loss_rates: of the evaluations.
+        draws: of losses.
+
+    Returns:
+        A row a draw: `model_name`, `lossless`, the cross-entropy without losses, `mtu_bytes`, `whole_packets`, which is
+        True for packets of 1500 bytes, `loss_rate`, `draw`, and `rise` in nats a token.
+    """
+    fine = TrainConfig.from_dict({**settings, "model_name": config.output_dir, "bf16": False})
+    text = text_pattern(config)
+    probe = InferenceProbe(config.output_dir, batch_size=fine.batch_size, length=fine.max_length, text=text)
+    rows = []
+    for whole in (False, True):
+        size = TrainConfig.mtu_bytes if whole else packet_bytes(config, bf16=False)
+        for rate in loss_rates:
+            network = TrainConfig.from_dict({**fine.as_dict(), "loss_rate": rate, "mtu_bytes": size})
+            shared = {"model_name": config.model_name, "lossless": probe.lossless, "mtu_bytes": size}
+            shared |= {"whole_packets": whole, "loss_rate": rate}
+            rows += [shared | {"draw": draw, "rise": rise} for draw, rise in enumerate(probe.rises(network, draws))]
+    return pd.DataFrame(rows)
+
+
+def fine_tuned(
+    config: PretrainConfig, settings: Mapping[str, Any], *, loss_rates: Sequence[float], seeds: int
+) -> pd.DataFrame:
+    """Return how accurate the pretrained model is once it is fine-tuned over lossy networks.
+
+    Runs that are finished are not repeated. Their folders lie in the pretrained model's.
+
+    Args:
+        config: the pretraining of a named shape; it runs unless it is finished.
+        settings: of fine-tuning.
+        loss_rates: of training and evaluation.
+        seeds: of fine-tuning.
+
+    Returns:
+        A row a run: `model_name`, `parameters`, `pretrained`, the cross-entropy of the pretrained model, `loss_rate`,
+        `mtu_bytes`, `seed`, `accuracy_clean` and `accuracy_lossy`. A run that became not finite scores the most
+        frequent class, as in `records.tidy`.
+    """
+    pretrained = run(config)
+    shared: dict[str, Any] = {"model_name": config.model_name, "parameters": pretrained["parameters"]}
+    shared |= {"pretrained": pretrained["final"]["cross_entropy_clean"]}
+    size = packet_bytes(config, bf16=settings.get("bf16", False))
+    rows = []
+    for seed in range(seeds):
+        for rate in loss_rates:
+            folder = f"{config.output_dir}/fine_tuned_{rate:g}_seed{seed}"
+            here = {"model_name": config.output_dir, "output_dir": folder}
+            values = {**settings, **here, "loss_rate": rate, "mtu_bytes": size, "seed": seed}
+            record = read_record(Path(folder)) or run(TrainConfig.from_dict(values))
+            final, share = record["final"], record["data"]["majority_share"]
+            scores = {name: final[name] for name in ("accuracy_clean", "accuracy_lossy")}
+            if record["status"] == "not finite":
+                scores = dict.fromkeys(scores, share)
+            rows.append(shared | {"loss_rate": rate, "mtu_bytes": size, "seed": seed} | scores)
+    return pd.DataFrame(rows)
+
+
+def packet_bytes(config: PretrainConfig, *, bf16: bool) -> int:
+    """Return the size of a packet that carries a third of a token's activations, header included.
+
+    Raises:
+        ValueError: if the model's shape is not known by its name.
+    """
+    shape = shape_of(config.model_name)
+    if shape is None:
+        raise ValueError(f"model_name = {config.model_name!r} has no known width: give a named shape")
+    return Wire.header_bytes + BYTES[bf16] * round(shape.width / PACKETS_PER_TOKEN)
