@@ -1,5 +1,7 @@
 """Answer what losses cost in pretraining: in nats, and in tokens."""
 
+import math
+
 import numpy as np
 import pandas as pd
 
@@ -17,7 +19,8 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
     """Return what each arm costs against the lossless arm, paired by seed.
 
     A lossless run on fewer tokens is as good as a lossy one. The arm's `times_tokens` says how many times fewer. It is
-    interpolated between the lossless runs of a seed, on a logarithmic axis of tokens.
+    interpolated between the lossless runs of a seed, on a logarithmic axis of tokens. A run that became not finite has
+    no cross-entropy: rises leave its seed out, and its arm has neither a mean nor `times_tokens`.
 
     Args:
         runs: one row a run, from `records.read_experiment`. Arms without losses have several numbers of steps.
@@ -68,7 +71,10 @@ def waiting_pays(step_times: pd.DataFrame, *, loss_rate: float, phases: str, tim
 
     Returns:
         The largest bandwidth times round trip, of those tried, at which selective repeat wins; 0 if it never does.
+        Missing if `times_tokens` is.
     """
+    if math.isnan(times_tokens):
+        return math.nan
     prices = price_of_reliability(step_times, best_effort_share=BEST_EFFORT_SHARE[phases])
     prices = prices[(prices["loss_rate"] == loss_rate) & (prices["transport"] == "selective repeat")]
     in_flight = (prices["bandwidth_gbits"] * prices["round_trip_us"] / 8).sort_values()

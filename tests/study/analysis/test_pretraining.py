@@ -63,6 +63,15 @@ def test_a_run_worse_than_the_shortest_lossless_one_has_no_number_of_tokens(runs
     assert math.isnan(found.loc["no loss", "clean_times_tokens"])
 
 
+def test_a_run_that_became_not_finite_leaves_its_arm_without_a_mean(runs):
+    broken = (runs["arm"] == LOSSY) & (runs["seed"] == 1)
+    runs.loc[broken, ["cross_entropy_clean", "cross_entropy_lossy"]] = math.nan
+    found = nats_lost(runs).set_index("arm").loc[LOSSY]
+    assert (found["clean"], found["seeds"]) == (pytest.approx(0.2), 2)
+    assert math.isnan(found["clean_mean"])
+    assert math.isnan(found["clean_times_tokens"])
+
+
 def step_times(prices):
     """Step times at 10 % loss, where best effort takes a second, by bandwidth."""
     rows = [
@@ -87,3 +96,7 @@ def test_waiting_pays_up_to_an_amount_in_flight(phases, times_tokens, kilobytes)
 def test_waiting_does_not_pay_again_beyond_where_it_stopped_to():
     times = step_times({1: 1.2, 10: 2.0, 100: 1.3})
     assert waiting_pays(times, loss_rate=0.1, phases="both", times_tokens=1.5) == 10.0
+
+
+def test_nobody_knows_whether_waiting_pays_where_the_tokens_are_not_known():
+    assert math.isnan(waiting_pays(step_times({1: 1.2}), loss_rate=0.1, phases="both", times_tokens=math.nan))
