@@ -26,6 +26,7 @@ from lossytp.study.analysis.real_model import (
 from lossytp.study.analysis.real_training import contrasts, outcomes
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
+from lossytp.study.analysis.sizes import exponents, falls_by_size, rises_by_size
 from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
 from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training, network_name, slowdowns
 from lossytp.study.claims import check_claims
@@ -43,6 +44,7 @@ from lossytp.study.figures.main import (
     nats_against_tokens,
 )
 from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
+from lossytp.study.figures.sizes import cost_against_size
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.predictors import law, predictions, together
 from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
@@ -202,6 +204,18 @@ def real_training(study: Study) -> dict[str, Any]:
     return {"real_training": json_rows(rows), "real_training_gains": contrasts(table)}
 
 
+def sizes(study: Study) -> dict[str, Any]:
+    """Return what losses cost models of several sizes that were pretrained on the same tokens."""
+    folder = study.results / "sizes"
+    if not (folder / "fine_tuning.csv").is_file():
+        return {}
+    runs, draws = pd.read_csv(folder / "fine_tuning.csv"), pd.read_csv(folder / "inference.csv")
+    falls = falls_by_size(runs)
+    table = rises_by_size(draws, runs)
+    study.draw(cost_against_size(table[~table["whole_packets"]], falls), "sizes")
+    return {"sizes": {"falls": json_rows(falls), "rises": json_rows(table), "exponents": exponents(runs, draws)}}
+
+
 def parallelisms(study: Study) -> dict[str, Any]:
     """Return which parallelism bears loss best."""
     if "07_parallelisms" not in study.comparisons:
@@ -274,7 +288,7 @@ def channel(study: Study) -> dict[str, Any]:
 
 
 SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
-    runs, tolerance, comparisons, law, predictions, together, longer, pretraining, real_model, real_training,
+    runs, tolerance, comparisons, law, predictions, together, longer, pretraining, sizes, real_model, real_training,
     parallelisms, implementations, replicas, robustness, price, channel,
 )  # fmt: skip
 

@@ -96,7 +96,7 @@ def results(tmp_path_factory):
         for at in (0.0, 0.1, 0.3)
         for seed in range(SEEDS)
     ]
-    for name in ("real_model", "predictions"):
+    for name in ("real_model", "predictions", "sizes"):
         shutil.copytree(COMMITTED / name, place / name)
     (place / "robustness").mkdir()
     pd.DataFrame(rows).to_csv(place / "robustness" / "evaluations.csv", index=False)
@@ -114,7 +114,13 @@ def paper(results):
 def test_every_grid_but_those_with_figures_of_their_own_is_compared(paper):
     experiments = load_experiments(ROOT / "notebooks" / "experiments", "paper", ROOT / "results" / "paper")
     names = {experiment.name for experiment in experiments}
-    assert set(paper["comparisons"]) == names - {"01_tolerance", "08_robustness", "11_pretraining", "12_predictions"}
+    assert set(paper["comparisons"]) == names - {
+        "01_tolerance",
+        "08_robustness",
+        "11_pretraining",
+        "12_predictions",
+        "15_sizes",
+    }
     assert not paper["not_learnt"]
 
 

@@ -56,6 +56,8 @@ def test_shapes_by_name(folder):
     assert shape_of("gpt2-nano-wide-scratch") == Shape(256, 4, 8, 128)
     assert shape_of("gpt2-nano-deep-scratch") == Shape(128, 8, 8, 128)
     assert shape_of("gpt2-micro") == Shape(256, 8, 8, 128)
+    assert shape_of("gpt2-3m-scratch") == Shape(192, 6, 8, 128)
+    assert shape_of("gpt2-14m-scratch") == Shape(320, 10, 8, 128)
     assert shape_of("gpt2-xl") == shape_of("openai-community/gpt2-xl") == Shape(1600, 48, 25, 1024)
     assert shape_of("distilgpt2-scratch") == shape_of("distilbert/distilgpt2") == Shape(768, 6, 12, 1024)
     assert shape_of(str(folder)) == shape_of(f"{folder}-scratch") == Shape(16, 2, 2, 32)

@@ -32,28 +32,25 @@ def falls_by_size(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def rises_by_size(draws: pd.DataFrame, parameters: "pd.Series[int]") -> pd.DataFrame:
+def rises_by_size(draws: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the mean rise of each size, packet size and loss rate, with Student's 95 % interval over draws.
 
     Args:
         draws: from `measurements.sizes.rises_in_inference`, of all sizes.
-        parameters: by `model_name`.
+        runs: as for `falls_by_size`, for the numbers of parameters.
 
     Returns:
-        Columns `model_name`, `parameters`, `lossless`, `whole_packets`, `loss_rate`, `rise`, `low` and `high`.
+        Columns `model_name`, `lossless`, `whole_packets`, `loss_rate`, `parameters`, `rise`, `low` and `high`.
     """
-    rows: list[dict[str, Any]] = []
     keys = ["model_name", "lossless", "whole_packets", "loss_rate"]
-    for values, ours in draws.groupby(keys, sort=False):
-        named = dict(zip(keys, values, strict=True))
-        rise = t_interval(ours["rise"].to_numpy())
-        size = {"parameters": int(parameters[named["model_name"]])}
-        rows.append(named | size | {"rise": rise.value, "low": rise.low, "high": rise.high})
-    return pd.DataFrame(rows)
+    by_size = draws.groupby(keys, sort=False)["rise"]
+    found = pd.DataFrame(list(by_size.groups), columns=keys).join(_parameters(runs), on="model_name")
+    found[["rise", "low", "high"]] = [t_interval(values.to_numpy()) for _, values in by_size]
+    return found
 
 
-def exponents(runs: pd.DataFrame, draws: pd.DataFrame) -> dict[str, Any]:
-    """Return the exponent of the cost against the number of parameters, in inference and after fine-tuning.
+def exponents(runs: pd.DataFrame, draws: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the exponents of costs against the number of parameters.
 
     Each seed, or each draw, has its own exponent: the slope of a line through the logarithms over sizes. The interval
     is Student's over seeds, or over draws.
@@ -63,19 +60,25 @@ def exponents(runs: pd.DataFrame, draws: pd.DataFrame) -> dict[str, Any]:
         draws: as for `rises_by_size`.
 
     Returns:
-        Keys "fall", by loss rate in per cent, "rise" and "rise, whole packets": each a value with `low` and `high`. A
-        seed whose fall is not positive at some size has no exponent; then the value is missing.
+        A mapping for each cost: `cost` ("fall", "rise", or "rise, whole packets"), `loss_rate`, and the exponent's
+        `value`, `low` and `high`. If a fall or a rise is not positive, they are missing.
     """
-    parameters = runs.drop_duplicates("model_name").set_index("model_name")["parameters"]
-    found: dict[str, Any] = {}
-    for rate, ours in _falls(runs).groupby("loss_rate"):
-        found[f"fall at {100 * rate:g} %"] = _exponent(
-            ours.pivot(index="seed", columns="model_name", values="fall"), parameters
-        )
-    for (whole, rate), ours in draws.groupby(["whole_packets", "loss_rate"]):
-        table = ours.pivot(index="draw", columns="model_name", values="rise")
-        found[f"rise at {100 * rate:g} %" + ", whole packets" * whole] = _exponent(table, parameters)
-    return {name: each.as_json() for name, each in found.items()}
+    parameters = _parameters(runs)
+    several = {
+        "fall": _falls(runs).rename(columns={"fall": "cost", "seed": "repeat"}),
+        "rise": draws[~draws["whole_packets"]].rename(columns={"rise": "cost", "draw": "repeat"}),
+        "rise, whole packets": draws[draws["whole_packets"]].rename(columns={"rise": "cost", "draw": "repeat"}),
+    }
+    found: list[dict[str, Any]] = []
+    for name, costs in several.items():
+        for rate in sorted(costs["loss_rate"].unique()):
+            ours = costs[costs["loss_rate"] == rate].pivot(index="repeat", columns="model_name", values="cost")
+            found.append({"cost": name, "loss_rate": float(rate), **_exponent(ours, parameters).as_json()})
+    return found
+
+
+def _parameters(runs: pd.DataFrame) -> "pd.Series[int]":
+    return runs.drop_duplicates("model_name").set_index("model_name")["parameters"]
 
 
 def _falls(runs: pd.DataFrame) -> pd.DataFrame:

@@ -22,9 +22,10 @@ def cost_against_size(rises: pd.DataFrame, falls: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(1, 2, figsize=(COLUMN, 2.0), layout="constrained")
     rates = sorted({*rises["loss_rate"], *falls["loss_rate"]})
     for ax, table, column, scale in ((axes[0], rises, "rise", 1), (axes[1], falls, "fall", POINTS)):
-        for rate, rows in table.groupby("loss_rate"):
-            number = rates.index(rate)
-            _line(ax, rows.sort_values("parameters"), column, scale, number, f"{POINTS * rate:g} %")
+        for number, rate in enumerate(rates):
+            rows = table[table["loss_rate"] == rate].sort_values("parameters")
+            if len(rows):
+                _line(ax, rows, column, scale, number, f"{POINTS * rate:g} %")
         ax.set_xscale("log")
         ax.set_xticks(ticks := sorted(table["parameters"].unique()), [f"{each / MILLION:.3g}" for each in ticks])
         ax.minorticks_off()

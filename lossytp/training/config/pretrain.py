@@ -45,8 +45,8 @@ class PretrainConfig(RunSettings, TextSettings):
     neutral: ClassVar[tuple[str, ...]] = (*Settings.neutral, "eval_steps", "num_proc", "prompt")
 
     model_name: str = "gpt2-nano"
-    """Random weights in the shape of gpt2-nano, gpt2-micro, gpt2 (124 M), gpt2-medium..., llama-nano or llama-124m
-    (gated); or a folder or owner/name on the hub, whose weights are trained further."""
+    """Random weights in the shape of gpt2-nano, gpt2-3m, gpt2-micro, gpt2-14m, gpt2 (124 M), gpt2-medium...,
+    llama-nano or llama-124m (gated); or a folder or owner/name on the hub, whose weights are trained further."""
     num_proc: Count = 2
     """Threads that compute microbatches side by side in a single process; it changes no result."""
     batch_size: Count = 64

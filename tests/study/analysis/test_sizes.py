@@ -44,7 +44,7 @@ def test_falls_are_paired_by_seed():
 
 
 def test_rises_are_averaged_over_draws():
-    found = rises_by_size(inference(0.0), pd.Series(PARAMETERS))
+    found = rises_by_size(inference(0.0), fine_tuning(0.0))
     assert len(found) == 3 * 2 * 2
     (row,) = found.query("model_name == 'large' and whole_packets and loss_rate == 0.3").to_dict("records")
     assert row["rise"] == pytest.approx(0.66)
@@ -52,22 +52,24 @@ def test_rises_are_averaged_over_draws():
     assert row["parameters"] == 16_000_000
 
 
-@pytest.mark.parametrize("exponent", [-0.3, 0.0, 0.4])
-def test_the_exponent_is_that_of_a_power_law(exponent):
-    found = exponents(fine_tuning(exponent), inference(2 * exponent))
-    assert set(found) == {"fall at 30 %"} | {
-        f"rise at {rate} %{end}" for rate in (10, 30) for end in ("", ", whole packets")
-    }
-    assert found["fall at 30 %"]["value"] == pytest.approx(exponent)
-    for name in set(found) - {"fall at 30 %"}:
-        assert found[name]["value"] == pytest.approx(2 * exponent)
+def exponent(found, cost, rate):
+    (row,) = (row for row in found if (row["cost"], row["loss_rate"]) == (cost, rate))
+    return row
+
+
+@pytest.mark.parametrize("power", [-0.3, 0.0, 0.4])
+def test_the_exponent_is_that_of_a_power_law(power):
+    found = exponents(fine_tuning(power), inference(2 * power))
+    costs = [("fall", 0.3), *((f"rise{end}", rate) for end in ("", ", whole packets") for rate in (0.1, 0.3))]
+    assert [(row["cost"], row["loss_rate"]) for row in found] == costs
+    assert [row["value"] for row in found] == pytest.approx([power, *4 * [2 * power]])
 
 
 def test_the_interval_is_over_seeds():
     runs = fine_tuning(0.0)
     steeper = (runs["loss_rate"] > 0) & (runs["seed"] == 1) & (runs["model_name"] == "large")
     runs.loc[steeper, "accuracy_lossy"] -= 0.02  # twice the fall at the large end, in one seed
-    found = exponents(runs, inference(0.0))["fall at 30 %"]
+    found = exponent(exponents(runs, inference(0.0)), "fall", 0.3)
     slope = np.log(2) * np.log(4) / (2 * np.log(4) ** 2)
     assert found["value"] == pytest.approx(slope / 3)
     assert found["low"] < 0 < found["high"]
@@ -77,4 +79,4 @@ def test_a_seed_that_does_not_fall_leaves_no_exponent():
     runs = fine_tuning(0.0)
     better = (runs["loss_rate"] > 0) & (runs["seed"] == 1) & (runs["model_name"] == "large")
     runs.loc[better, "accuracy_lossy"] += 0.04
-    assert exponents(runs, inference(0.0))["fall at 30 %"]["value"] is None
+    assert exponent(exponents(runs, inference(0.0)), "fall", 0.3)["value"] is None
