@@ -13,7 +13,7 @@ import pandas as pd
 from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
-from lossytp.study.analysis.pretraining import nats_lost, waiting_pays
+from lossytp.study.analysis.pretraining import nats_lost, waiting_times
 from lossytp.study.analysis.real_model import (
     NETWORK,
     against_predicted,
@@ -163,12 +163,11 @@ def pretraining(study: Study) -> dict[str, Any]:
     arms = nats_lost(runs)
     study.draw(nats_against_tokens(arms), "pretraining")
     step_times = pd.read_csv(study.results / "step_times.csv")
-    phases = arms["reliable_gather"].map({True: "reduce", False: "both"})
-    networks = zip(arms["loss_rate"], phases, arms["lossy_times_tokens_low"], strict=True)
-    arms["waiting_pays"] = [
-        waiting_pays(step_times, loss_rate=rate, phases=name, times_tokens=times) for rate, name, times in networks
-    ]
-    return {"pretraining": json_rows(arms)}
+    rows = json_rows(arms)
+    for row in rows:
+        phases = "reduce" if row["reliable_gather"] else "both"
+        row["waiting"] = waiting_times(step_times, loss_rate=row["loss_rate"], phases=phases)
+    return {"pretraining": rows}
 
 
 def real_model(study: Study) -> dict[str, Any]:
@@ -276,7 +275,8 @@ def price(study: Study) -> dict[str, Any]:
             "evaluated_every": sorted({record["config"]["eval_steps"] for record in longest}),
         }
     study.draw(price_against_loss(prices, ratios.get("both")), "price")
-    return {"price": json_rows(prices), **found}
+    message_bytes = int(step_times["message_bytes"].iloc[0])
+    return {"price": json_rows(prices), "message_bytes": message_bytes, **found}
 
 
 def channel(study: Study) -> dict[str, Any]:

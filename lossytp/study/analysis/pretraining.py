@@ -1,7 +1,5 @@
 """Answer what losses cost in pretraining: in nats, and in tokens."""
 
-import math
-
 import numpy as np
 import pandas as pd
 
@@ -57,26 +55,22 @@ def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index(WHERE)
 
 
-def waiting_pays(step_times: pd.DataFrame, *, loss_rate: float, phases: str, times_tokens: float) -> float:
-    """Return up to how much data in flight, in kB, retransmitting reaches the same cross-entropy sooner.
+def waiting_times(step_times: pd.DataFrame, *, loss_rate: float, phases: str) -> list[dict[str, float]]:
+    """Return how many times longer steps take if lost packets are sent again, by the amount of data in flight.
 
-    It needs fewer tokens, but its steps take longer. Steps are all communication, which favours losing: waiting for
-    retransmissions then costs most.
+    Waiting reaches the same cross-entropy sooner where this is below the arm's `times_tokens`. Steps are all
+    communication, which favours losing: waiting for retransmissions then costs most.
 
     Args:
         step_times: from `step_times.step_times`.
         loss_rate: one of its loss rates.
         phases: "reduce" or "both", the phases that may lose packets.
-        times_tokens: how many times fewer tokens do as well without losses.
 
     Returns:
-        The largest bandwidth times round trip, of those tried, at which selective repeat wins; 0 if it never does.
-        Missing if `times_tokens` is.
+        For each bandwidth times round trip, in ascending order, its `kilobytes` and the `times` with selective repeat.
     """
-    if math.isnan(times_tokens):
-        return math.nan
     prices = price_of_reliability(step_times, best_effort_share=BEST_EFFORT_SHARE[phases])
     prices = prices[(prices["loss_rate"] == loss_rate) & (prices["transport"] == "selective repeat")]
-    in_flight = (prices["bandwidth_gbits"] * prices["round_trip_us"] / 8).sort_values()
-    wins = (prices["price"] < times_tokens)[in_flight.index].cummin()
-    return float(in_flight[wins].max()) if wins.any() else 0.0
+    in_flight = prices["bandwidth_gbits"] * prices["round_trip_us"] / 8
+    times = prices.groupby(in_flight)["price"].first()
+    return [{"kilobytes": float(each), "times": float(price)} for each, price in times.items()]  # type: ignore[arg-type]

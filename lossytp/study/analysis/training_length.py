@@ -60,7 +60,8 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
     Returns:
         For each network with two lengths: `seeds`, the `steps` of both, the `slowdown` after each, a geometric mean
-        over seeds with Student's 95 % interval as `low` and `high`, and `growth`, their ratio, paired by seed.
+        over seeds with Student's 95 % interval as `low` and `high`, and `growth`, their ratio, paired by seed. `shrunk`
+        says by how much the fall in accuracy shrinks between the two lengths, with its interval over all paired seeds.
     """
     accuracy = runs.drop_duplicates(["network", "max_steps", "seed"]).set_index(["max_steps", "seed"])
     lossless = accuracy[accuracy["network"].isna()]["accuracy_lossy"].unstack("max_steps").dropna()
@@ -69,12 +70,14 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
         by_seed = ours["accuracy_lossy"].unstack("max_steps").dropna()
         by_seed = by_seed.loc[by_seed.index.intersection(lossless.index)]
         steps: list[int] = sorted(by_seed.columns)[-2:]  # type: ignore[assignment]
+        falls_SN = (lossless.loc[by_seed.index, steps] - by_seed[steps]).to_numpy()
         logs = np.array([[log_slowdown(lossless.loc[s], n, by_seed.loc[s, n]) for n in steps] for s in by_seed.index])
         if len(steps) < 2 or len(logs := logs[np.isfinite(logs).all(axis=1)]) < 2:
             continue
         estimates = [t_interval(each) for each in (logs[:, 0], logs[:, 1], logs[:, 1] - logs[:, 0])]
         before, after, growth = ({name: float(np.exp(x)) for name, x in each._asdict().items()} for each in estimates)
         found[str(network)] = {"seeds": len(logs), "steps": steps, "slowdown": [before, after], "growth": growth}
+        found[str(network)]["shrunk"] = t_interval(falls_SN[:, 0] - falls_SN[:, -1]).as_json()
     return found
 
 

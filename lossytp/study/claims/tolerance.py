@@ -15,8 +15,12 @@ def small_losses_cost_nothing(results: Results) -> Claim:
 
 
 def longer_training_regains(results: Results) -> Claim:
-    """Require that three times the steps regain about half of the fall in docstrings, and are not shown to in SST-2."""
+    """Require that three times the steps regain about half of the fall in docstrings.
+
+    In SST-2 the interval must be wider than a point: too wide to tell, on whichever side of 0 it ends.
+    """
     lows = {row["task"]: POINTS * row["gain"]["low"] for row in results["regained"]}
+    (wide,) = (row["gain"]["high"] - row["gain"]["low"] for row in results["regained"] if row["task"] != "docstrings")
     gain = next(row["gain"]["value"] for row in results["regained"] if row["task"] == "docstrings")
     steps = min(row["max_steps"] for row in results["lengths"])
     (before,) = (
@@ -24,7 +28,7 @@ def longer_training_regains(results: Results) -> Claim:
         for row in results["lengths"]
         if (row["task"], row["network"], row["max_steps"]) == ("docstrings", "30 %, one phase", steps)
     )
-    holds = lows["docstrings"] > 0 >= lows["sst2_held_out"] and 0.4 < gain / before < 0.6
+    holds = lows["docstrings"] > 0 and wide > ONE_POINT and 0.4 < gain / before < 0.6
     holds &= all(row["longer_steps"] == 3 * row["steps"] for row in results["regained"])
     return Claim(holds, lows | {"share regained in docstrings": gain / before})
 
@@ -36,6 +40,12 @@ def a_fall_remains(results: Results) -> Claim:
     holds = set(lows) == {"30 %, one phase", "10 %, both phases", "10 %, ring, one phase"} and min(lows.values()) > 0
     holds &= max(steps) == 9 * min(steps)
     return Claim(holds and lows["30 %, one phase"] > POINTS * ONE_POINT, lows)
+
+
+def no_floor_is_seen(results: Results) -> Claim:
+    """Require that the fall at 30 % in one phase still shrinks in the longest training; at 10 % both ways none must."""
+    lows = {network: POINTS * each["shrunk"]["low"] for network, each in results["slowdowns"].items()}
+    return Claim(lows["30 %, one phase"] > 0 >= lows["10 %, both phases"], lows)
 
 
 def losses_do_more_than_delay(results: Results) -> Claim:

@@ -63,8 +63,9 @@ def step_times(
     bandwidth and round trip, so each product is timed once, with `samples` samples (fewer for go-back-N).
 
     Returns:
-        Columns transport, bandwidth_gbits, round_trip_us, loss_rate, seconds, standard_error. Go-back-N has no row
-        where it would lose each packet more than `MAX_LOSSES_A_PACKET` times, packets sent in vain included.
+        Columns transport, bandwidth_gbits, round_trip_us, loss_rate, seconds, standard_error, and message_bytes, the
+        size of each all-reduced tensor. Go-back-N has no row where it would lose each packet more than
+        `MAX_LOSSES_A_PACKET` times, packets sent in vain included.
 
     Raises:
         ValueError: if a number is out of range.
@@ -100,6 +101,7 @@ def step_times(
                     "loss_rate": rate,
                     "seconds": timed[key].mean() / gbits,
                     "standard_error": stats.sem(timed[key]) / gbits,
+                    "message_bytes": all_reduce.num_elements * all_reduce.itemsize,
                 }
             )
     return pd.DataFrame(rows)

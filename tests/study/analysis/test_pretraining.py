@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.pretraining import nats_lost, waiting_pays
+from lossytp.study.analysis.pretraining import nats_lost, waiting_times
 from lossytp.study.measurements.step_times import BEST_EFFORT
 
 LOSSY, REPAIRED, HALF = "losses on the way to a sum", "repaired", "no loss in half the steps"
@@ -84,19 +84,13 @@ def step_times(prices):
     return pd.DataFrame(rows)
 
 
-@pytest.mark.parametrize(
-    ("phases", "times_tokens", "kilobytes"),
-    [("both", 1.5, 10.0), ("both", 2.5, 100.0), ("both", 1.1, 0.0), ("reduce", 1.5, 100.0)],
-)
-def test_waiting_pays_up_to_an_amount_in_flight(phases, times_tokens, kilobytes):
+def test_waiting_costs_less_where_half_of_the_traffic_waits_in_any_case():
     times = step_times({1: 1.2, 10: 2.0, 100: 5.0})
-    assert waiting_pays(times, loss_rate=0.1, phases=phases, times_tokens=times_tokens) == kilobytes
+    both, reduce = (waiting_times(times, loss_rate=0.1, phases=phases) for phases in ("both", "reduce"))
+    assert [each["kilobytes"] for each in both] == [10.0, 100.0, 1000.0]
+    assert [each["times"] for each in both] == pytest.approx([1.2, 2.0, 5.0])
+    assert [each["times"] for each in reduce] == pytest.approx([1.2 / 1.1, 2 / 1.5, 5 / 3])
 
 
-def test_waiting_does_not_pay_again_beyond_where_it_stopped_to():
-    times = step_times({1: 1.2, 10: 2.0, 100: 1.3})
-    assert waiting_pays(times, loss_rate=0.1, phases="both", times_tokens=1.5) == 10.0
-
-
-def test_nobody_knows_whether_waiting_pays_where_the_tokens_are_not_known():
-    assert math.isnan(waiting_pays(step_times({1: 1.2}), loss_rate=0.1, phases="both", times_tokens=math.nan))
+def test_without_losses_nobody_waits():
+    assert [each["times"] for each in waiting_times(step_times({1: 1.2}), loss_rate=0.0, phases="both")] == [1.0]
