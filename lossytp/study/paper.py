@@ -26,7 +26,7 @@ from lossytp.study.analysis.real_model import (
 from lossytp.study.analysis.real_training import contrasts, outcomes
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
-from lossytp.study.analysis.sizes import exponents, falls_by_size, rises_by_size
+from lossytp.study.analysis.sizes import exponents, falls_of_models, rises_of_models
 from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
 from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training, network_name, slowdowns
 from lossytp.study.claims import check_claims
@@ -44,7 +44,7 @@ from lossytp.study.figures.main import (
     nats_against_tokens,
 )
 from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
-from lossytp.study.figures.sizes import cost_against_size
+from lossytp.study.figures.sizes import cost_of_models
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.predictors import law, predictions, together
 from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
@@ -204,14 +204,13 @@ def real_training(study: Study) -> dict[str, Any]:
 
 
 def sizes(study: Study) -> dict[str, Any]:
-    """Return what losses cost models of several sizes that were pretrained on the same tokens."""
+    """Return what losses cost models of several sizes, and models pretrained on several numbers of tokens."""
     folder = study.results / "sizes"
     if not (folder / "fine_tuning.csv").is_file():
         return {}
     runs, draws = pd.read_csv(folder / "fine_tuning.csv"), pd.read_csv(folder / "inference.csv")
-    falls = falls_by_size(runs)
-    table = rises_by_size(draws, runs)
-    study.draw(cost_against_size(table[~table["whole_packets"]], falls), "sizes")
+    falls, table = falls_of_models(runs), rises_of_models(draws, runs)
+    study.draw(cost_of_models(table[~table["whole_packets"]], falls), "sizes")
     return {"sizes": {"falls": json_rows(falls), "rises": json_rows(table), "exponents": exponents(runs, draws)}}
 
 

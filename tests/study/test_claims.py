@@ -1,6 +1,7 @@
 """Each claim of the paper holds in the committed results, and fails once they contradict it."""
 
 import copy
+import csv
 import json
 import re
 from pathlib import Path
@@ -48,6 +49,11 @@ def arm_of(experiment, values, **wanted):
 def row_in(section, values, **wanted):
     """Return a change that sets values in a section's rows."""
     return lambda r: set_in(r[section], values, **wanted)
+
+
+def exponent_of(cost, loss_rate, **values):
+    """Return a change of the exponent of a cost against size."""
+    return lambda r: set_in(r["sizes"]["exponents"], values, cost=cost, loss_rate=loss_rate)
 
 
 CONTRADICT = {  # for each claim, changes that each contradict another of its conditions
@@ -156,6 +162,16 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_times_tokens_low": 1.65}, arm=PRETRAINED),
         row_in("pretraining", {"lossy_times_tokens_high": 1.75}, arm=PRETRAINED),
         row_in("pretraining", {"waiting": [{"kilobytes": 1250.0, "times": 1.4}]}, arm=PRETRAINED),
+    ],
+    "rises_shrink_with_size": [
+        exponent_of("rise", 0.1, high=0.01),
+        exponent_of("rise", 0.3, high=0.01),
+        exponent_of("rise", 0.1, value=-0.3),
+        exponent_of("rise", 0.03, high=-0.01),
+    ],
+    "size_does_not_explain_the_real_model": [
+        row_in("real_model", {"median": 0.1}, repair="zero", loss_rate=0.03),
+        lambda r: set_in(r["sizes"]["rises"], {"rise": 0.1}, model_name="gpt2-micro", whole_packets=True),
     ],
     "hadamard_helps_the_small_model": [
         arm_of("06_repair_again", {"gain_p_holm": 0.06}, task=SST2, arm="hadamard(64)"),
@@ -274,6 +290,17 @@ def test_a_claim_of_a_missing_arm_is_an_error_and_not_true(results):
     results["comparisons"]["06_repair_again"] = []
     with pytest.raises(ValueError, match="0 rows of docstrings are of arm 'hadamard"):
         check_claims(results)
+
+
+def test_what_the_paper_says_was_predicted_stands_in_the_grids():
+    with (ROOT / "results" / "paper" / "predictions" / "fixed_beforehand.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 3
+    for row in rows:
+        grid = (ROOT / "notebooks" / "experiments" / f"{row['experiment']}.yaml").read_text(encoding="utf-8")
+        comment = " ".join(line.removeprefix("#").strip() for line in grid.splitlines() if line.startswith("#"))
+        predicted = rf"{row['value']} (nats )?\({row['low']} to {row['high']}\)"
+        assert re.search(predicted, comment), row
 
 
 def test_small_packets_were_predicted_as_their_grid_says(committed):

@@ -1,4 +1,7 @@
-"""Answer whether tolerance of losses depends on a model's size, from the tables of `measurements.sizes`."""
+"""Answer whether tolerance of losses depends on a model's size or on its pretraining.
+
+The tables are those of `measurements.sizes`. Sizes are compared at equal tokens, and numbers of tokens at one size.
+"""
 
 from typing import Any
 
@@ -7,73 +10,85 @@ import pandas as pd
 
 from lossytp.study.statistics import Estimate, t_interval
 
-SIZE = ["model_name", "parameters"]
+MODEL = ["model_name", "parameters", "tokens"]
 
 
-def falls_by_size(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the fall in accuracy of each size and loss rate, paired by seed.
+def falls_of_models(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the fall in accuracy of each model and loss rate, paired by seed.
 
     Args:
-        runs: from `measurements.sizes.fine_tuned`, of all sizes.
+        runs: from `measurements.sizes.fine_tuned`, of all models.
 
     Returns:
-        Columns `model_name`, `parameters`, `pretrained`, `loss_rate`, `seeds`, `accuracy`, the mean without losses, and
-        `fall`, as a share, with Student's 95 % interval as `low` and `high`.
+        Columns `model_name`, `parameters`, `tokens`, `pretrained`, `loss_rate`, `seeds`, `accuracy`, the mean without
+        losses, and `fall`, as a share, with Student's 95 % interval as `low` and `high`.
     """
     rows: list[dict[str, Any]] = []
-    for keys, ours in _falls(runs).groupby([*SIZE, "pretrained", "loss_rate"], sort=False):
+    keys = [*MODEL, "pretrained", "loss_rate"]
+    for values, ours in _falls(runs).groupby(keys, sort=False):
         fall = t_interval(ours["fall"].to_numpy())
-        named = dict(zip([*SIZE, "pretrained", "loss_rate"], keys, strict=True))
-        rows.append(
-            named
-            | {"seeds": len(ours), "accuracy": float(ours["lossless"].mean())}
-            | {"fall": fall.value, "low": fall.low, "high": fall.high}
-        )
+        measured = {"seeds": len(ours), "accuracy": float(ours["lossless"].mean())}
+        measured |= {"fall": fall.value, "low": fall.low, "high": fall.high}
+        rows.append(dict(zip(keys, values, strict=True)) | measured)
     return pd.DataFrame(rows)
 
 
-def rises_by_size(draws: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean rise of each size, packet size and loss rate, with Student's 95 % interval over draws.
+def rises_of_models(draws: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean rise of each model, packet size and loss rate, with Student's 95 % interval over draws.
 
     Args:
-        draws: from `measurements.sizes.rises_in_inference`, of all sizes.
-        runs: as for `falls_by_size`, for the numbers of parameters.
+        draws: from `measurements.sizes.rises_in_inference`, of all models.
+        runs: as for `falls_of_models`, for the numbers of parameters.
 
     Returns:
-        Columns `model_name`, `lossless`, `whole_packets`, `loss_rate`, `parameters`, `rise`, `low` and `high`.
+        Columns `model_name`, `tokens`, `lossless`, `whole_packets`, `loss_rate`, `parameters`, `rise`, `low`, `high`.
     """
-    keys = ["model_name", "lossless", "whole_packets", "loss_rate"]
-    by_size = draws.groupby(keys, sort=False)["rise"]
-    found = pd.DataFrame(list(by_size.groups), columns=keys).join(_parameters(runs), on="model_name")
-    found[["rise", "low", "high"]] = [t_interval(values.to_numpy()) for _, values in by_size]
+    keys = ["model_name", "tokens", "lossless", "whole_packets", "loss_rate"]
+    by_model = draws.groupby(keys, sort=False)["rise"]
+    found = pd.DataFrame(list(by_model.groups), columns=keys).join(_parameters(runs), on="model_name")
+    found[["rise", "low", "high"]] = [t_interval(values.to_numpy()) for _, values in by_model]
     return found
 
 
-def exponents(runs: pd.DataFrame, draws: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the exponents of costs against the number of parameters.
+def of_equal_tokens(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the models that saw most tokens."""
+    return table[table["tokens"] == table["tokens"].max()]
 
-    Each seed, or each draw, has its own exponent: the slope of a line through the logarithms over sizes. The interval
+
+def of_one_size(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the shape that was pretrained on most numbers of tokens; none if all saw the same."""
+    several = table.groupby("model_name")["tokens"].nunique()
+    return table[(table["model_name"] == several.idxmax()) & (several.max() > 1)]
+
+
+def exponents(runs: pd.DataFrame, draws: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the exponents of costs against the number of parameters, and against that of tokens.
+
+    Each seed, or each draw, has its own exponent: the slope of a line through the logarithms over models. The interval
     is Student's over seeds, or over draws.
 
     Args:
-        runs: as for `falls_by_size`.
-        draws: as for `rises_by_size`.
+        runs: as for `falls_of_models`.
+        draws: as for `rises_of_models`.
 
     Returns:
-        A mapping for each cost: `cost` ("fall", "rise", or "rise, whole packets"), `loss_rate`, and the exponent's
-        `value`, `low` and `high`. If a fall or a rise is not positive, they are missing.
+        A mapping for each: `against` ("parameters" or "tokens"), `cost` ("fall", "rise", or "rise, whole packets"),
+        `loss_rate`, and the exponent's `value`, `low` and `high`, which are missing if a fall or rise is not positive.
     """
-    parameters = _parameters(runs)
+    draws = draws.join(_parameters(runs), on="model_name").rename(columns={"rise": "cost", "draw": "repeat"})
     several = {
         "fall": _falls(runs).rename(columns={"fall": "cost", "seed": "repeat"}),
-        "rise": draws[~draws["whole_packets"]].rename(columns={"rise": "cost", "draw": "repeat"}),
-        "rise, whole packets": draws[draws["whole_packets"]].rename(columns={"rise": "cost", "draw": "repeat"}),
+        "rise": draws[~draws["whole_packets"]],
+        "rise, whole packets": draws[draws["whole_packets"]],
     }
     found: list[dict[str, Any]] = []
-    for name, costs in several.items():
-        for rate in sorted(costs["loss_rate"].unique()):
-            ours = costs[costs["loss_rate"] == rate].pivot(index="repeat", columns="model_name", values="cost")
-            found.append({"cost": name, "loss_rate": float(rate), **_exponent(ours, parameters).as_json()})
+    for against, models in (("parameters", of_equal_tokens), ("tokens", of_one_size)):
+        for name, costs in several.items():
+            ours = models(costs)
+            for rate in sorted(ours["loss_rate"].unique()):
+                table = ours[ours["loss_rate"] == rate].pivot(index="repeat", columns=against, values="cost")
+                named = {"against": against, "cost": name, "loss_rate": float(rate)}
+                found.append(named | _exponent(table).as_json())
     return found
 
 
@@ -82,16 +97,16 @@ def _parameters(runs: pd.DataFrame) -> "pd.Series[int]":
 
 
 def _falls(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the lossy runs with `lossless`, the accuracy of their seed and size without losses, and `fall`."""
-    key = [*SIZE, "seed"]
+    """Return the lossy runs with `lossless`, the accuracy of their seed and model without losses, and `fall`."""
+    key = [*MODEL, "seed"]
     lossless = runs[runs["loss_rate"] == 0].set_index(key)["accuracy_lossy"].rename("lossless")
     lossy = runs[runs["loss_rate"] > 0].join(lossless, on=key)
     return lossy.assign(fall=lossy["lossless"] - lossy["accuracy_lossy"])
 
 
-def _exponent(table: pd.DataFrame, parameters: "pd.Series[int]") -> Estimate:
-    """Return the mean over rows of the slope of log values against log parameters, a column a model."""
-    x = np.log(parameters[table.columns].to_numpy(dtype=float))
+def _exponent(table: pd.DataFrame) -> Estimate:
+    """Return the mean over rows of the slope of log values against the logarithms of the columns' names."""
+    x = np.log(table.columns.to_numpy(dtype=float))
     with np.errstate(invalid="ignore", divide="ignore"):
         y = np.log(table.to_numpy(dtype=float))
     slopes = ((x - x.mean()) * y).sum(axis=1) / ((x - x.mean()) ** 2).sum()

@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from lossytp.study.claims import parallelisms, predictors, pretraining, real_model, repairs, tolerance
+from lossytp.study.claims import parallelisms, predictors, pretraining, real_model, repairs, sizes, tolerance
 from lossytp.study.claims.claim import Claim, Results
 
 CLAIMS: dict[str, Callable[[Results], Claim]] = {
     name: function
-    for module in (tolerance, predictors, pretraining, real_model, repairs, parallelisms)
+    for module in (tolerance, predictors, pretraining, sizes, real_model, repairs, parallelisms)
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if function.__module__ == module.__name__ and not name.startswith("_")
 }

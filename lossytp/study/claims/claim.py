@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from lossytp.study.analysis.real_model import USUAL
 from lossytp.study.statistics import CONFIDENCE
 
 POINTS = 100
@@ -38,6 +39,13 @@ def row_of(
             f"{len(found)} rows of {task} are of arm {arm!r} and loss rate {loss_rate}: give one that is there"
         )
     return found[0]
+
+
+def real_row(results: Results, **wanted: Any) -> dict[str, Any]:
+    """Return the real model's one row with these values, of the usual network where they do not say otherwise."""
+    wanted = USUAL | wanted
+    (row,) = (row for row in results["real_model"] if all(row[name] == value for name, value in wanted.items()))
+    return dict(row)
 
 
 def better(row: dict[str, Any], name: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from lossytp.study.analysis.real_model import COLLAPSE_NATS, USUAL
 from lossytp.study.analysis.real_training import FEW
-from lossytp.study.claims.claim import POINTS, Claim, Results
+from lossytp.study.claims.claim import POINTS, Claim, Results, real_row
 
 
 def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
@@ -39,7 +39,7 @@ def protection_holds_on_other_losses(results: Results) -> Claim:
     Without a repair some do. The mean rise must be lower, with intervals apart unless the losses are recorded.
     """
     pairs = [
-        [_only(results, losses=losses, repair=repair) for repair in ("zero", FEW)]
+        [real_row(results, losses=losses, repair=repair) for repair in ("zero", FEW)]
         for losses in sorted({row["losses"] for row in results["real_model"]} - {USUAL["losses"]})
     ]
     holds = len(pairs) == 3
@@ -53,7 +53,7 @@ def protection_holds_on_other_losses(results: Results) -> Claim:
 def both_phases_stay_costly(results: Results) -> Claim:
     """Require that 10 % loss both ways collapses every block, and some only just if the strongest are protected."""
     wanted = {"phase": "both", "algorithm": "direct", "loss_rate": 0.1}
-    none, few = (_only(results, **wanted, repair=repair) for repair in ("zero", FEW))
+    none, few = (real_row(results, **wanted, repair=repair) for repair in ("zero", FEW))
     numbers = {"collapsed": none["collapsed"], "protected": few["collapsed"], "rise, protected": few["low"]}
     holds = none["collapsed"] == 1 and few["collapsed"] > 0 and few["high"] < none["low"]
     return Claim(holds and few["largest"] < 1.2 * COLLAPSE_NATS, numbers | {"largest": few["largest"]})
@@ -61,7 +61,10 @@ def both_phases_stay_costly(results: Results) -> Claim:
 
 def one_retransmission_is_a_lower_rate(results: Results) -> Claim:
     """Require that one retransmission at 10 % loss and no repair at 1 % rise alike, and that no block collapses."""
-    again, less = _only(results, loss_rate=0.1, repair="retransmit(1)"), _only(results, loss_rate=0.01, repair="zero")
+    again, less = (
+        real_row(results, loss_rate=0.1, repair="retransmit(1)"),
+        real_row(results, loss_rate=0.01, repair="zero"),
+    )
     alike = again["low"] < less["high"] and less["low"] < again["high"]
     return Claim(alike and again["collapsed"] == 0, {"once more": again["rise"], "at 1 %": less["rise"]})
 
@@ -147,13 +150,6 @@ def protection_must_cover_every_text(results: Results) -> Claim:
     return Claim(
         harm < 0 < more and unsure, {"a hundredth, at most": POINTS * harm, "a tenth more, at least": POINTS * more}
     )
-
-
-def _only(results: Results, **wanted: Any) -> dict[str, Any]:
-    """Return the real model's one row with these values, of the usual network where they do not say otherwise."""
-    wanted = USUAL | wanted
-    (row,) = (row for row in results["real_model"] if all(row[name] == value for name, value in wanted.items()))
-    return dict(row)
 
 
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:

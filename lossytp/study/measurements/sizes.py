@@ -1,7 +1,7 @@
 """Pretrain a model, and measure how much loss it bears: in inference, and fine-tuned.
 
-Models of several sizes compare only if the bytes that are lost together are the same share of a token. So a packet
-carries a third of a token's activations at every size.
+Models compare only if the bytes that are lost together are the same share of a token. So a packet carries a third of a
+token's activations at every size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,8 +34,8 @@ def rises_in_inference(
         draws: of losses.
 
     Returns:
-        A row a draw: `model_name`, `lossless`, the cross-entropy without losses, `mtu_bytes`, `whole_packets`, which is
-        True for packets of 1500 bytes, `loss_rate`, `draw`, and `rise` in nats a token.
+        A row a draw: `model_name`, `tokens` of pretraining, `lossless`, the cross-entropy without losses, `mtu_bytes`,
+        `whole_packets`, which is True for packets of 1500 bytes, `loss_rate`, `draw`, and `rise` in nats a token.
     """
     fine = TrainConfig.from_dict({**settings, "model_name": config.output_dir, "bf16": False})
     text = text_pattern(config)
@@ -45,8 +45,8 @@ def rises_in_inference(
         size = TrainConfig.mtu_bytes if whole else packet_bytes(config, bf16=False)
         for rate in loss_rates:
             network = TrainConfig.from_dict({**fine.as_dict(), "loss_rate": rate, "mtu_bytes": size})
-            shared = {"model_name": config.model_name, "lossless": probe.lossless, "mtu_bytes": size}
-            shared |= {"whole_packets": whole, "loss_rate": rate}
+            shared = {"model_name": config.model_name, "tokens": _tokens(config), "lossless": probe.lossless}
+            shared |= {"mtu_bytes": size, "whole_packets": whole, "loss_rate": rate}
             rows += [shared | {"draw": draw, "rise": rise} for draw, rise in enumerate(probe.rises(network, draws))]
     return pd.DataFrame(rows)
 
@@ -65,13 +65,13 @@ def fine_tuned(
         seeds: of fine-tuning.
 
     Returns:
-        A row a run: `model_name`, `parameters`, `pretrained`, the cross-entropy of the pretrained model, `loss_rate`,
-        `mtu_bytes`, `seed`, `accuracy_clean` and `accuracy_lossy`. A run that became not finite scores the most
-        frequent class, as in `records.tidy`.
+        A row a run: `model_name`, `parameters`, `tokens` of pretraining, `pretrained`, the cross-entropy of the
+        pretrained model, `loss_rate`, `mtu_bytes`, `seed`, `accuracy_clean` and `accuracy_lossy`. A run that became not
+        finite scores the most frequent class, as in `records.tidy`.
     """
     pretrained = run(config)
     shared: dict[str, Any] = {"model_name": config.model_name, "parameters": pretrained["parameters"]}
-    shared |= {"pretrained": pretrained["final"]["cross_entropy_clean"]}
+    shared |= {"tokens": _tokens(config), "pretrained": pretrained["final"]["cross_entropy_clean"]}
     size = packet_bytes(config, bf16=settings.get("bf16", False))
     rows = []
     for seed in range(seeds):
@@ -98,3 +98,8 @@ def packet_bytes(config: PretrainConfig, *, bf16: bool) -> int:
     if shape is None:
         raise ValueError(f"model_name = {config.model_name!r} has no known width: give a named shape")
     return Wire.header_bytes + BYTES[bf16] * round(shape.width / PACKETS_PER_TOKEN)
+
+
+def _tokens(config: PretrainConfig) -> int:
+    """Return how many tokens the model is pretrained on."""
+    return config.steps * config.batch_size * config.block_size

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.sizes import exponents, falls_by_size, rises_by_size
+from lossytp.study.analysis.sizes import exponents, falls_of_models, of_equal_tokens, of_one_size, rises_of_models
 
 PARAMETERS = {"small": 1_000_000, "middle": 4_000_000, "large": 16_000_000}
 SEEDS = (0, 1, 2)
@@ -13,7 +13,7 @@ SEEDS = (0, 1, 2)
 def fine_tuning(exponent: float) -> pd.DataFrame:
     """Return runs whose fall is 0.02 at a million parameters and follows the exponent. Seeds differ by more."""
     rows = [
-        {"model_name": name, "parameters": count, "pretrained": 4.5, "seed": seed, "loss_rate": rate}
+        {"model_name": name, "parameters": count, "tokens": 8000, "pretrained": 4.5, "seed": seed, "loss_rate": rate}
         | {"accuracy_lossy": 0.6 + 0.05 * seed - (rate > 0) * 0.02 * (count / 1e6) ** exponent}
         for name, count in PARAMETERS.items()
         for seed in SEEDS
@@ -24,7 +24,7 @@ def fine_tuning(exponent: float) -> pd.DataFrame:
 
 def inference(exponent: float) -> pd.DataFrame:
     rows = [
-        {"model_name": name, "lossless": 4.5, "whole_packets": whole, "loss_rate": rate, "draw": draw}
+        {"model_name": name, "tokens": 8000, "lossless": 4.5, "whole_packets": whole, "loss_rate": rate, "draw": draw}
         | {"rise": (1 + whole) * rate * (1 + 0.1 * draw) * (count / 1e6) ** exponent}
         for name, count in PARAMETERS.items()
         for whole in (False, True)
@@ -35,7 +35,7 @@ def inference(exponent: float) -> pd.DataFrame:
 
 
 def test_falls_are_paired_by_seed():
-    found = falls_by_size(fine_tuning(0.5)).set_index("model_name")
+    found = falls_of_models(fine_tuning(0.5)).set_index("model_name")
     assert found["fall"].to_dict() == pytest.approx({"small": 0.02, "middle": 0.04, "large": 0.08})
     assert (found["high"] - found["low"]).to_numpy() == pytest.approx(np.zeros(3), abs=1e-9)
     assert found["accuracy"].to_list() == pytest.approx([0.65] * 3)
@@ -44,7 +44,7 @@ def test_falls_are_paired_by_seed():
 
 
 def test_rises_are_averaged_over_draws():
-    found = rises_by_size(inference(0.0), fine_tuning(0.0))
+    found = rises_of_models(inference(0.0), fine_tuning(0.0))
     assert len(found) == 3 * 2 * 2
     (row,) = found.query("model_name == 'large' and whole_packets and loss_rate == 0.3").to_dict("records")
     assert row["rise"] == pytest.approx(0.66)
@@ -52,9 +52,41 @@ def test_rises_are_averaged_over_draws():
     assert row["parameters"] == 16_000_000
 
 
-def exponent(found, cost, rate):
-    (row,) = (row for row in found if (row["cost"], row["loss_rate"]) == (cost, rate))
+def with_fewer_tokens(table: pd.DataFrame, cost: str, factor: float) -> pd.DataFrame:
+    """Add the small model after half of the tokens. Its lossy cost is smaller by the factor."""
+    fewer = table[table["model_name"] == "small"].assign(tokens=4000)
+    lossy = fewer["loss_rate"] > 0
+    lost = fewer["rise"] if cost == "rise" else 0.02
+    if cost == "rise":
+        fewer.loc[lossy, "rise"] = factor * lost
+    else:
+        fewer.loc[lossy, "accuracy_lossy"] += (1 - factor) * lost
+    return pd.concat([table, fewer], ignore_index=True)
+
+
+def exponent(found, cost, rate, against="parameters"):
+    (row,) = (row for row in found if (row["against"], row["cost"], row["loss_rate"]) == (against, cost, rate))
     return row
+
+
+def test_tokens_have_exponents_of_their_own_and_leave_those_of_size_alone():
+    runs, draws = fine_tuning(-0.3), inference(0.2)
+    found = exponents(with_fewer_tokens(runs, "fall", 0.5), with_fewer_tokens(draws, "rise", 0.25))
+    assert exponent(found, "fall", 0.3, "tokens")["value"] == pytest.approx(1)
+    assert exponent(found, "rise", 0.1, "tokens")["value"] == pytest.approx(2)
+    assert exponent(found, "rise, whole packets", 0.3, "tokens")["value"] == pytest.approx(2)
+    of_size = [row for row in found if row["against"] == "parameters"]
+    alone = exponents(runs, draws)
+    assert [row["value"] for row in of_size] == pytest.approx([row["value"] for row in alone])
+
+
+def test_models_are_compared_at_equal_tokens_and_at_one_size():
+    runs = with_fewer_tokens(fine_tuning(0.0), "fall", 0.5)
+    assert set(of_equal_tokens(runs)["model_name"]) == set(PARAMETERS)
+    assert set(of_equal_tokens(runs)["tokens"]) == {8000}
+    assert set(of_one_size(runs)["model_name"]) == {"small"}
+    assert set(of_one_size(runs)["tokens"]) == {4000, 8000}
+    assert of_one_size(fine_tuning(0.0)).empty
 
 
 @pytest.mark.parametrize("power", [-0.3, 0.0, 0.4])

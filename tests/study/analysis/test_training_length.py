@@ -64,7 +64,9 @@ def test_slowdowns_are_read_off_each_seed_s_lossless_runs():
 def test_falls_of_the_two_longest_trainings_are_paired():
     lossy = runs_of("lossy", {100: [0.1, 0.1], 400: [0.65, 0.53], 1600: [0.78, 0.66]})
     (found,) = slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])).values()
-    assert found["shrunk"] == pytest.approx({"value": 0.03, "low": 0.03, "high": 0.03}), "seeds differ, and alike at both"
+    assert found["shrunk"] == pytest.approx({"value": 0.03, "low": 0.03, "high": 0.03}), (
+        "seeds differ, and alike at both"
+    )
 
 
 def test_the_interval_of_the_growth_is_paired():
