@@ -51,9 +51,9 @@ def row_in(section, values, **wanted):
     return lambda r: set_in(r[section], values, **wanted)
 
 
-def exponent_of(cost, loss_rate, **values):
-    """Return a change of the exponent of a cost against size."""
-    return lambda r: set_in(r["sizes"]["exponents"], values, cost=cost, loss_rate=loss_rate)
+def exponent_of(cost, loss_rate, *, against="parameters", **values):
+    """Return a change of the exponent of a cost against size, or tokens."""
+    return lambda r: set_in(r["sizes"]["exponents"], values, against=against, cost=cost, loss_rate=loss_rate)
 
 
 CONTRADICT = {  # for each claim, changes that each contradict another of its conditions
@@ -168,6 +168,10 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         exponent_of("rise", 0.3, high=0.01),
         exponent_of("rise", 0.1, value=-0.3),
         exponent_of("rise", 0.03, high=-0.01),
+    ],
+    "falls_shrink_with_size": [exponent_of("fall", 0.3, high=0.01)],
+    "the_longest_trained_falls_most": [
+        lambda r: set_in(r["sizes"]["falls"], {"high": 0.05}, model_name="gpt2-nano"),
     ],
     "size_does_not_explain_the_real_model": [
         row_in("real_model", {"median": 0.1}, repair="zero", loss_rate=0.03),
