@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lossytp.study.analysis.sizes import of_equal_tokens, of_one_size
 from lossytp.study.figures.style import COLUMN, MARKERS
@@ -46,6 +47,9 @@ def cost_of_models(rises: pd.DataFrame, falls: pd.DataFrame) -> Figure:
             ax.margins(x=0.25)
         axes_X[0].set_ylabel(name)
     axes_CX[0, 0].set_yscale("log")
+    axes_CX[0, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes_CX[0, 0].yaxis.set_major_formatter(FuncFormatter(lambda rise, _: f"{rise:g}"))
+    axes_CX[0, 0].yaxis.set_minor_locator(NullLocator())
     axes_CX[1, 0].set_ylim(bottom=0)
     for ax, (_, _, name) in zip(axes_CX[1], columns, strict=True):
         ax.set_xlabel(name)
