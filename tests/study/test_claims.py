@@ -165,9 +165,9 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     ],
     "rises_shrink_with_size": [
         exponent_of("rise", 0.1, high=0.01),
-        exponent_of("rise", 0.3, high=0.01),
-        exponent_of("rise", 0.1, value=-0.3),
-        exponent_of("rise", 0.03, high=-0.01),
+        exponent_of("rise, whole packets", 0.1, high=0.01),
+        lambda r: set_in(r["sizes"]["rises"], {"rise": 0.06}, model_name="gpt2-micro", whole_packets=False),
+        lambda r: set_in(r["sizes"]["rises"], {"rise": 0.08}, model_name="gpt2-micro", whole_packets=False),
     ],
     "falls_shrink_with_size": [exponent_of("fall", 0.3, high=0.01)],
     "the_longest_trained_falls_most": [

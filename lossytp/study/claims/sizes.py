@@ -6,14 +6,15 @@ from lossytp.study.claims.claim import POINTS, Claim, Results, real_row, row_of
 
 
 def rises_shrink_with_size(results: Results) -> Claim:
-    """Require that the exponent of the rise at 10 % and at 30 % is negative, with intervals below 0, and above -1/4.
+    """Require that the exponent of the rise at 10 % is below 0 with its interval, in packets of both kinds.
 
-    At 3 % the interval must contain 0.
+    The two largest models must differ by more than the others.
     """
-    rows = {rate: _exponent(results, "parameters", "rise", rate) for rate in (0.03, 0.1, 0.3)}
-    numbers = {f"{end} at {rate:g}": row[end] for rate, row in rows.items() for end in ("value", "low", "high")}
-    holds = all(rows[rate]["high"] < 0 and rows[rate]["value"] > -0.25 for rate in (0.1, 0.3))
-    return Claim(holds and rows[0.03]["low"] < 0 < rows[0.03]["high"], numbers)
+    numbers = {cost: _exponent(results, "parameters", cost, 0.1)["high"] for cost in ("rise", "rise, whole packets")}
+    rows = [row for row in results["sizes"]["rises"] if not row["whole_packets"] and row["loss_rate"] == 0.1]
+    first, *_, last_but_one, last = (row["rise"] for row in sorted(rows, key=lambda row: row["parameters"]))
+    holds = max(numbers.values()) < 0 and last_but_one - last > first - last_but_one > 0
+    return Claim(holds, numbers | {"smallest": first, "last but one": last_but_one, "largest": last})
 
 
 def falls_shrink_with_size(results: Results) -> Claim:
