@@ -296,6 +296,18 @@ def test_a_claim_of_a_missing_arm_is_an_error_and_not_true(results):
         check_claims(results)
 
 
+def test_the_readme_advises_with_the_papers_numbers(committed):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (advice,) = (line for line in readme.splitlines() if line.startswith("5. **Retransmit**"))
+    claims, (arm, *_) = committed["claims"], rows_of(committed["pretraining"], arm=PRETRAINED)
+    cheap = claims["retransmission_is_cheap"]["numbers"]["kilobytes in flight"]
+    pays = claims["waiting_beats_more_tokens"]["numbers"]["up to"]
+    said = [f"up to {cheap:g} kB in flight", f"messages of {committed['message_bytes'] / 1e6:.1f} MB"]
+    said += [f"a third of {arm['tokens'] / 1e6:.0f} million tokens", f"up to {pays / 1000:g} MB in flight"]
+    for words in said:
+        assert words in advice
+
+
 def test_what_the_paper_says_was_predicted_stands_in_the_grids():
     with (ROOT / "results" / "paper" / "predictions" / "fixed_beforehand.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))

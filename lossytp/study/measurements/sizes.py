@@ -68,6 +68,9 @@ def fine_tuned(
         A row a run: `model_name`, `parameters`, `tokens` of pretraining, `pretrained`, the cross-entropy of the
         pretrained model, `loss_rate`, `mtu_bytes`, `seed`, `accuracy_clean` and `accuracy_lossy`. A run that became not
         finite scores the most frequent class, as in `records.tidy`.
+
+    Raises:
+        ValueError: if a folder holds a run with other settings, or the model of a missing run was deleted.
     """
     pretrained = run(config)
     shared: dict[str, Any] = {"model_name": config.model_name, "parameters": pretrained["parameters"]}
@@ -79,13 +82,26 @@ def fine_tuned(
             folder = f"{config.output_dir}/fine_tuned_{rate:g}_seed{seed}"
             here = {"model_name": config.output_dir, "output_dir": folder}
             values = {**settings, **here, "loss_rate": rate, "mtu_bytes": size, "seed": seed}
-            record = read_record(Path(folder)) or run(TrainConfig.from_dict(values))
+            record = read_record(Path(folder))  # readable without the model, which results do not keep
+            if record is None:
+                record = run(TrainConfig.from_dict(values))
+            _check_settings(folder, record, values)
             final, share = record["final"], record["data"]["majority_share"]
             scores = {name: final[name] for name in ("accuracy_clean", "accuracy_lossy")}
             if record["status"] == "not finite":
                 scores = dict.fromkeys(scores, share)
             rows.append(shared | {"loss_rate": rate, "mtu_bytes": size, "seed": seed} | scores)
     return pd.DataFrame(rows)
+
+
+def _check_settings(folder: str, record: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Raise ValueError if a finished run has other settings, but for the place of its model."""
+    for name, value in values.items():
+        if name != "model_name" and record["config"].get(name, value) != value:
+            raise ValueError(
+                f"{folder} holds a run with {name} = {record['config'][name]!r}, not {value!r}: delete this folder, or "
+                "give another output_dir"
+            )
 
 
 def packet_bytes(config: PretrainConfig, *, bf16: bool) -> int:

@@ -53,6 +53,13 @@ def test_finished_runs_are_read_even_without_the_model(config, runs, monkeypatch
     pd.testing.assert_frame_equal(again, runs)
 
 
+def test_a_finished_run_with_other_settings_is_not_taken_for_this_one(config, runs):
+    with pytest.raises(
+        ValueError, match=r"fine_tuned_0_seed0 holds a run with max_steps = 2, not 3: delete this folder"
+    ):
+        fine_tuned(config, {**SETTINGS, "max_steps": 3}, loss_rates=[0.0, 0.5], seeds=2)
+
+
 def test_rises_have_a_row_for_each_draw_in_packets_of_both_sizes(config, runs):
     table = rises_in_inference(config, SETTINGS, loss_rates=[0.0, 0.5], draws=2)
     assert len(table) == 2 * 2 * 2
