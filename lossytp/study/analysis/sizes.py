@@ -51,8 +51,9 @@ def rises_of_models(draws: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def of_equal_tokens(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the models that saw most tokens."""
-    return table[table["tokens"] == table["tokens"].max()]
+    """Return the rows of the models that saw the number of tokens that most shapes share."""
+    shapes = table.groupby("tokens")["model_name"].nunique()
+    return table[table["tokens"] == shapes.idxmax()]
 
 
 def of_one_size(table: pd.DataFrame) -> pd.DataFrame:

@@ -52,16 +52,18 @@ def test_rises_are_averaged_over_draws():
     assert row["parameters"] == 16_000_000
 
 
-def with_fewer_tokens(table: pd.DataFrame, cost: str, factor: float) -> pd.DataFrame:
-    """Add the small model after half of the tokens. Its lossy cost is smaller by the factor."""
-    fewer = table[table["model_name"] == "small"].assign(tokens=4000)
-    lossy = fewer["loss_rate"] > 0
-    lost = fewer["rise"] if cost == "rise" else 0.02
-    if cost == "rise":
-        fewer.loc[lossy, "rise"] = factor * lost
-    else:
-        fewer.loc[lossy, "accuracy_lossy"] += (1 - factor) * lost
-    return pd.concat([table, fewer], ignore_index=True)
+def with_other_tokens(table: pd.DataFrame, cost: str, exponent: float) -> pd.DataFrame:
+    """Add the small model after half and twice of the tokens. Its lossy cost follows the exponent."""
+    tables = [table]
+    for factor in (0.5, 2):
+        other = table[table["model_name"] == "small"].assign(tokens=int(factor * 8000))
+        lossy = other["loss_rate"] > 0
+        if cost == "rise":
+            other.loc[lossy, "rise"] *= factor**exponent
+        else:
+            other.loc[lossy, "accuracy_lossy"] += (1 - factor**exponent) * 0.02
+        tables.append(other)
+    return pd.concat(tables, ignore_index=True)
 
 
 def exponent(found, cost, rate, against="parameters"):
@@ -71,7 +73,7 @@ def exponent(found, cost, rate, against="parameters"):
 
 def test_tokens_have_exponents_of_their_own_and_leave_those_of_size_alone():
     runs, draws = fine_tuning(-0.3), inference(0.2)
-    found = exponents(with_fewer_tokens(runs, "fall", 0.5), with_fewer_tokens(draws, "rise", 0.25))
+    found = exponents(with_other_tokens(runs, "fall", 1), with_other_tokens(draws, "rise", 2))
     assert exponent(found, "fall", 0.3, "tokens")["value"] == pytest.approx(1)
     assert exponent(found, "rise", 0.1, "tokens")["value"] == pytest.approx(2)
     assert exponent(found, "rise, whole packets", 0.3, "tokens")["value"] == pytest.approx(2)
@@ -81,11 +83,11 @@ def test_tokens_have_exponents_of_their_own_and_leave_those_of_size_alone():
 
 
 def test_models_are_compared_at_equal_tokens_and_at_one_size():
-    runs = with_fewer_tokens(fine_tuning(0.0), "fall", 0.5)
+    runs = with_other_tokens(fine_tuning(0.0), "fall", 1)
     assert set(of_equal_tokens(runs)["model_name"]) == set(PARAMETERS)
     assert set(of_equal_tokens(runs)["tokens"]) == {8000}
     assert set(of_one_size(runs)["model_name"]) == {"small"}
-    assert set(of_one_size(runs)["tokens"]) == {4000, 8000}
+    assert set(of_one_size(runs)["tokens"]) == {4000, 8000, 16000}
     assert of_one_size(fine_tuning(0.0)).empty
 
 
