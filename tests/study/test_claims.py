@@ -89,13 +89,13 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_networks_later", {"loss_rate": 0.002}, phase="reduce"),
     ],
     "training_is_not_shown_to_help": [
-        row_in("real_training", {"strongest": 20.0}, trained_over="zero"),
-        lambda r: r["real_training_gains"]["training under loss"].update(low=0.001),
+        row_in("real_training", {"strongest": 20.0}, trained_over="zero", task="sst2"),
+        row_in("real_training_gains", {"low": 0.001}, contrast="training under loss", task="sst2"),
     ],
     "protection_must_cover_every_text": [
-        lambda r: r["real_training_gains"]["a hundredth"].update(high=0.01),
-        lambda r: r["real_training_gains"]["a tenth, not a hundredth"].update(low=-0.01),
-        lambda r: r["real_training_gains"]["a tenth"].update(low=0.001),
+        row_in("real_training_gains", {"high": 0.01}, contrast="a hundredth", task="sst2"),
+        row_in("real_training_gains", {"low": -0.01}, contrast="a tenth, not a hundredth", task="sst2"),
+        row_in("real_training_gains", {"low": 0.001}, contrast="a tenth", task="sst2"),
     ],
     "falls_exceed_predictions": [
         lambda r: r.update(lossless_of_new_seeds=-0.001),

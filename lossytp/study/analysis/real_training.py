@@ -20,35 +20,43 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
     """Return the fall of each model with each repair, against the model that was trained and run without losses.
 
     Args:
-        table: a row a model and repair: `seed`, `trained_at`, `trained_with`, `evaluated_with`, `accuracy`, `clean`
-            and `strongest`.
+        table: a row a model and repair: `task`, `seed`, `trained_at`, `trained_with`, `evaluated_with`, `accuracy`,
+            `clean` and `strongest`.
 
     Returns:
-        Columns `trained_over` ("no loss", or the repair of a training under loss), `evaluated_with`, `seeds`, `fall` as
-        a share with its 95 % interval, Student's over seeds, as `low` and `high`, `clean_fall`, the mean fall without
-        losses, and `strongest`, the mean ratio of the strongest packet to the median one.
+        Columns `task`, `trained_over` ("no loss", or the repair of a training under loss), `evaluated_with`, `seeds`,
+        `fall` as a share with its 95 % interval, Student's over seeds, as `low` and `high`, `clean_fall`, the mean fall
+        without losses, and `strongest`, the mean ratio of the strongest packet to the median one.
     """
     runs = _named(table)
-    lossless = runs[runs["trained_over"] == LOSSLESS].drop_duplicates("seed").set_index("seed")["clean"]
-    rows = []
-    for (trained_over, evaluated_with), ours in runs.groupby(["trained_over", "evaluated_with"], sort=False):
-        paired = ours[ours["seed"].isin(lossless.index)].set_index("seed")
-        fall = t_interval((lossless - paired["accuracy"]).dropna().to_numpy())
-        rows.append(
-            {"trained_over": trained_over, "evaluated_with": evaluated_with, "seeds": len(paired)}
-            | {"fall": fall.value, "low": fall.low, "high": fall.high}
-            | {"clean_fall": float((lossless - paired["clean"]).mean()), "strongest": float(ours["strongest"].mean())}
-        )
+    key = ["task", "seed"]
+    lossless = runs[runs["trained_over"] == LOSSLESS].drop_duplicates(key).set_index(key)["clean"].rename("lossless")
+    rows: list[dict[str, Any]] = []
+    names = ["task", "trained_over", "evaluated_with"]
+    for values, ours in runs.join(lossless, on=key, how="inner").groupby(names, sort=False):
+        fall = t_interval((ours["lossless"] - ours["accuracy"]).to_numpy())
+        measured = {"seeds": len(ours), "fall": fall.value, "low": fall.low, "high": fall.high}
+        measured["clean_fall"] = float((ours["lossless"] - ours["clean"]).mean())
+        rows.append(dict(zip(names, values, strict=True)) | measured | {"strongest": float(ours["strongest"].mean())})
     return pd.DataFrame(rows)
 
 
-def contrasts(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the gains in accuracy of `CONTRASTS`, paired by seed, each with its 95 % interval and number of seeds."""
-    runs = _named(table).set_index(["trained_over", "evaluated_with", "seed"])["accuracy"]
-    found = {}
-    for name, (better, worse) in CONTRASTS.items():
-        gains = (runs.loc[better] - runs.loc[worse]).dropna()
-        found[name] = {"seeds": len(gains), **t_interval(gains.to_numpy()).as_json()}
+def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the gains in accuracy of `CONTRASTS` in each task, paired by seed, with their 95 % intervals.
+
+    Args:
+        table: as for `outcomes`.
+
+    Returns:
+        A mapping for each: `task`, `contrast`, `seeds`, and the gain's `value`, `low` and `high`, as a share.
+    """
+    found: list[dict[str, Any]] = []
+    for task, ours in _named(table).groupby("task", sort=False):
+        runs = ours.set_index(["trained_over", "evaluated_with", "seed"])["accuracy"].sort_index()
+        for name, (better, worse) in CONTRASTS.items():
+            gains = (runs.loc[better] - runs.loc[worse]).dropna()
+            interval = t_interval(gains.to_numpy())
+            found.append({"task": task, "contrast": name, "seeds": len(gains), **interval.as_json()})
     return found
 
 

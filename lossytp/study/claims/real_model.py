@@ -131,12 +131,12 @@ def law_fails_at_small_losses(results: Results) -> Claim:
 
 
 def training_is_not_shown_to_help(results: Results) -> Claim:
-    """Require that training under loss shows no gain under loss, and that its strongest packet stands out by far."""
-    gain = results["real_training_gains"]["training under loss"]
-    strongest = {row["trained_over"]: row["strongest"] for row in results["real_training"]}
-    numbers = {f"strongest, {name}": ratio for name, ratio in strongest.items()}
-    holds = gain["low"] <= 0 and min(strongest.values()) > 100
-    return Claim(holds, {"gain": POINTS * gain["value"], "least gain": POINTS * gain["low"], **numbers})
+    """Require in each task that training under loss shows no gain, and that strong packets stand out by far."""
+    gains = _gains(results, "training under loss")
+    numbers = {f"least gain, {task}": POINTS * gain["low"] for task, gain in gains.items()}
+    strongest = min(row["strongest"] for row in results["real_training"])
+    holds = max(gain["low"] for gain in gains.values()) <= 0 and strongest > 100
+    return Claim(holds, numbers | {"strongest, least": strongest})
 
 
 def protection_must_cover_every_text(results: Results) -> Claim:
@@ -144,12 +144,18 @@ def protection_must_cover_every_text(results: Results) -> Claim:
 
     The gain of a tenth against no repair must be open: its interval holds 0.
     """
-    gains = results["real_training_gains"]
-    harm, more = gains["a hundredth"]["high"], gains["a tenth, not a hundredth"]["low"]
-    unsure = gains["a tenth"]["low"] <= 0 <= gains["a tenth"]["high"]
+    harm = _gains(results, "a hundredth")["sst2"]["high"]
+    more = _gains(results, "a tenth, not a hundredth")["sst2"]["low"]
+    tenth = _gains(results, "a tenth")["sst2"]
+    unsure = tenth["low"] <= 0 <= tenth["high"]
     return Claim(
         harm < 0 < more and unsure, {"a hundredth, at most": POINTS * harm, "a tenth more, at least": POINTS * more}
     )
+
+
+def _gains(results: Results, contrast: str) -> dict[str, dict[str, Any]]:
+    """Return one contrast's gain in each task."""
+    return {row["task"]: row for row in results["real_training_gains"] if row["contrast"] == contrast}
 
 
 def _real(results: Results) -> Iterator[tuple[float, dict[str, dict[str, Any]]]]:

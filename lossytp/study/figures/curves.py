@@ -33,7 +33,7 @@ def accuracy_against_loss(table: pd.DataFrame) -> Figure:
             loss_rate_axis(ax, table["loss_rate"])
         axes[0].set_ylabel("test accuracy")
     for ax in axes_TP[-1]:
-        ax.set_xlabel("packet loss rate")
+        ax.set_xlabel("packet loss rate, %")
     shared_legend(figure, axes_TP[0, 0])
     return figure
 
@@ -54,7 +54,7 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
             label = f"{100 * rate:g} % loss" if rate else "no loss"
             band(ax, ours[ours["trained_at"] == rate], "loss_rate", "accuracy", label=label, number=number)
         ax.set_title(task_name(task))
-        ax.set_xlabel("loss rate in evaluation")
+        ax.set_xlabel("loss rate in evaluation, %")
         loss_rate_axis(ax, table["evaluated_at"])
     axes_1T[0, 0].set_ylabel("test accuracy")
     shared_legend(figure, axes_1T[0, 0], title="trained with")
@@ -110,7 +110,7 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
             largest = max(largest, step_ratios["ratio"].max())
             _step_ratios(ax, step_ratios)
         ax.set_ylim(0.8 * smallest, 1.3 * largest)  # an infinite interval leaves the panel
-        ax.set_xlabel("packet loss rate")
+        ax.set_xlabel("packet loss rate, %")
     axes_1T[0, 0].set_ylabel("reliable / best effort")
     shared_legend(figure, axes_1T[0, 0], title="bandwidth × round trip", max_columns=3)
     return figure

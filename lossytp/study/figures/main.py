@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from lossytp.study.analysis.law import PowerLaw
 from lossytp.study.figures.style import COLUMN, MARKERS, loss_rate_axis, shared_legend, task_name
@@ -16,7 +15,6 @@ from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
 POINTS = 100  # in a share of 1
 MILLION = 1e6
-NAMED = (0, 1e-4, 1e-3, 1e-2, 1e-1)  # loss rates with a label
 BELOW = 2.6  # points below 0, with room for the budgets' labels
 FARTHEST = 10  # points: the tolerance figure is about what lies below
 APART = 1.05  # between marks of equal x on a logarithmic axis
@@ -50,12 +48,11 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
         _mark_budgets(ax, budgets)
         _one_point(ax)
         loss_rate_axis(ax, runs["loss_rate"])
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{POINTS * rate:g} %" if rate in NAMED else ""))
         ax.set(title=task_name(task), ylim=(-BELOW, FARTHEST))
     _label_ends(axes[-1], ends)
     axes[0].annotate("one point", (0, POINTS * ONE_POINT), xytext=(0, 2), textcoords="offset points", fontsize=6)
     axes[0].set_ylabel("fall in accuracy, points")
-    figure.supxlabel("packet loss rate", fontsize="medium")
+    figure.supxlabel("packet loss rate, %", fontsize="medium")
     return figure
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
+from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend, task_name
 
 POINTS = 100  # in a share of 1
 EXTRA_MARKERS = "+x1"  # of kinds of repair, apart from those of networks
@@ -91,25 +91,33 @@ def real_model_after_training(table: pd.DataFrame) -> Figure:
     """Draw the fall in accuracy by the repair in evaluation, one mark for each network that a model was trained over.
 
     Args:
-        table: from `analysis.real_training.outcomes`.
+        table: from `analysis.real_training.outcomes`. Tasks have a panel each.
     """
     repairs = list(dict.fromkeys(table["evaluated_with"]))
     trained = list(dict.fromkeys(table["trained_over"]))
-    figure, ax = plt.subplots(figsize=(COLUMN, 0.8 + 0.16 * len(repairs) * len(trained)), layout="constrained")
-    for number, name in enumerate(trained):
-        rows = table[table["trained_over"] == name]
-        places = [repairs.index(each) + 0.2 * (number - (len(trained) - 1) / 2) for each in rows["evaluated_with"]]
-        fall = POINTS * rows["fall"].to_numpy()
-        error = np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall)
-        label = name if name == "no loss" else f"losses, {NAMES.get(name, name)}"
-        ax.errorbar(
-            fall, places, xerr=error, marker=MARKERS[number], color=f"C{number}", linestyle="none", markersize=4,
-            capsize=1.5, label=label,
-        )  # fmt: skip
-    ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
-    ax.set_yticks(range(len(repairs)), [NAMES.get(each, each) for each in repairs])
-    ax.set_ylim(len(repairs) - 0.5, -0.5)
-    ax.set(xlabel="fall in accuracy, points", ylabel="repair in evaluation")
-    shared_legend(figure, ax, max_columns=2)
+    tasks = list(dict.fromkeys(table["task"]))
+    height = 0.9 + 0.16 * len(repairs) * len(trained)
+    figure, axes_X = plt.subplots(
+        1, len(tasks), figsize=(COLUMN, height), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for ax, task in zip(axes_X[0], tasks, strict=True):
+        for number, name in enumerate(trained):
+            rows = table[(table["trained_over"] == name) & (table["task"] == task)]
+            places = [repairs.index(each) + 0.2 * (number - (len(trained) - 1) / 2) for each in rows["evaluated_with"]]
+            fall = POINTS * rows["fall"].to_numpy()
+            error = np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall)
+            label = name if name == "no loss" else f"losses, {NAMES.get(name, name)}"
+            ax.errorbar(
+                fall, places, xerr=error, marker=MARKERS[number], color=f"C{number}", linestyle="none", markersize=4,
+                capsize=1.5, label=label,
+            )  # fmt: skip
+        ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
+        ax.set_title(task_name(task))
+    first = axes_X[0, 0]
+    first.set_yticks(range(len(repairs)), [NAMES.get(each, each).replace(" + ", "\n+ ") for each in repairs])
+    first.set_ylim(len(repairs) - 0.5, -0.5)
+    first.set_ylabel("repair in evaluation")
+    figure.supxlabel("fall in accuracy, points", fontsize="medium")
+    shared_legend(figure, first, max_columns=2)
     figure.legends[0].set_title("trained over")
     return figure

@@ -28,7 +28,7 @@ def reproduced_on_published(published: pd.DataFrame, here: pd.DataFrame) -> Figu
         ax.plot(rates, runs["accuracy_lossy_published"], **style, markersize=7, markerfacecolor="none")
         ax.plot(rates, runs["accuracy_lossy"], **style, markersize=3.5, label=f"here, seed {seed}")
     loss_rate_axis(ax, published["loss_rate"])
-    ax.set_xlabel("packet loss rate")
+    ax.set_xlabel("packet loss rate, %")
     ax.set_ylabel("test accuracy")
     ax.legend(loc="lower left")
     return figure

@@ -13,9 +13,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from lossytp.study.statistics import t_interval
 
-NAMED_APART = 1.7  # the least ratio of two labelled rates whose labels do not overlap
+NAMED_APART = 4  # the least ratio of two labelled rates whose labels do not overlap
 COLUMN = 3.5  # inches, the width of the paper's column
-TASK_NAMES = {"sst2_held_out": "SST-2"}  # of tasks that figures name otherwise
+TASK_NAMES = {"sst2_held_out": "SST-2", "sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI subset"}
 MARKERS = "osD^vPX*<>"  # with colours, so that arms differ in grey too
 
 
@@ -68,16 +68,19 @@ def shared_legend(figure: Figure, ax: Axes, *, max_columns: int = 99, **settings
 
 
 def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
-    """Make the x axis logarithmic, with 0 at its left end; label rates from the largest where labels do not overlap."""
+    """Make the x axis logarithmic, with 0 at its left end.
+
+    Rates are labelled in per cent where labels do not overlap: first powers of ten, then others from the largest.
+    """
     values = sorted(rates.unique())
-    named = values[-1:]
-    for value in values[-2::-1]:
-        if named[-1] > NAMED_APART * value:
+    named = [0.0]
+    for value in sorted(values, key=lambda rate: (not f"{rate:e}".startswith("1.000000e"), -rate)):
+        if all(max(value, other) > NAMED_APART * min(value, other) for other in named):
             named.append(value)
     smallest = min((value for value in values if value > 0), default=0.01)
     ax.set_xscale("symlog", linthresh=smallest, linscale=0.6)
     ax.set_xlim(-0.1 * smallest, 1.15 * max(values))
     ax.xaxis.set_major_locator(FixedLocator(values))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %" if value in named else ""))
-    ax.tick_params(axis="x", labelsize=6, rotation=90 if len(values) > 5 else 0)
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}" if value in named else ""))
+    ax.tick_params(axis="x", labelsize=6)

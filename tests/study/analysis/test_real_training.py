@@ -20,26 +20,35 @@ ACCURACY = {
 def table():
     return pd.DataFrame(
         {
+            "task": task,
             "seed": seed,
             "trained_at": 0.0 if trained == "no loss" else 0.1,
             "trained_with": "zero" if trained == "no loss" else trained,
             "evaluated_with": evaluated,
-            "accuracy": accuracy + seed / 100,
-            "clean": (0.9 if trained == "no loss" else 0.88) + seed / 100,
+            "accuracy": accuracy + seed / 100 - harder,
+            "clean": (0.9 if trained == "no loss" else 0.88) + seed / 100 - harder,
             "strongest": 1000.0 + seed,
         }
+        for task, harder in (("sst2", 0.0), ("qnli", 0.1))
         for seed in range(3)
         for (trained, evaluated), accuracy in ACCURACY.items()
     )
 
 
+def of_one_task(rows, task="sst2"):
+    return {row["contrast"]: row for row in rows if row["task"] == task}
+
+
 def test_falls_are_against_the_model_without_any_losses_paired_by_seed(table):
-    rows = outcomes(table).set_index(["trained_over", "evaluated_with"])
-    assert len(rows) == len(ACCURACY)
-    for where, accuracy in ACCURACY.items():
-        assert rows.loc[where, "fall"] == pytest.approx(0.9 - accuracy)
-        assert rows.loc[where, "high"] - rows.loc[where, "low"] == pytest.approx(0, abs=1e-9), "seeds cancel"
-    assert rows.loc[("zero", "zero"), ["clean_fall", "strongest", "seeds"]].tolist() == pytest.approx([0.02, 1001, 3])
+    rows = outcomes(table).set_index(["task", "trained_over", "evaluated_with"])
+    assert len(rows) == 2 * len(ACCURACY)
+    for task in ("sst2", "qnli"):
+        for where, accuracy in ACCURACY.items():
+            row = rows.loc[(task, *where)]
+            assert row["fall"] == pytest.approx(0.9 - accuracy)
+            assert row["high"] - row["low"] == pytest.approx(0, abs=1e-9), "seeds cancel"
+        found = rows.loc[(task, "zero", "zero"), ["clean_fall", "strongest", "seeds"]]
+        assert found.tolist() == pytest.approx([0.02, 1001, 3])
 
 
 def test_a_model_without_its_lossless_seed_does_not_count(table):
@@ -48,7 +57,8 @@ def test_a_model_without_its_lossless_seed_does_not_count(table):
 
 
 def test_gains_compare_one_model_or_one_repair(table):
-    gains = contrasts(table)
+    assert [row["task"] for row in contrasts(table)] == ["sst2"] * len(CONTRASTS) + ["qnli"] * len(CONTRASTS)
+    gains = of_one_task(contrasts(table))
     assert set(gains) == set(CONTRASTS)
     assert gains["training under loss"]["value"] == pytest.approx(0.01)
     assert gains["a tenth"]["value"] == pytest.approx(0.06)
@@ -60,7 +70,7 @@ def test_gains_compare_one_model_or_one_repair(table):
 def test_gains_leave_out_a_seed_that_one_side_lacks_and_their_intervals_are_over_seeds(table):
     table.loc[(table["seed"] == 1) & (table["trained_with"] == "zero"), "accuracy"] += 0.04
     table.loc[(table["seed"] == 1) & (table["trained_at"] == 0), "accuracy"] -= 0.04
-    gain = contrasts(table[(table["seed"] < 2) | (table["trained_at"] == 0)])["training under loss"]
+    gain = of_one_task(contrasts(table[(table["seed"] < 2) | (table["trained_at"] == 0)]))["training under loss"]
     assert gain["seeds"] == 2
     assert gain["value"] == pytest.approx((0.01 + 0.05) / 2)
     assert gain["high"] - gain["value"] == pytest.approx(12.706 * 0.04 / 2, rel=1e-3)

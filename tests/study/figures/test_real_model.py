@@ -62,14 +62,18 @@ def test_the_law_of_the_real_model_goes_through_the_fitted_networks():
     ]  # the fitted network is named where it has other loss rates
 
 
-def test_each_training_has_a_mark_at_each_repair():
+def test_each_task_has_a_panel_and_each_training_a_mark_at_each_repair():
     rows = [
-        {"trained_over": trained, "evaluated_with": repair, "fall": fall, "low": fall - 0.01, "high": fall + 0.01}
-        for trained, fall in (("no loss", 0.06), ("zero", 0.07))
+        {"task": task, "trained_over": trained, "evaluated_with": repair}
+        | {"fall": fall, "low": fall - 0.01, "high": fall + 0.01}
+        for task, harder in (("sst2", 0.0), ("qnli", 0.02))
+        for trained, fall in (("no loss", 0.06 + harder), ("zero", 0.07 + harder))
         for repair in ("zero", "hadamard(64)")
     ]
     figure = real_model_after_training(pd.DataFrame(rows))
-    (ax,) = figure.axes
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["nothing", "hadamard(64)"]
-    assert [xs for xs, _ in marks(ax)] == [pytest.approx([6.0, 6.0]), pytest.approx([7.0, 7.0])]
+    first, second = figure.axes
+    assert [ax.get_title() for ax in figure.axes] == ["SST-2", "QNLI"]
+    assert [label.get_text() for label in first.get_yticklabels()] == ["nothing", "hadamard(64)"]
+    assert [xs for xs, _ in marks(first)] == [pytest.approx([6.0, 6.0]), pytest.approx([7.0, 7.0])]
+    assert [xs for xs, _ in marks(second)] == [pytest.approx([8.0, 8.0]), pytest.approx([9.0, 9.0])]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["no loss", "losses, nothing"]

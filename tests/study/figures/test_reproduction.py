@@ -25,4 +25,4 @@ def test_each_run_lies_beside_the_published_run_of_its_rate_and_seed():
         hollow = ax.lines[ax.lines.index(line) - 1]
         assert hollow.get_markerfacecolor() == "none"
         assert list(hollow.get_ydata()) == list(mine - 0.002)
-    assert ax.get_xlabel() == "packet loss rate"
+    assert ax.get_xlabel() == "packet loss rate, %"
