@@ -70,6 +70,7 @@ rule figures:
         TABLES if not CELLS_EXIST else [],
         "notebooks/50_figures.ipynb",
         sorted(str(file) for file in Path(RESULTS).glob("real_model/**/*") if file.suffix in (".json", ".csv")),
+        sorted(str(file) for file in [*Path(RESULTS).glob("predictions/*.csv"), *Path("models").glob("*/pretrain.json")]),
         sorted(str(file) for file in Path("lossytp/study").rglob("*.py")),
     output:
         f"{RESULTS}/paper.json",

@@ -10,7 +10,7 @@ from lossytp.network.loss_process import LossProcess
 
 
 def described(value: object) -> str:
-    """Return one line that describes settings, the same in every run, and for numpy's numbers as for Python's.
+    """Return one line that describes settings, the same in every run, and for numpy's and Python's numbers.
 
     It gives a dataclass's fields and an array's hash. Of anything else, such as a function, it gives only the type.
     """
@@ -29,5 +29,5 @@ def described(value: object) -> str:
 
 
 def process_described(process: LossProcess) -> str:
-    """Return one line that describes a loss process. Its rate tells apart functions, which `described` does not."""
+    """Return one line that describes a loss process. Its rate tells functions apart; `described` does not."""
     return f"{described(process)} of loss rate {process.loss_rate:.6g}"

@@ -136,7 +136,8 @@ class LossyNetwork:
     ) -> Missing:
         """Send one message of `itemsize`-byte elements over `hops`; return the packets that each hop lacks.
 
-        A network that `carries_rows` sends this process's `rows`, and leaves in them what arrived; others need none.
+        A network that `carries_rows` sends this process's `rows`, and overwrites them with what arrived. Others need
+        none.
 
         Within `reliable()`, and outside the network's scope, no link advances and nothing is counted. While a tape
         replays, the recorded losses are returned.

@@ -1,7 +1,7 @@
 """Time a message on one link, sent reliably or with a deadline, given the packets that the link loses.
 
 Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take the
-other half and no bandwidth, and are never lost. Every packet counts as a full one, even a message's last. A
+other half, use no bandwidth, and are never lost. Every packet counts as a full one, even a message's last. A
 retransmission is one more packet of its link, which loses it like any other.
 
 The times are exact: they equal those of a packet-by-packet event simulation. One thing is a choice. If the window is

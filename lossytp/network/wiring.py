@@ -67,8 +67,8 @@ class Wiring:
             self._check_noise()
         if self.algorithm.sum_reaches_all and self.own_streams:
             raise ValueError(
-                f"reliable_gather = False with algorithm = {self.algorithm.name!r}, whose sum reaches every rank: "
-                "choose another algorithm"
+                f"reliable_gather = False does not work with algorithm = {self.algorithm.name!r}, whose sum "
+                "reaches every rank: choose another algorithm"
             )
 
     @property

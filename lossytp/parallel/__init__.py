@@ -1,1 +1,1 @@
-"""Tensor-parallel GPT-2 over a lossy network. Knows nothing of tasks or training."""
+"""Tensor-parallel decoders over a lossy network. This package knows no tasks or training."""

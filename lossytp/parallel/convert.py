@@ -89,7 +89,9 @@ def parallelize(
         group = RankGroup(tensor_parallel_size, process_group=world)
     check_is("group", group, RankGroup, "one, such as RankGroup(4)")
     if group.size != tensor_parallel_size:
-        raise ValueError(f"tensor_parallel_size = {tensor_parallel_size}, but the group is of {group.size}: give one")
+        raise ValueError(
+            f"tensor_parallel_size = {tensor_parallel_size}, but the group has {group.size} ranks: leave one out"
+        )
     check_bool("own_copies", own_copies)
     if wiring is None:
         wiring = Wiring.named(**settings)
@@ -101,7 +103,7 @@ def parallelize(
     own_streams = collective.wiring.own_streams
     if own_copies and not own_streams:
         raise ValueError(
-            "own_copies = True where all ranks share a stream: give reliable_gather = False, or leave it out"
+            "own_copies = True, but all ranks share a stream: give reliable_gather = False, or leave it out"
         )
     functional = [name for name in FUNCTIONAL_DROPOUTS if getattr(model.config, name, 0)]
     if own_streams and functional:

@@ -80,7 +80,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter of the optimizer's lies in the dense model.
+    """Where an optimizer parameter lies in the dense model.
 
     Attributes:
         parameter: the parameter.

@@ -7,7 +7,7 @@ al., "ZeRO", SC 2020, stage 3. The parameters fall into units: those of each tra
     backward   gather the last block, compute its gradients, free, reduce-scatter them; then the block before; ...
     optimizer  each replica updates its shards
 
-While one block computes, the next one's gather and the last one's reduce-scatter are under way. The rest, such as the
+While one block computes, the next one's gather and the previous one's reduce-scatter run. The rest, such as the
 embeddings, stays gathered from the beginning of forward to the end of backward, as in PyTorch.
 """
 
@@ -127,7 +127,7 @@ class FlatFSDP(nn.Module):
         """Gather something that the replicas hold in pieces, such as gradients or an optimizer's moments.
 
         Args:
-            piece_of: returns this replica's piece for a parameter of the optimizer's.
+            piece_of: returns this replica's piece for an optimizer parameter.
 
         Returns:
             The whole tensors, by the parameters' names in `module`. Every replica must call this.

@@ -233,8 +233,9 @@ class LossyProcessGroup(ProcessGroup):
         """Remove the lost packets from this rank's contribution to a sum."""
         if stage_of(self._repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops):
             raise ValueError(
-                f"repair = '{self._repair}' over the backend with algorithm = {self._routes.name!r}, whose packets "
-                "carry sums that no single process knows: choose direct, sender or switch, or another repair"
+                f"repair = '{self._repair}' does not work over the backend with algorithm = {self._routes.name!r}, "
+                "whose packets carry sums that no single process knows: choose direct, sender or switch, or another "
+                "repair"
             )
         own = message.clone() if self._repair.uses_own_part else None
         self._settle_(message, hops, self._draw(hops, message, operation, "reduce"), own)
@@ -253,7 +254,7 @@ class LossyProcessGroup(ProcessGroup):
     def _draw(self, hops: Hops, message: Tensor, operation: str, phase: str, *, one_sided: bool = False) -> Missing:
         if self._repair.remembers:
             raise ValueError(
-                f"repair = '{self._repair}' over the backend, which does not know which message follows "
+                f"repair = '{self._repair}' does not work over the backend, which does not know which message follows "
                 "which: choose another"
             )
         name = f"{self._c10d_name}@{self.ranks[0]}"

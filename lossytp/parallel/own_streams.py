@@ -148,7 +148,7 @@ def _is_replicated(module: nn.Module) -> bool:
 
 
 def shared_again(model: nn.Module) -> dict[int, Any]:
-    """Return the modules, for `deepcopy`, that replace those of `give_own_streams_` in a model with one stream."""
+    """Return the modules, for `deepcopy`, that undo `give_own_streams_` in a model with one stream."""
     group = getattr(model, "rank_group", None)
     replacements: dict[int, Any] = {id(group): group}  # process groups cannot be copied
     for module in model.modules():

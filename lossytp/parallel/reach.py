@@ -44,8 +44,8 @@ def check_delivers(network: LossyNetwork, links: Iterable[Link], repair: Repair)
     for link in sorted(links):
         if network.process(*link).loss_rate == 1:
             raise ValueError(
-                f"repair = '{repair}' over the link {link[0]}>{link[1]}, which loses every packet: give it a loss rate "
-                "below 1, or choose another repair"
+                f"repair = '{repair}' cannot work, because the link {link[0]}>{link[1]} loses every packet: give it a "
+                "loss rate below 1, or choose another repair"
             )
 
 

@@ -13,7 +13,7 @@ from lossytp.study.comparisons import drops_and_gains, unlearned_trainings
 from lossytp.study.figures.style import save
 from lossytp.study.grid import Experiment, load_experiments
 from lossytp.study.records import complete_seeds, read_experiment
-from lossytp.study.run_measures import expected_errors, mean_by_arm, traffic_costs
+from lossytp.study.run_measures import mean_by_arm, traffic_costs
 from lossytp.training.config import TrainConfig
 
 FEWEST_SEEDS = 3  # an interval of two says nothing
@@ -106,12 +106,7 @@ class Study:
         compared = drops_and_gains(table, reference=reference)
         compared = compared.merge(mean_by_arm(table, [traffic_costs(record) for record in records]), how="left")
         bursts = table[["task", "arm", "loss_rate", "mean_burst_packets"]].drop_duplicates()
-        compared = compared.merge(bursts, how="left", validate="many_to_one")
-        if name == "03_algorithms":
-            coherences = [self.baselines[record["config"]["dataset"]]["coherence"] for record in records]
-            errors = [expected_errors(record, each) for record, each in zip(records, coherences, strict=True)]
-            compared = compared.merge(mean_by_arm(table, errors), how="left")
-        return compared
+        return compared.merge(bursts, how="left", validate="many_to_one")
 
     def draw(self, figure: Figure, name: str) -> None:
         """Save a figure, and keep it for the notebook."""

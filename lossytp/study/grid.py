@@ -226,8 +226,8 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
         for name, values in lists.items():
             if not isinstance(values, list) or not values or name in OTHER_KEYS:
                 raise ValueError(
-                    f"arm {name} = {values!r} is not allowed: give a list of values, and none "
-                    f"for {', '.join(OTHER_KEYS)}"
+                    f"arm {name} = {values!r} is not allowed: give a list of values, and leave "
+                    f"out {', '.join(OTHER_KEYS)}"
                 )
         for values in itertools.product(*lists.values()):
             found.append((arm["arm"], dict(zip(lists, values, strict=True))))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from lossytp.study.analysis.break_even import TARGET_SHARE, break_even_by_phases, price_of_reliability
+from lossytp.study.analysis.break_even import price_of_reliability, step_ratios_by_phases
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
 from lossytp.study.analysis.pretraining import nats_lost, waiting_times
@@ -26,7 +26,7 @@ from lossytp.study.analysis.real_model import (
 from lossytp.study.analysis.real_training import contrasts, outcomes
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
-from lossytp.study.analysis.sizes import exponents, falls_of_models, rises_of_models
+from lossytp.study.analysis.sizes import FINE_TUNED, exponents, falls_of_models, of_equal_tokens, rises_of_models
 from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
 from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training, network_name, slowdowns
 from lossytp.study.claims import check_claims
@@ -55,7 +55,7 @@ from lossytp.study.run_measures import (
     stream_distances,
 )
 from lossytp.training.models import MODELS
-from lossytp.training.record import write_atomically
+from lossytp.training.record import read_record, write_atomically
 from lossytp.training.shapes import shape_of
 
 LONGEST = "14_converged"
@@ -212,7 +212,11 @@ def sizes(study: Study) -> dict[str, Any]:
     runs, draws = pd.read_csv(folder / "fine_tuning.csv"), pd.read_csv(folder / "inference.csv")
     falls, table = falls_of_models(runs), rises_of_models(draws, runs)
     study.draw(cost_of_models(table[~table["whole_packets"]], falls), "sizes")
-    return {"sizes": {"falls": json_rows(falls), "rises": json_rows(table), "exponents": exponents(runs, draws)}}
+    shared = int(of_equal_tokens(runs)["tokens"].iloc[0])
+    folders = study.results.glob(f"runs/*/{FINE_TUNED}*")  # in the pretrained model's, so no experiment has them
+    seconds = sum(record["timing"]["total_seconds"] for folder in folders if (record := read_record(folder)))
+    found = {"tokens": shared, "falls": json_rows(falls), "rises": json_rows(table), "core_hours": seconds / 3600}
+    return {"sizes": {**found, "exponents": exponents(runs, draws)}}
 
 
 def parallelisms(study: Study) -> dict[str, Any]:
@@ -235,7 +239,7 @@ def implementations(study: Study) -> dict[str, Any]:
 
 
 def replicas(study: Study) -> dict[str, Any]:
-    """Return how far replicas diverge whose sums return with losses."""
+    """Return how far replicas diverge if sums return with losses."""
     table, records = study.complete("05_replicas")
     if table.empty:
         return {}
@@ -269,13 +273,8 @@ def price(study: Study) -> dict[str, Any]:
     table, records = study.complete("01_training")
     if not table.empty:
         longest = [record for record in records if record["config"]["max_steps"] == table["max_steps"].max()]
-        ratios, won = break_even_by_phases(longest, step_times)
-        found = {
-            "step_ratios": {phases: json_rows(each) for phases, each in ratios.items()},
-            "break_even": {phases: json_rows(each) for phases, each in won.items()},
-            "target_share": TARGET_SHARE,
-            "evaluated_every": sorted({record["config"]["eval_steps"] for record in longest}),
-        }
+        ratios = step_ratios_by_phases(longest)
+        found = {"step_ratios": {phases: json_rows(each) for phases, each in ratios.items()}}
     study.draw(price_against_loss(prices, ratios.get("both")), "price")
     message_bytes = int(step_times["message_bytes"].iloc[0])
     return {"price": json_rows(prices), "message_bytes": message_bytes, **found}

@@ -13,8 +13,8 @@ import pandas as pd
 from lossytp.study.analysis.law import (
     PowerLaw,
     explained_elsewhere,
-    fit_power_law,
     law_arms,
+    law_of,
     predict_other_packets,
 )
 from lossytp.study.analysis.predictions import score, shared_errors, with_measured
@@ -31,7 +31,8 @@ FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 
 def law(study: Study) -> dict[str, Any]:
     """Return the one law: the fall against the expected squared error of a sum."""
-    base = {record["config"]["dataset"]: TrainConfig.from_dict(record["config"]) for record in study.records[HEADLINE]}
+    configs_of_headline = [TrainConfig.from_dict(record["config"]) for record in study.records[HEADLINE]]
+    base = {config.dataset: config for config in configs_of_headline if config.loss_rate == 0}
     compared = [(table, study.configs(name)) for name, table in study.comparisons.items()]
     configs = [config for _, each in compared for config in each]
     coherence = {task: each["coherence"] for task, each in study.baselines.items()}
@@ -40,22 +41,17 @@ def law(study: Study) -> dict[str, Any]:
     arms = arms_like(base)
     if arms[~arms["both_phases"]].groupby("task").size().min() < FEWEST_ARMS:
         return {}
-    fitted = {
-        str(task): fit_power_law(*(ours[name].to_numpy() for name in ("squared_error", "fall", "standard_error")))
-        for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
-    }
+    fitted = {str(task): law_of(ours) for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)}
     elsewhere = {
         str(task): {name: explained_elsewhere(ours, name) for name in ("squared_error", "missing_share")}
         for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
     }
     study.draw(collapse(arms, fitted), "collapse")
     both = arms[arms["both_phases"]]
-    costlier = {  # the fall in both phases over what the law expects, where the fall is more than two standard errors
-        task: (ours["fall"] / fitted[str(task)].fall(ours["squared_error"].to_numpy()))[
-            ours["fall"] > 2 * ours["standard_error"]
-        ].tolist()
-        for task, ours in both.groupby("task", sort=False)
-    }
+    costlier = {}  # the fall over what the law expects, where that is more than two standard errors of the fall
+    for task, ours in both.groupby("task", sort=False):
+        expected = fitted[str(task)].fall(ours["squared_error"].to_numpy())
+        costlier[task] = (ours["fall"] / expected)[expected > 2 * ours["standard_error"]].tolist()
     return {
         "law": {task: each.as_json() for task, each in fitted.items()},
         "law_elsewhere": elsewhere,
@@ -113,7 +109,7 @@ def together(study: Study) -> dict[str, Any]:
     table = lost_together(rows.iloc[kept].reset_index(drop=True), [configs[number] for number in kept])
     study.draw(cost_against_bytes(table), "bytes_together")
     found = {"together": json_rows(table)}
-    if "10_packets_again" in study.tables:
+    if {"10_carry_over", "10_packets_again"} <= study.comparisons.keys():
         found["packet_size"] = json_rows(packet_size_effect(_runs_by_packet_size(study, usual)))
     return found
 

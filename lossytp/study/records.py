@@ -123,7 +123,7 @@ def newer_settings(records: list[dict]) -> set[str]:
 
 
 def with_lossless(table: pd.DataFrame) -> pd.DataFrame:
-    """Repeat each task's runs without losses in its every other arm, as the arm's rate 0.
+    """Add each task's lossless runs to all of its other arms, as the arm's rate 0.
 
     Tasks without such runs are dropped, since nothing could be said of their drops in accuracy.
     """

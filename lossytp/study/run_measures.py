@@ -1,67 +1,26 @@
-"""Compute what each run's messages lacked and cost, and how far its ranks diverged."""
+"""Compute what each run lost and sent, and how far its ranks diverged."""
 
-import math
 from typing import Any
 
 import pandas as pd
 
-from lossytp.network.packets import Wire
-from lossytp.network.theory import expected_squared_error, missing_share
-from lossytp.network.transport import Path
 from lossytp.study.statistics import t_interval
-from lossytp.training.config import settings_class
-
-MESSAGE_BYTES = 8 * 1024 * 768 * 2 // 4  # one chunk of GPT-2 124M's all-reduce: 8 texts of 1,024 tokens, bf16, 4 ranks
-PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=100e-6, wire=Wire())
 
 
 def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
-    """Return what one run's messages lacked, and what its repair cost.
+    """Return what one run lost, and what its repair sent.
 
     Only messages that may lose packets count; of an all-reduce with a reliable gather, the reduce phase.
 
     Returns:
-        - `missing_packet_share`: packets missing after repair, as a share of the messages' own packets.
-        - `extra_packet_share`: packets that the repair sends, as such a share.
-        - `lost_a_step`: mean number of packets lost in a training step, including those of the repair.
-        - `time`: the duration of a message of `MESSAGE_BYTES` over `PATH`, relative to one without repair. The repair
-          sends its share of extra packets, and each retransmission waits a round trip.
+        `extra_packet_share`, the packets that the repair sends, as a share of the messages' own; and `lost_a_step`, the
+        mean number of packets lost in a training step, including those of the repair.
     """
     traffic = record["network"]["training"]
     own = traffic["packets"] - traffic["extra"]
-    extra = traffic["extra"] / own if own else 0.0
-    config = settings_class(record["config"]).from_dict(record["config"])
-    repair, loss_rate = config.wiring().repair, config.process().loss_rate
-    num_packets = PATH.wire.num_packets(MESSAGE_BYTES, 1)
-    message_s = num_packets * PATH.packet_s
-    waits = repair.round_trips(loss_rate, num_packets)
     return {
-        "missing_packet_share": traffic["missing"] / own if own else 0.0,
-        "extra_packet_share": extra,
+        "extra_packet_share": traffic["extra"] / own if own else 0.0,
         "lost_a_step": traffic["lost"] / record["timing"]["steps"],
-        "time": 1 + (extra * message_s + waits * PATH.round_trip_s) / (message_s + PATH.round_trip_s / 2),
-    }
-
-
-def expected_errors(record: dict[str, Any], coherence: dict[str, float]) -> dict[str, float]:
-    """Return what `lossytp.network.theory` expects of a run's sums if every message may lose packets.
-
-    Args:
-        record: the run's record.
-        coherence: coherence of the ranks' contributions, by number of ranks, from `measurements.collectives.coherence`.
-
-    Returns:
-        `missing_share` of the contributions and the sums' relative `squared_error`. Both are NaN where ranks gather a
-        sequence-parallel stream that may lose packets, since that is not a sum.
-    """
-    config = settings_class(record["config"]).from_dict(record["config"])
-    ranks = config.tensor_parallel_size
-    if config.sequence_parallel and not config.reliable_gather:
-        return {"missing_share": math.nan, "squared_error": math.nan}
-    wiring, loss_rate = config.wiring(), config.process().loss_rate
-    return {
-        "missing_share": missing_share(wiring, ranks, loss_rate),
-        "squared_error": expected_squared_error(wiring, ranks, loss_rate, coherence[str(ranks)]),
     }
 
 
@@ -96,7 +55,8 @@ def copy_spreads(table: pd.DataFrame, records: list[dict[str, Any]]) -> pd.DataF
     """Tabulate the relative spread of replicated parameters, from `lossytp.parallel.replicas.replica_drift`.
 
     The spread is measured before replicas are synchronised. It is the range from the smallest to the largest copy of
-    each value, more than twice the distance from the mean that `stream_distances` measures, for four Gaussian ranks.
+    each value. For four Gaussian ranks, that is over twice the distance from the mean, which `stream_distances`
+    measures.
 
     Args:
         table: one row per run, with `task`, `arm` and `seed`.

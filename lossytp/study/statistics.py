@@ -44,6 +44,12 @@ def t_interval(values: np.ndarray) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+def share_interval(hits: int, trials: int) -> Estimate:
+    """Return the share of hits and Wilson's 95 % interval, for independent trials."""
+    interval = stats.binomtest(hits, trials).proportion_ci(CONFIDENCE, method="wilson")
+    return Estimate(hits / trials, float(interval.low), float(interval.high))
+
+
 def student_quantile(num_values: int) -> float:
     """Return the half-width of Student's 95 % interval for the mean of `num_values` values, in standard errors."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, num_values - 1))

@@ -33,18 +33,17 @@ def measure_and_print(config: ToleranceConfig) -> None:
     from lossytp.tolerance.advice import advice  # torch takes seconds to import: check the arguments first
     from lossytp.tolerance.figure import FIGURE, draw
     from lossytp.tolerance.measure import Measurement, Row
-    from lossytp.tolerance.record import RECORD, load_rows, write_rows
+    from lossytp.tolerance.record import RECORD, keep_advice, keep_rows, load_rows
     from lossytp.training.record import check_writable
 
     check_writable(config.output_dir)
     done = load_rows(config)
     measurement = Measurement(config)
-    lossless = float(measurement.lossless_N.mean())
     tokens = measurement.blocks_NT.numel()
     width = max(14, *(len(cell.repair) for cell in config.cells()))
     print(
         f"{config.model_name} on {tokens} tokens of {config.with_text().text}, {measurement.ranks} tensor-parallel "
-        f"ranks: {lossless:.3f} nats a token without losses\n\n{COLUMNS.format(*TITLES, width=width)}",
+        f"ranks: {measurement.lossless:.3f} nats a token without losses\n\n{COLUMNS.format(*TITLES, width=width)}",
         flush=True,
     )
     bar = tqdm(unit="draw", leave=False, disable=not sys.stderr.isatty())
@@ -54,18 +53,16 @@ def measure_and_print(config: ToleranceConfig) -> None:
         bar.update()
 
     rows: list[Row] = []
-    others = [row for cell, row in done.items() if cell not in config.cells()]
-    for row in measurement.rows(done, drawn):
+    for row in keep_rows(measurement, done, drawn):
         rows.append(row)
         algorithm, phase, repair, rate = row.cell
         rise = f"{row.rise.value:.4f} ± {row.rise.high - row.rise.value:.4f}"
         values = (algorithm, phase, repair, f"{rate:.3g}", rise, f"{row.collapsed:.0%}", len(row.rises))
         bar.write(COLUMNS.format(*values, width=width), file=sys.stdout)
         sys.stdout.flush()
-        write_rows(config, lossless, measurement.ranks, others + rows, [])
     bar.close()
     lines = advice(rows)
-    write_rows(config, lossless, measurement.ranks, others + rows, lines)
+    keep_advice(measurement, lines)
     draw(rows, config.model_name, Path(config.output_dir))
     print("", *lines, "", f"see {config.output_dir}/{RECORD} and {FIGURE}.png there", sep="\n")
 

@@ -38,8 +38,8 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
     Returns:
         A row for each repair: `task`, `seed`, `trained_at` and `trained_with`, the loss rate and the repair of the
         training; `evaluated_with`, `accuracy`, `clean`, the accuracy without losses, and `strongest`, the largest ratio
-        of a sum's strongest packet to its median packet, in packets of fp32. A run that became not finite saved no
-        model: as in `records.tidy` it scores the most frequent class, and its `strongest` is missing.
+        of a sum's strongest packet to its median packet, in packets of fp32. A run that diverged saved no model: as in
+        `records.tidy` it scores the most frequent class, and its `strongest` is missing.
 
     Raises:
         ValueError: if the run saves no model; or if a measurement is missing, and the model was deleted.

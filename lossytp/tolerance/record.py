@@ -1,12 +1,13 @@
 """Keep finished rows of a tolerance measurement in tolerance.json, so that a stopped measurement can resume."""
 
 import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance.config import Cell, ToleranceConfig
-from lossytp.tolerance.measure import Row
+from lossytp.tolerance.measure import Measurement, Row
 from lossytp.training.record import commit, environment, write_atomically
 
 RECORD = "tolerance.json"
@@ -42,12 +43,35 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
     return {row.cell: row for row in rows}
 
 
-def write_rows(config: ToleranceConfig, lossless: float, ranks: int, rows: list[Row], advice: list[str]) -> None:
+def keep_rows(measurement: Measurement, done: Mapping[Cell, Row], drawn: Callable[[Cell, int], None]) -> Iterator[Row]:
+    """Yield the measurement's rows, and write the record after each. It keeps all rows that are `done`.
+
+    Args:
+        measurement: a model and a text.
+        done: from `load_rows`.
+        drawn: called after every draw, with its number.
+    """
+    rows = dict(done)
+    for row in measurement.rows(done, drawn):
+        rows[row.cell] = row
+        write_rows(measurement, list(rows.values()), [])
+        yield row
+
+
+def keep_advice(measurement: Measurement, advice: list[str]) -> None:
+    """Add the advice to the record, and put the measurement's rows in order, after those of earlier ones."""
+    rows, ours = load_rows(measurement.config), measurement.config.cells()
+    earlier = [row for cell, row in rows.items() if cell not in ours]
+    write_rows(measurement, [*earlier, *(rows[cell] for cell in ours if cell in rows)], advice)
+
+
+def write_rows(measurement: Measurement, rows: list[Row], advice: list[str]) -> None:
     """Write the rows that are measured so far."""
+    config = measurement.config
     record = {
         "config": _settings(config),
-        "tensor_parallel_size": ranks,
-        "lossless_cross_entropy": lossless,
+        "tensor_parallel_size": measurement.ranks,
+        "lossless_cross_entropy": measurement.lossless,
         "rows": [_as_json(row) for row in rows],
         "advice": advice,
         "commit": commit(),

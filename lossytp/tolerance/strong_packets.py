@@ -2,7 +2,7 @@
 
 A few activations of a pretrained model are thousands of times larger than the others, mostly at the first token (Sun et
 al., "Massive activations in large language models", COLM 2024, arXiv:2402.17762). So the packets that carry them are
-much stronger than the others. They are so few that a loss rate hardly says how often one of them is lost.
+much stronger than the others. They are so few that it is mostly chance whether one of them is lost.
 
 The collective's routes say which contributions a packet carries. A lost packet is modelled by subtracting them from the
 dense model's sum. This takes one run per packet, and no repair acts.

@@ -2,7 +2,7 @@
 
 Relative to the sum, it is the error that `lossytp.network.theory` expects. Relative to the residual stream, it is the
 error after normalisation: the next layer divides each token by the norm of its stream (RMSNorm; LayerNorm also
-subtracts the mean). Each sum is taken alone, of the contributions that ranks make without losses.
+subtracts the mean). Each sum is measured alone, on the ranks' lossless contributions.
 
 Shapes: N blocks, T tokens per block; R ranks, M elements of a sum (tokens x width, row-major), D model width.
 """

@@ -189,7 +189,7 @@ class Engine:
         return nullcontext()
 
     def warm_up(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> None:
-        """Let DDP form, before a resumed run's first step, the messages that an unbroken run has at that step.
+        """Let DDP build the buckets that an unbroken run has, before a resumed run's first step.
 
         DDP groups the gradients of its very first step differently. This step loses, counts and learns nothing.
         """

@@ -1,4 +1,4 @@
-"""Ask at most once a minute whether the hub answers, and do without it if not."""
+"""Ask at most once a minute whether the hub answers, and go offline if not."""
 
 import threading
 import time

@@ -107,4 +107,4 @@ class Objective(ABC, Generic[Config]):
         return {"time_to_accuracy": None, "times_to_targets": []}
 
     def leave(self, record: dict[str, Any]) -> None:
-        """Write, beside the record, what explains it; the first process calls this."""
+        """Write files that explain the record; the first process calls this."""

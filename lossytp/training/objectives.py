@@ -1,4 +1,4 @@
-"""Which objective a configuration is of."""
+"""Choose a configuration's objective."""
 
 from typing import Any
 

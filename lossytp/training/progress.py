@@ -43,7 +43,7 @@ class Progress:
             self._write(f"{name}: resumed after step {done} of {steps}")
 
     def show(self, step: int, loss: float, more: str = "") -> None:
-        """Show that `step` is done, counted from 1, its training loss, and what `more` there is to say."""
+        """Show that `step`, counted from 1, is done, with its training loss and the text `more`."""
         told = f"loss {loss:.3f}{more and f', {more}'}"
         if self._bar is not None:
             self._bar.set_postfix_str(told, refresh=False)

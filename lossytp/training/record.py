@@ -75,7 +75,7 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
     """Make the output folder, and return the record of this configuration.
 
     Returns:
-        None if the folder has no record, or that of a run which this one continues.
+        None if the folder has no record, or that of a run that this one continues.
 
     Raises:
         ValueError: if the folder cannot be written, or holds the record of another configuration.

@@ -60,6 +60,6 @@ class SideBySide:
         return values
 
     def close(self) -> None:
-        """End the threads, and give torch its number of threads back, which theirs have set."""
+        """End the threads, and restore torch's number of threads, which they changed."""
         self._pool.shutdown()
         torch.set_num_threads(self._torch_threads)

@@ -69,7 +69,7 @@ class TrainingState:
         }
 
     def begin_moments_(self, steps: dict[str, float]) -> None:
-        """Let the optimizer have moments, zero for now, of each parameter that has made steps."""
+        """Give the optimizer zero moments for each parameter that it has updated."""
         for place in self.places:
             made = [steps[name] for name in place.names if name in steps]
             if made:
@@ -95,7 +95,7 @@ class TrainingState:
 def of_another_layout(states: Sequence[dict[str, Any]], like: int | None, *, same_ranks: bool) -> dict[str, Any]:
     """Return a process's own state from those of all processes of another layout.
 
-    Links that are in both layouts go on. Nothing is counted yet: `counted` has what was.
+    Links that are in both layouts go on. Its counters are empty: `counted` adds them up.
 
     Args:
         states: by rank.

@@ -1,6 +1,6 @@
 """Read the weights that another program saved with `torch.save`, such as the `.pth` files of an earlier study.
 
-They replace the model's first weights. The optimizer, the data and the learning rate begin anew, because their layout
+They replace the model's initial weights. The optimizer, the data and the learning rate begin anew, because their layout
 differs from program to program.
 """
 

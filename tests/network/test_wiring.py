@@ -50,7 +50,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"exact_adjoint": True, **SEQUENCE, **OWN}, NO_ADJOINT),
     (
         {"algorithm": "sender", **OWN},
-        "reliable_gather = False with algorithm = 'sender', whose sum reaches every rank: choose another algorithm",
+        "reliable_gather = False does not work with algorithm = 'sender', whose sum reaches every rank: choose "
+        "another algorithm",
     ),
     ({**NOISE, "algorithm": "ring"}, ONE_HOP.format("ring", "direct, sender, switch")),
     ({**NOISE, "algorithm": "tree"}, ONE_HOP.format("tree", "direct, sender, switch")),

@@ -56,7 +56,7 @@ def bert(**_: Any) -> PreTrainedModel:
             tiny_gpt2,
             {"own_copies": True},
             ValueError,
-            "own_copies = True where all ranks share a stream: give reliable_gather = False, or leave it out",
+            "own_copies = True, but all ranks share a stream: give reliable_gather = False, or leave it out",
         ),
         (
             bert,

@@ -32,7 +32,10 @@ def on_rank_need_stale(reliable_gather: bool) -> list[str]:
 
 
 def test_stale_is_refused_where_it_is_first_needed(processes: Callable) -> None:
-    refusal = "repair = 'stale' over the backend, which does not know which message follows which: choose another"
+    refusal = (
+        "repair = 'stale' does not work over the backend, which does not know which message follows which: choose "
+        "another"
+    )
     assert processes(2, on_rank_need_stale, False) == [[refusal] * len(LOSSY)] * 2
 
 
@@ -49,8 +52,8 @@ def on_rank_protect_partial_sums() -> list[str]:
 
 def test_protect_is_refused_where_a_process_does_not_know_what_is_sent(processes: Callable) -> None:
     refusal = (
-        "repair = 'protect(0.1)' over the backend with algorithm = 'ring', whose packets carry sums that no single "
-        "process knows: choose direct, sender or switch, or another repair"
+        "repair = 'protect(0.1)' does not work over the backend with algorithm = 'ring', whose packets carry sums that "
+        "no single process knows: choose direct, sender or switch, or another repair"
     )
     assert processes(3, on_rank_protect_partial_sums) == [[refusal] * 2] * 3
 

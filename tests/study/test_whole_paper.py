@@ -13,12 +13,15 @@ import pandas as pd
 import pytest
 import typst
 
+from lossytp.study.finished_runs import Study
 from lossytp.study.grid import load_experiments
+from lossytp.study.paper import make
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
 
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "paper"
+EXPERIMENTS = ROOT / "notebooks" / "experiments"
 SEEDS = 3
 
 
@@ -60,20 +63,17 @@ def made_up(template: dict, config: TrainConfig, processes: int) -> dict:
     return record
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Return a results folder of the paper's profile with all figures."""
-    place = tmp_path_factory.mktemp("paper") / "results"
+def make_up_records(place: Path, profile: str) -> None:
+    """Write made-up records of all cells of a profile, and copy what the checks measured."""
     place.mkdir()
     for name in ("baseline.json", "step_times.csv", "bursts.csv", "channel.csv"):
         shutil.copy(COMMITTED / name, place)
-    templates = {}
-    experiments = load_experiments(ROOT / "notebooks" / "experiments", "paper", place)
-    for cell in load_experiments(ROOT / "notebooks" / "experiments", "paper", COMMITTED)[0].cells:
+    templates: dict[str, dict] = {}
+    for cell in load_experiments(EXPERIMENTS, "paper", COMMITTED)[0].cells:
         found = None if cell.config.dataset in templates else read_record(Path(cell.config.output_dir))
         if found is not None:
             templates[cell.config.dataset] = found
-    for experiment in experiments:
+    for experiment in load_experiments(EXPERIMENTS, profile, place):
         first = experiment.cells[0].config.seed
         for cell in experiment.cells:
             if cell.config.seed < first + SEEDS:
@@ -84,6 +84,13 @@ def results(tmp_path_factory):
                     else made_up(template, cell.config, experiment.processes)
                 )
                 write_record(Path(cell.config.output_dir), record)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Return a results folder of the paper's profile with all figures."""
+    place = tmp_path_factory.mktemp("paper") / "results"
+    make_up_records(place, "paper")
     rows = [
         {
             "task": "docstrings",
@@ -154,6 +161,16 @@ def pages(root, text):
 
 def test_the_report_is_typeset_from_any_runs(root):
     assert 2 <= len(pages(root, "report")) <= 8
+
+
+def test_the_small_study_ends_with_a_report(tmp_path):
+    shutil.copytree(ROOT / "paper", tmp_path / "paper")
+    make_up_records(tmp_path / "results", "small")
+    small = make(Study.read(tmp_path / "results", EXPERIMENTS, "small"))
+    assert small["law_arms"], "the arms of single losses"
+    assert {row["arm"] for row in small["law_arms"]} == {"single losses"}
+    assert small["law_elsewhere"] == {"docstrings": dict.fromkeys(("squared_error", "missing_share"))}
+    assert pages(tmp_path, "report")
 
 
 def test_the_paper_is_typeset_from_the_committed_results(tmp_path):

@@ -15,7 +15,7 @@ from lossytp.tolerance.__main__ import measure_and_print
 from lossytp.tolerance.advice import advice
 from lossytp.tolerance.config import Cell, ToleranceConfig, parts
 from lossytp.tolerance.measure import Measurement, Row
-from lossytp.tolerance.record import load_rows, write_rows
+from lossytp.tolerance.record import keep_advice, keep_rows, load_rows, write_rows
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of folly. "
 
@@ -87,7 +87,7 @@ def test_a_stopped_measurement_goes_on_and_another_is_not_overwritten(text, tmp_
     config = settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path))
     measurement = Measurement(config)
     finished = rows(measurement)
-    write_rows(config, 3.0, 4, finished[:1], [])
+    write_rows(measurement, finished[:1], [])
     done = load_rows(config)
     assert done == {finished[0].cell: finished[0]}
     drawn = []
@@ -108,6 +108,18 @@ def test_more_rates_and_repairs_join_the_rows_that_are_there(text, tmp_path, cap
     both = json.loads((tmp_path / "tolerance.json").read_text())["rows"]
     assert [(each["repair"], each["loss_rate"]) for each in both] == [("zero", 0.05), ("zero", 0.1), ("rescale", 0.1)]
     assert both[:2] == first
+
+
+def test_a_stop_keeps_the_rows_that_are_still_to_come_again(text, tmp_path):
+    measure_and_print(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path)))
+    config = settings(text, loss_rates="0.01,0.05,0.1", output_dir=str(tmp_path))
+    measurement = Measurement(config)
+    stopped = keep_rows(measurement, load_rows(config), lambda cell, number: None)
+    next(stopped)
+    stopped.close()
+    assert {cell.loss_rate for cell in load_rows(config)} == {0.01, 0.05, 0.1}
+    keep_advice(measurement, [])
+    assert [cell.loss_rate for cell in load_rows(config)] == [0.01, 0.05, 0.1]
 
 
 def row(rate, value, half=0.001, repair="zero", packets=100.0):

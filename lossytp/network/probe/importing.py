@@ -55,7 +55,7 @@ def import_trace(path: Path, *, column: str | None = None, where: str | None = N
     flows = [flow for flow in flows if flow.num_packets]
     if not flows:
         raise ValueError(
-            f"{path} holds no packets: give a file of nothing but a 0 or 1 per packet, or a table with a header"
+            f"{path} holds no packets: give a file with only a 0 or 1 per packet, or a table with a header"
         )
     return ProbeTrace(flows=dict(enumerate(flows)), source=f"imported from {path.name}")
 
@@ -64,7 +64,7 @@ def _array_in(path: Path) -> np.ndarray:
     try:
         array: np.ndarray = np.load(path)
     except ValueError as error:
-        raise ValueError(f"it is no array ({error}): give one that numpy.save wrote") from error
+        raise ValueError(f"it is not an array ({error}): give one that numpy.save wrote") from error
     return array
 
 
@@ -130,7 +130,7 @@ def _column_of_losses(rows: Rows, column: str | None) -> str:
     found = named or [name for name in rows[0] if all(_is_fate(row[name]) for row in rows)]
     if len(found) != 1:
         known = f"{len(found)} of the columns {', '.join(rows[0])}"
-        raise ValueError(f"{known} look like losses, not one: name the right one with --column")
+        raise ValueError(f"{known} look like losses, not exactly one: name the right one with --column")
     return found[0]
 
 

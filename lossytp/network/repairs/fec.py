@@ -30,7 +30,8 @@ class Fec(Zero):
             block. "xor" adds every (n - k)-th packet modulo two into each parity packet, which restores one packet of
             those that it covers (RFC 5109). For n = k + 1 both are the same.
 
-    It sends (n - k) / k packets more. A block is complete after the time of up to depth * n packets.
+    It sends (n - k) / k extra packets for each packet of the message. A block is complete after the time of up to
+    depth * n packets.
     """
 
     name = "fec"

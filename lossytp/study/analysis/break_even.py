@@ -2,11 +2,9 @@
 
 Time to accuracy is the number of steps, times the seconds per step. Over reliable transport, a run needs as many steps
 as without losses, but each step waits for retransmissions. With best effort, a run needs the steps of a lossy run, but
-its steps hardly wait. `step_ratios` computes the steps from records, `price_of_reliability` the seconds from
-`measurements.step_times`, and `break_even` joins the two.
+its steps hardly wait. `step_ratios` computes the steps from records, and `price_of_reliability` the seconds from
+`measurements.step_times`. Losing wins where the ratio of steps is below the price.
 """
-
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -21,28 +19,22 @@ NETWORK = ["bandwidth_gbits", "round_trip_us"]
 BEST_EFFORT_SHARE = {"both": 1.0, "reduce": 0.5}  # share of the messages, by the phases that may lose packets
 
 
-def break_even_by_phases(
-    records: list[dict], step_times: pd.DataFrame
-) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
-    """Compute step ratios and winners, by the phases that may lose packets: "both" and "reduce".
+def step_ratios_by_phases(records: list[dict]) -> dict[str, pd.DataFrame]:
+    """Return `step_ratios` by the phases that may lose packets: "both" and "reduce".
 
     Args:
         records: runs of one length: without losses, with losses in the reduce phase, and with losses in both phases.
-        step_times: from `step_times.step_times`.
-
-    Returns:
-        `step_ratios`, and `count_winners` of `break_even`, each by phases.
     """
-    ratios, won = {}, {}
-    for phases, share in BEST_EFFORT_SHARE.items():
+    target = target_accuracies(records)
+    ratios = {}
+    for phases in BEST_EFFORT_SHARE:
         runs = [
             record
             for record in records
             if record["config"]["loss_rate"] == 0 or record["config"]["reliable_gather"] is (phases == "reduce")
         ]
-        ratios[phases] = step_ratios(steps_to_accuracy(runs, target_accuracies(records)))
-        won[phases] = count_winners(break_even(step_times, ratios[phases], best_effort_share=share))
-    return ratios, won
+        ratios[phases] = step_ratios(steps_to_accuracy(runs, target))
+    return ratios
 
 
 def target_accuracies(records: list[dict], share: float = TARGET_SHARE) -> dict[str, float]:
@@ -186,71 +178,3 @@ def price_of_reliability(
     relative = np.hypot(both["standard_error"] / ours, both["standard_error_losing"] / best_effort_s)
     relative *= best_effort_share * best_effort_s / losing_s
     return both[["transport", *setting]].assign(price=price, standard_error=price * relative)
-
-
-def break_even(
-    step_times: pd.DataFrame,
-    step_ratios: pd.DataFrame,
-    *,
-    best_effort_share: float,
-    compute_shares: Sequence[float] = (0.0, 0.5),
-) -> pd.DataFrame:
-    """Divide the time to accuracy of best effort by that of reliable transport. Below 1, losing wins.
-
-    Args:
-        step_times: from `step_times.step_times`.
-        step_ratios: from the function of that name. Between its rates, logarithms are interpolated linearly. Loss rates
-            above its largest rate are left out.
-        best_effort_share: as for `price_of_reliability`.
-        compute_shares: values of `compute_share` for `price_of_reliability`.
-
-    Returns:
-        One row for each task, compute share and setting, with the columns of `price_of_reliability` and these:
-        `steps_ratio`; `time_ratio` with `low` and `high`, from the interval of the steps ratio (the price's error is
-        small compared with it); `at_least` (whether some run never reaches the target, so that ratios are lower
-        bounds); and `winner`, which is "losing" or "retransmitting" if the interval excludes 1, else "open".
-    """
-    tables = []
-    for task, ratios in step_ratios.sort_values("loss_rate").groupby("task", sort=False):
-        rates = ratios["loss_rate"].to_numpy()
-        for share in compute_shares:
-            table = price_of_reliability(step_times, share, best_effort_share=best_effort_share)
-            table = table[table["loss_rate"] <= rates[-1]]
-            rate = table["loss_rate"].to_numpy()
-            with np.errstate(divide="ignore"):  # a single seed's interval begins at 0
-                steps, low, high = (
-                    np.exp(np.interp(rate, rates, np.log(ratios[name].to_numpy()))) for name in ("ratio", "low", "high")
-                )
-            price = table["price"].to_numpy()
-            table.insert(0, "task", task)
-            table.insert(1, "compute_share", share)
-            winner = np.select([high < price, low > price], ["losing", "retransmitting"], "open")
-            tables.append(
-                table.assign(
-                    steps_ratio=steps,
-                    time_ratio=steps / price,
-                    low=low / price,
-                    high=high / price,
-                    at_least=np.interp(rate, rates, ratios["never"].to_numpy()) > 0,
-                    winner=winner,
-                )
-            )
-    return pd.concat(tables, ignore_index=True)
-
-
-def count_winners(table: pd.DataFrame) -> pd.DataFrame:
-    """Count how often losing and retransmitting win, over networks with different bandwidth times round trip.
-
-    The ratios depend only on this product, so each product counts once.
-
-    Args:
-        table: from `break_even`.
-
-    Returns:
-        One row for each task, transport, compute share and loss rate, with columns `losing`, `retransmitting`, `open`.
-    """
-    where = ["task", "transport", "compute_share", "loss_rate"]
-    product = (table["bandwidth_gbits"] * table["round_trip_us"]).rename("product")
-    distinct = table.assign(product=product).drop_duplicates([*where, "product"])
-    counts = distinct.groupby([*where, "winner"], sort=False).size().unstack(fill_value=0)
-    return counts.reindex(columns=["losing", "retransmitting", "open"], fill_value=0).reset_index()

@@ -1,4 +1,4 @@
-"""Say what a network's losses would cost by the study's own runs, and mark what is an extrapolation.
+"""Estimate from the study's runs what a network's losses would cost, and mark extrapolations.
 
 The runs are those of one training (see `comparable_runs`); they differ in algorithm, phase, repair and losses alone. A
 cost is the drop in accuracy against the lossless run of the same seed. Between tried loss rates it is interpolated, as

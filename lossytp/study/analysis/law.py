@@ -34,7 +34,8 @@ class PowerLaw(NamedTuple):
         exponent_error: standard error of the exponent.
         arms: A.
         r_squared: share of the variance of the falls that the law explains.
-        chi_squared: squared deviations in standard errors of the falls, for each degree of freedom; 1 is expected.
+        chi_squared: squared deviations in standard errors of the falls, for each degree of freedom, relative to what
+            seeds alone make; 1 is expected.
     """
 
     scale: float
@@ -54,11 +55,23 @@ class PowerLaw(NamedTuple):
         return {name: each if math.isfinite(each) else None for name, each in self._asdict().items()}
 
 
-def fit_power_law(squared_error: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -> PowerLaw:
-    """Fit the law to A arms by least squares, weighted by the falls' standard errors, (A,) each."""
+def fit_power_law(
+    squared_error: np.ndarray, fall: np.ndarray, standard_error: np.ndarray, seeds: np.ndarray
+) -> PowerLaw:
+    """Fit the law to A arms by least squares, weighted by the falls' standard errors.
+
+    Args:
+        squared_error: (A,) expected squared errors of sums.
+        fall: (A,) falls, as shares.
+        standard_error: (A,) of the falls, estimated from `seeds`.
+        seeds: (A,) numbers of seeds. A squared deviation in estimated standard errors is (n - 1) / (n - 3) on average,
+            as of Student's t; with three seeds or fewer it has no average, and chi squared is missing.
+    """
     law, covariance = curve_fit(power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
     residual = fall - power(squared_error, *law)
     deviations = np.sqrt(np.diag(covariance))
+    squared_t = (residual / standard_error) ** 2
+    expected = np.where(seeds > 3, (seeds - 1) / np.maximum(seeds - 3, 1), np.nan)
     return PowerLaw(
         scale=float(law[0]),
         exponent=float(law[1]),
@@ -66,25 +79,32 @@ def fit_power_law(squared_error: np.ndarray, fall: np.ndarray, standard_error: n
         exponent_error=float(deviations[1]),
         arms=len(fall),
         r_squared=float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum()),
-        chi_squared=float(((residual / standard_error) ** 2).sum() / (len(fall) - len(law))),
+        chi_squared=float((squared_t / expected).sum() / (len(fall) - len(law))),
     )
 
 
-def explained_elsewhere(arms: pd.DataFrame, predictor: str) -> float:
-    """Fit the law to the loss rates of the usual network, and ask it of all other arms.
+def law_of(arms: pd.DataFrame, predictor: str = "squared_error") -> PowerLaw:
+    """Fit the law to rows of `law_arms`; the column `predictor` stands for the squared error."""
+    return fit_power_law(*(arms[name].to_numpy() for name in (predictor, "fall", "standard_error", "seeds")))
+
+
+def explained_elsewhere(arms: pd.DataFrame, predictor: str) -> float | None:
+    """Fit the law to the loss rates of the usual network, and test it on all other arms.
 
     Args:
         arms: one task's rows of `law_arms` that lose in one phase.
         predictor: the column that stands for the squared error, such as `missing_share`.
 
     Returns:
-        The share of the variance of the other arms' falls that the law explains. They have other algorithms, numbers of
-        ranks and repairs.
+        The share of the variance of the other arms' falls that the law explains, or None if there are no others. They
+        have other algorithms, numbers of ranks and repairs.
     """
     usual = (
         (arms["algorithm"] == "direct") & (arms["repair"] == "zero") & (arms["ranks"] == arms["ranks"].mode().iloc[0])
     )
-    law = fit_power_law(*(arms.loc[usual, name].to_numpy() for name in (predictor, "fall", "standard_error")))
+    if usual.all():
+        return None
+    law = law_of(arms[usual], predictor)
     fall = arms.loc[~usual, "fall"].to_numpy()
     residual = fall - law.fall(arms.loc[~usual, predictor].to_numpy())
     return float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum())

@@ -18,7 +18,7 @@ GPU_FLOPS_PER_S = 1e13  # assumed for batches as small as the study's, not measu
 
 
 def summarise_runs(records: list[dict]) -> dict[str, Any]:
-    """Summarise all experiments' distinct runs: number, packets, hours, machines and `repeatability`.
+    """Summarise all experiments' distinct runs: number, packets, core hours, machines and `repeatability`.
 
     Controls lose no packets, so their losses do not count. Returns JSON-ready values.
     """
@@ -31,7 +31,7 @@ def summarise_runs(records: list[dict]) -> dict[str, Any]:
         "packets": sum(traffic["packets"] for traffic in with_packets),
         "lost": sum(traffic["lost"] for traffic in with_packets),
         "seconds_a_cell": float(np.median([record["timing"]["total_seconds"] for record in records])),
-        "hours": sum(record["timing"]["total_seconds"] for record in records) / 3600,
+        "hours": sum(record["timing"]["total_seconds"] * record["processes"] for record in records) / 3600,
         "environments": [each for number, each in enumerate(environments) if each not in environments[:number]],
         "devices": sorted({record["timing"]["device"] for record in records}),
         "threads": sorted({record["timing"]["threads"] for record in records}),

@@ -17,7 +17,7 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
     """Return what each arm costs against the lossless arm, paired by seed.
 
     A lossless run on fewer tokens is as good as a lossy one. The arm's `times_tokens` says how many times fewer. It is
-    interpolated between the lossless runs of a seed, on a logarithmic axis of tokens. A run that became not finite has
+    interpolated between the lossless runs of a seed, on a logarithmic axis of tokens. A run that diverged has
     no cross-entropy: rises leave its seed out, and its arm has neither a mean nor `times_tokens`.
 
     Args:
@@ -36,7 +36,11 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
         outcome = f"cross_entropy_{evaluation}"
         rises = compare_arms(runs, reference=LOSSLESS, outcome=outcome, within=("task",))
         found = join_differences(found, rises, WHERE, evaluation)
-        found = found.merge(rises[[*WHERE, "seeds", "mean"]].rename(columns={"mean": f"{evaluation}_mean"}))
+        if "seeds" not in found:
+            found = found.merge(rises[[*WHERE, "seeds"]], on=WHERE, how="left")
+        found = found.merge(
+            rises[[*WHERE, "mean"]].rename(columns={"mean": f"{evaluation}_mean"}), on=WHERE, how="left"
+        )
         found = found.merge(_times_tokens(runs, outcome).add_prefix(f"{evaluation}_times_tokens"), on=WHERE, how="left")
     return found
 
@@ -52,7 +56,7 @@ def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
         logs = [log_slowdown(lossless.loc[seed], tokens, score) for seed, tokens, score in runs_of_arm]
         value, low, high = np.exp(t_interval(np.array(logs)))
         rows.append({"arm": arm, "loss_rate": rate, "": value, "_low": low, "_high": high})
-    return pd.DataFrame(rows).set_index(WHERE)
+    return pd.DataFrame(rows, columns=[*WHERE, "", "_low", "_high"]).set_index(WHERE)
 
 
 def waiting_times(step_times: pd.DataFrame, *, loss_rate: float, phases: str) -> list[dict[str, float]]:

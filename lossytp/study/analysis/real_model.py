@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lossytp.study.statistics import t_interval
+from lossytp.study.statistics import share_interval, t_interval
 
 COLLAPSE_NATS = 3.0  # a block that rises by more has collapsed
 USUAL = {"algorithm": "direct", "phase": "reduce", "losses": "single"}
@@ -22,7 +22,7 @@ def rises(folder: Path) -> pd.DataFrame:
         Columns `model_name`, `ranks`, `losses` ("single", "bursts of 8" or another loss type), `algorithm`, `phase`,
         `repair`, `loss_rate`, `draws`, `blocks`, `lossless` cross-entropy, `rise` in nats a token with Student's 95 %
         interval over draws as `low` and `high`, the `median` block's rise and the `largest`, and `collapsed`, the share
-        of blocks that rise by more than `COLLAPSE_NATS`, with its interval over draws as `collapsed_low` and
+        of blocks that rise by more than `COLLAPSE_NATS`, with its binomial interval as `collapsed_low` and
         `collapsed_high`.
 
     Raises:
@@ -73,7 +73,7 @@ def predict_medians(errors: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFram
 
 
 def times_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
-    """Return how many times the law's prediction the median block rises, over networks that lose single packets.
+    """Return the median block's rise over the law's prediction, for networks that lose single packets.
 
     Args:
         table: from `rises`.
@@ -133,7 +133,7 @@ def _losses(config: dict[str, Any]) -> str:
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     rises_SN = np.array(row["rises"])
     estimate = t_interval(rises_SN.mean(axis=1))
-    collapsed = t_interval((rises_SN > COLLAPSE_NATS).mean(axis=1))
+    collapsed = share_interval(int((rises_SN > COLLAPSE_NATS).sum()), rises_SN.size)
     return {
         **{name: row[name] for name in ("algorithm", "phase", "repair", "loss_rate")},
         "draws": len(rises_SN),

@@ -20,7 +20,7 @@ def compare_runs(experiments: Iterable[Experiment], published: Path) -> pd.DataF
     """Compare every cell's record with the published one of the same name.
 
     Packets lost must be equal: they depend on the seed alone. Accuracies may differ by `ACCURACY_BOUND`, because other
-    processors round differently. Cells whose data differ, as the text of another Python does, cannot be compared.
+    processors round differently. Cells with other data, such as another Python's text, cannot be compared.
 
     Args:
         experiments: whose cells are finished.

@@ -28,7 +28,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
 
     All runs of one seed lose the same packets in an evaluation at one rate. These are not the packets of the run's own
     evaluation: at rate 0 accuracy equals the record's `accuracy_clean`, at the rate of training it is another sample of
-    its `accuracy_lossy`. A run that became not finite saved no model; as in `records.tidy` it scores the most frequent
+    its `accuracy_lossy`. A run that diverged saved no model; as in `records.tidy` it scores the most frequent
     class.
 
     Args:

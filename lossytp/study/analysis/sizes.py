@@ -10,6 +10,7 @@ import pandas as pd
 
 from lossytp.study.statistics import Estimate, t_interval
 
+FINE_TUNED = "fine_tuned_"  # prefix of a run's folder in the pretrained model's; the loss rate and the seed follow
 MODEL = ["model_name", "parameters", "tokens"]
 
 
@@ -65,8 +66,9 @@ def of_one_size(table: pd.DataFrame) -> pd.DataFrame:
 def exponents(runs: pd.DataFrame, draws: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the exponents of costs against the number of parameters, and against that of tokens.
 
-    Each seed, or each draw, has its own exponent: the slope of a line through the logarithms over models. The interval
-    is Student's over seeds, or over draws.
+    An exponent is the slope of a line through the logarithms of mean costs over models. Its interval is Student's over
+    the jackknife's values, which leave out one seed, or one draw, at a time (Tukey, 1958). A seed that a model lacks is
+    left out.
 
     Args:
         runs: as for `falls_of_models`.
@@ -74,7 +76,7 @@ def exponents(runs: pd.DataFrame, draws: pd.DataFrame) -> list[dict[str, Any]]:
 
     Returns:
         A mapping for each: `against` ("parameters" or "tokens"), `cost` ("fall", "rise", or "rise, whole packets"),
-        `loss_rate`, and the exponent's `value`, `low` and `high`, which are missing if a fall or rise is not positive.
+        `loss_rate`, and the exponent's `value`, `low` and `high`, missing if a mean cost is not positive.
     """
     draws = draws.join(_parameters(runs), on="model_name").rename(columns={"rise": "cost", "draw": "repeat"})
     several = {
@@ -106,9 +108,16 @@ def _falls(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _exponent(table: pd.DataFrame) -> Estimate:
-    """Return the mean over rows of the slope of log values against the logarithms of the columns' names."""
+    """Return the slope of the logarithms of the columns' means against those of their names; rows are repeats."""
+    costs_RM = table.dropna().to_numpy(dtype=float)
     x = np.log(table.columns.to_numpy(dtype=float))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        y = np.log(table.to_numpy(dtype=float))
-    slopes = ((x - x.mean()) * y).sum(axis=1) / ((x - x.mean()) ** 2).sum()
-    return t_interval(slopes)
+
+    def slope(means_M: np.ndarray) -> float:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return float(((x - x.mean()) * np.log(means_M)).sum() / ((x - x.mean()) ** 2).sum())
+
+    repeats, whole = len(costs_RM), slope(costs_RM.mean(axis=0))
+    without = np.array([slope(np.delete(costs_RM, row, axis=0).mean(axis=0)) for row in range(repeats)])
+    interval = t_interval(repeats * whole - (repeats - 1) * without)
+    half = (interval.high - interval.low) / 2
+    return Estimate(whole, whole - half, whole + half)

@@ -49,11 +49,11 @@ def network_name(loss_rate: float, algorithm: str, reliable_gather: bool) -> str
 
 
 def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return, by network, how many times fewer steps reach the same accuracy without losses, for two lengths.
+    """Return each network's slowdown at two lengths: its steps over the lossless steps of equal accuracy.
 
-    These are the network's two longest trainings. If losses only delayed learning, the two slowdowns would be equal.
-    Each seed has its own slowdowns: its lossless accuracy is interpolated on a logarithmic axis of steps. A seed whose
-    accuracy lies beyond its lossless runs is left out.
+    The lengths are the network's two longest trainings. If losses only delayed learning, the two slowdowns would be
+    equal. Each seed has its own slowdowns: its lossless accuracy is interpolated on a logarithmic axis of steps. A seed
+    whose accuracy lies beyond its lossless runs is left out.
 
     Args:
         runs: of one task and learning rate: `network` (None without losses), `max_steps`, `seed`, `accuracy_lossy`.
@@ -82,7 +82,7 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def log_slowdown(lossless: "pd.Series[float]", length: float, score: float) -> float:
-    """Return the logarithm of how many times shorter lossless training is as good; NaN outside of its lengths.
+    """Return log(`length` / length of the lossless training of equal score); NaN if no lossless scores span `score`.
 
     Args:
         lossless: the score by length, such as a number of steps; a better score is higher.

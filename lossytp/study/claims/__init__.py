@@ -22,7 +22,12 @@ CLAIMS: dict[str, Callable[[Results], Claim]] = {
 
 def check_claims(results: Results) -> dict[str, dict[str, Any]]:
     """Return, for each claim, whether it `holds` and its `numbers`."""
-    checked = {name: claim(results) for name, claim in CLAIMS.items()}
+    checked = {}
+    for name, claim in CLAIMS.items():
+        try:
+            checked[name] = claim(results)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"the claim {name} lacks results ({error!r}): run the experiment that it needs") from error
     return {name: {"holds": claim.holds, "numbers": _finite(claim.numbers)} for name, claim in checked.items()}
 
 

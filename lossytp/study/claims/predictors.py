@@ -17,19 +17,22 @@ def one_law(results: Results) -> Claim:
 
 
 def both_phases_cost_more(results: Results) -> Claim:
-    """Require that four of five arms that lose in both phases cost more than the law says."""
+    """Require that four of five arms that lose in both phases cost more than the law says.
+
+    Arms count if the law expects a fall of more than two standard errors.
+    """
     ratios = [ratio for each in results["law_both_phases"].values() for ratio in each]
     share = sum(ratio > 1 for ratio in ratios) / len(ratios)
     return Claim(share >= 0.8, {"share above the law": share, "largest ratio": max(ratios)})
 
 
-def scatter_in_sst2(results: Results) -> Claim:
-    """Require that arms scatter about the law as seeds do in docstrings (chi squared below 2), and more in SST-2."""
+def arms_scatter_as_seeds_do(results: Results) -> Claim:
+    """Require that arms deviate from the law by at most twice what seeds alone make, squared."""
     infinite = math.inf  # which JSON lacks
     scatter = {
         task: infinite if law["chi_squared"] is None else law["chi_squared"] for task, law in results["law"].items()
     }
-    return Claim(scatter["docstrings"] < 2 < scatter["sst2_held_out"], scatter)
+    return Claim(max(scatter.values()) < 2, scatter)
 
 
 def law_misses_only_rings(results: Results) -> Claim:
@@ -61,7 +64,10 @@ def falls_exceed_predictions(results: Results) -> Claim:
 
 
 def bytes_lost_together_cost_more(results: Results) -> Claim:
-    """Require that messages cost more than elements, with intervals apart, and that falls only rise in docstrings."""
+    """Require that messages cost more than elements, with intervals apart.
+
+    In docstrings no fall may shrink as the bytes grow.
+    """
     numbers: dict[str, float] = {}
     holds = True
     for task in tasks(results):

@@ -20,7 +20,7 @@ def pretraining_loses_nats(results: Results) -> Claim:
 def pretraining_wastes_tokens(results: Results) -> Claim:
     """Require that about a third of the tokens is wasted without losses in evaluation, and about two fifths with them.
 
-    About means by less than a twentieth, and with intervals that end within a tenth.
+    Means must lie within 0.05 of these shares, and intervals within 0.1.
     """
     row = _arm(results, *LOST)
     numbers: dict[str, float] = {}

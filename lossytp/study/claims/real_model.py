@@ -51,7 +51,7 @@ def protection_holds_on_other_losses(results: Results) -> Claim:
 
 
 def both_phases_stay_costly(results: Results) -> Claim:
-    """Require that 10 % loss both ways collapses every block, and some only just if the strongest are protected."""
+    """Require that 10 % loss both ways collapses every block; with protection, only some, and barely."""
     wanted = {"phase": "both", "algorithm": "direct", "loss_rate": 0.1}
     none, few = (real_row(results, **wanted, repair=repair) for repair in ("zero", FEW))
     numbers = {"collapsed": none["collapsed"], "protected": few["collapsed"], "rise, protected": few["low"]}

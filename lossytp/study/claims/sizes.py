@@ -1,5 +1,7 @@
-"""Claims about a model's size."""
+"""Claims about a model's size, and about how long it is pretrained."""
 
+import math
+from itertools import pairwise
 from typing import Any
 
 from lossytp.study.claims.claim import POINTS, Claim, Results, real_row, row_of
@@ -11,7 +13,8 @@ def rises_shrink_with_size(results: Results) -> Claim:
     The two largest models must differ by more than the others.
     """
     numbers = {cost: _exponent(results, "parameters", cost, 0.1)["high"] for cost in ("rise", "rise, whole packets")}
-    rows = [row for row in results["sizes"]["rises"] if not row["whole_packets"] and row["loss_rate"] == 0.1]
+    shared = results["sizes"]["tokens"]
+    rows = [row for row in _small_packets(results) if row["tokens"] == shared]
     first, *_, last_but_one, last = (row["rise"] for row in sorted(rows, key=lambda row: row["parameters"]))
     holds = max(numbers.values()) < 0 and last_but_one - last > first - last_but_one > 0
     return Claim(holds, numbers | {"smallest": first, "last but one": last_but_one, "largest": last})
@@ -23,9 +26,28 @@ def falls_shrink_with_size(results: Results) -> Claim:
     return Claim(row["high"] < 0, {end: row[end] for end in ("value", "low", "high")})
 
 
+def rises_grow_with_tokens(results: Results) -> Claim:
+    """Require that the rise at 10 % grows faster than the tokens, in packets of both kinds.
+
+    The exponent's interval must lie above 1. Each step to more tokens must multiply the rise by less than the last one.
+    """
+    numbers = {cost: _exponent(results, "tokens", cost, 0.1)["low"] for cost in ("rise", "rise, whole packets")}
+    usual = _usual(results)["model_name"]
+    rows = sorted((row for row in _small_packets(results) if row["model_name"] == usual), key=lambda row: row["tokens"])
+    growth = [later["rise"] / earlier["rise"] for earlier, later in pairwise(rows)]
+    holds = min(numbers.values()) > 1 and growth == sorted(growth, reverse=True)
+    return Claim(holds, numbers | {"first growth": growth[0], "last growth": growth[-1]})
+
+
+def falls_grow_with_tokens(results: Results) -> Claim:
+    """Require that the exponent of the fall after fine-tuning against tokens is above 0 with its interval."""
+    row = _exponent(results, "tokens", "fall", 0.3)
+    return Claim(row["low"] > 0, {end: row[end] for end in ("value", "low", "high")})
+
+
 def the_longest_trained_falls_most(results: Results) -> Claim:
-    """Require that the study's usual model, which saw most tokens, falls more than the same shape in sizes does."""
-    usual = row_of(results["comparisons"]["01_tolerance_of_small_packets"], "docstrings", "packets of 216 bytes", 0.3)
+    """Require that the study's usual model, which saw most tokens, falls more than its shape after fewer tokens."""
+    usual = _usual(results)
     most = max(row["high"] for row in results["sizes"]["falls"] if row["model_name"] == usual["model_name"])
     numbers = {"usual model, low": -POINTS * usual["high"], "fewer tokens, high": POINTS * most}
     return Claim(-usual["high"] > most, numbers)
@@ -41,8 +63,19 @@ def size_does_not_explain_the_real_model(results: Results) -> Claim:
     return Claim(real > 5 * most, {"real model": real, "any size": most})
 
 
+def _usual(results: Results) -> dict[str, Any]:
+    """Return what 30 % loss costs the study's usual model, in packets of a third of a token."""
+    rows = results["comparisons"]["01_tolerance_of_small_packets"]
+    return row_of(rows, "docstrings", "packets of 216 bytes", 0.3)
+
+
+def _small_packets(results: Results) -> list[dict[str, Any]]:
+    """Return the rises at 10 % in packets of a third of a token."""
+    return [row for row in results["sizes"]["rises"] if not row["whole_packets"] and row["loss_rate"] == 0.1]
+
+
 def _exponent(results: Results, against: str, cost: str, loss_rate: float) -> dict[str, Any]:
     wanted = (against, cost, loss_rate)
     rows = results["sizes"]["exponents"]
     (row,) = (row for row in rows if (row["against"], row["cost"], row["loss_rate"]) == wanted)
-    return dict(row)
+    return {name: math.nan if value is None else value for name, value in row.items()}  # no claim holds of nan

@@ -79,7 +79,7 @@ def burst_distribution(table: pd.DataFrame) -> Figure:
 
 
 def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = None) -> Figure:
-    """Draw how many times longer reliable steps take (lines), and how many times the steps losing needs (black).
+    """Draw the ratios by which reliable steps take longer (lines), and by which lossy runs need more steps (black).
 
     Losing wins where black lies below a line, retransmitting wins where it lies above.
     There is one panel per transport, and one line for each product of bandwidth and round trip, which sets the price.

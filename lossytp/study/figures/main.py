@@ -31,9 +31,11 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
         table: from `records.with_lossless`.
     """
     figure, axes = _panels(table["task"], 2.0, equal_falls=True)
+    arms = list(dict.fromkeys(table["arm"]))
     for ax, (task, runs) in zip(axes, table.groupby("task", sort=False), strict=True):
         ends, budgets = [], []
-        for number, (arm, ours) in enumerate(runs.groupby("arm", sort=False)):
+        for arm, ours in runs.groupby("arm", sort=False):
+            number = arms.index(str(arm))
             by_rate = ours.pivot_table(index="loss_rate", columns="seed", values="accuracy_lossy")
             falls = by_rate.loc[0.0] - by_rate
             rates = falls.index.to_numpy()
@@ -64,9 +66,11 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
         laws: the fitted law of each task.
     """
     figure, axes = _panels(arms["task"], 2.1, equal_falls=True)
+    every_kind = list(dict.fromkeys(map(str, _kinds(arms))))
     for ax, (task, ours) in zip(axes, arms.groupby("task", sort=False), strict=True):
         kinds = _kinds(ours)
-        for number, kind in enumerate(dict.fromkeys(kinds)):
+        for kind in dict.fromkeys(kinds):
+            number = every_kind.index(str(kind))
             rows = ours[kinds == kind]
             hollow = kind == "both phases"
             _errorbar(ax, rows["squared_error"], rows, number, label=str(kind), hollow=hollow)

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from lossytp.network.packets import Wire
+from lossytp.study.analysis.sizes import FINE_TUNED
 from lossytp.study.measurements.inference_rise import InferenceProbe
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.loop import run
@@ -66,8 +67,8 @@ def fine_tuned(
 
     Returns:
         A row a run: `model_name`, `parameters`, `tokens` of pretraining, `pretrained`, the cross-entropy of the
-        pretrained model, `loss_rate`, `mtu_bytes`, `seed`, `accuracy_clean` and `accuracy_lossy`. A run that became not
-        finite scores the most frequent class, as in `records.tidy`.
+        pretrained model, `loss_rate`, `mtu_bytes`, `seed`, `accuracy_clean` and `accuracy_lossy`. A run that
+        diverged scores the most frequent class, as in `records.tidy`.
 
     Raises:
         ValueError: if a folder holds a run with other settings, or the model of a missing run was deleted.
@@ -79,7 +80,7 @@ def fine_tuned(
     rows = []
     for seed in range(seeds):
         for rate in loss_rates:
-            folder = f"{config.output_dir}/fine_tuned_{rate:g}_seed{seed}"
+            folder = f"{config.output_dir}/{FINE_TUNED}{rate:g}_seed{seed}"
             here = {"model_name": config.output_dir, "output_dir": folder}
             values = {**settings, **here, "loss_rate": rate, "mtu_bytes": size, "seed": seed}
             record = read_record(Path(folder))  # readable without the model, which results do not keep

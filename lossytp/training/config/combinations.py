@@ -32,8 +32,8 @@ def _check_transport(config: "RunSettings") -> None:
     for name, needed in (allowed | {"fp16": False}).items() if config.transport == "udp" else ():
         if getattr(config, name) != needed:
             raise ValueError(
-                f"{name} = {getattr(config, name)!r} does not work with transport = 'udp', which carries float32 of "
-                "this project's tensor parallelism alone: leave one out"
+                f"{name} = {getattr(config, name)!r} does not work with transport = 'udp', which carries only float32 "
+                "of this project's tensor parallelism: leave one out"
             )
 
 
@@ -41,7 +41,7 @@ def _check_parallelism(config: "RunSettings") -> None:
     """Refuse implementations, pipelines and batch sizes that do not work together."""
     if config.tensor_parallel_layers == "megatron" and (config.bf16 or config.fp16):
         raise ValueError(
-            "implementation = 'megatron' does not work with bf16 or fp16, because its layers do not know autocast: "
+            "implementation = 'megatron' does not work with bf16 or fp16, because its layers do not support autocast: "
             "leave both out"
         )
     if config.tensor_parallel_layers == "dtensor" and config.tensor_parallel_size > 1:
@@ -118,8 +118,8 @@ def _check_backend(config: "RunSettings") -> None:
     chooses = stage_of(repair, "select") != ZERO
     if chooses and not (own_layers and tensor_parallel_alone) and not config.wiring().algorithm.hops_carry_one():
         raise ValueError(
-            f"repair = {config.repair!r} with algorithm = {config.algorithm!r}, whose packets carry sums that no "
-            "single process knows: choose direct, or tensor parallelism alone by this project's layers"
+            f"repair = {config.repair!r} does not work with algorithm = {config.algorithm!r}, whose packets carry sums "
+            "that no single process knows: choose direct, or only this project's tensor parallelism"
         )
     fully_sharded = config.fully_sharded
     other_logits = config.tensor_parallel_size > 1 and (fully_sharded or not (own_layers or config.reliable_gather))

@@ -207,7 +207,7 @@ class PretrainConfig(RunSettings, TextSettings):
         return replace(self, tensor_parallel_size=ranks)
 
     def differences(self, written: dict[str, Any]) -> list[str]:
-        """Return the names of other settings than in `written`; a run may go on for more steps than it was to take."""
+        """Return the names of settings that differ from `written`. More `total_steps` go on, and do not differ."""
         names = super().differences(written)
         return [name for name in names if name != "total_steps" or written[name] > self.total_steps]
 

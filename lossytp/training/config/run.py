@@ -56,7 +56,7 @@ class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         return 0.0
 
     def differences(self, written: dict[str, Any]) -> list[str]:
-        """Return the names of settings that keep this run from being, or continuing, the one that `written` is of."""
+        """Return the names of settings because of which this run neither is nor continues the run of `written`."""
         ours = self.result_settings()
         return [name for name in {**ours, **written} if name not in ours or ours[name] != written.get(name, ...)]
 

@@ -1,1 +1,1 @@
-"""Pretrain small GPT-2s on running text, as a start for fine-tuning."""
+"""Pretrain small decoders on running text, as a start for fine-tuning."""

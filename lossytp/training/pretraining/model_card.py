@@ -20,10 +20,10 @@ It knows a little English and no facts.
 | data | {data}, packed into blocks of {block_size} tokens |
 | vocabulary | byte-level BPE of {vocabulary} tokens |
 | training | {tokens:,} tokens: {steps:,} steps of {batch_size} blocks |
-| learning rate | {learning_rate:g}, cosine decay to {smallest:g} |
+| learning rate | {learning_rate:g}, {schedule} decay to {smallest:g} |
 | held out | {validation_tokens:,} tokens: {validation_loss:.4f} nats a token, perplexity {perplexity:.2f} |
 | beside | a Kneser-Ney trigram model of {trigram_tokens:,} of the same tokens: perplexity {trigram_perplexity:.2f} |
-| weights | stored in bfloat16, trained in float32 |
+| weights | stored in bfloat16, trained in {precision} |
 | code | commit {commit} |
 | made on | {processor}, {threads} threads, torch {torch}, {hours:.1f} hours |
 
@@ -49,6 +49,8 @@ def model_card(record: dict[str, Any]) -> str:
         parameters=record["parameters"],
         data=config["data_glob"],
         tokens=timing["steps"] * config["batch_size"] * config["block_size"],
+        schedule=config["schedule"],
+        precision="float32, with autocast to bfloat16" if config["bf16"] else "float32",
         smallest=config["min_learning_rate"],
         validation_loss=loss,
         perplexity=math.exp(loss),

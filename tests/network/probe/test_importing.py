@@ -59,11 +59,11 @@ def test_rows_and_columns_are_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "options", "words"),
     [
-        ("a.txt", "", {}, "holds no packets: give a file of nothing but a 0 or 1 per packet, or a table"),
+        ("a.txt", "", {}, "holds no packets: give a file with only a 0 or 1 per packet, or a table"),
         ("a.csv", "flow,lost\n", {}, "holds no packets"),
         ("a.txt", "0121", {}, "holds no packets"),
-        ("a.csv", "a,b\n0,1\n", {}, "2 of the columns a, b look like losses, not one: name the right one with --colu"),
-        ("a.csv", "a,b\n5,6\n", {}, "0 of the columns a, b look like losses, not one: name the right one with --colu"),
+        ("a.csv", "a,b\n0,1\n", {}, "2 of the columns a, b look like losses, not exactly one: name the right one"),
+        ("a.csv", "a,b\n5,6\n", {}, "0 of the columns a, b look like losses, not exactly one: name the right one"),
         ("a.csv", "a,b\n0\n", {}, "line 2 has more or fewer fields than the header"),
         ("a.csv", "a,b\n0,3\n", {"column": "b"}, "'3' in b is neither 0 nor 1"),
         ("a.csv", "a,b\nx,0110\ny,02\n", {"column": "b"}, "row 2 has '02' in b: give one 0 or 1 per packet"),

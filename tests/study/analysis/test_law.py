@@ -11,8 +11,8 @@ COHERENCE = {"docstrings": {"2": 0.0, "4": 0.0, "8": 0.0}}
 
 def test_the_law_is_found_again_with_its_errors():
     rng = np.random.default_rng(0)
-    error, deviation = np.linspace(0.02, 0.4, 40), np.full(40, 0.002)
-    laws = [fit_power_law(error, 0.6 * error**1.2 + rng.normal(0, 0.002, 40), deviation) for _ in range(200)]
+    error, deviation, many = np.linspace(0.02, 0.4, 40), np.full(40, 0.002), np.full(40, 10**6)
+    laws = [fit_power_law(error, 0.6 * error**1.2 + rng.normal(0, 0.002, 40), deviation, many) for _ in range(200)]
     assert np.mean([law.scale for law in laws]) == pytest.approx(0.6, abs=0.002)
     assert np.mean([law.exponent for law in laws]) == pytest.approx(1.2, abs=0.005)
     assert np.std([law.scale for law in laws]) == pytest.approx(laws[0].scale_error, rel=0.2)
@@ -25,8 +25,20 @@ def test_the_law_is_found_again_with_its_errors():
 def test_precise_arms_decide():
     error = np.array([0.1, 0.2, 0.3, 0.4])
     fall = np.array([0.1, 0.2, 0.3, 0.9])
-    law = fit_power_law(error, fall, np.array([1e-4, 1e-4, 1e-4, 1.0]))
+    law = fit_power_law(error, fall, np.array([1e-4, 1e-4, 1e-4, 1.0]), np.full(4, 5))
     assert law.exponent == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("seeds", [7, 10])
+def test_chi_squared_is_1_if_errors_are_estimated_from_seeds(seeds):
+    rng = np.random.default_rng(1)
+    error = np.linspace(0.1, 0.4, 40)
+    found = []
+    for _ in range(200):
+        falls_AS = 0.6 * error[:, None] ** 1.2 + rng.normal(0, 0.002, (40, seeds))
+        deviations = falls_AS.std(axis=1, ddof=1) / seeds**0.5
+        found.append(fit_power_law(error, falls_AS.mean(axis=1), deviations, np.full(40, seeds)).chi_squared)
+    assert np.mean(found) == pytest.approx(1, abs=0.15)
 
 
 def arms(*changes, **columns):
@@ -88,10 +100,11 @@ def test_a_law_that_holds_everywhere_explains_other_arms_and_another_does_not():
     rates = np.array([0.02, 0.05, 0.1, 0.2, 0.3])
     usual = pd.DataFrame({"squared_error": rates, "missing_share": rates, "algorithm": "direct", "ranks": 4})
     other = usual.assign(squared_error=2 * rates, algorithm="ring")
-    arms_of_both = pd.concat([usual, other], ignore_index=True).assign(repair="zero", standard_error=0.001)
+    arms_of_both = pd.concat([usual, other], ignore_index=True).assign(repair="zero", standard_error=0.001, seeds=5)
     arms_of_both["fall"] = 0.6 * arms_of_both["squared_error"] ** 1.2
     assert explained_elsewhere(arms_of_both, "squared_error") == pytest.approx(1)
     assert explained_elsewhere(arms_of_both, "missing_share") < 0.5
+    assert explained_elsewhere(arms_of_both[:5], "squared_error") is None, "there are no other arms"
 
 
 def test_one_arm_fixes_the_scale_for_other_packets():

@@ -72,6 +72,18 @@ def test_a_run_that_became_not_finite_leaves_its_arm_without_a_mean(runs):
     assert math.isnan(found["clean_times_tokens"])
 
 
+def test_a_run_that_diverges_only_over_losses_keeps_its_arm(runs):
+    broken = (runs["arm"] == LOSSY) & (runs["seed"] == 1)
+    runs.loc[broken, "cross_entropy_lossy"] = math.nan
+    found = nats_lost(runs).set_index("arm").loc[LOSSY]
+    assert (found["seeds"], found["clean"], found["lossy"]) == (3, pytest.approx(0.2), pytest.approx(0.6))
+    assert math.isnan(found["lossy_mean"])
+
+
+def test_lossless_runs_alone_are_a_table_too(runs):
+    assert list(nats_lost(runs[runs["loss_rate"] == 0])["arm"]) == ["no loss", HALF]
+
+
 def step_times(prices):
     """Step times at 10 % loss, where best effort takes a second, by bandwidth."""
     rows = [

@@ -104,13 +104,22 @@ def test_the_interval_is_over_seeds():
     steeper = (runs["loss_rate"] > 0) & (runs["seed"] == 1) & (runs["model_name"] == "large")
     runs.loc[steeper, "accuracy_lossy"] -= 0.02  # twice the fall at the large end, in one seed
     found = exponent(exponents(runs, inference(0.0)), "fall", 0.3)
-    slope = np.log(2) * np.log(4) / (2 * np.log(4) ** 2)
-    assert found["value"] == pytest.approx(slope / 3)
-    assert found["low"] < 0 < found["high"]
+    assert found["value"] == pytest.approx(np.log(4 / 3) / (2 * np.log(4))), "the large model's mean fall is 4/3"
+    without = np.array([np.log(3 / 2), 0, np.log(3 / 2)]) / (2 * np.log(4))  # one seed left out at a time
+    half = 4.3027 * (2 * without).std(ddof=1) / 3**0.5
+    assert (found["low"], found["high"]) == pytest.approx((found["value"] - half, found["value"] + half), rel=1e-3)
 
 
-def test_a_seed_that_does_not_fall_leaves_no_exponent():
+def test_a_seed_that_does_not_fall_counts_and_a_model_that_does_not_leaves_no_exponent():
     runs = fine_tuning(0.0)
     better = (runs["loss_rate"] > 0) & (runs["seed"] == 1) & (runs["model_name"] == "large")
+    runs.loc[better, "accuracy_lossy"] += 0.03
+    assert exponent(exponents(runs, inference(0.0)), "fall", 0.3)["value"] < 0
     runs.loc[better, "accuracy_lossy"] += 0.04
     assert exponent(exponents(runs, inference(0.0)), "fall", 0.3)["value"] is None
+
+
+def test_a_seed_that_a_model_lacks_is_left_out():
+    runs = fine_tuning(-0.3)
+    lacking = runs[~((runs["model_name"] == "large") & (runs["seed"] == 2))]
+    assert exponent(exponents(lacking, inference(0.0)), "fall", 0.3)["value"] == pytest.approx(-0.3)

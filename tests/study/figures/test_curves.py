@@ -50,7 +50,7 @@ def test_each_task_has_its_row(study, record, curves):
     assert len(figure.axes) == 4
     assert [ax.get_title() for ax in figure.axes[::2]] == [
         "docstrings, evaluated with losses",
-        "sst2, evaluated with losses",
+        "SST-2, evaluated with losses",
     ]
     line = next(line for line in figure.axes[2].lines if line.get_label() == "alone")
     assert line.get_ydata().tolist() == [0.8, 0.8]

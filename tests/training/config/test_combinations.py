@@ -48,8 +48,8 @@ OWN = {"reliable_gather": False}
         ),
         (
             {"repair": "protect(0.1)", "algorithm": "ring", "data_parallel_size": 2},
-            "repair = 'protect(0.1)' with algorithm = 'ring', whose packets carry sums that no single process knows: "
-            "choose direct, or tensor parallelism alone by this project's layers",
+            "repair = 'protect(0.1)' does not work with algorithm = 'ring', whose packets carry sums that no single "
+            "process knows: choose direct, or only this project's tensor parallelism",
         ),
         (
             {"exact_adjoint": True, "lossy_direction": "backward"},
@@ -96,7 +96,8 @@ OWN = {"reliable_gather": False}
         ),
         (
             {**OWN, "algorithm": "sender"},
-            "reliable_gather = False with algorithm = 'sender', whose sum reaches every rank: choose another algorithm",
+            "reliable_gather = False does not work with algorithm = 'sender', whose sum reaches every rank: choose "
+            "another algorithm",
         ),
         (
             {"repair": "local", "algorithm": "sender"},
