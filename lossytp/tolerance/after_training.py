@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lossytp.study.analysis.robustness import MODELS, STRONGEST_FILE, outcome, train
+from lossytp.study.measurements.evaluated_runs import MODELS, STRONGEST_FILE, evaluate_at, train
 from lossytp.tolerance.strong_packets import packet_norms, summary
 from lossytp.training.config import TrainConfig
 from lossytp.training.config.network import NetworkSettings
@@ -56,7 +56,7 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
             "trained_at": config.loss_rate,
             "trained_with": config.repair,
             "evaluated_with": repair,
-            "accuracy": outcome(config, loss_rate, repair)["accuracy"] if finite else share,
+            "accuracy": evaluate_at(config, loss_rate, repair)["accuracy"] if finite else share,
             "clean": record["final"]["accuracy_clean"] if finite else share,
             "strongest": strongest,
         }

@@ -48,7 +48,7 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
 def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     """Return, by arm and loss rate, how many times fewer lossless tokens are as good, as "", "_low" and "_high"."""
     runs = runs.assign(score=-runs[outcome])
-    lossless = runs[runs["loss_rate"] == 0].pivot_table(index="seed", columns="tokens", values="score").dropna()
+    lossless = runs[runs["loss_rate"] == 0].pivot(index="seed", columns="tokens", values="score").dropna()
     rows = []
     for (arm, rate), ours in runs[runs["loss_rate"] > 0].groupby(WHERE, sort=False):
         ours = ours[ours["seed"].isin(lossless.index)]

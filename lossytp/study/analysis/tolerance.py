@@ -84,7 +84,7 @@ def tolerance_curves(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _curve(arm: str, runs: pd.DataFrame) -> dict[str, Any]:
-    matrix = runs.pivot_table(index="seed", columns="loss_rate", values="accuracy_lossy")
+    matrix = runs.pivot(index="seed", columns="loss_rate", values="accuracy_lossy")
     complete = matrix.dropna(axis=0)  # a seed that lacks a rate cannot be paired
     rates = complete.columns.to_numpy(dtype=float)
     largest = float(rates[-1])

@@ -109,7 +109,7 @@ def gain_from_longer_training(table: pd.DataFrame) -> list[dict[str, Any]]:
     learning_rate = lossy.sort_values("max_steps")["learning_rate"].iloc[-1]
     lossy = lossy[(lossy["loss_rate"] == lossy["loss_rate"].max()) & (lossy["learning_rate"] == learning_rate)]
     for task, runs in lossy.groupby("task", sort=False):
-        by_length = runs.pivot_table(index="seed", columns="max_steps", values="change")
+        by_length = runs.pivot(index="seed", columns="max_steps", values="change")
         short, long = by_length.columns.min(), by_length.columns.max()
         gain = t_interval((by_length[long] - by_length[short]).dropna().to_numpy())
         found.append({"task": str(task), "steps": int(short), "longer_steps": int(long), "gain": gain.as_json()})

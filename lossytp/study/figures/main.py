@@ -36,7 +36,7 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
         ends, budgets = [], []
         for arm, ours in runs.groupby("arm", sort=False):
             number = arms.index(str(arm))
-            by_rate = ours.pivot_table(index="loss_rate", columns="seed", values="accuracy_lossy")
+            by_rate = ours.pivot(index="loss_rate", columns="seed", values="accuracy_lossy")
             falls = by_rate.loc[0.0] - by_rate
             rates = falls.index.to_numpy()
             estimates = np.array([t_interval(row.dropna().to_numpy()) for _, row in falls.iterrows()])
