@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from lossytp.study.comparisons import drops_and_gains, unlearned_trainings
 from lossytp.study.figures.style import save
 from lossytp.study.grid import Experiment, load_experiments
-from lossytp.study.records import complete_seeds, read_experiment
+from lossytp.study.records import TRAINING, complete_seeds, read_experiment
 from lossytp.study.run_measures import mean_by_arm, traffic_costs
 from lossytp.training.config import TrainConfig
 
@@ -91,7 +91,7 @@ class Study:
 
     def configs(self, name: str) -> list[TrainConfig]:
         """Return a configuration of each row of an experiment's comparison."""
-        where = ["task", "arm", "loss_rate"]
+        where = [*TRAINING, "arm", "loss_rate"]
         table, records = self.complete(name, 1 if name == HEADLINE else FEWEST_SEEDS)
         firsts = table.drop_duplicates(where).set_index(where)
         numbers = dict(zip(firsts.index, table.drop_duplicates(where).index, strict=True))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pandas as pd
 
+from lossytp.study.records import TRAINING
 from lossytp.study.statistics import t_interval
 
 
@@ -25,8 +26,8 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
 
 
 def mean_by_arm(table: pd.DataFrame, values: list[dict[str, float]]) -> pd.DataFrame:
-    """Average `values`, one of each row of the table, over the seeds of each task, arm and loss rate."""
-    where = ["task", "arm", "loss_rate"]
+    """Average `values`, one of each row of the table, over the seeds of each training, arm and loss rate."""
+    where = [name for name in (*TRAINING, "arm", "loss_rate") if name in table]
     joined = pd.concat([table[where].reset_index(drop=True), pd.DataFrame(values)], axis=1)
     return joined.groupby(where, sort=False, as_index=False).mean()
 

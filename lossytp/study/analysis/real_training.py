@@ -4,10 +4,10 @@ from typing import Any
 
 import pandas as pd
 
+from lossytp.study.records import LOSSLESS
 from lossytp.study.statistics import t_interval
 
-LOSSLESS, NOTHING, BEST = "no loss", "zero", "protect(0.1) + hadamard(64)"
-FEW = "protect(0.01) + hadamard(64)"
+NOTHING, BEST, FEW = "zero", "protect(0.1) + hadamard(64)", "protect(0.01) + hadamard(64)"
 CONTRASTS = {  # both models and repairs of a difference in accuracy: trained over, evaluated with
     "training under loss": ((NOTHING, NOTHING), (LOSSLESS, NOTHING)),
     "a tenth": ((LOSSLESS, BEST), (LOSSLESS, NOTHING)),

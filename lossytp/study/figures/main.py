@@ -10,11 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossytp.study.analysis.law import PowerLaw
-from lossytp.study.figures.style import COLUMN, MARKERS, loss_rate_axis, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, MARKERS, MILLION, POINTS, loss_rate_axis, shared_legend, task_name
 from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
-POINTS = 100  # in a share of 1
-MILLION = 1e6
 BELOW = 2.6  # points below 0, with room for the budgets' labels
 FARTHEST = 10  # points: the tolerance figure is about what lies below
 APART = 1.05  # between marks of equal x on a logarithmic axis

@@ -6,9 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.analysis.law import PowerLaw
-from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
-
-POINTS = 100  # in a share of 1
+from lossytp.study.figures.style import COLUMN, MARKERS, POINTS, shared_legend
 
 
 def predicted_and_measured(table: pd.DataFrame) -> Figure:

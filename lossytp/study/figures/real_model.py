@@ -7,9 +7,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, MARKERS, POINTS, shared_legend, task_name
 
-POINTS = 100  # in a share of 1
 EXTRA_MARKERS = "+x1"  # of kinds of repair, apart from those of networks
 NAMES = {"zero": "nothing"}  # of repairs that figures name otherwise
 

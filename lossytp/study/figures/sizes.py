@@ -8,10 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lossytp.study.analysis.sizes import of_equal_tokens, of_one_size
-from lossytp.study.figures.style import COLUMN, MARKERS
-
-POINTS = 100  # in a share of 1
-MILLION = 1e6
+from lossytp.study.figures.style import COLUMN, MARKERS, MILLION, POINTS
 
 
 def cost_of_models(rises: pd.DataFrame, falls: pd.DataFrame) -> Figure:

@@ -14,6 +14,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from lossytp.study.statistics import t_interval
 
 NAMED_APART = 4  # the least ratio of two labelled rates whose labels do not overlap
+POINTS = 100  # in a share of 1
+MILLION = 1e6
 COLUMN = 3.5  # inches, the width of the paper's column
 TASK_NAMES = {"sst2_held_out": "SST-2", "sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI subset"}
 MARKERS = "osD^vPX*<>"  # with colours, so that arms differ in grey too
