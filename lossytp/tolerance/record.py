@@ -1,7 +1,7 @@
 """Keep finished rows of a tolerance measurement in tolerance.json, so that a stopped measurement can resume."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
     return {row.cell: row for row in rows}
 
 
-def keep_rows(measurement: Measurement, done: Mapping[Cell, Row], drawn: Callable[[Cell, int], None]) -> Iterator[Row]:
+def keep_rows(measurement: Measurement, done: dict[Cell, Row], drawn: Callable[[Cell, int], None]) -> Iterator[Row]:
     """Yield the measurement's rows, and write the record after each. It keeps all rows that are `done`.
 
     Args:
