@@ -42,10 +42,11 @@ def law(study: Study) -> dict[str, Any]:
     if arms[~arms["both_phases"]].groupby("task").size().min() < FEWEST_ARMS:
         return {}
     fitted = {str(task): law_of(ours) for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)}
-    elsewhere = {
-        str(task): {name: explained_elsewhere(ours, name) for name in ("squared_error", "missing_share")}
-        for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)
-    }
+    elsewhere: dict[str, dict[str, float | None]] = {}
+    for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False):
+        found = {name: explained_elsewhere(ours, name) for name in ("squared_error", "missing_share")}
+        cheaper = ours[ours["squared_error"] < ours["squared_error"].max()]
+        elsewhere[str(task)] = found | {"without_costliest": explained_elsewhere(cheaper, "squared_error")}
     study.draw(collapse(arms, fitted), "collapse")
     both = arms[arms["both_phases"]]
     costlier = {}  # the fall over what the law expects, where that is more than two standard errors of the fall

@@ -169,7 +169,9 @@ def test_the_small_study_ends_with_a_report(tmp_path):
     small = make(Study.read(tmp_path / "results", EXPERIMENTS, "small"))
     assert small["law_arms"], "the arms of single losses"
     assert {row["arm"] for row in small["law_arms"]} == {"single losses"}
-    assert small["law_elsewhere"] == {"docstrings": dict.fromkeys(("squared_error", "missing_share"))}
+    assert small["law_elsewhere"] == {
+        "docstrings": dict.fromkeys(("squared_error", "missing_share", "without_costliest"))
+    }
     assert pages(tmp_path, "report")
 
 

@@ -11,6 +11,7 @@ from lossytp.study.statistics import t_interval
 
 WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
+AXES = ("", "_linear")  # of the tokens, on which lossless runs are interpolated: logarithmic, or linear
 
 
 def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
@@ -26,9 +27,9 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
     Returns:
         One row an arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `seeds`, `tokens`. For the evaluation without
         losses, the mean cross-entropy is `clean_mean`, its rise `clean` with `clean_low`, `clean_high` and p-values as
-        in `comparisons.drops_and_gains`, and `clean_times_tokens` has an interval in `clean_times_tokens_low` and
-        `clean_times_tokens_high`. It is missing if a seed's run is worse than its shortest lossless one. The same
-        columns exist for `lossy`.
+        in `comparisons.drops_and_gains`. `clean_times_tokens` has an interval in `clean_times_tokens_low` and
+        `clean_times_tokens_high`; on a linear axis it is `clean_times_tokens_linear`. It is missing if a seed's run is
+        worse than its shortest lossless one. The same columns exist for `lossy`.
     """
     runs = runs.assign(tokens=runs["max_steps"] * runs["batch_size"] * runs["block_size"])
     found = runs.drop_duplicates(WHERE)[[*WHERE, "repair", "reliable_gather", "tokens"]]
@@ -41,11 +42,13 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
         found = found.merge(
             rises[[*WHERE, "mean"]].rename(columns={"mean": f"{evaluation}_mean"}), on=WHERE, how="left"
         )
-        found = found.merge(_times_tokens(runs, outcome).add_prefix(f"{evaluation}_times_tokens"), on=WHERE, how="left")
+        for axis in AXES:
+            times = _times_tokens(runs, outcome, linear=axis == "_linear")
+            found = found.merge(times.add_prefix(f"{evaluation}_times_tokens{axis}"), on=WHERE, how="left")
     return found
 
 
-def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
+def _times_tokens(runs: pd.DataFrame, outcome: str, *, linear: bool) -> pd.DataFrame:
     """Return, by arm and loss rate, how many times fewer lossless tokens are as good, as "", "_low" and "_high"."""
     runs = runs.assign(score=-runs[outcome])
     lossless = runs[runs["loss_rate"] == 0].pivot(index="seed", columns="tokens", values="score").dropna()
@@ -53,7 +56,7 @@ def _times_tokens(runs: pd.DataFrame, outcome: str) -> pd.DataFrame:
     for (arm, rate), ours in runs[runs["loss_rate"] > 0].groupby(WHERE, sort=False):
         ours = ours[ours["seed"].isin(lossless.index)]
         runs_of_arm = ours[["seed", "tokens", "score"]].itertuples(index=False, name=None)
-        logs = [log_slowdown(lossless.loc[seed], tokens, score) for seed, tokens, score in runs_of_arm]
+        logs = [log_slowdown(lossless.loc[seed], tokens, score, linear=linear) for seed, tokens, score in runs_of_arm]
         value, low, high = np.exp(t_interval(np.array(logs)))
         rows.append({"arm": arm, "loss_rate": rate, "": value, "_low": low, "_high": high})
     return pd.DataFrame(rows, columns=[*WHERE, "", "_low", "_high"]).set_index(WHERE)

@@ -142,6 +142,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         "median": float(np.median(rises_SN)),
         "low": estimate.low,
         "high": estimate.high,
+        "smallest": float(rises_SN.min()),
         "largest": float(rises_SN.max()),
         "collapsed": collapsed.value,
         "collapsed_low": collapsed.low,
@@ -156,8 +157,8 @@ def strongest_packet(file: Path) -> dict[str, Any]:
         file: a table of `lossytp.tolerance.strong_packets.by_norm`, for one layer and module.
 
     Returns:
-        `layer`, `module`, `blocks`; `norm` of the strongest packet, the mean over blocks, and `usual_norm`, the median
-        of the packets below the strongest tenth; `rise` if the strongest is lost, its mean over blocks, and
+        `layer`, `module`, `blocks`; `norm` of the strongest packet, the mean over blocks, and `usual_norm`, the largest
+        of a packet below the strongest tenth; `rise` if the strongest is lost, its mean over blocks, and
         `least_rise`; and `usual_rise`, the largest if one of the usual packets is lost. Rises are in nats a token.
     """
     table = pd.read_csv(file)
@@ -167,7 +168,7 @@ def strongest_packet(file: Path) -> dict[str, Any]:
         "module": str(table["module"].iloc[0]),
         "blocks": int(table["block"].nunique()),
         "norm": float(strongest["norm"].mean()),
-        "usual_norm": float(usual["norm"].median()),
+        "usual_norm": float(usual["norm"].max()),
         "rise": float(strongest["rise"].mean()),
         "least_rise": float(strongest["rise"].min()),
         "usual_rise": float(usual["rise"].max()),

@@ -13,6 +13,8 @@ CONTRASTS = {  # both models and repairs of a difference in accuracy: trained ov
     "a tenth": ((LOSSLESS, BEST), (LOSSLESS, NOTHING)),
     "a hundredth": ((LOSSLESS, FEW), (LOSSLESS, NOTHING)),
     "a tenth, not a hundredth": ((LOSSLESS, BEST), (LOSSLESS, FEW)),
+    "protected training, a tenth": ((BEST, BEST), (LOSSLESS, BEST)),
+    "protected training, a hundredth": ((BEST, FEW), (LOSSLESS, FEW)),
 }
 
 

@@ -81,18 +81,21 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     return found
 
 
-def log_slowdown(lossless: "pd.Series[float]", length: float, score: float) -> float:
+def log_slowdown(lossless: "pd.Series[float]", length: float, score: float, *, linear: bool = False) -> float:
     """Return log(`length` / length of the lossless training of equal score); NaN if no lossless scores span `score`.
 
     Args:
         lossless: the score by length, such as a number of steps; a better score is higher.
         length: the length of the lossy training.
         score: its score.
+        linear: interpolates on a linear axis of lengths, not on a logarithmic one.
     """
-    reached = np.maximum.accumulate(lossless.to_numpy())
+    reached, lengths = np.maximum.accumulate(lossless.to_numpy()), lossless.index.to_numpy(dtype=float)
     if not reached[0] <= score <= reached[-1]:
         return float("nan")
-    return float(np.log(length) - np.interp(score, reached, np.log(lossless.index.to_numpy(dtype=float))))
+    if linear:
+        return float(np.log(length / np.interp(score, reached, lengths)))
+    return float(np.log(length) - np.interp(score, reached, np.log(lengths)))
 
 
 def gain_from_longer_training(table: pd.DataFrame) -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ def test_the_strongest_packet_stands_beside_usual_ones(tmp_path):
         "module": "mlp",
         "blocks": 2,
         "norm": 200.0,
-        "usual_norm": 2.0,
+        "usual_norm": 3.0,
         "rise": 10.0,
         "least_rise": 8.0,
         "usual_rise": 0.03,
