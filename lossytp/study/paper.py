@@ -1,7 +1,7 @@
 """Make the paper's contents from the records: one function per section draws its figures and returns its numbers.
 
 A function skips what the profile's experiments do not have, and returns nothing for it. The sections about what
-predicts the cost are in `lossytp.study.predictors`.
+predicts the cost are in `lossytp.study.paper_predictors`, those about other models in `lossytp.study.paper_models`.
 """
 
 import json
@@ -14,19 +14,8 @@ from lossytp.study.analysis.break_even import price_of_reliability, step_ratios_
 from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
 from lossytp.study.analysis.pretraining import nats_lost, waiting_times
-from lossytp.study.analysis.real_model import (
-    NETWORK,
-    against_predicted,
-    repaired,
-    rises,
-    strongest_packet,
-    times_law,
-    usual,
-)
-from lossytp.study.analysis.real_training import contrasts, outcomes
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
-from lossytp.study.analysis.sizes import FINE_TUNED, exponents, falls_of_models, of_equal_tokens, rises_of_models
 from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
 from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training, network_name, slowdowns
 from lossytp.study.claims import check_claims
@@ -43,10 +32,9 @@ from lossytp.study.figures.main import (
     fall_against_loss,
     nats_against_tokens,
 )
-from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
-from lossytp.study.figures.sizes import cost_of_models
 from lossytp.study.finished_runs import HEADLINE, Study
-from lossytp.study.predictors import law, predictions, together
+from lossytp.study.paper_models import real_model, real_training, sizes
+from lossytp.study.paper_predictors import law, predictions, together
 from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
@@ -55,7 +43,7 @@ from lossytp.study.run_measures import (
     stream_distances,
 )
 from lossytp.training.models import MODELS
-from lossytp.training.record import read_record, write_atomically
+from lossytp.training.record import write_atomically
 from lossytp.training.shapes import shape_of
 
 LONGEST = "14_converged"
@@ -169,54 +157,6 @@ def pretraining(study: Study) -> dict[str, Any]:
         phases = "reduce" if row["reliable_gather"] else "both"
         row["waiting"] = waiting_times(step_times, loss_rate=row["loss_rate"], phases=phases)
     return {"pretraining": rows}
-
-
-def real_model(study: Study) -> dict[str, Any]:
-    """Return what losses cost the pretrained real model in inference, what predicts it, and what repairs it."""
-    folder = study.results / "real_model"
-    table = rises(folder)
-    if table.empty:
-        return {}
-    study.draw(real_model_rises(repaired(table)), "real_model")
-    networks = against_predicted(table, pd.read_csv(folder / "predicted.csv"))
-    by_law = times_law(table, pd.read_csv(folder / "sum_errors.csv"))
-    repairs = usual(by_law).query("repair != 'zero'")
-    study.draw(real_model_law(networks, repairs), "real_model_law")
-    predicted = networks[NETWORK].itertuples(index=False, name=None)
-    later = by_law[(by_law["repair"] == "zero") & ~by_law[NETWORK].agg(tuple, axis=1).isin(list(predicted))]
-    return {
-        "real_model": json_rows(table),
-        "real_networks": json_rows(networks),
-        "real_repairs": json_rows(repairs),
-        "real_networks_later": json_rows(later),  # measured after the predictions
-        "strongest_packet": strongest_packet(folder / "damage_by_packet.csv"),
-    }
-
-
-def real_training(study: Study) -> dict[str, Any]:
-    """Return whether training under loss changes what the real model bears, and what repairs do after it."""
-    file = study.results / "real_model" / "after_training.csv"
-    if not file.is_file():
-        return {}
-    table = pd.read_csv(file)
-    rows = outcomes(table)
-    study.draw(real_model_after_training(rows), "real_model_after_training")
-    return {"real_training": json_rows(rows), "real_training_gains": contrasts(table)}
-
-
-def sizes(study: Study) -> dict[str, Any]:
-    """Return what losses cost models of several sizes, and models pretrained on several numbers of tokens."""
-    folder = study.results / "sizes"
-    if not (folder / "fine_tuning.csv").is_file():
-        return {}
-    runs, draws = pd.read_csv(folder / "fine_tuning.csv"), pd.read_csv(folder / "inference.csv")
-    falls, table = falls_of_models(runs), rises_of_models(draws, runs)
-    study.draw(cost_of_models(table[~table["whole_packets"]], falls), "sizes")
-    shared = int(of_equal_tokens(runs)["tokens"].iloc[0])
-    folders = study.results.glob(f"runs/*/{FINE_TUNED}*")  # in the pretrained model's, so no experiment has them
-    seconds = sum(record["timing"]["total_seconds"] for folder in folders if (record := read_record(folder)))
-    found = {"tokens": shared, "falls": json_rows(falls), "rises": json_rows(table), "core_hours": seconds / 3600}
-    return {"sizes": {**found, "exponents": exponents(runs, draws)}}
 
 
 def parallelisms(study: Study) -> dict[str, Any]:

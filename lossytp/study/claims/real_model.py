@@ -131,12 +131,24 @@ def law_fails_at_small_losses(results: Results) -> Claim:
 
 
 def training_is_not_shown_to_help(results: Results) -> Claim:
-    """Require in each task that training under loss shows no gain, and that strong packets stand out by far."""
-    gains = _gains(results, "training under loss")
-    numbers = {f"least gain, {task}": POINTS * gain["low"] for task, gain in gains.items()}
-    strongest = min(row["strongest"] for row in results["real_training"])
-    holds = max(gain["low"] for gain in gains.values()) <= 0 and strongest > 100
-    return Claim(holds, numbers | {"strongest, least": strongest})
+    """Require in each task that training over losses shows no gain, neither without a repair nor with protection.
+
+    Each is evaluated over the losses, and with the repair, of its training.
+    """
+    gains = [_gains(results, name) for name in ("training under loss", "protected training, a tenth")]
+    lows = {f"{task}, {number}": gain["low"] for number, each in enumerate(gains) for task, gain in each.items()}
+    return Claim(max(lows.values()) <= 0, {name: POINTS * low for name, low in lows.items()})
+
+
+def strong_packets_stay_in_sst2(results: Results) -> Claim:
+    """Require that the strongest packet stays over 1,000 times as strong as the median one in SST-2.
+
+    In QNLI, training over unrepaired losses must make it at least five times weaker than training without losses does.
+    """
+    strongest = {(row["task"], row["trained_over"]): row["strongest"] for row in results["real_training"]}
+    without, under = (strongest["qnli", over] for over in ("no loss", "zero"))
+    numbers = {"SST-2": strongest["sst2", "zero"], "QNLI": under, "QNLI without losses": without}
+    return Claim(numbers["SST-2"] > 1000 and 5 * under < without, numbers)
 
 
 def protection_must_cover_every_text(results: Results) -> Claim:
@@ -151,6 +163,13 @@ def protection_must_cover_every_text(results: Results) -> Claim:
     return Claim(
         harm < 0 < more and unsure, {"a hundredth, at most": POINTS * harm, "a tenth more, at least": POINTS * more}
     )
+
+
+def protection_helps_in_qnli(results: Results) -> Claim:
+    """Require that protecting a tenth shows a gain in QNLI, and a hundredth neither gain nor harm."""
+    tenth, hundredth = (_gains(results, name)["qnli"] for name in ("a tenth", "a hundredth"))
+    numbers = {"a tenth, at least": POINTS * tenth["low"], "a hundredth, at least": POINTS * hundredth["low"]}
+    return Claim(tenth["low"] > 0 and hundredth["low"] <= 0 <= hundredth["high"], numbers)
 
 
 def _gains(results: Results, contrast: str) -> dict[str, dict[str, Any]]:

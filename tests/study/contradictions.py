@@ -1,0 +1,273 @@
+"""Changes of the results that contradict the paper's claims."""
+
+
+def rows_of(rows, **wanted):
+    found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    assert found, wanted
+    return found
+
+
+def set_in(rows, values, **wanted):
+    """Set values in the rows that have the wanted ones."""
+    for row in rows_of(rows, **wanted):
+        row.update(values)
+
+
+SST2 = "sst2_held_out"  # each claim is of both tasks; changing one must suffice
+FEW = "protect(0.01) + hadamard(64)"
+PRETRAINED = "losses on the way to a sum"
+
+
+def arm_of(experiment, values, **wanted):
+    """Return a change that sets values in an experiment's rows."""
+    return lambda r: set_in(r["comparisons"][experiment], values, **wanted)
+
+
+def row_in(section, values, **wanted):
+    """Return a change that sets values in a section's rows."""
+    return lambda r: set_in(r[section], values, **wanted)
+
+
+def exponent_of(cost, loss_rate, *, against="parameters", **values):
+    """Return a change of the exponent of a cost against size, or tokens."""
+    return lambda r: set_in(r["sizes"]["exponents"], values, against=against, cost=cost, loss_rate=loss_rate)
+
+
+TIMES_TOKENS = [f"{evaluation}_times_tokens{axis}" for evaluation in ("clean", "lossy") for axis in ("", "_linear")]
+MUCH = {"kilobytes": 1250.0, "times": 2.0}
+AT_TEN = {"model_name": "gpt2-nano", "whole_packets": False, "loss_rate": 0.1}
+TWICE = 20_480_000  # tokens: the longest pretraining of the comparison of sizes
+CONTRADICT = {  # for each claim, changes that each contradict another of its conditions
+    "small_losses_cost_nothing": [
+        row_in("tolerance_contrasts", {"low": -0.011}, task=SST2, loss_rate=0.001),
+        row_in("tolerance_contrasts", {"p_holm": 0.04}, task=SST2, loss_rate=0.01),
+    ],
+    "both_phases_cost_more": [lambda r: r["law_both_phases"].update({SST2: [0.9] * 9})],
+    "one_law": [
+        lambda r: r["law"][SST2].update(r_squared=0.96),
+        lambda r: r["law_elsewhere"][SST2].update(missing_share=1.0),
+    ],
+    "law_misses_rings": [
+        row_in("predictions", {"measured": 1.0}, predictor="squared error", arm="tree, 4 ranks", loss_rate=0.07),
+        row_in("predictions", {"low": -1.0, "high": 1.0}),  # none is missed
+    ],
+    "law_predicts_the_real_model": [
+        row_in("real_networks", {"median": 3.0}, algorithm="ring", phase="reduce", loss_rate=0.1),
+        row_in("real_networks", {"median": 0.5}, algorithm="direct", phase="both", loss_rate=0.03),
+        row_in("real_networks_later", {"times_law": 1.0}, phase="both"),
+        lambda r: [row.update(median_by_loss_rate=row["median"]) for row in r["real_networks"]],
+    ],
+    "law_covers_repairs": [
+        row_in("real_repairs", {"times_law": 1.2}, repair="rescale"),
+        row_in("real_repairs", {"times_law": 0.8}, repair="local"),
+        row_in("real_repairs", {"times_law": 1.5}, repair="hadamard(64)", loss_rate=0.03),
+        row_in("real_repairs", {"times_law": 2.5}, repair="hadamard(64)", loss_rate=0.03),
+        row_in("real_repairs", {"times_law": 0.9}, repair=FEW, loss_rate=0.03),
+        row_in("real_repairs", {"times_law": 0.5}, repair=FEW, loss_rate=0.03),
+    ],
+    "law_fails_at_small_losses": [
+        row_in("real_networks_later", {"times_law": 1.2}, loss_rate=0.001),
+        row_in("real_networks_later", {"loss_rate": 0.002}, phase="reduce"),
+    ],
+    "training_is_not_shown_to_help": [
+        row_in("real_training_gains", {"low": 0.001}, contrast="training under loss", task="sst2"),
+        row_in("real_training_gains", {"low": 0.001}, contrast="training under loss", task="qnli"),
+        row_in("real_training_gains", {"low": 0.001}, contrast="protected training, a tenth", task="qnli"),
+    ],
+    "strong_packets_stay_in_sst2": [
+        row_in("real_training", {"strongest": 20.0}, trained_over="zero", task="sst2"),
+        row_in("real_training", {"strongest": 1000.0}, trained_over="zero", task="qnli"),
+    ],
+    "protection_helps_in_qnli": [
+        row_in("real_training_gains", {"low": -0.001}, contrast="a tenth", task="qnli"),
+        row_in("real_training_gains", {"low": 0.001}, contrast="a hundredth", task="qnli"),
+    ],
+    "protection_must_cover_every_text": [
+        row_in("real_training_gains", {"high": 0.01}, contrast="a hundredth", task="sst2"),
+        row_in("real_training_gains", {"low": -0.01}, contrast="a tenth, not a hundredth", task="sst2"),
+        row_in("real_training_gains", {"low": 0.001}, contrast="a tenth", task="sst2"),
+    ],
+    "falls_exceed_predictions": [
+        lambda r: r.update(lossless_of_new_seeds=-0.001),
+        row_in("prediction_scores", {"bias": -0.001}, predictor="inference rise", kind="all"),
+    ],
+    "inference_predicts_new_networks": [
+        lambda r: r["shared_prediction_errors"].update({"inference rise": 0.05}),
+        row_in("prediction_scores", {"covered": 39}, predictor="inference rise", kind="all"),
+    ],
+    "bytes_lost_together_cost_more": [
+        row_in("together", {"high": 0.05}, task=SST2, bytes=4),
+        row_in("together", {"fall": 0.04}, task="docstrings", bytes=4),
+    ],
+    "packet_size_matters": [row_in("packet_size", {"low": -0.001}, task=SST2, mtu_bytes=1500)],
+    "law_holds_for_small_packets": [
+        row_in("small_packets", {"high": 0.04}, loss_rate=0.3, repair="zero"),
+        row_in("small_packets", {"low": 0.02}, loss_rate=0.1, repair="zero"),
+        row_in("small_packets", {"high": 0.09}, loss_rate=0.3, repair="zero"),
+    ],
+    "hadamard_gains_little_in_small_packets": [
+        arm_of("06_repair_of_small_packets", {"gain_p_holm": 0.01}, arm="hadamard(64)"),
+        arm_of("06_repair_of_small_packets", {"gain_high": 0.03}, arm="hadamard(64)"),
+    ],
+    "protection_helps_with_small_packets": [
+        arm_of("06_repair_of_small_packets", {"gain_p_holm": 0.06}, arm="protect(0.1) + hadamard(64)"),
+        arm_of("06_repair_of_small_packets", {"gain": -0.01}, arm="protect(0.1) + hadamard(64)"),
+    ],
+    "longer_training_regains": [
+        lambda r: r["regained"][0]["gain"].update(value=0.02),
+        lambda r: r["regained"][0]["gain"].update(value=0.06),
+        lambda r: r["regained"][0]["gain"].update(low=-0.001),
+        lambda r: r["regained"][1]["gain"].update(low=0.005, high=0.009),
+        lambda r: r["regained"][1].update(longer_steps=400),
+    ],
+    "no_floor_is_seen": [
+        lambda r: r["slowdowns"]["30 %, one phase"]["shrunk"].update(low=-0.001),
+        lambda r: r["slowdowns"]["10 %, both phases"]["shrunk"].update(low=0.001),
+    ],
+    "a_fall_remains": [
+        row_in("lengths", {"low": -0.001}, task="docstrings", network="10 %, both phases", max_steps=1800),
+        row_in("lengths", {"low": 0.009}, task="docstrings", network="30 %, one phase", max_steps=1800),
+        row_in("lengths", {"max_steps": 600}, task="docstrings", network="10 %, ring, one phase"),
+        row_in("lengths", {"max_steps": 2000}, task="docstrings", max_steps=1800),
+    ],
+    "losses_do_more_than_delay": [
+        lambda r: r["slowdowns"]["30 %, one phase"]["growth"].update(low=0.9),
+        lambda r: r["slowdowns"].pop("10 %, both phases"),
+    ],
+    "pretraining_loses_nats": [
+        row_in("pretraining", {"clean_low": -0.01}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_low": -0.01}, arm=PRETRAINED),
+    ],
+    "pretraining_wastes_tokens": [
+        row_in("pretraining", {"clean_times_tokens": 1.63}, arm=PRETRAINED),
+        row_in("pretraining", {"clean_times_tokens_low": 1.29}, arm=PRETRAINED),
+        row_in("pretraining", {"clean_times_tokens_high": 1.8}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens": 1.5}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens_low": 1.4}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens_high": 2.1}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED),
+    ],
+    "waiting_beats_more_tokens": [
+        row_in("pretraining", {"clean_times_tokens_linear_low": 1.0}, arm=PRETRAINED),
+        row_in("pretraining", {"lossy_times_tokens_low": None}, arm=PRETRAINED),
+        row_in("pretraining", {f"{each}_low": 1.5 for each in TIMES_TOKENS}, arm=PRETRAINED),
+        row_in("pretraining", {"waiting": [{"kilobytes": 125.0, "times": 1.5}, MUCH]}, arm=PRETRAINED),
+    ],
+    "rises_shrink_with_size": [
+        exponent_of("rise", 0.1, high=0.01),
+        exponent_of("rise, whole packets", 0.1, high=0.01),
+        exponent_of("rise", 0.03, high=-0.01),
+        lambda r: set_in(r["sizes"]["rises"], {"rise": 0.06}, model_name="gpt2-micro", whole_packets=False),
+        lambda r: set_in(r["sizes"]["rises"], {"rise": 0.08}, model_name="gpt2-micro", whole_packets=False),
+    ],
+    "falls_shrink_with_size": [exponent_of("fall", 0.3, high=0.01)],
+    "rises_grow_with_tokens": [
+        exponent_of("rise", 0.1, against="tokens", low=0.9),
+        exponent_of("rise, whole packets", 0.1, against="tokens", low=0.9),
+        lambda r: set_in(r["sizes"]["rises"], {"rise": 0.5}, **AT_TEN, tokens=TWICE),
+    ],
+    "falls_are_not_shown_to_grow_with_tokens": [
+        exponent_of("fall", 0.3, against="tokens", low=0.01),
+        exponent_of("fall", 0.3, against="tokens", low=None),
+        lambda r: set_in(r["sizes"]["falls"], {"fall": 0.01}, model_name="gpt2-nano", tokens=TWICE),
+    ],
+    "the_longest_trained_falls_most": [
+        lambda r: set_in(r["sizes"]["falls"], {"high": 0.05}, model_name="gpt2-nano", tokens=TWICE // 2),
+    ],
+    "size_does_not_explain_the_real_model": [
+        row_in("real_model", {"median": 0.1}, repair="zero", loss_rate=0.03),
+        lambda r: set_in(r["sizes"]["rises"], {"rise": 0.1}, model_name="gpt2-micro", whole_packets=True),
+    ],
+    "hadamard_helps_the_small_model": [
+        arm_of("06_repair_again", {"gain_p_holm": 0.06}, task=SST2, arm="hadamard(64)"),
+        arm_of("06_repair_again", {"gain": -0.01}, task=SST2, arm="hadamard(64)"),
+    ],
+    "hadamard_does_not_help_the_real_model": [
+        row_in("real_model", {"median": 0.1}, repair="hadamard(64)", loss_rate=0.1),
+        row_in("real_model", {"high": 0.06}, repair="hadamard(64)", loss_rate=0.03),
+    ],
+    "protection_ends_the_collapse": [
+        row_in("real_model", {"collapsed": 0.01}, repair="protect(0.01)", loss_rate=0.1),
+        row_in("real_model", {"collapsed": 0.0}, repair="zero", loss_rate=0.03, losses="single", algorithm="direct"),
+        row_in("real_model", {"rise": 3.0}, repair=FEW, loss_rate=0.1, losses="single"),
+    ],
+    "protection_holds_on_other_losses": [
+        row_in("real_model", {"collapsed": 0.01}, repair=FEW, losses="bursts of 8"),
+        row_in("real_model", {"collapsed": 0.0}, repair="zero", losses="bursts of 8"),
+        row_in("real_model", {"high": 2.0}, repair=FEW, losses="correlated(shared=1.0)"),
+        row_in("real_model", {"rise": 2.0}, repair=FEW, losses="trace('traces/congestion.parquet')"),
+        lambda r: r.update(real_model=[row for row in r["real_model"] if row["losses"] != "bursts of 8"]),
+    ],
+    "both_phases_stay_costly": [
+        row_in("real_model", {"collapsed": 0.9}, repair="zero", phase="both", algorithm="direct", loss_rate=0.1),
+        row_in("real_model", {"collapsed": 0.0}, repair=FEW, phase="both"),
+        row_in("real_model", {"high": 5.0}, repair=FEW, phase="both"),
+        row_in("real_model", {"largest": 5.0}, repair=FEW, phase="both"),
+    ],
+    "one_retransmission_is_a_lower_rate": [
+        row_in("real_model", {"low": 0.09}, repair="retransmit(1)"),
+        row_in("real_model", {"high": 0.06}, repair="retransmit(1)"),
+        row_in("real_model", {"collapsed": 0.01}, repair="retransmit(1)"),
+    ],
+    "random_protection_is_not_enough": [
+        row_in("real_model", {"collapsed": 0.0}, repair="protect(0.01, 'random')", loss_rate=0.1),
+        row_in("real_model", {"low": 0.5}, repair="protect(0.01, 'random')", loss_rate=0.1),
+    ],
+    "single_packets_destroy_blocks": [
+        lambda r: r["strongest_packet"].update(least_rise=2.9),
+        lambda r: r["strongest_packet"].update(usual_rise=0.2),
+    ],
+    "forward_losses_hurt": [
+        arm_of("04_where", {"p_holm": 0.04}, task=SST2, arm="backward only"),
+        arm_of("04_where", {"difference": -0.5}, task=SST2, arm="backward only"),
+    ],
+    "gather_phase_costs_more": [
+        arm_of("04_where", {"gain_p_holm": 0.06}, task=SST2, arm="gather phase only"),
+        arm_of("04_where", {"gain": 0.01}, task=SST2, arm="gather phase only"),
+    ],
+    "first_layer_costs_most": [arm_of("04_where", {"difference": -0.05}, task="docstrings", arm="layers 2:3 only")],
+    "evaluation_alone_costs_less": [
+        row_in("sensitivity", {"mean_low": -0.07}, task="docstrings", trained_at=0.0, evaluated_at=0.3)
+    ],
+    "shared_losses_cost_more": [arm_of("02_shared", {"gain_high": 0.001}, task=SST2, arm="losses all shared")],
+    "stale_harms": [
+        arm_of("06_repair", {"gain_p_holm": 0.06}, task=SST2, arm="stale"),
+        arm_of("06_repair", {"gain": 0.01}, task=SST2, arm="stale"),
+    ],
+    "pipelines_collapse": [
+        arm_of("07_parallelisms", {"high": -0.009}, task=SST2, arm="pp 2, zero", loss_rate=0.01),
+        arm_of("07_parallelisms", {"low": -0.5}, task=SST2, arm="pp 2 exact adjoint, zero", loss_rate=0.01),
+    ],
+    "data_parallelism_bears_more": [
+        row_in("parallelisms", {"p_holm": 0.06}, task="docstrings", arm="ddp 2", repair="zero", loss_rate=0.1),
+        row_in("parallelisms", {"difference": -0.1}, task="docstrings", arm="ddp 2", repair="zero", loss_rate=0.1),
+    ],
+    "training_with_loss_does_not_pay": [
+        row_in("robustness", {"difference": 0.02, "p_holm": 0.01}, task=SST2, trained_at=0.3, evaluated_at=0.3),
+        row_in("sensitivity", {"difference": -0.1}, task="docstrings", trained_at=0.3, evaluated_at=0.3),
+        row_in("sensitivity", {"p_holm": 0.06}, task="docstrings", trained_at=0.3, evaluated_at=0.3),
+    ],
+    "sharded_data_parallelism_bears_less": [
+        row_in("parallelisms", {"p_holm": 0.06}, task=SST2, arm="fsdp 2", repair="zero", loss_rate=0.1),
+        row_in("parallelisms", {"difference": 0.1}, task=SST2, arm="fsdp 2", repair="zero", loss_rate=0.1),
+    ],
+    "bias_before_the_sum_costs_more": [
+        arm_of("07_implementations", {"gain_p_holm": 0.06}, arm="dtensor"),
+        arm_of("07_implementations", {"gain": 0.01}, arm="dtensor"),
+        arm_of("07_implementations", {"lost_a_step": 1.0}, arm="dtensor"),
+    ],
+    "rescaling_harms_both_phases": [
+        arm_of("06_repair_of_both_phases", {"gain_p_holm": 0.06}, task=SST2, arm="rescale"),
+        arm_of("06_repair_of_both_phases", {"gain": 0.01}, task=SST2, arm="rescale"),
+        arm_of("06_repair", {"gain": 0.01, "gain_p_holm": 0.01}, task=SST2, arm="rescale"),
+    ],
+    "arms_scatter_as_seeds_do": [
+        lambda r: r["law"]["docstrings"].update(chi_squared=2.1),
+        lambda r: r["law"][SST2].update(chi_squared=None),
+    ],
+    "retransmission_is_cheap": [
+        row_in(
+            "price", {"price": 2.1}, transport="selective repeat", loss_rate=0.1, bandwidth_gbits=1, round_trip_us=10
+        )
+    ],
+}
