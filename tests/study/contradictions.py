@@ -74,9 +74,9 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_training_gains", {"low": 0.001}, contrast="training under loss", task="qnli"),
         row_in("real_training_gains", {"low": 0.001}, contrast="protected training, a tenth", task="qnli"),
     ],
-    "strong_packets_stay_in_sst2": [
+    "strong_packets_mostly_stay": [
         row_in("real_training", {"strongest": 20.0}, trained_over="zero", task="sst2"),
-        row_in("real_training", {"strongest": 1000.0}, trained_over="zero", task="qnli"),
+        row_in("real_training", {"weakest": 900.0}, trained_over="zero", task="qnli"),
     ],
     "protection_helps_in_qnli": [
         row_in("real_training_gains", {"low": -0.001}, contrast="a tenth", task="qnli"),

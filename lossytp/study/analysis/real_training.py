@@ -28,7 +28,8 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
     Returns:
         Columns `task`, `trained_over` ("no loss", or the repair of a training under loss), `evaluated_with`, `seeds`,
         `fall` as a share with its 95 % interval, Student's over seeds, as `low` and `high`, `clean_fall`, the mean fall
-        without losses, and `strongest`, the mean ratio of the strongest packet to the median one.
+        without losses, `strongest`, the mean ratio of the strongest packet to the median one, and `weakest`, the
+        smallest over seeds.
     """
     runs = _named(table)
     key = ["task", "seed"]
@@ -39,7 +40,8 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
         fall = t_interval((ours["lossless"] - ours["accuracy"]).to_numpy())
         measured = {"seeds": len(ours), "fall": fall.value, "low": fall.low, "high": fall.high}
         measured["clean_fall"] = float((ours["lossless"] - ours["clean"]).mean())
-        rows.append(dict(zip(names, values, strict=True)) | measured | {"strongest": float(ours["strongest"].mean())})
+        measured |= {"strongest": float(ours["strongest"].mean()), "weakest": float(ours["strongest"].min())}
+        rows.append(dict(zip(names, values, strict=True)) | measured)
     return pd.DataFrame(rows)
 
 

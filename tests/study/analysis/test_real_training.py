@@ -47,8 +47,8 @@ def test_falls_are_against_the_model_without_any_losses_paired_by_seed(table):
             row = rows.loc[(task, *where)]
             assert row["fall"] == pytest.approx(0.9 - accuracy)
             assert row["high"] - row["low"] == pytest.approx(0, abs=1e-9), "seeds cancel"
-        found = rows.loc[(task, "zero", "zero"), ["clean_fall", "strongest", "seeds"]]
-        assert found.tolist() == pytest.approx([0.02, 1001, 3])
+        found = rows.loc[(task, "zero", "zero"), ["clean_fall", "strongest", "weakest", "seeds"]]
+        assert found.tolist() == pytest.approx([0.02, 1001, 1000, 3])
 
 
 def test_a_model_without_its_lossless_seed_does_not_count(table):
