@@ -111,12 +111,11 @@ def real_model_after_training(table: pd.DataFrame) -> Figure:
                 capsize=1.5, label=label,
             )  # fmt: skip
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
-        ax.set_title(task_name(task))
+        ax.set(title=task_name(task), xlabel="fall, points")
     first = axes_X[0, 0]
     first.set_yticks(range(len(repairs)), [NAMES.get(each, each).replace(" + ", "\n+ ") for each in repairs])
     first.set_ylim(len(repairs) - 0.5, -0.5)
     first.set_ylabel("repair in evaluation")
-    figure.supxlabel("fall in accuracy, points", fontsize="medium")
     shared_legend(figure, first, max_columns=2)
     figure.legends[0].set_title("trained over")
     return figure
