@@ -61,7 +61,7 @@ def test_it_needs_a_process_for_each_rank(tmp_path: Path) -> None:
         ({"repair": "rescale"}, "repair = 'rescale' does not work"),
         ({"reliable_gather": False}, "reliable_gather = False does not work"),
         ({"wire_dtype": "bf16"}, "wire_dtype = 'bf16' does not work"),
-        ({"bf16": True}, "bf16 = True does not work with transport = 'udp', which carries float32"),
+        ({"bf16": True}, "bf16 = True does not work with transport = 'udp', which carries only float32"),
         ({"implementation": "dtensor"}, "implementation = 'dtensor' does not work"),
         ({"data_parallel_size": 2}, "data_parallel_size = 2 does not work"),
     ],
