@@ -2,9 +2,10 @@
 
 1. Run: `grid` reads an experiment's cells; `run_notebook` and `torchrun` run them; `measurements` measures what
    records lack.
-2. Records to tables: `records` has one row per run; `run_measures` adds what each run's messages lacked and cost.
+2. Records to tables: `records` has one row per run; `run_measures` adds what each run lost and sent.
 3. Statistics: `statistics` has intervals and the loss budget; `comparisons` pairs an experiment's arms by seed.
 4. Answers: `analysis` has one module for each question of the paper.
 5. Figures: `figures` draws only from tables.
-6. Paper: `typeset` compiles it from the numbers that notebooks/50_figures.ipynb writes.
+6. Paper: `paper`, `paper_predictors` and `paper_models` have a function for each section, and `claims` the condition of
+   each claim; `typeset` compiles the numbers that notebooks/50_figures.ipynb writes.
 """
