@@ -46,7 +46,7 @@ from lossytp.training.models import MODELS
 from lossytp.training.record import write_atomically
 from lossytp.training.shapes import shape_of
 
-LONGEST = "14_converged"
+LONGEST = ("14_converged", "14_converged_longer")
 PRETRAINING = "11_pretraining"
 HIDDEN = "rescale|clipped"  # arms of parallelisms that lie on others in the figure; the appendix lists them
 
@@ -120,7 +120,7 @@ def longer(study: Study) -> dict[str, Any]:
         return {}
     lossless = with_lossless(table[table["max_steps"] == table["max_steps"].max()])
     learning_rate = study.records[HEADLINE][0]["config"]["learning_rate"]
-    names = ("01_training", HEADLINE, "01_tolerance_of_both_phases", LONGEST)
+    names = ("01_training", HEADLINE, "01_tolerance_of_both_phases", *LONGEST)
     several = [(study.comparisons[name], study.configs(name)) for name in names if name in study.comparisons]
     lengths = falls_by_length(several, learning_rate)
     study.draw(delayed_or_lost(lengths), "longer")
@@ -134,11 +134,13 @@ def longer(study: Study) -> dict[str, Any]:
 
 
 def _slowdowns(study: Study, learning_rate: float) -> dict[str, Any]:
-    """Return the slowdowns of the networks of the longest training."""
-    if LONGEST not in study.comparisons:
+    """Return the slowdowns of the networks of the longest trainings."""
+    longest = [study.complete(name)[0] for name in LONGEST if name in study.comparisons]
+    if not longest:
         return {}
-    runs = pd.concat([study.complete(name)[0] for name in (LONGEST, "01_training")], ignore_index=True)
-    runs = runs[(runs["learning_rate"] == learning_rate) & runs["task"].isin(study.tables[LONGEST]["task"])]
+    tasks = set(longest[0]["task"])
+    runs = pd.concat([*longest, study.complete("01_training")[0]], ignore_index=True)
+    runs = runs[(runs["learning_rate"] == learning_rate) & runs["task"].isin(tasks)]
     named = runs[["loss_rate", "algorithm", "reliable_gather"]].itertuples(index=False, name=None)
     names = pd.Series([network_name(*network) if network[0] else None for network in named], index=runs.index)
     return slowdowns(runs.assign(network=names))

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from lossytp.network.checks import check_at_least, check_filled
@@ -25,6 +23,7 @@ from lossytp.parallel.convert import parallelize
 from lossytp.parallel.plans import blocks_of
 from lossytp.study.statistics import t_interval
 from lossytp.training.config.network import NetworkSettings
+from lossytp.training.pretraining.token_losses import losses_by_block
 
 DRAWS = 3
 
@@ -58,7 +57,7 @@ def by_site(
     check_at_least("draws", draws, 1)
     numbers = checked_layers(dense, layers)
     network, lossy = _lossy(dense, settings)
-    lossless, scope = token_losses(dense, blocks_NT), network.scope
+    lossless, scope = losses_by_block(dense, blocks_NT), network.scope
     rows = []
     for number, (layer, module) in enumerate(product(numbers, MODULES)):
         network.scope = replace(scope, layers=(layer, layer + 1), module=module)
@@ -89,7 +88,7 @@ def by_position(
     """
     check_at_least("draws", draws, 1)
     network, lossy = _lossy(dense, settings)
-    lossless = token_losses(dense, blocks_NT)
+    lossless = losses_by_block(dense, blocks_NT)
     rises_ST = np.array([(_drawn(lossy, network, blocks_NT, draw) - lossless).mean(0) for draw in range(draws)])
     rows, first, tokens = [], 1, blocks_NT.shape[1]
     while first < tokens:
@@ -97,21 +96,6 @@ def by_position(
         rows.append({"first": first, "last": last, **_rise(rises_ST[:, first - 1 : last].mean(1))})
         first *= 2
     return pd.DataFrame(rows)
-
-
-def token_losses(model: Any, blocks_NT: Tensor) -> np.ndarray:
-    """Return the cross-entropy of every token but the first given those before it, in nats: (N, T - 1).
-
-    If ranks have their own streams, it is the mean over ranks.
-    """
-    losses = []
-    with torch.inference_mode():
-        for ids_T in blocks_NT:
-            output = model(input_ids=ids_T.unsqueeze(0), use_cache=False)
-            logits_L1TV = getattr(output, "rank_logits", output.logits.unsqueeze(0))
-            each = [cross_entropy(logits[0, :-1].float(), ids_T[1:], reduction="none") for logits in logits_L1TV]
-            losses.append(torch.stack(each).mean(0).cpu().numpy())
-    return np.array(losses, dtype=np.float64)
 
 
 def checked_layers(model: PreTrainedModel, layers: Sequence[int] | None) -> list[int]:
@@ -139,7 +123,7 @@ def _lossy(dense: PreTrainedModel, settings: NetworkSettings) -> tuple[LossyNetw
 
 def _drawn(lossy: PreTrainedModel, network: LossyNetwork, blocks_NT: Tensor, draw: int) -> np.ndarray:
     with network.evaluation(draw):
-        return token_losses(lossy, blocks_NT)
+        return losses_by_block(lossy, blocks_NT)
 
 
 def _rise(rises: Any) -> dict[str, float]:

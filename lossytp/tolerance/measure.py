@@ -11,8 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from lossytp.parallel.convert import parallelize
 from lossytp.study.analysis.real_model import COLLAPSE_NATS
@@ -22,6 +20,7 @@ from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.corpus import corpus
+from lossytp.training.pretraining.token_losses import losses_by_block
 from lossytp.training.shapes import check_positions
 from lossytp.training.tokenizer import check_tokenizer
 
@@ -72,7 +71,8 @@ class Measurement:
         counts = (shape.num_attention_heads, grouped, inner)
         self.ranks = config.tensor_parallel_size or first_size(config.model_name, counts)
         text = corpus(config.files(), split="validation")
-        self.blocks_NT = all_blocks(text, tokenizer, block_size=block_size)[: config.blocks or TOKENS // block_size]
+        blocks_NT = all_blocks(text, tokenizer, block_size=block_size)[: config.blocks or TOKENS // block_size]
+        self.blocks_NT = blocks_NT.to(self.device)
         self.lossless_N = self._score(self.dense.to(self.device))
         self.lossless = float(self.lossless_N.mean())
 
@@ -114,12 +114,5 @@ class Measurement:
         """Return each block's mean cross-entropy of a token given the earlier ones (N,)."""
         on = self.device.type
         autocast = torch.autocast(on, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
-        with torch.inference_mode(), autocast:
-            return np.array([_cross_entropy(model, block.unsqueeze(0).to(self.device)) for block in self.blocks_NT])
-
-
-def _cross_entropy(model: Any, ids_1T: Tensor) -> float:
-    output = model(input_ids=ids_1T, use_cache=False)
-    logits_L1TV = getattr(output, "rank_logits", output.logits.unsqueeze(0))
-    losses = [cross_entropy(logits[0, :-1].float(), ids_1T[0, 1:]).item() for logits in logits_L1TV]
-    return float(np.mean(losses))
+        with autocast:
+            return losses_by_block(model, self.blocks_NT).mean(1)

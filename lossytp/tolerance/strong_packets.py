@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 from lossytp.network.checks import check_at_least, check_known
 from lossytp.network.scope import MODULES
 from lossytp.tolerance.contributions import contributions, sums_of
-from lossytp.tolerance.damage import token_losses
 from lossytp.training.config.network import NetworkSettings
+from lossytp.training.pretraining.token_losses import losses_by_block
 
 STRONGEST = "strongest"
 BINS = {STRONGEST: 0.0, "top 1 %": 0.01, "top 10 %": 0.1, "rest": 1.0}
@@ -125,14 +125,14 @@ def by_norm(
     rows = []
     for block, ids_T in enumerate(blocks_NT):
         ids_1T = ids_T.unsqueeze(0)
-        lossless = token_losses(dense, ids_1T).mean()
+        lossless = losses_by_block(dense, ids_1T).mean()
         for split, parts_RM in contributions(dense, ids_T, sums, settings.tensor_parallel_size):
             width = parts_RM.shape[1] // len(ids_T)
             sent = sorted(_packets(parts_RM, settings), key=lambda packet: -packet.norm)
             for name, number in _chosen(len(sent), packets):
                 packet = sent[number]
                 with _without(split.linears[0], packet, parts_RM):
-                    rise = token_losses(dense, ids_1T).mean() - lossless
+                    rise = losses_by_block(dense, ids_1T).mean() - lossless
                 place = {"layer": layer, "module": module, "block": block, "bin": name, "src": packet.src}
                 place |= {"dst": packet.dst, "token": packet.start // width}
                 rows.append({**place, "norm": packet.norm, "rise": rise})

@@ -9,8 +9,9 @@ from torch.nn.functional import cross_entropy
 
 import lossytp as ltp
 from lossytp.study.statistics import t_interval
-from lossytp.tolerance.damage import by_position, by_site, token_losses
+from lossytp.tolerance.damage import by_position, by_site
 from lossytp.training.config.network import NetworkSettings
+from lossytp.training.pretraining.token_losses import losses_by_block
 from tests.parallel.families import VOCABULARY, tiny
 
 TOKENS = 24
@@ -34,7 +35,7 @@ def losses(model, blocks):
 
 
 def test_a_token_has_the_loss_of_its_prediction(dense, blocks):
-    assert token_losses(dense, blocks) == pytest.approx(losses(dense, blocks), abs=1e-5)
+    assert losses_by_block(dense, blocks) == pytest.approx(losses(dense, blocks), abs=1e-5)
 
 
 @pytest.mark.parametrize("phase", ["reduce", "both"])
@@ -52,7 +53,7 @@ def test_only_one_layers_module_loses_packets(dense, blocks, phase):
     rises = []
     for draw in (4, 5):  # the third row's own
         with network.evaluation(draw):
-            rises.append((token_losses(model, blocks) - token_losses(dense, blocks)).mean())
+            rises.append((losses_by_block(model, blocks) - losses_by_block(dense, blocks)).mean())
     assert set(network.report()["layer"]) == {1}
     assert set(network.report()["module"]) == {"attention"}
     assert tuple(table.loc[2, ["rise", "low", "high"]]) == pytest.approx(t_interval(np.array(rises)))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.tolerance.damage import token_losses
 from lossytp.tolerance.strong_packets import BINS, by_norm, packet_norms, summary
 from lossytp.training.config.network import NetworkSettings
+from lossytp.training.pretraining.token_losses import losses_by_block
 from tests.parallel.conftest import tiny_gpt2
 from tests.parallel.families import VOCABULARY, tiny
 
@@ -86,7 +86,7 @@ def test_a_rise_is_that_of_a_network_that_loses_this_packet_alone(dense, blocks,
         model = ltp.parallelize(dense, network, tensor_parallel_size=RANKS)
         ids = blocks[row.block][None]
         with network.evaluation(0):
-            rise = token_losses(model, ids).mean() - token_losses(dense, ids).mean()
+            rise = losses_by_block(model, ids).mean() - losses_by_block(dense, ids).mean()
         assert network.summary("evaluation")["lost"] == 1
         assert row.rise == pytest.approx(rise, abs=1e-6)
     assert table["rise"].abs().max() > 1e-3
@@ -117,14 +117,14 @@ def test_other_algorithms_lose_what_their_routes_carry(dense, blocks, algorithm)
     )
     model = ltp.parallelize(dense, network, tensor_parallel_size=RANKS, algorithm=algorithm)
     with network.evaluation(0):
-        rise = token_losses(model, blocks[:1]).mean() - token_losses(dense, blocks[:1]).mean()
+        rise = losses_by_block(model, blocks[:1]).mean() - losses_by_block(dense, blocks[:1]).mean()
     assert row["rise"] == pytest.approx(rise, abs=1e-6)
 
 
 def test_the_model_is_left_as_it_was(dense, blocks):
-    before = token_losses(dense, blocks)
+    before = losses_by_block(dense, blocks)
     by_norm(dense, blocks, SETTINGS, layer=0, module="mlp", packets=1)
-    assert (token_losses(dense, blocks) == before).all()
+    assert (losses_by_block(dense, blocks) == before).all()
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in dense.modules())
 
 

@@ -1,6 +1,7 @@
 """Answer whether losses only delay learning: falls in accuracy, and lost steps, by the length of training."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import pandas as pd
 
 from lossytp.study.comparisons import lossy_changes
 from lossytp.study.records import LOSSLESS
-from lossytp.study.statistics import ONE_POINT, t_interval
+from lossytp.study.statistics import ONE_POINT, Estimate, t_interval
 from lossytp.training.config import TrainConfig
 
 
@@ -48,37 +49,45 @@ def network_name(loss_rate: float, algorithm: str, reliable_gather: bool) -> str
     return ", ".join([*parts, "one phase" if reliable_gather else "both phases"])
 
 
-def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return each network's slowdown at two lengths: its steps over the lossless steps of equal accuracy.
+def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Return each network's slowdown at several lengths: its steps over the lossless steps of equal accuracy.
 
-    The lengths are the network's two longest trainings. If losses only delayed learning, the two slowdowns would be
-    equal. Each seed has its own slowdowns: its lossless accuracy is interpolated on a logarithmic axis of steps. A seed
-    whose accuracy lies beyond its lossless runs is left out.
+    If losses only delayed learning, the slowdown would not grow. Each seed has its own slowdowns: its lossless accuracy
+    is interpolated on a logarithmic axis of steps. A seed whose accuracy lies beyond its lossless runs is left out, and
+    a length with fewer than two seeds.
 
     Args:
         runs: of one task and learning rate: `network` (None without losses), `max_steps`, `seed`, `accuracy_lossy`.
 
     Returns:
-        For each network with two lengths: `seeds`, the `steps` of both, the `slowdown` after each, a geometric mean
-        over seeds with Student's 95 % interval as `low` and `high`, and `growth`, their ratio, paired by seed. `shrunk`
-        says by how much the fall in accuracy shrinks between the two lengths, with its interval over all paired seeds.
+        For each network with two lengths or more: the `slowdown` after each, a geometric mean over seeds; the `growth`
+        from each length to the next, the ratio of their slowdowns; and `shrunk`, by how much the fall in accuracy
+        shrinks. Both changes are paired by seed. Each list has a row a length, or a row for the later of two lengths:
+        `steps`, `seeds`, and the `value` with Student's 95 % interval as `low` and `high`.
     """
-    accuracy = runs.drop_duplicates(["network", "max_steps", "seed"]).set_index(["max_steps", "seed"])
-    lossless = accuracy[accuracy["network"].isna()]["accuracy_lossy"].unstack("max_steps").dropna()
+    runs = runs.drop_duplicates(["network", "max_steps", "seed"])
+    lossless = runs[runs["network"].isna()].pivot(index="seed", columns="max_steps", values="accuracy_lossy")
     found = {}
-    for network, ours in accuracy[accuracy["network"].notna()].groupby("network", sort=False):
-        by_seed = ours["accuracy_lossy"].unstack("max_steps").dropna()
-        by_seed = by_seed.loc[by_seed.index.intersection(lossless.index)]
-        steps: list[int] = sorted(by_seed.columns)[-2:]  # type: ignore[assignment]
-        falls_SN = (lossless.loc[by_seed.index, steps] - by_seed[steps]).to_numpy()
-        logs = np.array([[log_slowdown(lossless.loc[s], n, by_seed.loc[s, n]) for n in steps] for s in by_seed.index])
-        if len(steps) < 2 or len(logs := logs[np.isfinite(logs).all(axis=1)]) < 2:
-            continue
-        estimates = [t_interval(each) for each in (logs[:, 0], logs[:, 1], logs[:, 1] - logs[:, 0])]
-        before, after, growth = ({name: float(np.exp(x)) for name, x in each._asdict().items()} for each in estimates)
-        found[str(network)] = {"seeds": len(logs), "steps": steps, "slowdown": [before, after], "growth": growth}
-        found[str(network)]["shrunk"] = t_interval(falls_SN[:, 0] - falls_SN[:, -1]).as_json()
+    for network, ours in runs[runs["seed"].isin(lossless.index)].groupby("network", sort=False):
+        scores = ours[["seed", "max_steps", "accuracy_lossy"]].itertuples(index=False, name=None)
+        slower = [log_slowdown(lossless.loc[seed].dropna(), length, score) for seed, length, score in scores]
+        lossy = ours.assign(log=slower).pivot(index="seed", columns="max_steps")
+        logs, falls = lossy["log"], lossless - lossy["accuracy_lossy"]
+        lengths = [n for n in sorted(logs) if logs[n].count() > 1]
+        if len(lengths) > 1:
+            pairs = list(pairwise(lengths))
+            found[str(network)] = {
+                "slowdown": [_row(n, logs[n], np.exp) for n in lengths],
+                "growth": [_row(after, logs[after] - logs[before], np.exp) for before, after in pairs],
+                "shrunk": [_row(after, falls[before] - falls[after]) for before, after in pairs],
+            }
     return found
+
+
+def _row(steps: int, values: "pd.Series[float]", form: Callable[[float], float] = float) -> dict[str, Any]:
+    values = values.dropna()
+    interval = Estimate(*map(form, t_interval(values.to_numpy())))
+    return {"steps": int(steps), "seeds": len(values), **interval.as_json()}
 
 
 def log_slowdown(lossless: "pd.Series[float]", length: float, score: float, *, linear: bool = False) -> float:

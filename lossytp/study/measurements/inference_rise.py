@@ -8,9 +8,6 @@ Shapes: N texts, B texts of a batch, T tokens a text, S draws of losses.
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from lossytp.network.checks import check_at_least
 from lossytp.parallel.convert import parallelize
@@ -19,6 +16,7 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.corpus import corpus
+from lossytp.training.pretraining.token_losses import token_losses
 
 
 class InferenceProbe:
@@ -67,12 +65,4 @@ class InferenceProbe:
 
     def _score(self, model: Any) -> float:
         """Return the mean cross-entropy of a token given the earlier ones, over texts and ranks."""
-        with torch.inference_mode():
-            return float(np.mean([_cross_entropy(model, batch_BT) for batch_BT in self.batches_BT]))
-
-
-def _cross_entropy(model: Any, ids_BT: Tensor) -> float:
-    output = model(input_ids=ids_BT, use_cache=False)
-    logits_LBTV = getattr(output, "rank_logits", output.logits.unsqueeze(0))
-    targets = ids_BT[:, 1:].flatten()
-    return float(np.mean([cross_entropy(each[:, :-1].flatten(0, 1), targets).item() for each in logits_LBTV]))
+        return float(np.mean([token_losses(model, batch_BT).mean().item() for batch_BT in self.batches_BT]))

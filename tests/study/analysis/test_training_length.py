@@ -52,28 +52,46 @@ def runs_of(network, accuracies):
 LOSSLESS_RUNS = runs_of(None, {100: [0.6, 0.5], 400: [0.7, 0.6], 1600: [0.8, 0.7]})
 
 
+def only(found):
+    (network,) = found.values()
+    return network
+
+
 def test_slowdowns_are_read_off_each_seed_s_lossless_runs():
     lossy = runs_of("lossy", {100: [0.4, 0.4], 400: [0.65, 0.55], 1600: [0.7, 0.6]})
-    (found,) = slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])).values()
-    assert (found["seeds"], found["steps"]) == (2, [400, 1600])
-    # half way between 100 and 400 steps lie 200
-    assert [each["value"] for each in found["slowdown"]] == pytest.approx([2.0, 4.0])
-    assert found["growth"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+    found = only(slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])))
+    # half way between 100 and 400 steps lie 200; nothing lossless is as bad as 0.4
+    assert [(row["steps"], row["seeds"]) for row in found["slowdown"]] == [(400, 2), (1600, 2)]
+    assert [row["value"] for row in found["slowdown"]] == pytest.approx([2.0, 4.0])
+    assert found["growth"] == [pytest.approx({"steps": 1600, "seeds": 2, "value": 2.0, "low": 2.0, "high": 2.0})]
 
 
-def test_falls_of_the_two_longest_trainings_are_paired():
-    lossy = runs_of("lossy", {100: [0.1, 0.1], 400: [0.65, 0.53], 1600: [0.78, 0.66]})
-    (found,) = slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])).values()
-    assert found["shrunk"] == pytest.approx({"value": 0.03, "low": 0.03, "high": 0.03}), (
-        "seeds differ, and alike at both"
-    )
+def test_each_length_is_paired_with_the_next():
+    lossy = runs_of("lossy", {100: [0.6, 0.5], 400: [0.65, 0.53], 1600: [0.78, 0.66]})
+    found = only(slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])))
+    assert [(row["steps"], row["value"]) for row in found["shrunk"]] == [
+        (400, pytest.approx(-0.06)),
+        (1600, pytest.approx(0.03)),
+    ]
+    assert found["shrunk"][1]["high"] == pytest.approx(0.03), "seeds differ, and alike at both"
+    assert [row["steps"] for row in found["growth"]] == [400, 1600]
 
 
 def test_the_interval_of_the_growth_is_paired():
     lossy = runs_of("lossy", {400: [0.65, 0.525], 1600: [0.7, 0.575]})  # the second seed is slower, equally at both
-    (found,) = slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])).values()
+    found = only(slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])))
     assert found["slowdown"][0]["low"] < 2 < found["slowdown"][0]["high"]
-    assert found["growth"] == pytest.approx({"value": 2.0, "low": 2.0, "high": 2.0})
+    assert found["growth"][0]["low"] == pytest.approx(2.0)
+
+
+def test_a_seed_without_the_longest_training_counts_at_the_others():
+    lossless = [*LOSSLESS_RUNS, *runs_of(None, {6400: [0.9, 0.8]})]
+    lossless += [{**run, "seed": 2} for run in lossless if run["seed"] == 0 and run["max_steps"] < 6400]
+    lossy = runs_of("lossy", {400: [0.65, 0.55, 0.65], 1600: [0.7, 0.6, 0.7], 6400: [0.8, 0.7]})
+    found = only(slowdowns(pd.DataFrame([*lossless, *lossy])))
+    assert [(row["steps"], row["seeds"]) for row in found["slowdown"]] == [(400, 3), (1600, 3), (6400, 2)]
+    assert [row["seeds"] for row in found["growth"]] == [3, 2]
+    assert [row["value"] for row in found["slowdown"]] == pytest.approx([2.0, 4.0, 4.0])
 
 
 def test_a_seed_beyond_its_lossless_runs_is_left_out():
