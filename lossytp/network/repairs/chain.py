@@ -74,6 +74,9 @@ class Chain(Repair):
         count = select.num_protected(num_packets) if isinstance(select, Protect) else 0
         return count * capacity, (num_packets - count) * capacity
 
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
+        return sum(repair.round_trips(loss_rate, num_packets) for repair in self.repairs)
+
     def weight(self, loss_rate: float) -> float:
         """Return the factor for packets that are not protected."""
         return self.part("fill").weight(self.part("deliver").missing_rate(loss_rate))

@@ -85,5 +85,20 @@ class Protect(Zero):
             "loss rate below 1, or another repair"
         )
 
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
+        """Return the expected number of rounds in which some protected packet is sent again.
+
+        The last of k packets arrives after j rounds or fewer with probability (1 - p^(j + 1))^k.
+        """
+        if loss_rate in (0, 1):
+            return math.inf if loss_rate else 0.0
+        count, rounds, chance = self.num_protected(num_packets), 0.0, 1.0
+        for sent in range(1, MOST_TRIES):
+            chance = -math.expm1(count * math.log1p(-(loss_rate**sent)))
+            if chance < 1e-9:
+                break
+            rounds += chance
+        return rounds
+
     def missing_rate(self, loss_rate: float) -> float:
         return (1 - self.share) * loss_rate

@@ -40,6 +40,10 @@ class Repair:
         values = ", ".join(repr(getattr(self, field.name)) for field in fields(self))
         return f"{self.name}({values})" if values else self.name
 
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
+        """Return how many round trips a message of `num_packets` packets may wait for retransmissions."""
+        return 0
+
     def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
         """Return how many elements the sender sends for `num_elements` of a message."""
         return num_elements

@@ -30,6 +30,9 @@ class Retransmit(Zero):
         check_at_least("budget", self.budget, 1)
         check_at_most("budget", self.budget, MOST_BUDGET)
 
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
+        return self.budget
+
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         missing = send(num_packets)
         for _ in range(self.budget):
