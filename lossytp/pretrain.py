@@ -25,7 +25,7 @@ def main() -> None:
         return
     if record["status"] == "not finite":
         raise ValueError(
-            f"the training loss is not finite at step {record['timing']['steps']}: lower learning_rate = "
+            f"the loss is not finite at step {record['timing']['steps']}: lower learning_rate = "
             f"{config.learning_rate:g}, and give another output_dir"
         )
     final, tokens = record["final"], config.total_steps * config.batch_size * config.block_size

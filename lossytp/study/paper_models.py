@@ -5,6 +5,7 @@ Each public function is a section, as in `lossytp.study.paper`.
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lossytp.study.analysis.real_model import (
@@ -16,7 +17,7 @@ from lossytp.study.analysis.real_model import (
     times_law,
     usual,
 )
-from lossytp.study.analysis.real_training import contrasts, outcomes
+from lossytp.study.analysis.real_training import BEST, contrasts, expected_round_trips, outcomes
 from lossytp.study.analysis.sizes import FINE_TUNED, exponents, falls_of_models, of_equal_tokens, rises_of_models
 from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
 from lossytp.study.figures.sizes import cost_of_models
@@ -57,8 +58,13 @@ def real_training(study: Study) -> dict[str, Any]:
     study.draw(real_model_after_training(rows), "real_model_after_training")
     records = study.records.get("13_real_model", [])
     examples = {record["config"]["dataset"]: record["data"]["test_examples"] for record in records}
-    found = {"real_training": json_rows(rows), "real_training_examples": examples}
-    return {**found, "real_training_gains": contrasts(table)}
+    waits = [expected_round_trips(record) for record in records if record["config"]["repair"] == BEST]
+    return {
+        "real_training": json_rows(rows),
+        "real_training_examples": examples,
+        "real_training_gains": contrasts(table),
+        "real_training_round_trips": float(np.mean(waits)) if waits else None,
+    }
 
 
 def sizes(study: Study) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class FineTuning(Objective[TrainConfig]):
         return scores(engine, self.data)
 
     def patience_ends(self, since_best: int) -> bool:
-        return bool(self.config.patience) and since_best >= (self.config.patience or 0)
+        return self.config.patience is not None and since_best >= self.config.patience
 
     def improved(self, engine: "Engine") -> None:
         self._save(engine, BEST)

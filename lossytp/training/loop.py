@@ -51,8 +51,8 @@ def run(config: RunSettings) -> dict[str, Any]:
         config: a `TrainConfig` fine-tunes, a `PretrainConfig` pretrains.
 
     Returns:
-        The record. Its status is "finished", "stopped early" or "not finite". A training loss that is NaN or infinite
-        ends the run as "not finite", with null final scores.
+        The record. Its status is "finished", "stopped early" or "not finite". A training loss or a score
+        that is NaN or infinite ends the run as "not finite", with null final scores.
 
     Raises:
         ModuleNotFoundError: if a library to log to is not installed.
@@ -193,17 +193,17 @@ class Run:
                 if not math.isfinite(loss):
                     return "not finite"
                 if step < config.steps:
-                    if self._evaluates_at(step) and self._stops_after_evaluating(step):
-                        return "stopped early"
+                    if self._evaluates_at(step) and (ended := self._ends_after_evaluating(step)):
+                        return ended
                     if config.checkpoint_steps and step % config.checkpoint_steps == 0:
                         save_checkpoint(self, step)
             if self.objective.keeps_checkpoint and config.steps > done:
                 save_checkpoint(self, config.steps)
             self.objective.settle_(self.engine)
-            self._stops_after_evaluating(config.steps)
+            ended = self._ends_after_evaluating(config.steps)
         finally:
             self.logs.close()
-        return "finished"
+        return "not finite" if ended == "not finite" else "finished"
 
     def _evaluates_at(self, step: int) -> bool:
         every = self.config.eval_steps
@@ -260,15 +260,18 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         return loss
 
-    def _stops_after_evaluating(self, step: int) -> bool:
-        """Evaluate, and return whether the run should stop for lack of improvement."""
+    def _ends_after_evaluating(self, step: int) -> str | None:
+        """Evaluate, and return the status with which the run ends here; None if it goes on."""
         point = self._evaluate(step)
-        sample = self.objective.sample(self.engine)
+        finite = None not in (point[f"{self.objective.score}{network}"] for network in NETWORKS)
+        sample = self.objective.sample(self.engine) if finite else ""  # a model of NaNs cannot write
         self.progress.evaluated(step, point, sample)
         shown = {**point, "sample": sample}
         self.logs.write(step, {f"eval/{name}": value for name, value in shown.items() if name != "step"})
+        if not finite:
+            return "not finite"
         self._compare(self.objective.better(point))
-        return self.objective.patience_ends(self.since_best)
+        return "stopped early" if self.objective.patience_ends(self.since_best) else None
 
     @property
     def _sends(self) -> bool:
@@ -276,7 +279,7 @@ class Run:
         return self.layout.world_size > 1 or self.layout.tensor_parallel_size > 1
 
     def _evaluate(self, step: int) -> dict:
-        """Evaluate with and without losses."""
+        """Evaluate with and without losses. A number that is not finite becomes None."""
         objective, last = self.objective, step == self.config.steps
         with self.network.reliable():
             clean = objective.scores(self.engine, last=last)
@@ -289,9 +292,14 @@ class Run:
             point |= {f"{metric}_{name}": value for metric, value in mean_over_ranks(everyones).items()}
             headline = [theirs[objective.score] for theirs in everyones]
             point[f"{objective.score}_spread_{name}"] = max(headline) - min(headline)
-        point["replica_drift"] = self.drift if math.isfinite(self.drift) else None
+        point["replica_drift"] = self.drift
+        point = {name: None if _is_not_finite(value) else value for name, value in point.items()}
         self.evaluations.append(point)
         return point
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _is_score(name: str) -> bool:

@@ -122,17 +122,17 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         lambda r: r["regained"][1].update(longer_steps=400),
     ],
     "no_floor_is_seen": [
-        lambda r: r["slowdowns"]["30 %, one phase"]["shrunk"].update(low=-0.001),
+        lambda r: r["slowdowns"]["30 %, reduce phase"]["shrunk"].update(low=-0.001),
         lambda r: r["slowdowns"]["10 %, both phases"]["shrunk"].update(low=0.001),
     ],
     "a_fall_remains": [
         row_in("lengths", {"low": -0.001}, task="docstrings", network="10 %, both phases", max_steps=1800),
-        row_in("lengths", {"low": 0.009}, task="docstrings", network="30 %, one phase", max_steps=1800),
-        row_in("lengths", {"max_steps": 600}, task="docstrings", network="10 %, ring, one phase"),
+        row_in("lengths", {"low": 0.009}, task="docstrings", network="30 %, reduce phase", max_steps=1800),
+        row_in("lengths", {"max_steps": 600}, task="docstrings", network="10 %, ring, reduce phase"),
         row_in("lengths", {"max_steps": 2000}, task="docstrings", max_steps=1800),
     ],
     "losses_do_more_than_delay": [
-        lambda r: r["slowdowns"]["30 %, one phase"]["growth"].update(low=0.9),
+        lambda r: r["slowdowns"]["30 %, reduce phase"]["growth"].update(low=0.9),
         lambda r: r["slowdowns"].pop("10 %, both phases"),
     ],
     "pretraining_loses_nats": [
@@ -209,6 +209,11 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_model", {"low": 0.09}, repair="retransmit(1)"),
         row_in("real_model", {"high": 0.06}, repair="retransmit(1)"),
         row_in("real_model", {"collapsed": 0.01}, repair="retransmit(1)"),
+    ],
+    "retransmission_beats_protection": [
+        row_in("real_model", {"high": 0.47}, repair="retransmit(1)"),
+        row_in("real_model", {"packets": 1.0}, repair="retransmit(1)"),
+        lambda r: r.update(real_training_round_trips=0.9),
     ],
     "random_protection_is_not_enough": [
         row_in("real_model", {"collapsed": 0.0}, repair="protect(0.01, 'random')", loss_rate=0.1),

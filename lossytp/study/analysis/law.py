@@ -92,7 +92,7 @@ def explained_elsewhere(arms: pd.DataFrame, predictor: str) -> float | None:
     """Fit the law to the loss rates of the usual network, and test it on all other arms.
 
     Args:
-        arms: one task's rows of `law_arms` that lose in one phase.
+        arms: one task's rows of `law_arms` that lose in the reduce phase.
         predictor: the column that stands for the squared error, such as `missing_share`.
 
     Returns:

@@ -19,11 +19,7 @@ from lossytp.study.comparisons import lossy_changes
 from lossytp.study.statistics import CONFIDENCE
 from lossytp.training.config import TrainConfig
 
-ONE_PHASE, BOTH_PHASES, TOGETHER = (
-    "one phase",
-    "both phases",
-    "lost together",
-)  # classes of arms, each with its own laws
+REDUCE_PHASE, BOTH_PHASES, TOGETHER = "reduce phase", "both phases", "lost together"  # classes, each with its own laws
 SQUARED_ERROR, RISE = "squared error", "inference rise"  # predictors
 SHARED = (*(set(HELD_FIXED) - {"loss_type", "mtu_bytes", "control"}), "resync_every")  # settings of all arms
 BOUNDS = ((0.0, 0.1), (10.0, 5.0))  # of scale and exponent, far from all fits
@@ -40,12 +36,12 @@ def kind_of(config: TrainConfig, base: TrainConfig) -> str | None:
         return None
     if config.loss_type != base.loss_type or config.mtu_bytes != base.mtu_bytes or config.control:
         return TOGETHER
-    return ONE_PHASE if config.reliable_gather else BOTH_PHASES
+    return REDUCE_PHASE if config.reliable_gather else BOTH_PHASES
 
 
 def squared_error(config: TrainConfig, base: TrainConfig, coherence: Mapping[str, float]) -> float:
     """Return the expected squared error of a run's sums, or NaN where the law does not apply."""
-    applies = kind_of(config, base) in (ONE_PHASE, BOTH_PHASES) and leaves_zeros(config)
+    applies = kind_of(config, base) in (REDUCE_PHASE, BOTH_PHASES) and leaves_zeros(config)
     return relative_squared_error(config, coherence) if applies else math.nan
 
 

@@ -20,10 +20,10 @@ def rises(folder: Path) -> pd.DataFrame:
 
     Returns:
         Columns `model_name`, `ranks`, `losses` ("single", "bursts of 8" or another loss type), `algorithm`, `phase`,
-        `repair`, `loss_rate`, `draws`, `blocks`, `lossless` cross-entropy, `rise` in nats a token with Student's 95 %
-        interval over draws as `low` and `high`, the `median` block's rise and the `largest`, and `collapsed`, the share
-        of blocks that rise by more than `COLLAPSE_NATS`, with its binomial interval as `collapsed_low` and
-        `collapsed_high`.
+        `repair`, `loss_rate`, `draws`, `blocks`, the `packets` of a draw, and the `lossless` cross-entropy. Then the
+        `rise` in nats a token, with Student's 95 % interval over draws as `low` and `high`; the rise of the `median`
+        block, the `smallest` and the `largest`; and `collapsed`, the share of blocks that rise by more than
+        `COLLAPSE_NATS`, with its binomial interval as `collapsed_low` and `collapsed_high`.
 
     Raises:
         ValueError: if a record lacks what a tolerance record has.
@@ -138,6 +138,7 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
         **{name: row[name] for name in ("algorithm", "phase", "repair", "loss_rate")},
         "draws": len(rises_SN),
         "blocks": rises_SN.shape[1],
+        "packets": row["packets_a_draw"],
         "rise": estimate.value,
         "median": float(np.median(rises_SN)),
         "low": estimate.low,

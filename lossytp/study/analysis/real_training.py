@@ -1,9 +1,11 @@
 """Say what training under loss changes in a real model, from the table of `lossytp.tolerance.after_training`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from lossytp.network.repairs import repair_named
 from lossytp.study.records import LOSSLESS
 from lossytp.study.statistics import t_interval
 
@@ -62,6 +64,16 @@ def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
             interval = t_interval(gains.to_numpy())
             found.append({"task": task, "contrast": name, "seeds": len(gains), **interval.as_json()})
     return found
+
+
+def expected_round_trips(record: Mapping[str, Any]) -> float:
+    """Return for how many round trips a training run's message waits for retransmissions, on average.
+
+    A message travels over all links at once, and waits for the last packet of any.
+    """
+    config, traffic = record["config"], record["network"]["training"]
+    packets = (traffic["packets"] - traffic["extra"]) / traffic["messages"]["lossy"]
+    return repair_named(config["repair"]).round_trips(config["loss_rate"], round(packets))
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:

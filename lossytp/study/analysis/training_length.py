@@ -44,9 +44,9 @@ def falls_by_length(
 
 
 def network_name(loss_rate: float, algorithm: str, reliable_gather: bool) -> str:
-    """Return the name of an unrepaired network, such as "30 %, one phase" or "10 %, ring, both phases"."""
+    """Return the name of an unrepaired network, such as "30 %, reduce phase" or "10 %, ring, both phases"."""
     parts = [f"{100 * loss_rate:g} %"] + [algorithm] * (algorithm != "direct")
-    return ", ".join([*parts, "one phase" if reliable_gather else "both phases"])
+    return ", ".join([*parts, "reduce phase" if reliable_gather else "both phases"])
 
 
 def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:

@@ -16,9 +16,9 @@ def one_law(results: Results) -> Claim:
     numbers = {
         f"{task}, elsewhere by {name}": share for task, each in elsewhere.items() for name, share in each.items()
     }
-    one_phase = [row for row in results["law_arms"] if not row["both_phases"]]
+    reduced = [row for row in results["law_arms"] if not row["both_phases"]]
     costliest = [
-        max((row for row in one_phase if row["task"] == task), key=lambda row: row["squared_error"])
+        max((row for row in reduced if row["task"] == task), key=lambda row: row["squared_error"])
         for task in tasks(results)
     ]
     rings = all((row["algorithm"], row["ranks"]) == ("ring", 8) for row in costliest)
@@ -45,13 +45,13 @@ def arms_scatter_as_seeds_do(results: Results) -> Claim:
 
 
 def law_misses_rings(results: Results) -> Claim:
-    """Require that the law's intervals miss all rings that lose in one phase, from below, and no other network."""
+    """Require that the law's intervals miss all rings of the reduce phase, from below, and no other network."""
     rows = [row for row in results["predictions"] if row["predictor"] == "squared error"]
     missed = [row for row in rows if not row["low"] <= row["measured"] <= row["high"]]
-    one_phase = [row for row in rows if row["kind"] == "one phase"]
-    rings = [row for row in one_phase if "ring" in row["arm"]]
+    reduced = [row for row in rows if row["kind"] == "reduce phase"]
+    rings = [row for row in reduced if "ring" in row["arm"]]
     times = [row["measured"] / row["fall"] for row in rings]
-    numbers = {"missed": len(missed), "rings": len(rings), "one phase": len(one_phase)}
+    numbers = {"missed": len(missed), "rings": len(rings), "reduce phase": len(reduced)}
     return Claim(missed == rings and min(times) > 1, numbers | {"least": min(times), "most": max(times)})
 
 

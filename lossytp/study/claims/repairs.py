@@ -32,7 +32,7 @@ def stale_harms(results: Results) -> Claim:
 
 
 def rescaling_harms_both_phases(results: Results) -> Claim:
-    """Require that rescaling is not shown to gain in one phase, and loses in both, after Holm's correction."""
+    """Require that rescaling is not shown to gain in the reduce phase, and loses in both, after Holm's correction."""
     arms = results["comparisons"]
     rows = [row_of(arms["06_repair_of_both_phases"], task, "rescale") for task in tasks(results)]
     once = [row_of(arms["06_repair"], task, "rescale") for task in tasks(results)]

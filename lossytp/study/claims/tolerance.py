@@ -26,7 +26,7 @@ def longer_training_regains(results: Results) -> Claim:
     (before,) = (
         row["fall"]
         for row in results["lengths"]
-        if (row["task"], row["network"], row["max_steps"]) == ("docstrings", "30 %, one phase", steps)
+        if (row["task"], row["network"], row["max_steps"]) == ("docstrings", "30 %, reduce phase", steps)
     )
     holds = lows["docstrings"] > 0 and wide > ONE_POINT and 0.4 < gain / before < 0.6
     holds &= all(row["longer_steps"] == 3 * row["steps"] for row in results["regained"])
@@ -37,15 +37,17 @@ def a_fall_remains(results: Results) -> Claim:
     """Require that docstrings falls after nine times the steps, over each network, and by over a point at 30 %."""
     steps = {row["max_steps"] for row in results["lengths"] if row["task"] == "docstrings"}
     lows = {row["network"]: POINTS * row["low"] for row in _longest_in_docstrings(results)}
-    holds = set(lows) == {"30 %, one phase", "10 %, both phases", "10 %, ring, one phase"} and min(lows.values()) > 0
+    holds = (
+        set(lows) == {"30 %, reduce phase", "10 %, both phases", "10 %, ring, reduce phase"} and min(lows.values()) > 0
+    )
     holds &= max(steps) == 9 * min(steps)
-    return Claim(holds and lows["30 %, one phase"] > POINTS * ONE_POINT, lows)
+    return Claim(holds and lows["30 %, reduce phase"] > POINTS * ONE_POINT, lows)
 
 
 def no_floor_is_seen(results: Results) -> Claim:
-    """Require that the fall at 30 % in one phase still shrinks in the longest training; at 10 % both ways none must."""
+    """Require that the fall still shrinks in the longest training at 30 %; at 10 % in both phases it need not."""
     lows = {network: POINTS * each["shrunk"]["low"] for network, each in results["slowdowns"].items()}
-    return Claim(lows["30 %, one phase"] > 0 >= lows["10 %, both phases"], lows)
+    return Claim(lows["30 %, reduce phase"] > 0 >= lows["10 %, both phases"], lows)
 
 
 def losses_do_more_than_delay(results: Results) -> Claim:
@@ -54,7 +56,7 @@ def losses_do_more_than_delay(results: Results) -> Claim:
     If losses only delayed learning, the slowdown would stay.
     """
     growths = {network: each["growth"]["low"] for network, each in results["slowdowns"].items()}
-    return Claim(set(growths) == {"30 %, one phase", "10 %, both phases"} and min(growths.values()) > 1, growths)
+    return Claim(set(growths) == {"30 %, reduce phase", "10 %, both phases"} and min(growths.values()) > 1, growths)
 
 
 def _longest_in_docstrings(results: Results) -> list[dict[str, Any]]:

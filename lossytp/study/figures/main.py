@@ -154,7 +154,7 @@ def nats_against_tokens(arms: pd.DataFrame) -> Figure:
 
 def _network(row: Mapping[Any, Any]) -> str:
     """Return the loss rate, the phases and the repair of an arm."""
-    phases = "one phase" if row["reliable_gather"] else "both phases"
+    phases = "reduce phase" if row["reliable_gather"] else "both phases"
     name = f"{POINTS * row['loss_rate']:g} %, {phases}"
     return name if row["repair"] == "zero" else f"{name},\n{row['repair']}"
 

@@ -3,7 +3,6 @@
 Shapes: B blocks, T tokens a block.
 """
 
-import math
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -174,11 +173,6 @@ class Pretraining(Objective[PretrainConfig]):
             "trigram_perplexity": trigram_perplexity(train, held_out, len(self.tokenizer)),
             "trigram_tokens": len(train),
         }
-
-
-def perplexity(record: dict[str, Any]) -> float:
-    """Return the perplexity of the held-out text without losses."""
-    return math.exp(record["final"]["cross_entropy_clean"])
 
 
 def _batch(blocks: Tensor) -> dict[str, Tensor]:

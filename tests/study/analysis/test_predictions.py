@@ -60,7 +60,7 @@ def predictions() -> pd.DataFrame:
             "arm": ["a", "b", "c"],
             "loss_rate": [0.1, 0.2, 0.1],
             "predictor": "law",
-            "kind": ["one phase", "one phase", "both phases"],
+            "kind": ["reduce phase", "reduce phase", "both phases"],
             "fall": [0.02, 0.04, 0.1],
             "deviation": 0.0,
             "freedom": 1000,
@@ -87,10 +87,10 @@ def test_predictions_meet_the_falls_of_their_own_arms_and_seeds() -> None:
 def test_scores_count_what_intervals_hold_by_class() -> None:
     measured = predictions().assign(measured=[0.025, 0.06, 0.1], seeds=4)
     scores = score(with_interval(measured, 0.005)).set_index("kind")
-    assert scores["arms"].to_dict() == {"one phase": 2, "both phases": 1, "all": 3}
-    assert scores["covered"].to_dict() == {"one phase": 1, "both phases": 1, "all": 2}
-    assert scores.loc["one phase", "bias"] == pytest.approx(0.0125)
-    assert scores.loc["one phase", "error"] == pytest.approx(np.sqrt((0.005**2 + 0.02**2) / 2))
+    assert scores["arms"].to_dict() == {"reduce phase": 2, "both phases": 1, "all": 3}
+    assert scores["covered"].to_dict() == {"reduce phase": 1, "both phases": 1, "all": 2}
+    assert scores.loc["reduce phase", "bias"] == pytest.approx(0.0125)
+    assert scores.loc["reduce phase", "error"] == pytest.approx(np.sqrt((0.005**2 + 0.02**2) / 2))
     assert scores.loc["all", "noise"] == pytest.approx(0.005)
 
 

@@ -19,7 +19,7 @@ def write(folder, rows, **config):
         "config": {"model_name": "m", **config},
         "tensor_parallel_size": 3,
         "lossless_cross_entropy": 3.4,
-        "rows": [{"algorithm": "direct", "phase": "reduce", **row} for row in rows],
+        "rows": [{"algorithm": "direct", "phase": "reduce", "packets_a_draw": 960.0, **row} for row in rows],
     }
     (folder / "tolerance.json").write_text(json.dumps(record))
 
@@ -30,7 +30,7 @@ def test_intervals_are_over_draws_and_collapse_is_of_blocks(tmp_path):
     table = rises(tmp_path)
     assert list(table["repair"]) == ["zero", "stale"]
     row = table.iloc[0]
-    assert (row["draws"], row["blocks"], row["ranks"], row["lossless"]) == (3, 2, 3, 3.4)
+    assert (row["draws"], row["blocks"], row["packets"], row["ranks"], row["lossless"]) == (3, 2, 960, 3, 3.4)
     assert row["rise"] == pytest.approx((2.6 + 0.2 + 1.7) / 3)
     assert row["low"] < 0.2 < 2.6 < row["high"]
     assert row["collapsed"] == pytest.approx(2 / 6)

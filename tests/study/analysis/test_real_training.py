@@ -1,7 +1,15 @@
+import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.real_training import BEST, CONTRASTS, FEW, contrasts, outcomes
+from lossytp.study.analysis.real_training import (
+    BEST,
+    CONTRASTS,
+    FEW,
+    contrasts,
+    expected_round_trips,
+    outcomes,
+)
 
 ACCURACY = {
     ("no loss", "zero"): 0.80,
@@ -74,3 +82,10 @@ def test_gains_leave_out_a_seed_that_one_side_lacks_and_their_intervals_are_over
     assert gain["seeds"] == 2
     assert gain["value"] == pytest.approx((0.01 + 0.05) / 2)
     assert gain["high"] - gain["value"] == pytest.approx(12.706 * 0.04 / 2, rel=1e-3)
+
+
+def test_a_message_waits_for_the_last_protected_packet_of_any_link():
+    traffic = {"packets": 2 * 100 + 30, "extra": 30, "messages": {"lossy": 2}}
+    record = {"config": {"repair": "protect(0.1)", "loss_rate": 0.5}, "network": {"training": traffic}}
+    tries = np.random.default_rng(0).geometric(0.5, (20_000, 10)).max(1) - 1  # of 10 packets a message
+    assert expected_round_trips(record) == pytest.approx(tries.mean(), rel=0.02)

@@ -37,7 +37,7 @@ def test_only_networks_that_cost_something_and_were_trained_longer_stay():
     ]
     found = falls_by_length([tabled(first), tabled(second)], learning_rate=1e-3)
     falls = dict(zip(found["network"], found["fall"], strict=True))
-    assert falls == {"20 %, both phases": 0.05, "20 %, ring, one phase": 0.06, "20 %, ring, both phases": 0.1}
+    assert falls == {"20 %, both phases": 0.05, "20 %, ring, reduce phase": 0.06, "20 %, ring, both phases": 0.1}
 
 
 def runs_of(network, accuracies):

@@ -116,4 +116,4 @@ def test_pretraining_joins_each_lossy_arm_to_as_good_a_number_of_lossless_tokens
     dotted = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_linestyle() == ":"]
     assert dotted == [([5.0, 8.0], [4.2, 4.2])]
     assert marks(ax) == [([4.0, 8.0], [4.4, 4.0]), ([8.0], [4.2]), ([8.0], [5.0])]
-    assert [text.get_text() for text in ax.texts] == ["no loss", "10 %, one phase", "10 %, one phase,\nstale"]
+    assert [text.get_text() for text in ax.texts] == ["no loss", "10 %, reduce phase", "10 %, reduce phase,\nstale"]

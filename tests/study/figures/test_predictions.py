@@ -11,7 +11,7 @@ def test_each_arm_stands_where_it_was_predicted_and_measured() -> None:
     table = pd.DataFrame(
         {
             "predictor": ["law", "law", "probe"],
-            "kind": ["one phase", "one phase", "both phases"],
+            "kind": ["reduce phase", "reduce phase", "both phases"],
             "fall": [0.02, 0.04, 0.03],
             "low": [0.0, 0.03, 0.01],
             "high": [0.04, 0.05, 0.05],

@@ -16,7 +16,9 @@ from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.pretraining import objective
 from lossytp.training.pretraining.blocks import all_blocks
+from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.text import validation_text
+from lossytp.training.record import read_record
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses
 
 FIRST_LOSSES = [5.691550135612488, 5.59971821308136, 5.350060224533081]  # of the edition that trained the base models
@@ -132,6 +134,14 @@ def test_the_exported_folder_is_read_by_transformers_and_gives_the_cards_loss(pr
     assert str(folder.parent) not in card + json.dumps(record)
 
 
+def test_the_card_names_the_task_that_was_read_and_its_schedule(pretrain):
+    record = run(pretrain(schedule="constant"))
+    record["config"]["dataset"] = "shakespeare"
+    card = model_card(record)
+    assert "| data | shakespeare," in card
+    assert "| learning rate | 0.01, constant |" in card
+
+
 def test_threads_change_no_bit_and_microbatches_only_rounding(pretrain):
     config = pretrain()
     first = run(config)
@@ -185,6 +195,18 @@ def test_a_loss_that_is_not_finite_is_recorded_and_exports_nothing(pretrain):
     assert run(config)["status"] == "not finite"
     assert not (Path(config.output_dir) / "model.safetensors").exists()
     assert not (Path(config.output_dir) / "README.md").exists()
+
+
+@pytest.mark.parametrize("evaluated", [{"eval_steps": 1}, {"total_steps": 1, "warmup_steps": 0}])
+def test_an_evaluation_that_is_not_finite_ends_the_run_with_a_record(pretrain, evaluated):
+    """The first step's loss is finite, and leaves weights that are not."""
+    config = pretrain(learning_rate=1e37, gradient_clipping=None, **evaluated)
+    record = run(config)
+    assert (record["status"], record["timing"]["steps"]) == ("not finite", 1)
+    (point,) = record["curves"]["eval"]
+    assert point["cross_entropy_clean"] is None
+    assert record["final"]["cross_entropy_clean"] is None
+    assert read_record(Path(config.output_dir)) == record
 
 
 def test_without_validation_files_some_documents_are_held_out(pretrain):
