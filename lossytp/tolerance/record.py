@@ -8,15 +8,13 @@ from typing import Any
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance.config import Cell, ToleranceConfig
 from lossytp.tolerance.measure import Measurement, Row
+from lossytp.training.inputs import check_same_trace, trace_sha256
 from lossytp.training.record import commit, environment, write_atomically
 
 RECORD = "tolerance.json"
-CHOOSE_ROWS = (
-    "loss_rates",
-    "algorithms",
-    "phases",
-    "repairs",
-)  # settings that say which rows there are, not their values
+OTHER_FOLDER = "give another output_dir, or delete the file"
+CHOOSE_ROWS = ("loss_rates", "algorithms", "phases", "repairs")  # settings that choose the rows, and not their values
+SAME_NATS = 1e-3  # by which a model's cross-entropy may differ between two processors
 
 
 def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
@@ -29,18 +27,24 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         settings, rows = record["config"], [_row(row) for row in record["rows"]]
+        trace = record.get("trace_sha256")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a tolerance record ({error}): move it, or give another output_dir") from error
-    differ = [
-        f"{name} = {settings.get(name)!r}, not {value!r}"
-        for name, value in _settings(config).items()
-        if name not in CHOOSE_ROWS and settings.get(name) != value
-    ]
+    ours = {name: value for name, value in _settings(config).items() if name not in CHOOSE_ROWS}
+    then = {name: settings.get(name, _default(name)) for name in ours}
+    differ = [f"{name} = {then[name]!r}, not {value!r}" for name, value in ours.items() if then[name] != value]
     if differ:
-        raise ValueError(f"{file} was measured with {'; '.join(differ)}: give another output_dir, or delete the file")
+        raise ValueError(f"{file} was measured with {'; '.join(differ)}: {OTHER_FOLDER}")
+    if trace is not None and rows:
+        check_same_trace(config.network(rows[0].cell), trace, str(file), OTHER_FOLDER)
     return {row.cell: row for row in rows}
+
+
+def _default(name: str) -> Any:
+    """Return the value with which an older record, which lacks this setting, was measured."""
+    return getattr(ToleranceConfig, name)
 
 
 def keep_rows(measurement: Measurement, done: dict[Cell, Row], drawn: Callable[[Cell, int], None]) -> Iterator[Row]:
@@ -50,12 +54,27 @@ def keep_rows(measurement: Measurement, done: dict[Cell, Row], drawn: Callable[[
         measurement: a model and a text.
         done: from `load_rows`.
         drawn: called after every draw, with its number.
+
+    Raises:
+        ValueError: if there are rows that are done, and the model or the text has changed since.
     """
+    if done:
+        _check_same_inputs(measurement)
     rows = dict(done)
     for row in measurement.rows(done, drawn):
         rows[row.cell] = row
         write_rows(measurement, list(rows.values()), [])
         yield row
+
+
+def _check_same_inputs(measurement: Measurement) -> None:
+    file = Path(measurement.config.output_dir) / RECORD
+    then = json.loads(file.read_text(encoding="utf-8"))["lossless_cross_entropy"]
+    if abs(measurement.lossless - then) > SAME_NATS:
+        raise ValueError(
+            f"{file} was measured with a cross-entropy of {then:.4f} nats without losses, not "
+            f"{measurement.lossless:.4f}: its model or text has changed; {OTHER_FOLDER}"
+        )
 
 
 def keep_advice(measurement: Measurement, advice: list[str]) -> None:
@@ -68,10 +87,12 @@ def keep_advice(measurement: Measurement, advice: list[str]) -> None:
 def write_rows(measurement: Measurement, rows: list[Row], advice: list[str]) -> None:
     """Write the rows that are measured so far."""
     config = measurement.config
+    trace = trace_sha256(config.network(config.cells()[0]))
     record = {
         "config": _settings(config),
         "tensor_parallel_size": measurement.ranks,
         "lossless_cross_entropy": measurement.lossless,
+        **({"trace_sha256": trace} if trace else {}),
         "rows": [_as_json(row) for row in rows],
         "advice": advice,
         "commit": commit(),

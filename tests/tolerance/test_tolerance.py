@@ -122,6 +122,34 @@ def test_a_stop_keeps_the_rows_that_are_still_to_come_again(text, tmp_path):
     assert [cell.loss_rate for cell in load_rows(config)] == [0.01, 0.05, 0.1]
 
 
+def kept(config):
+    return list(keep_rows(Measurement(config), load_rows(config), lambda cell, number: None))
+
+
+def test_rows_of_another_text_or_trace_are_not_mixed_in(text, tmp_path):
+    notes, trace, folder = tmp_path / "notes.txt", tmp_path / "losses.npy", tmp_path / "record"
+    notes.write_text(TEXT * 40)
+    np.save(trace, np.arange(300) % 5 == 0)
+    config = settings(str(notes), loss_type=f"trace('{trace}')", loss_rates=None, output_dir=str(folder))
+    (first,) = kept(config)
+    assert kept(config) == [first]
+    notes.write_text("Another text of other words and other letters. " * 20)
+    with pytest.raises(ValueError, match=r"nats without losses, not .* text has changed; give another output_dir, or"):
+        kept(config)
+    np.save(trace, np.arange(300) % 4 == 0)
+    with pytest.raises(ValueError, match=r"the file of trace\(.* has changed since .*tolerance.json was written: give"):
+        load_rows(config)
+
+
+def test_a_record_from_before_a_setting_has_its_default(text, tmp_path):
+    config = settings(text, loss_rates="0.1", output_dir=str(tmp_path))
+    (first,) = kept(config)
+    record = json.loads((tmp_path / "tolerance.json").read_text())
+    del record["config"]["bf16"]
+    (tmp_path / "tolerance.json").write_text(json.dumps(record))
+    assert load_rows(config) == {first.cell: first}
+
+
 def row(rate, value, half=0.001, repair="zero", packets=100.0):
     rise = Estimate(value, value - half, value + half)
     return Row(Cell("direct", "reduce", repair, rate), rise, 0.0, packets, [[value]])

@@ -25,6 +25,9 @@ def token_losses(model: Any, ids_BT: Tensor) -> Tensor:
 
 
 def losses_by_block(model: Any, blocks_NT: Tensor) -> np.ndarray:
-    """Return the same of blocks that pass the model one by one, so each is a message of its own: (N, T - 1), fp64."""
+    """Return the cross-entropy of every token but the first of each block: (N, T - 1), fp64.
+
+    Blocks pass the model one by one, so that each is a message of its own.
+    """
     losses = [token_losses(model, ids_1T).cpu().numpy() for ids_1T in blocks_NT.split(1)]
     return np.concatenate(losses).astype(np.float64)
