@@ -83,6 +83,7 @@ class BackendLabConfig(LabConfig):
         for name in ("wire_dtype", "lossy_module", "lossy_layers"):
             self._refuse(name, getattr(self, name) is not None)
         self._refuse("control", self.control == "noise")
+        self._refuse("transport", self.transport == "udp")
         self._refuse("repair", self.wiring().repair.remembers)
 
     def _refuse(self, name: str, asked: bool) -> None:
@@ -108,6 +109,11 @@ def place(config: LabConfig, needs_processes: str | None = None) -> Layout:
         raise ValueError(
             f"{needs_processes} needs a process for each rank: start it with torchrun --standalone --nproc_per_node 2 "
             f"-m lossytp.labs.{needs_processes}"
+        )
+    if config.transport == "udp" and not started:
+        raise ValueError(
+            "transport = 'udp' needs a process for each rank: start the lab with torchrun --standalone "
+            "--nproc_per_node 2 -m lossytp.labs.tensor_parallel_manual"
         )
     ranks = config.tensor_parallel_size or (world if started else VIRTUAL_RANKS)
     if needs_processes and ranks != world:

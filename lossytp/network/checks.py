@@ -79,7 +79,9 @@ def check_positive(name: str, value: object, unit: str) -> None:
 def check_not_negative(name: str, value: object, unit: str) -> None:
     """Raise ValueError unless `value` is a finite number of at least 0."""
     if not is_finite(value) or value < 0:
-        raise ValueError(f"{name} = {shown(value)} is negative or infinite: give 0 {unit} or more")
+        known = isinstance(value, Real) and not isinstance(value, bool) and value == value  # NaN differs from itself
+        fault = "negative or infinite" if known else "not a number"
+        raise ValueError(f"{name} = {shown(value)} is {fault}: give 0 {unit} or more")
 
 
 def check_filled(name: str, values: object) -> None:

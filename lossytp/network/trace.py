@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -66,6 +67,16 @@ class Trace:
         A .parquet file is a measurement of `lossytp.probe`; its flows follow one another.
         """
         file = Path(str(path))
+        try:
+            status = file.stat()
+        except OSError as error:
+            raise ValueError(f"trace {file} cannot be read ({error.strerror}): give the path of a file") from error
+        return cls._from_file(file, status.st_mtime_ns, status.st_size)
+
+    @classmethod
+    @lru_cache(maxsize=4)  # every row of a table reads the same file
+    def _from_file(cls, file: Path, modified_ns: int, size: int) -> "Trace":
+        """Read the file. Its time and size are arguments, so that a changed file is read again."""
         if file.suffix == ".parquet":
             from lossytp.network.probe.trace_file import read_trace  # which builds on this module
 

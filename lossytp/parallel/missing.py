@@ -330,7 +330,12 @@ def _hadamard_matrix(size: int) -> Tensor:
     return torch.from_numpy(hadamard(size) / size**0.5)
 
 
-@lru_cache(maxsize=64)
 def _signs(seed: int, count: int) -> Tensor:
+    """Return the first `count` signs of the seed's stream."""
+    return _more_signs(seed, 1 << (count - 1).bit_length())[:count]
+
+
+@lru_cache(maxsize=8)
+def _more_signs(seed: int, count: int) -> Tensor:
     signs = np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0)
     return torch.from_numpy(signs.astype(np.float32))  # exact in any dtype

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from lossytp.network.probe.summary import loss_rate, summary_lines
+from lossytp.network.probe.summary import caveats, loss_rate, summary_lines
 from lossytp.network.probe.trace_file import ProbeTrace
 from lossytp.network.trace import Trace
 from lossytp.probe.fit import fit_all, fit_lines
@@ -107,6 +107,7 @@ def measured_lines(trace: ProbeTrace) -> Iterator[str]:
     rate, low, high = loss_rate(lost)
     yield f"{len(trace.flows)} flows, {len(lost)} packets"
     yield f"lost {int(lost.sum())}: {rate:.3%} (95 % interval {low:.3%} to {high:.3%})"
+    yield from caveats(trace)
 
 
 def study_lines(results_dir: str | None, loss_rate: float, mean_burst_packets: float) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 import time
 
 import numpy as np
@@ -201,6 +202,18 @@ def test_a_measurement_without_a_packet_is_refused(tmp_path):
     write_trace(tmp_path / "a.parquet", ProbeTrace(flows={0: FlowTrace(lost=np.array([], bool))}))
     with pytest.raises(ValueError, match=r"a\.parquet holds no packets: measure again$"):
         Trace.from_file(tmp_path / "a.parquet")
+
+
+def test_a_file_is_read_again_only_if_it_changed(tmp_path, monkeypatch):
+    file = tmp_path / "drops.npy"
+    np.save(file, np.array([0, 1, 1, 0, 0]))
+    first = Trace.from_file(file)
+    with monkeypatch.context() as context:
+        context.setattr(np, "load", None)
+        assert Trace.from_file(file) is first
+    np.save(file, np.array([0, 1, 1, 0, 1]))
+    os.utime(file, ns=(0, 0))
+    assert Trace.from_file(file).lost.tolist() == [1, 2, 4]
 
 
 @pytest.mark.parametrize("dtype", [bool, np.uint8, np.int64, np.float32])

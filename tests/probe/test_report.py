@@ -36,9 +36,10 @@ def test_nothing_lost_ends_early(tmp_path, capsys):
 
 def test_many_flows_are_summed_up(tmp_path):
     flows = {number: FlowTrace(lost=np.array([False, number == 0])) for number in range(20)}
-    first, second = report.measured_lines(ProbeTrace(flows=flows))
+    first, second, early, slow = report.measured_lines(ProbeTrace(flows=flows, complete=False, own_losses=1))
     assert first == "20 flows, 40 packets"
     assert second.startswith("lost 1: 2.500%")
+    assert ("ended early" in early, "too slow" in slow) == (True, True)
 
 
 def test_results_that_are_not_there_are_named(tmp_path):

@@ -84,7 +84,7 @@ class Control:
                 content[name] = np.frombuffer(self._bytes(dtype.itemsize * count), dtype)
         except OSError as error:
             raise Vanished(_reason(error)) from error
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Vanished(f"it sent something other than the message {wanted}") from error
         return content
 

@@ -88,13 +88,13 @@ class _Run:
                     f"{plan.flows} x {plan.packets} packets are above max_packets = {limits.max_packets}: send fewer, "
                     "or raise max_packets"
                 )
+            self.socket = udp_socket(self.ends[1], port)
         except (TypeError, ValueError) as error:
             self.control.send({"refused": str(error)})
             raise Vanished(f"refused: {error}") from error
         self.control.allow(8 * plan.flows * plan.packets)
         self.same, session = same_clock(hello.get("clock")), new_session()
         keys = [flow_key(session, flow) for flow in range(2 * plan.flows)]
-        self.socket = udp_socket(self.ends[1], port)
         self.receiver = Receiver([self.socket], keys[: plan.flows], plan.packets, plan.datagram_bytes, self.ends[0])
         self.back = Sender(plan, lambda flow: self._route(flow, keys[plan.flows + flow]), self._may_send)
         self.reported = [0] * plan.flows

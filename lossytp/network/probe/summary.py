@@ -66,6 +66,13 @@ def summary_lines(trace: ProbeTrace) -> Iterator[str]:
     for number, flow in sorted(trace.flows.items()):
         yield f"flow {number}, {flow.src} to {flow.dst}: {flow.num_packets} packets{_speed(flow)}"
         yield from (f"  {line}" for line in _flow_lines(flow))
+    yield from caveats(trace)
+
+
+def caveats(trace: ProbeTrace) -> Iterator[str]:
+    """Yield what a reader of the trace's numbers should know about the measurement."""
+    if not trace.complete:
+        yield "the measurement ended early: this trace lacks the packets after that"
     if trace.clocks == "different":
         yield "delays count from each flow's fastest packet, because the two machines' clocks differ"
     if trace.own_losses:

@@ -49,13 +49,15 @@ class UdpNetwork(LossyNetwork):
             group: name of the ranks' group.
             site: where in the model the message is from.
             rows: this rank's contribution, (1, elements). Afterwards the rank's own chunk holds the sum of what
-                arrived, and the rest is zero: the sum of all ranks' rows is the result.
+                arrived, and the rest is zero: the sum of all ranks' rows is the result. A single rank's stays.
         """
         mesh = self._mesh
         if mesh is None:
             raise ValueError("this network has no sockets yet: call connect() first")
         self._check(hops, itemsize, repair, rows, mesh)
         assert rows is not None
+        if not hops:
+            return Missing([])
         row_N = rows[0]
         capacity = self.wire.elements_per_packet(itemsize)
         outgoing: list[Cargo] = []

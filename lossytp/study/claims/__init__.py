@@ -26,8 +26,11 @@ def check_claims(results: Results) -> dict[str, dict[str, Any]]:
     for name, claim in CLAIMS.items():
         try:
             checked[name] = claim(results)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"the claim {name} lacks results ({error!r}): run the experiment that it needs") from error
+        except (LookupError, StopIteration, ArithmeticError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the claim {name} cannot be checked ({error!r}): its results are missing or have another form; run "
+                "the experiment that it needs"
+            ) from error
     return {name: {"holds": claim.holds, "numbers": _finite(claim.numbers)} for name, claim in checked.items()}
 
 

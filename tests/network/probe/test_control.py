@@ -39,6 +39,8 @@ def framed(content: object) -> bytes:
     [
         (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "something other"),
         (framed([1, 2]), "something other"),
+        (LENGTH.pack(60_000) + b"[" * 60_000, "something other"),
+        (framed({"kind": "x", "arrays": [["a", "uint8", float("inf")]]}), "something other"),
         (framed({"arrays": []}), "something other"),
         (framed({"kind": "y", "arrays": []}), "sent 'y' instead of x"),
         (framed({"kind": "x", "arrays": [["a", "uint8", 11]]}), "arrays of 11 bytes, above 10"),

@@ -72,6 +72,12 @@ def test_a_summary_says_what_was_measured() -> None:
     assert "2 of the lost packets reached a machine that was too slow" in text
 
 
+def test_a_trace_that_ended_early_says_so() -> None:
+    flows = {0: FlowTrace(lost=np.zeros(10, np.bool_))}
+    assert [line for line in summary_lines(ProbeTrace(flows=flows, complete=False)) if "ended early" in line]
+    assert not [line for line in summary_lines(ProbeTrace(flows=flows)) if "ended early" in line]
+
+
 def test_a_summary_of_losses_alone_leaves_times_out() -> None:
     lines = list(summary_lines(ProbeTrace(flows={0: FlowTrace(lost=np.zeros(10, np.bool_))})))
     assert lines[0] == "flow 0, 0 to 1: 10 packets"

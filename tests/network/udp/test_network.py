@@ -79,6 +79,11 @@ def rows_of(ranks: int, length: int, dtype: type = np.float32) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((ranks, length)).astype(dtype)
 
 
+def test_a_single_ranks_sum_is_its_own_row() -> None:
+    (total,), _ = summed(np.ones((1, 10), np.float32), Bernoulli(loss_rate=0.5))
+    assert (total == 1).all()
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("length", [1, 5, 3 * CAPACITY, 20 * CAPACITY + 7])
 def test_without_losses_all_arrives(ranks: int, length: int) -> None:

@@ -78,7 +78,7 @@ def test_windows_cover_a_loss_and_its_repair_but_not_two():
         ({"loss_rates": [1.5]}, "loss_rates = 1.5 is not in [0, 1]: give a fraction"),
         (
             {"timeout_round_trips": "1"},
-            "timeout_round_trips = '1' is negative or infinite: give 0 round trips or more",
+            "timeout_round_trips = '1' is not a number: give 0 round trips or more",
         ),
     ],
 )
