@@ -135,11 +135,6 @@ class TraceLosses:
         self._offset = int(drawn) if offset is None else offset
         self._packets = 0  # taken so far
 
-    @property
-    def wraps(self) -> int:
-        """Return how many times the recording has started again."""
-        return (self._offset + self._packets) // self._length
-
     def _lost_before(self, packet: int) -> int:
         """Return the number of losses before `packet`, counting both from where the recording first began."""
         laps, packet_of_lap = divmod(packet, self._length)
@@ -156,7 +151,7 @@ class TraceLosses:
         return laps * self._length + self._lost[number_of_lap] - first
 
     def state_dict(self) -> dict:
-        return {"packets": self._packets, "wraps": self.wraps}
+        return {"packets": self._packets}
 
     def load_state_dict(self, state: dict) -> None:
         self._packets = state["packets"]

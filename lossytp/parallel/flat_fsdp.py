@@ -11,7 +11,7 @@ While one block computes, the next one's gather and the previous one's reduce-sc
 embeddings, stays gathered from the beginning of forward to the end of backward, as in PyTorch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -137,14 +137,6 @@ class FlatFSDP(nn.Module):
             names = [place.name for place in unit.places]
             wholes |= zip(names, unit.whole([piece_of(piece) for piece in unit.pieces]), strict=True)
         return wholes
-
-    def pieces(self, wholes: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Reverse `whole`: return this replica's pieces, by the parameters' names."""
-        return {
-            place.name: unit.part_of(index, wholes[place.name])
-            for unit in self.units
-            for index, place in enumerate(unit.places)
-        }
 
 
 def _owned(module: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[nn.Module, list[tuple[Place, nn.Parameter]]]]:

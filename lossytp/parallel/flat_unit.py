@@ -141,8 +141,3 @@ class FlatUnit:
         flat_P = shard.new_empty(self.each * self.group.size())
         dist.all_gather_single(flat_P, shard, group=self.group)
         return self.views(flat_P)
-
-    def part_of(self, index: int, whole: Tensor) -> Tensor:
-        """Return this replica's piece of a whole tensor in the shape of parameter `index`."""
-        first = sum(shape.numel() for shape in self.shapes[:index]) - self.each * self.group.rank()
-        return whole.reshape(-1)[max(-first, 0) : max(self.each - first, 0)]

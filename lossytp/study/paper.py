@@ -210,16 +210,13 @@ def price(study: Study) -> dict[str, Any]:
     """Return how many times longer reliable steps take, and when losing beats retransmitting."""
     step_times = pd.read_csv(study.results / "step_times.csv")
     prices = price_of_reliability(step_times)
-    found: dict[str, Any] = {}
-    ratios: dict[str, pd.DataFrame] = {}
     table, records = study.complete("01_training")
+    ratios = None
     if not table.empty:
         longest = [record for record in records if record["config"]["max_steps"] == table["max_steps"].max()]
-        ratios = step_ratios_by_phases(longest)
-        found = {"step_ratios": {phases: json_rows(each) for phases, each in ratios.items()}}
-    study.draw(price_against_loss(prices, ratios.get("both")), "price")
-    message_bytes = int(step_times["message_bytes"].iloc[0])
-    return {"price": json_rows(prices), "message_bytes": message_bytes, **found}
+        ratios = step_ratios_by_phases(longest).get("both")
+    study.draw(price_against_loss(prices, ratios), "price")
+    return {"price": json_rows(prices), "message_bytes": int(step_times["message_bytes"].iloc[0])}
 
 
 def channel(study: Study) -> dict[str, Any]:

@@ -1,1 +1,4 @@
-"""Measure how much loss a model bears, without training: `python -m lossytp.tolerance`."""
+"""Measure how much loss a language model bears without training: `python -m lossytp.tolerance`.
+
+`after_training` also fine-tunes a model under loss, and measures it then.
+"""

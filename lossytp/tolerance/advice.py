@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from lossytp.tolerance.config import NO_REPAIR
-from lossytp.tolerance.measure import Row
+from lossytp.tolerance.measure import HARMLESS, Row
 
-SMALL, LARGE = 0.01, 0.1  # nats a token
+LARGE = 0.1  # nats a token
 
 
 def advice(rows: Sequence[Row]) -> list[str]:
@@ -14,7 +14,7 @@ def advice(rows: Sequence[Row]) -> list[str]:
     for network in dict.fromkeys(row.cell[:2] for row in rows):
         mine = [row for row in rows if row.cell[:2] == network]
         where = f"{network[0]}, losses in {'the reduce phase' if network[1] == 'reduce' else 'both phases'}"
-        lines += [f"{where}: {_borne(mine, bound)}" for bound in (SMALL, LARGE)]
+        lines += [f"{where}: {_borne(mine, bound)}" for bound in (HARMLESS, LARGE)]
         for rate in dict.fromkeys(row.cell.loss_rate for row in mine):
             lines.append(f"{where}, {rate:.3g}: {_cheapest([row for row in mine if row.cell.loss_rate == rate])}")
     return lines

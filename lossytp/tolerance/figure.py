@@ -7,8 +7,8 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from lossytp.study.figures.style import COLUMN, MARKERS, save, set_style
-from lossytp.tolerance.advice import LARGE, SMALL
-from lossytp.tolerance.measure import Row
+from lossytp.tolerance.advice import LARGE
+from lossytp.tolerance.measure import HARMLESS, Row
 
 FIGURE = "tolerance"
 APART = 1.04  # ratio of the positions of two repairs at one rate
@@ -49,10 +49,10 @@ def _against_rate(rows: list[Row]) -> Figure:
             capsize=2,
             lw=1,
         )
-    for bound in (SMALL, LARGE):
+    for bound in (HARMLESS, LARGE):
         ax.axhline(bound, color="grey", lw=0.6, ls=":")
     ax.set(xscale="log", xlabel="packet loss rate", ylabel="rise of cross-entropy (nats)")
-    ax.set_yscale("symlog", linthresh=SMALL)
+    ax.set_yscale("symlog", linthresh=HARMLESS)
     ax.legend()
     return figure
 

@@ -55,6 +55,6 @@ def test_what_cannot_be_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^the training loss is not finite at step [12]: lower learning_rate"):
         run(LabConfig(**SMALL, learning_rate=1e30, output_dir=str(tmp_path)))
     with pytest.raises(
-        ValueError, match="transport = .udp. needs a process for each rank: start the lab with torchrun"
+        ValueError, match=r"transport = .udp. needs a process for each rank: start the lab with torchrun"
     ):
         run(LabConfig(**SMALL, transport="udp"))

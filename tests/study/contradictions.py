@@ -121,6 +121,11 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         lambda r: r["regained"][1]["gain"].update(low=0.005, high=0.009),
         lambda r: r["regained"][1].update(longer_steps=400),
     ],
+    "one_learning_rate_is_best": [
+        lambda r: r["retuned"][0].update(at_edge=True),
+        lambda r: r["retuned"][0].update(learning_rate_lossy=0.004),
+        lambda r: r["tasks"]["docstrings"]["settings"].update(learning_rate=0.004),
+    ],
     "no_floor_is_seen": [
         lambda r: r["slowdowns"]["30 %, reduce phase"]["shrunk"].update(low=-0.001),
         lambda r: r["slowdowns"]["10 %, both phases"]["shrunk"].update(low=0.001),

@@ -140,6 +140,8 @@ class _Run:
             deadline = time.monotonic() + LATE_S
             while self.receiver.counts() != end["sent"] and time.monotonic() < deadline:
                 time.sleep(0.05)
+        if end.get("own_losses") is not None:
+            checked_counts([end["own_losses"]], 1, self.plan.flows * self.plan.packets)
         self.end = end
 
     def outcome(self) -> Measurement:

@@ -77,7 +77,6 @@ class Receiver(threading.Thread):
         self.arrived = np.zeros((len(keys), num_packets), np.bool_)
         self.addresses: dict[int, tuple[str, int]] = {}  # where each flow comes from
         self.bytes = 0  # received with a known key
-        self.last_s = time.monotonic()  # when the last of them arrived
         for opened in sockets if ON_LINUX else ():
             opened.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         scrap = memoryview(bytearray(datagram_bytes + 1))  # one more, to notice larger datagrams
@@ -147,4 +146,3 @@ class Receiver(threading.Thread):
         for flow, place in zip(*np.unique(flows, return_index=True), strict=True):
             self.addresses[int(flow)] = senders[places[place]]
         self.bytes += len(places) * self._datagram_bytes
-        self.last_s = time.monotonic()

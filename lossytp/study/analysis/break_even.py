@@ -148,16 +148,13 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def price_of_reliability(
-    step_times: pd.DataFrame, compute_share: float = 0.0, *, best_effort_share: float = 1.0
-) -> pd.DataFrame:
+def price_of_reliability(step_times: pd.DataFrame, *, best_effort_share: float = 1.0) -> pd.DataFrame:
     """Divide the time of a step over reliable transport by its time with best effort.
 
-    A lossy run may take that many times the steps, and still reaches an accuracy as soon.
+    A lossy run may take that many times as many steps, and still reaches an accuracy as soon.
 
     Args:
-        step_times: from `step_times.step_times`, including rate 0.
-        compute_share: share of a lossless step that is computation, whose time is the same at every rate.
+        step_times: from `step_times.step_times`.
         best_effort_share: share of the messages that use best effort; the others are reliable. It is 1/2 if only the
             reduce phase may lose packets, since the gather phase has as many messages of the same size.
 
@@ -166,13 +163,10 @@ def price_of_reliability(
     """
     setting = [*NETWORK, "loss_rate"]
     losing = step_times[step_times["transport"] == BEST_EFFORT]
-    lossless = losing[losing["loss_rate"] == 0].set_index(NETWORK)["seconds"].rename("lossless_s")
     both = step_times[step_times["transport"] != BEST_EFFORT].merge(
         losing.drop(columns="transport"), on=setting, suffixes=("", "_losing")
     )
-    both = both.join(lossless, on=NETWORK)
-    compute_s = compute_share / (1 - compute_share) * both["lossless_s"]
-    ours, best_effort_s = compute_s + both["seconds"], compute_s + both["seconds_losing"]
+    ours, best_effort_s = both["seconds"], both["seconds_losing"]
     losing_s = best_effort_share * best_effort_s + (1 - best_effort_share) * ours
     price = ours / losing_s
     relative = np.hypot(both["standard_error"] / ours, both["standard_error_losing"] / best_effort_s)

@@ -59,6 +59,17 @@ def losses_do_more_than_delay(results: Results) -> Claim:
     return Claim(set(growths) == {"30 %, reduce phase", "10 %, both phases"} and min(growths.values()) > 1, growths)
 
 
+def one_learning_rate_is_best(results: Results) -> Claim:
+    """Require that in docstrings a larger learning rate than the usual is best with and without losses.
+
+    It must not be the largest that was tried.
+    """
+    (tuned,) = (row for row in results["retuned"] if row["task"] == "docstrings")
+    usual = results["tasks"]["docstrings"]["settings"]["learning_rate"]
+    numbers = {"lossless": tuned["learning_rate_lossless"], "lossy": tuned["learning_rate_lossy"], "usual": usual}
+    return Claim(not tuned["at_edge"] and numbers["lossless"] == numbers["lossy"] > usual, numbers)
+
+
 def _longest_in_docstrings(results: Results) -> list[dict[str, Any]]:
     rows = [row for row in results["lengths"] if row["task"] == "docstrings"]
     return [row for row in rows if row["max_steps"] == max(each["max_steps"] for each in rows)]

@@ -1,1 +1,1 @@
-"""Draw the paper's figures, only from tables."""
+"""Draw figures: the paper's from tables, and a recorded network's from its trace."""

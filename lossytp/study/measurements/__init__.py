@@ -1,1 +1,1 @@
-"""Measure links, collectives and transports, which needs no training."""
+"""Measure what runs do not record: links, collectives, transports, models in inference, and models evaluated again."""

@@ -1,5 +1,6 @@
 """Find text of the hub: files in its copy under `LOSSYTP_DATA`, or downloaded ones."""
 
+import glob
 from pathlib import Path
 
 from lossytp.network.checks import check_known
@@ -44,5 +45,5 @@ def _pattern_in(folder: Path, name: str) -> str:
     """Return the pattern of a folder's training files, or of its only text file."""
     for pattern in ("**/train*.parquet", "**/train*.txt", "*.txt"):
         if any(folder.glob(pattern)):
-            return str(folder / pattern)
+            return str(Path(glob.escape(str(folder)), pattern))
     raise ValueError(f"dataset = {name!r}: {folder} holds no {' or '.join(ENDINGS)} file: put one there")
