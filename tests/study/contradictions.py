@@ -127,8 +127,8 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         lambda r: r["tasks"]["docstrings"]["settings"].update(learning_rate=0.004),
     ],
     "no_floor_is_seen": [
-        lambda r: r["slowdowns"]["30 %, reduce phase"]["shrunk"].update(low=-0.001),
-        lambda r: r["slowdowns"]["10 %, both phases"]["shrunk"].update(low=0.001),
+        lambda r: r["slowdowns"]["30 %, reduce phase"]["shrunk"][-1].update(low=-0.001),
+        lambda r: r["slowdowns"]["10 %, both phases"]["shrunk"][-1].update(low=0.001),
     ],
     "a_fall_remains": [
         row_in("lengths", {"low": -0.001}, task="docstrings", network="10 %, both phases", max_steps=1800),
@@ -137,7 +137,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("lengths", {"max_steps": 2000}, task="docstrings", max_steps=1800),
     ],
     "losses_do_more_than_delay": [
-        lambda r: r["slowdowns"]["30 %, reduce phase"]["growth"].update(low=0.9),
+        lambda r: r["slowdowns"]["30 %, reduce phase"]["growth"][-1].update(low=0.9),
         lambda r: r["slowdowns"].pop("10 %, both phases"),
     ],
     "pretraining_loses_nats": [

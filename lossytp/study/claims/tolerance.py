@@ -46,7 +46,7 @@ def a_fall_remains(results: Results) -> Claim:
 
 def no_floor_is_seen(results: Results) -> Claim:
     """Require that the fall still shrinks in the longest training at 30 %; at 10 % in both phases it need not."""
-    lows = {network: POINTS * each["shrunk"]["low"] for network, each in results["slowdowns"].items()}
+    lows = {network: POINTS * each["shrunk"][-1]["low"] for network, each in results["slowdowns"].items()}
     return Claim(lows["30 %, reduce phase"] > 0 >= lows["10 %, both phases"], lows)
 
 
@@ -55,7 +55,7 @@ def losses_do_more_than_delay(results: Results) -> Claim:
 
     If losses only delayed learning, the slowdown would stay.
     """
-    growths = {network: each["growth"]["low"] for network, each in results["slowdowns"].items()}
+    growths = {network: min(row["low"] for row in each["growth"]) for network, each in results["slowdowns"].items()}
     return Claim(set(growths) == {"30 %, reduce phase", "10 %, both phases"} and min(growths.values()) > 1, growths)
 
 
