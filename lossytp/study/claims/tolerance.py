@@ -65,9 +65,9 @@ def one_learning_rate_is_best(results: Results) -> Claim:
     It must not be the largest that was tried.
     """
     (tuned,) = (row for row in results["retuned"] if row["task"] == "docstrings")
-    usual = results["tasks"]["docstrings"]["settings"]["learning_rate"]
+    usual = float(results["tasks"]["docstrings"]["settings"]["learning_rate"])
     numbers = {"lossless": tuned["learning_rate_lossless"], "lossy": tuned["learning_rate_lossy"], "usual": usual}
-    return Claim(not tuned["at_edge"] and numbers["lossless"] == numbers["lossy"] > usual, numbers)
+    return Claim(bool(not tuned["at_edge"] and numbers["lossless"] == numbers["lossy"] > usual), numbers)
 
 
 def _longest_in_docstrings(results: Results) -> list[dict[str, Any]]:
