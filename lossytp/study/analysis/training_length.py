@@ -86,7 +86,7 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 def _row(steps: int, values: "pd.Series[float]", form: Callable[[float], float] = float) -> dict[str, Any]:
     values = values.dropna()
-    interval = Estimate(*map(form, t_interval(values.to_numpy())))
+    interval = Estimate(*(float(form(end)) for end in t_interval(values.to_numpy())))
     return {"steps": int(steps), "seeds": len(values), **interval.as_json()}
 
 
