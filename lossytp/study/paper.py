@@ -118,7 +118,9 @@ def longer(study: Study) -> dict[str, Any]:
     table, _ = study.complete("01_training")
     if table.empty:
         return {}
-    lossless = with_lossless(table[table["max_steps"] == table["max_steps"].max()])
+    longest, _ = study.complete(LONGEST[0])
+    of_each_length = [table[table["max_steps"] == table["max_steps"].max()], *([] if longest.empty else [longest])]
+    curves = tolerance_curves(pd.concat(map(with_lossless, of_each_length), ignore_index=True))
     learning_rate = study.records[HEADLINE][0]["config"]["learning_rate"]
     names = ("01_training", HEADLINE, "01_tolerance_of_both_phases", *LONGEST)
     several = [(study.comparisons[name], study.configs(name)) for name in names if name in study.comparisons]
@@ -127,7 +129,7 @@ def longer(study: Study) -> dict[str, Any]:
     return {
         "retuned": tune_learning_rates(table[table["max_steps"] == table["max_steps"].min()]),
         "regained": gain_from_longer_training(table),
-        "longer": tolerance_curves(lossless),
+        "longer": [curve for curve in curves if len(curve["points"]) > 2],  # one rate alone says little of a budget
         "lengths": json_rows(lengths),
         "slowdowns": _slowdowns(study, learning_rate),
     }
