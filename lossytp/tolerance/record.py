@@ -1,5 +1,6 @@
 """Keep finished rows of a tolerance measurement in tolerance.json, so that a stopped measurement can resume."""
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,12 +70,20 @@ def keep_rows(measurement: Measurement, done: dict[Cell, Row], drawn: Callable[[
 
 def _check_same_inputs(measurement: Measurement) -> None:
     file = Path(measurement.config.output_dir) / RECORD
-    then = json.loads(file.read_text(encoding="utf-8"))["lossless_cross_entropy"]
+    record = json.loads(file.read_text(encoding="utf-8"))
+    then, ours = record["lossless_cross_entropy"], _text_sha256(measurement)
+    if record.get("text_sha256", ours) != ours:
+        raise ValueError(f"the text has changed since {file} was written: {OTHER_FOLDER}")
     if abs(measurement.lossless - then) > SAME_NATS:
         raise ValueError(
             f"{file} was measured with a cross-entropy of {then:.4f} nats without losses, not "
-            f"{measurement.lossless:.4f}: its model or text has changed; {OTHER_FOLDER}"
+            f"{measurement.lossless:.4f}: the model has changed; {OTHER_FOLDER}"
         )
+
+
+def _text_sha256(measurement: Measurement) -> str:
+    """Return the hash of the text's tokens."""
+    return hashlib.sha256(measurement.blocks_NT.cpu().numpy().astype("<i8").tobytes()).hexdigest()
 
 
 def keep_advice(measurement: Measurement, advice: list[str]) -> None:
@@ -92,6 +101,7 @@ def write_rows(measurement: Measurement, rows: list[Row], advice: list[str]) -> 
         "config": _settings(config),
         "tensor_parallel_size": measurement.ranks,
         "lossless_cross_entropy": measurement.lossless,
+        "text_sha256": _text_sha256(measurement),
         **({"trace_sha256": trace} if trace else {}),
         "rows": [_as_json(row) for row in rows],
         "advice": advice,

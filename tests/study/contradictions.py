@@ -121,6 +121,10 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         lambda r: r["regained"][1]["gain"].update(low=0.005, high=0.009),
         lambda r: r["regained"][1].update(longer_steps=400),
     ],
+    "lossy_averages_cost_more": [
+        arm_of("05_replicas", {"high": -0.15}, arm="averaged over lossy links", task="docstrings"),
+        arm_of("05_replicas", {"low": -0.25}, arm="never averaged", task="sst2_held_out"),
+    ],
     "one_learning_rate_is_best": [
         lambda r: r["retuned"][0].update(at_edge=True),
         lambda r: r["retuned"][0].update(learning_rate_lossy=0.004),

@@ -126,15 +126,23 @@ def kept(config):
     return list(keep_rows(Measurement(config), load_rows(config), lambda cell, number: None))
 
 
-def test_rows_of_another_text_or_trace_are_not_mixed_in(text, tmp_path):
+def test_rows_of_another_model_text_or_trace_are_not_mixed_in(text, tmp_path):
     notes, trace, folder = tmp_path / "notes.txt", tmp_path / "losses.npy", tmp_path / "record"
     notes.write_text(TEXT * 40)
     np.save(trace, np.arange(300) % 5 == 0)
     config = settings(str(notes), loss_type=f"trace('{trace}')", loss_rates=None, output_dir=str(folder))
     (first,) = kept(config)
     assert kept(config) == [first]
-    notes.write_text("Another text of other words and other letters. " * 20)
-    with pytest.raises(ValueError, match=r"nats without losses, not .* text has changed; give another output_dir, or"):
+    file = folder / "tolerance.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lossless_cross_entropy": 2.0}))
+    with pytest.raises(
+        ValueError, match=r"of 2.0000 nats without losses, not .* model has changed; give another output"
+    ):
+        kept(config)
+    notes.write_text(notes.read_text().replace("wisdom", "folly", 1))
+    with pytest.raises(
+        ValueError, match=r"the text has changed since .*tolerance.json was written: give another output"
+    ):
         kept(config)
     np.save(trace, np.arange(300) % 4 == 0)
     with pytest.raises(ValueError, match=r"the file of trace\(.* has changed since .*tolerance.json was written: give"):

@@ -105,6 +105,17 @@ def first_layer_costs_most(results: Results) -> Claim:
     return Claim(-first["high"] > highest, {"first": -POINTS * first["high"], "later": POINTS * highest})
 
 
+def lossy_averages_cost_more(results: Results) -> Claim:
+    """Require in each task that averaging replicated gradients over lossy links costs more, with intervals apart."""
+    rows = results["comparisons"]["05_replicas"]
+    pairs = {
+        task: [row_of(rows, task, arm) for arm in ("averaged over lossy links", "never averaged")]
+        for task in tasks(results)
+    }
+    apart = {task: POINTS * (never["low"] - averaged["high"]) for task, (averaged, never) in pairs.items()}
+    return Claim(min(apart.values()) > 0, apart)
+
+
 def evaluation_alone_costs_less(results: Results) -> Claim:
     """Require that losses in evaluation alone cost less than in training and evaluation, in docstrings, at 30 %."""
     (alone,) = (
