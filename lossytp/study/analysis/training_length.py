@@ -54,32 +54,32 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:
 
     If losses only delayed learning, the slowdown would not grow. Each seed has its own slowdowns: its lossless accuracy
     is interpolated on a logarithmic axis of steps. A seed whose accuracy lies beyond its lossless runs is left out, and
-    a length with fewer than two seeds.
+    a length with fewer than two seeds. Lengths beyond the best lossless one have no slowdown, since training overfits.
 
     Args:
         runs: of one task and learning rate: `network` (None without losses), `max_steps`, `seed`, `accuracy_lossy`.
 
     Returns:
-        For each network with two lengths or more: the `slowdown` after each, a geometric mean over seeds; the `growth`
-        from each length to the next, the ratio of their slowdowns; and `shrunk`, by how much the fall in accuracy
-        shrinks. Both changes are paired by seed. Each list has a row a length, or a row for the later of two lengths:
-        `steps`, `seeds`, and the `value` with Student's 95 % interval as `low` and `high`.
+        For each network with two slowdowns or more: the `slowdown` after each length, a geometric mean over seeds; the
+        `growth` from each to the next, the ratio of two slowdowns; and `shrunk`, by how much the fall in accuracy
+        shrinks from each length to the next. Both changes are paired by seed. Each list has a row a length, or a row
+        for the later of two lengths: `steps`, `seeds`, and the `value` with Student's interval as `low` and `high`.
     """
     runs = runs.drop_duplicates(["network", "max_steps", "seed"])
     lossless = runs[runs["network"].isna()].pivot(index="seed", columns="max_steps", values="accuracy_lossy")
+    best = lossless.mean().idxmax()
     found = {}
     for network, ours in runs[runs["seed"].isin(lossless.index)].groupby("network", sort=False):
         scores = ours[["seed", "max_steps", "accuracy_lossy"]].itertuples(index=False, name=None)
         slower = [log_slowdown(lossless.loc[seed].dropna(), length, score) for seed, length, score in scores]
         lossy = ours.assign(log=slower).pivot(index="seed", columns="max_steps")
         logs, falls = lossy["log"], lossless - lossy["accuracy_lossy"]
-        lengths = [n for n in sorted(logs) if logs[n].count() > 1]
+        lengths = [n for n in sorted(logs) if n <= best and logs[n].count() > 1]
         if len(lengths) > 1:
-            pairs = list(pairwise(lengths))
             found[str(network)] = {
                 "slowdown": [_row(n, logs[n], np.exp) for n in lengths],
-                "growth": [_row(after, logs[after] - logs[before], np.exp) for before, after in pairs],
-                "shrunk": [_row(after, falls[before] - falls[after]) for before, after in pairs],
+                "growth": [_row(after, logs[after] - logs[before], np.exp) for before, after in pairwise(lengths)],
+                "shrunk": [_row(n, falls[before] - falls[n]) for before, n in pairwise(sorted(logs))],
             }
     return found
 

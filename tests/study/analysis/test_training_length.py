@@ -77,6 +77,18 @@ def test_each_length_is_paired_with_the_next():
     assert [row["steps"] for row in found["growth"]] == [400, 1600]
 
 
+def test_where_lossless_training_overfits_a_slowdown_has_no_meaning():
+    lossless = [*LOSSLESS_RUNS, *runs_of(None, {6400: [0.75, 0.65]})]
+    lossy = runs_of("lossy", {400: [0.65, 0.55], 1600: [0.7, 0.6], 6400: [0.72, 0.62]})
+    found = only(slowdowns(pd.DataFrame([*lossless, *lossy])))
+    assert [row["steps"] for row in found["slowdown"]] == [400, 1600]
+    assert [row["steps"] for row in found["growth"]] == [1600]
+    assert [(row["steps"], row["value"]) for row in found["shrunk"]] == [
+        (1600, pytest.approx(-0.05)),
+        (6400, pytest.approx(0.07)),
+    ]
+
+
 def test_the_interval_of_the_growth_is_paired():
     lossy = runs_of("lossy", {400: [0.65, 0.525], 1600: [0.7, 0.575]})  # the second seed is slower, equally at both
     found = only(slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])))
