@@ -17,7 +17,7 @@ from lossytp.study.analysis.real_model import (
     times_law,
     usual,
 )
-from lossytp.study.analysis.real_training import BEST, contrasts, expected_round_trips, outcomes
+from lossytp.study.analysis.real_training import BEST, contrasts, expected_round_trips, gains_by_rate, outcomes
 from lossytp.study.analysis.sizes import FINE_TUNED, exponents, falls_of_models, of_equal_tokens, rises_of_models
 from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
 from lossytp.study.figures.sizes import cost_of_models
@@ -58,12 +58,14 @@ def real_training(study: Study) -> dict[str, Any]:
     study.draw(real_model_after_training(rows), "real_model_after_training")
     records = study.records.get("13_real_model", [])
     examples = {record["config"]["dataset"]: record["data"]["test_examples"] for record in records}
+    by_rate, _ = study.complete("13_real_model_rates")
     waits = [expected_round_trips(record) for record in records if record["config"]["repair"] == BEST]
     return {
         "real_training": json_rows(rows),
         "real_training_examples": examples,
         "real_training_gains": contrasts(table),
         "real_training_round_trips": float(np.mean(waits)) if waits else None,
+        "real_gains_by_rate": gains_by_rate(by_rate) if len(by_rate) else [],
     }
 
 

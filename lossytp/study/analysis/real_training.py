@@ -66,6 +66,24 @@ def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
+def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return how much accuracy protection keeps at each loss rate, in training and evaluation, paired by seed.
+
+    Args:
+        runs: of one task, from `records.tidy`.
+
+    Returns:
+        A mapping for each loss rate with both repairs: `loss_rate`, `seeds`, and the gain of `BEST` over `NOTHING` as a
+        share, with its 95 % interval.
+    """
+    found = []
+    for rate, ours in runs[runs["loss_rate"] > 0].groupby("loss_rate"):
+        by_repair = ours.pivot(index="seed", columns="repair", values="accuracy_lossy")
+        gains = (by_repair[BEST] - by_repair[NOTHING]).dropna()
+        found.append({"loss_rate": float(str(rate)), "seeds": len(gains), **t_interval(gains.to_numpy()).as_json()})
+    return found
+
+
 def expected_round_trips(record: Mapping[str, Any]) -> float:
     """Return for how many round trips a training run's message waits for retransmissions, on average.
 

@@ -8,6 +8,7 @@ from lossytp.study.analysis.real_training import (
     FEW,
     contrasts,
     expected_round_trips,
+    gains_by_rate,
     outcomes,
 )
 
@@ -89,3 +90,18 @@ def test_a_message_waits_for_the_last_protected_packet_of_any_link():
     record = {"config": {"repair": "protect(0.1)", "loss_rate": 0.5}, "network": {"training": traffic}}
     tries = np.random.default_rng(0).geometric(0.5, (20_000, 10)).max(1) - 1  # of 10 packets a message
     assert expected_round_trips(record) == pytest.approx(tries.mean(), rel=0.02)
+
+
+def test_gains_at_a_rate_are_paired_by_seed():
+    runs = [
+        {"loss_rate": rate, "repair": repair, "seed": seed, "accuracy_lossy": 0.8 + seed / 10 - rate * cost}
+        for rate in (0.0, 0.1, 0.2)
+        for repair, cost in (("zero", 1.0), (BEST, 0.5))
+        for seed in (0, 1)
+        if rate or repair == "zero"
+    ]
+    found = gains_by_rate(pd.DataFrame(runs))
+    assert found == [
+        pytest.approx({"loss_rate": rate, "seeds": 2, "value": rate / 2, "low": rate / 2, "high": rate / 2})
+        for rate in (0.1, 0.2)
+    ]
