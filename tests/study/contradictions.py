@@ -131,14 +131,20 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         lambda r: r["tasks"]["docstrings"]["settings"].update(learning_rate=0.004),
     ],
     "no_floor_is_seen": [
-        lambda r: r["slowdowns"]["30 %, reduce phase"]["shrunk"][-1].update(low=-0.001),
-        lambda r: r["slowdowns"]["10 %, both phases"]["shrunk"][-1].update(low=0.001),
+        lambda r: set_in(r["slowdowns"]["30 %, reduce phase"]["shrunk"], {"low": -0.001}, steps=1800),
+        lambda r: set_in(r["slowdowns"]["10 %, both phases"]["shrunk"], {"low": 0.001}, steps=1800),
     ],
     "a_fall_remains": [
         row_in("lengths", {"low": -0.001}, task="docstrings", network="10 %, both phases", max_steps=1800),
         row_in("lengths", {"low": 0.009}, task="docstrings", network="30 %, reduce phase", max_steps=1800),
         row_in("lengths", {"max_steps": 600}, task="docstrings", network="10 %, ring, reduce phase"),
         row_in("lengths", {"max_steps": 2000}, task="docstrings", max_steps=1800),
+    ],
+    "falls_shrink_as_training_overfits": [
+        arm_of("14_converged_longer", {"mean": 0.79}, arm="no loss"),
+        arm_of("14_converged_longer", {"max_steps": 3600}, arm="no loss"),
+        row_in("lengths", {"fall": 0.03}, task="docstrings", network="30 %, reduce phase", max_steps=5400),
+        row_in("lengths", {"max_steps": 4000}, task="docstrings", max_steps=5400),
     ],
     "losses_do_more_than_delay": [
         lambda r: r["slowdowns"]["30 %, reduce phase"]["growth"][-1].update(low=0.9),
