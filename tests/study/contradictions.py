@@ -225,6 +225,15 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_model", {"high": 0.06}, repair="retransmit(1)"),
         row_in("real_model", {"collapsed": 0.01}, repair="retransmit(1)"),
     ],
+    "protection_keeps_accuracy_at_three_per_cent": [
+        arm_of("13_real_model_rates", {"high": 0.001}, arm="zero, 3%"),
+        arm_of("13_real_model_rates", {"low": -0.03}, arm="protect(0.1) + hadamard(64), 3%"),
+        row_in("real_gains_by_rate", {"low": -0.001}, loss_rate=0.03),
+    ],
+    "one_per_cent_is_not_shown_to_cost_the_real_model": [
+        arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="zero, 1%"),
+        arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="protect(0.1) + hadamard(64), 1%"),
+    ],
     "retransmission_beats_protection": [
         row_in("real_model", {"high": 0.47}, repair="retransmit(1)"),
         row_in("real_model", {"packets": 1.0}, repair="retransmit(1)"),

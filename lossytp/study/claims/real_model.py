@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lossytp.study.analysis.real_model import COLLAPSE_NATS, USUAL
-from lossytp.study.analysis.real_training import BEST, FEW
-from lossytp.study.claims.claim import POINTS, Claim, Results, real_row
+from lossytp.study.analysis.real_training import BEST, FEW, NOTHING
+from lossytp.study.claims.claim import POINTS, Claim, Results, real_row, row_of, shown
+from lossytp.study.statistics import ONE_POINT
 
 
 def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
@@ -152,6 +153,31 @@ def training_is_not_shown_to_help(results: Results) -> Claim:
     gains = [_gains(results, name) for name in ("training under loss", "protected training, a tenth")]
     lows = {f"{task}, {number}": gain["low"] for number, each in enumerate(gains) for task, gain in each.items()}
     return Claim(max(lows.values()) <= 0, {name: POINTS * low for name, low in lows.items()})
+
+
+def protection_keeps_accuracy_at_three_per_cent(results: Results) -> Claim:
+    """Require that 3 % loss costs accuracy without a repair, that protection keeps some, and that its fall is small.
+
+    The unrepaired fall's interval lies above 0, the gain's too, and the protected fall's ends below 2 points.
+    """
+    none, tenth = (_at_rate(results, repair, 0.03) for repair in (NOTHING, BEST))
+    (gain,) = (row for row in results["real_gains_by_rate"] if row["loss_rate"] == 0.03)
+    numbers = {"unrepaired": -none["high"], "gain": gain["low"], "protected": -tenth["low"]}
+    holds = numbers["unrepaired"] > 0 and numbers["gain"] > 0 and numbers["protected"] < 2 * ONE_POINT
+    return Claim(holds, {name: POINTS * value for name, value in numbers.items()})
+
+
+def one_per_cent_is_not_shown_to_cost_the_real_model(results: Results) -> Claim:
+    """Require that neither arm at 1 % loss is shown to fall, after Holm's correction."""
+    rows = {repair: _at_rate(results, repair, 0.01) for repair in (NOTHING, BEST)}
+    return Claim(
+        not any(shown(row["p_holm"]) for row in rows.values()), {name: row["p_holm"] for name, row in rows.items()}
+    )
+
+
+def _at_rate(results: Results, repair: str, rate: float) -> dict[str, Any]:
+    """Return the fall after training and evaluation at a loss rate."""
+    return row_of(results["comparisons"]["13_real_model_rates"], "sst2", f"{repair}, {rate:.0%}")
 
 
 def strong_packets_mostly_stay(results: Results) -> Claim:
