@@ -59,7 +59,6 @@ def made_up(template: dict, config: TrainConfig, processes: int) -> dict:
     lost = int(config.loss_rate * traffic["packets"])
     extra = traffic["packets"] // 5 if config.repair.startswith(("fec", "retransmit")) else 0
     traffic |= {"lost": lost, "missing": lost, "extra": extra}
-    traffic["messages"] |= {"lossy": 100 if config.loss_rate else 0}
     record["timing"]["steps"] = config.max_steps
     return record
 

@@ -79,6 +79,8 @@ def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
     found = []
     for rate, ours in runs[runs["loss_rate"] > 0].groupby("loss_rate"):
         by_repair = ours.pivot(index="seed", columns="repair", values="accuracy_lossy")
+        if not {BEST, NOTHING} <= set(by_repair):
+            continue
         gains = (by_repair[BEST] - by_repair[NOTHING]).dropna()
         found.append({"loss_rate": float(str(rate)), "seeds": len(gains), **t_interval(gains.to_numpy()).as_json()})
     return found
@@ -90,7 +92,7 @@ def expected_round_trips(record: Mapping[str, Any]) -> float:
     A message travels over all links at once, and waits for the last packet of any.
     """
     config, traffic = record["config"], record["network"]["training"]
-    packets = (traffic["packets"] - traffic["extra"]) / traffic["messages"]["lossy"]
+    packets = (traffic["packets"] - traffic["extra"]) / traffic["messages"]["called"]
     return repair_named(config["repair"]).round_trips(config["loss_rate"], round(packets))
 
 

@@ -1,7 +1,6 @@
 """Answer whether losses only delay learning: falls in accuracy, and lost steps, by the length of training."""
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,24 +66,30 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """
     runs = runs.drop_duplicates(["network", "max_steps", "seed"])
     lossless = runs[runs["network"].isna()].pivot(index="seed", columns="max_steps", values="accuracy_lossy")
-    best = lossless.mean().idxmax()
+    best = lossless.dropna().mean().idxmax()
     found = {}
     for network, ours in runs[runs["seed"].isin(lossless.index)].groupby("network", sort=False):
         scores = ours[["seed", "max_steps", "accuracy_lossy"]].itertuples(index=False, name=None)
-        slower = [log_slowdown(lossless.loc[seed].dropna(), length, score) for seed, length, score in scores]
-        lossy = ours.assign(log=slower).pivot(index="seed", columns="max_steps")
-        logs, falls = lossy["log"], lossless - lossy["accuracy_lossy"]
+        slower = [log_slowdown(lossless.loc[seed, :best].dropna(), length, score) for seed, length, score in scores]
+        logs = ours.assign(log=slower).pivot(index="seed", columns="max_steps", values="log")
+        falls = lossless - ours.pivot(index="seed", columns="max_steps", values="accuracy_lossy")
         lengths = [n for n in sorted(logs) if n <= best and logs[n].count() > 1]
         if len(lengths) > 1:
             found[str(network)] = {
                 "slowdown": [_row(n, logs[n], np.exp) for n in lengths],
-                "growth": [_row(after, logs[after] - logs[before], np.exp) for before, after in pairwise(lengths)],
-                "shrunk": [_row(n, falls[before] - falls[n]) for before, n in pairwise(sorted(logs))],
+                "growth": _changes(logs[lengths], np.exp),
+                "shrunk": _changes(-falls[sorted(logs)]),
             }
     return found
 
 
-def _row(steps: int, values: "pd.Series[float]", form: Callable[[float], float] = float) -> dict[str, Any]:
+def _changes(by_length: pd.DataFrame, form: Callable[[float], float] = float) -> list[dict[str, Any]]:
+    """Return the mean change from each length to the next that two seeds or more have."""
+    changes = by_length.diff(axis="columns").iloc[:, 1:]
+    return [_row(n, changes[n], form) for n in changes if changes[n].count() > 1]
+
+
+def _row(steps: Any, values: "pd.Series[float]", form: Callable[[float], float] = float) -> dict[str, Any]:
     values = values.dropna()
     interval = Estimate(*(float(form(end)) for end in t_interval(values.to_numpy())))
     return {"steps": int(steps), "seeds": len(values), **interval.as_json()}

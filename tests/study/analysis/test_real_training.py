@@ -86,7 +86,7 @@ def test_gains_leave_out_a_seed_that_one_side_lacks_and_their_intervals_are_over
 
 
 def test_a_message_waits_for_the_last_protected_packet_of_any_link():
-    traffic = {"packets": 2 * 100 + 30, "extra": 30, "messages": {"lossy": 2}}
+    traffic = {"packets": 2 * 100 + 30, "extra": 30, "messages": {"called": 2}}
     record = {"config": {"repair": "protect(0.1)", "loss_rate": 0.5}, "network": {"training": traffic}}
     tries = np.random.default_rng(0).geometric(0.5, (20_000, 10)).max(1) - 1  # of 10 packets a message
     assert expected_round_trips(record) == pytest.approx(tries.mean(), rel=0.02)
@@ -100,6 +100,8 @@ def test_gains_at_a_rate_are_paired_by_seed():
         for seed in (0, 1)
         if rate or repair == "zero"
     ]
+    alone = {"seed": 2, "accuracy_lossy": 0.1, "repair": "zero"}
+    runs += [{"loss_rate": rate, **alone} for rate in (0.1, 0.3)]  # no protected run to compare with
     found = gains_by_rate(pd.DataFrame(runs))
     assert found == [
         pytest.approx({"loss_rate": rate, "seeds": 2, "value": rate / 2, "low": rate / 2, "high": rate / 2})

@@ -89,6 +89,21 @@ def test_where_lossless_training_overfits_a_slowdown_has_no_meaning():
     ]
 
 
+def test_the_best_length_is_that_of_the_seeds_that_have_all():
+    """Two weaker seeds lack the longest training, which must not look best because of that."""
+    lossless = [*LOSSLESS_RUNS, *runs_of(None, {6400: [0.79, 0.69]})]
+    lossless += [
+        {**run, "seed": seed, "accuracy_lossy": run["accuracy_lossy"] - 0.3}
+        for seed in (2, 3)
+        for run in LOSSLESS_RUNS
+        if run["seed"] == 0
+    ]
+    lossy = runs_of("lossy", {400: [0.65, 0.55], 1600: [0.8, 0.6], 6400: [0.72, 0.62]})
+    found = only(slowdowns(pd.DataFrame([*lossless, *lossy])))
+    assert [row["steps"] for row in found["slowdown"]] == [400, 1600]
+    assert found["slowdown"][1]["value"] == pytest.approx((1 * 4) ** 0.5), "a score of the best length is reached there"
+
+
 def test_the_interval_of_the_growth_is_paired():
     lossy = runs_of("lossy", {400: [0.65, 0.525], 1600: [0.7, 0.575]})  # the second seed is slower, equally at both
     found = only(slowdowns(pd.DataFrame([*LOSSLESS_RUNS, *lossy])))
