@@ -73,12 +73,13 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:
         slower = [log_slowdown(lossless.loc[seed, :best].dropna(), length, score) for seed, length, score in scores]
         logs = ours.assign(log=slower).pivot(index="seed", columns="max_steps", values="log")
         falls = lossless - ours.pivot(index="seed", columns="max_steps", values="accuracy_lossy")
-        lengths = [n for n in sorted(logs) if n <= best and logs[n].count() > 1]
+        all_lengths: list[int] = sorted(logs.columns)
+        lengths = [n for n in all_lengths if n <= best and logs[n].count() > 1]
         if len(lengths) > 1:
             found[str(network)] = {
                 "slowdown": [_row(n, logs[n], np.exp) for n in lengths],
                 "growth": _changes(logs[lengths], np.exp),
-                "shrunk": _changes(-falls[sorted(logs)]),
+                "shrunk": _changes(-falls[all_lengths]),
             }
     return found
 
