@@ -66,20 +66,19 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """
     runs = runs.drop_duplicates(["network", "max_steps", "seed"])
     lossless = runs[runs["network"].isna()].pivot(index="seed", columns="max_steps", values="accuracy_lossy")
-    best = lossless.dropna().mean().idxmax()
+    best: Any = lossless.dropna().mean().idxmax()
     found = {}
     for network, ours in runs[runs["seed"].isin(lossless.index)].groupby("network", sort=False):
         scores = ours[["seed", "max_steps", "accuracy_lossy"]].itertuples(index=False, name=None)
         slower = [log_slowdown(lossless.loc[seed, :best].dropna(), length, score) for seed, length, score in scores]
         logs = ours.assign(log=slower).pivot(index="seed", columns="max_steps", values="log")
         falls = lossless - ours.pivot(index="seed", columns="max_steps", values="accuracy_lossy")
-        all_lengths: list[int] = sorted(logs.columns)
-        lengths = [n for n in all_lengths if n <= best and logs[n].count() > 1]
+        lengths = [n for n in logs if best >= n and logs[n].count() > 1]
         if len(lengths) > 1:
             found[str(network)] = {
                 "slowdown": [_row(n, logs[n], np.exp) for n in lengths],
                 "growth": _changes(logs[lengths], np.exp),
-                "shrunk": _changes(-falls[all_lengths]),
+                "shrunk": _changes(-falls),
             }
     return found
 
