@@ -30,7 +30,8 @@ def main() -> None:
         )
     final, tokens = record["final"], config.total_steps * config.batch_size * config.block_size
     loses = config.process().loss_rate > 0 or config.transport == "udp"
-    lossy = f", {final['cross_entropy_lossy']:.4f} over the lossy network" if loses else ""
+    over = final["cross_entropy_lossy"]
+    lossy = f", {'not finite' if over is None else f'{over:.4f}'} over the lossy network" if loses else ""
     print(
         f"validation loss {final['cross_entropy_clean']:.4f} nats a token{lossy}, after {tokens:,} tokens: see "
         f"{config.output_dir}/record.json"

@@ -43,7 +43,7 @@ class ReportConfig(Settings):
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
     """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
-    repairs: str = "hadamard(64),protect(0.1) + hadamard(64),retransmit(1)"
+    repairs: str = "hadamard(64),protect(0.1) + hadamard(64),protect(0.1) + retransmit(1)"
     """Repairs to try, separated by commas."""
     block_size: Annotated[int, Ge(2)] | None = None
     """Tokens per block of text, as in lossytp.tolerance."""

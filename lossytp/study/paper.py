@@ -17,7 +17,13 @@ from lossytp.study.analysis.pretraining import nats_lost, waiting_times
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
-from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training, network_name, slowdowns
+from lossytp.study.analysis.training_length import (
+    changes_in_longest_training,
+    falls_by_length,
+    gain_from_longer_training,
+    network_name,
+    slowdowns,
+)
 from lossytp.study.claims import check_claims
 from lossytp.study.comparisons import MARGIN, unlearned_trainings
 from lossytp.study.figures.arms import drops_against, drops_by_arm, replica_divergence
@@ -126,26 +132,32 @@ def longer(study: Study) -> dict[str, Any]:
     several = [(study.comparisons[name], study.configs(name)) for name in names if name in study.comparisons]
     lengths = falls_by_length(several, learning_rate)
     study.draw(delayed_or_lost(lengths), "longer")
+    runs = _runs_by_length(study, learning_rate)
     return {
         "retuned": tune_learning_rates(table[table["max_steps"] == table["max_steps"].min()]),
         "regained": gain_from_longer_training(table),
         "longer": [curve for curve in curves if len(curve["points"]) > 2],  # one rate alone says little of a budget
         "lengths": json_rows(lengths),
-        "slowdowns": _slowdowns(study, learning_rate),
+        "slowdowns": {} if runs.empty else slowdowns(runs),
+        "longest_changes": {
+            outcome: changes_in_longest_training(runs, outcome)
+            for outcome in ("accuracy_lossy", "cross_entropy_clean")
+            if not runs.empty
+        },
     }
 
 
-def _slowdowns(study: Study, learning_rate: float) -> dict[str, Any]:
-    """Return the slowdowns of the networks of the longest trainings."""
+def _runs_by_length(study: Study, learning_rate: float) -> pd.DataFrame:
+    """Return the runs of the tasks that have the longest trainings, with the name of their network."""
     longest = [study.complete(name)[0] for name in LONGEST if name in study.comparisons]
     if not longest:
-        return {}
+        return pd.DataFrame()
     tasks = set(longest[0]["task"])
     runs = pd.concat([*longest, study.complete("01_training")[0]], ignore_index=True)
     runs = runs[(runs["learning_rate"] == learning_rate) & runs["task"].isin(tasks)]
     named = runs[["loss_rate", "algorithm", "reliable_gather"]].itertuples(index=False, name=None)
     names = pd.Series([network_name(*network) if network[0] else None for network in named], index=runs.index)
-    return slowdowns(runs.assign(network=names))
+    return runs.assign(network=names)
 
 
 def pretraining(study: Study) -> dict[str, Any]:

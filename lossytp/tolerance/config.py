@@ -51,7 +51,7 @@ class ToleranceConfig(Settings):
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"
     """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
-    repairs: str = "zero,hadamard(64),protect(0.1) + hadamard(64),retransmit(1)"
+    repairs: str = "zero,hadamard(64),protect(0.1) + hadamard(64),protect(0.1) + retransmit(1)"
     """Repairs, separated by commas, such as "rescale,protect(0.01) + stale". zero, which repairs nothing, is always
     measured too."""
     loss_type: str = "ber"

@@ -51,8 +51,9 @@ def run(config: RunSettings) -> dict[str, Any]:
         config: a `TrainConfig` fine-tunes, a `PretrainConfig` pretrains.
 
     Returns:
-        The record. Its status is "finished", "stopped early" or "not finite". A training loss or a score
-        that is NaN or infinite ends the run as "not finite", with null final scores.
+        The record. Its status is "finished", "stopped early" or "not finite". A training loss, or in
+        pretraining a validation loss without packet losses, that is NaN or infinite ends the run as "not finite", with
+        null final scores.
 
     Raises:
         ModuleNotFoundError: if a library to log to is not installed.
@@ -263,14 +264,14 @@ class Run:
     def _ends_after_evaluating(self, step: int) -> str | None:
         """Evaluate, and return the status with which the run ends here; None if it goes on."""
         point = self._evaluate(step)
-        finite = None not in (point[f"{self.objective.score}{network}"] for network in NETWORKS)
-        sample = self.objective.sample(self.engine) if finite else ""  # a model of NaNs cannot write
+        clean, lossy = (point[f"{self.objective.score}{network}"] for network in NETWORKS)
+        sample = "" if clean is None else self.objective.sample(self.engine)  # a model of NaNs cannot write
         self.progress.evaluated(step, point, sample)
         shown = {**point, "sample": sample}
         self.logs.write(step, {f"eval/{name}": value for name, value in shown.items() if name != "step"})
-        if not finite:
+        if clean is None:
             return "not finite"
-        self._compare(self.objective.better(point))
+        self._compare(-math.inf if lossy is None else self.objective.better(point))
         return "stopped early" if self.objective.patience_ends(self.since_best) else None
 
     @property

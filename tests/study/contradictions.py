@@ -140,11 +140,20 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("lengths", {"max_steps": 600}, task="docstrings", network="10 %, ring, reduce phase"),
         row_in("lengths", {"max_steps": 2000}, task="docstrings", max_steps=1800),
     ],
-    "falls_shrink_as_training_overfits": [
-        arm_of("14_converged_longer", {"mean": 0.79}, arm="no loss"),
-        arm_of("14_converged_longer", {"max_steps": 3600}, arm="no loss"),
-        row_in("lengths", {"fall": 0.03}, task="docstrings", network="30 %, reduce phase", max_steps=5400),
-        row_in("lengths", {"max_steps": 4000}, task="docstrings", max_steps=5400),
+    "longest_training_gains_nothing": [
+        lambda r: set_in(r["longest_changes"]["accuracy_lossy"], {"value": 0.001}, network=None),
+        lambda r: set_in(r["longest_changes"]["accuracy_lossy"], {"low": 0.001}, network=None),
+        lambda r: set_in(r["longest_changes"]["cross_entropy_clean"], {"low": -0.01}, network=None),
+        lambda r: set_in(r["longest_changes"]["accuracy_lossy"], {"steps": 3600}, network=None),
+    ],
+    "a_fall_remains_then": [
+        row_in("lengths", {"low": -0.001}, task="docstrings", network="30 %, reduce phase", max_steps=5400),
+        row_in("lengths", {"max_steps": 4000}, task="docstrings", network="10 %, both phases", max_steps=5400),
+    ],
+    "budgets_grow_with_training": [
+        lambda r: set_in(r["longer"], {"budget": {"value": 0.01}}, task="docstrings", name="600 steps"),
+        lambda r: set_in(r["longer"], {"budget": {"value": 0.01}}, task="docstrings", name="1800 steps"),
+        lambda r: set_in(r["longer"], {"name": "other"}, task="docstrings", name="1800 steps"),
     ],
     "losses_do_more_than_delay": [
         lambda r: r["slowdowns"]["30 %, reduce phase"]["growth"][-1].update(low=0.9),
@@ -234,9 +243,12 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="zero, 1%"),
         arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="protect(0.1) + hadamard(64), 1%"),
     ],
-    "retransmission_beats_protection": [
-        row_in("real_model", {"high": 0.47}, repair="retransmit(1)"),
-        row_in("real_model", {"packets": 1.0}, repair="retransmit(1)"),
+    "protection_and_retransmission_repair_most": [
+        row_in("real_model", {"high": 0.21}, repair="protect(0.1) + retransmit(1)"),
+        row_in("real_model", {"collapsed": 0.01}, repair="protect(0.1) + retransmit(1)"),
+        row_in("real_model", {"low": 0.06}, repair="protect(0.1) + hadamard(64)", loss_rate=0.1),
+        row_in("real_model", {"packets": 1e9}, repair="protect(0.1) + hadamard(64)", loss_rate=0.1),
+        row_in("real_model", {"high": 0.01}, repair="retransmit(1)"),
         lambda r: r.update(real_training_round_trips=0.9),
     ],
     "random_protection_is_not_enough": [

@@ -138,7 +138,9 @@ def test_what_was_put_in_comes_out(paper):
         assert repairs[task, "zero"]["clean"] == pytest.approx(-0.15 * rate, abs=0.002)
         assert repairs[task, "local"]["gain"] == pytest.approx(0.1 * rate, abs=0.002)
         assert repairs[task, "zero"]["rise"] == pytest.approx(0.6 * rate, abs=0.006)
-    for arm in paper["tolerance"]:  # one point is lost at 5 %, of both tasks, in one phase, in both and in a ring
+    for arm in paper[
+        "tolerance"
+    ]:  # one point is lost at 5 %, of both tasks, in the reduce phase, in both and in a ring
         assert arm["budget"]["value"] == pytest.approx(0.05, abs=0.006)
     lossy = {(row["arm"], row["loss_rate"]): row for row in paper["pretraining"]}["losses on the way to a sum", 0.1]
     assert (lossy["clean"], lossy["lossy"]) == pytest.approx((0.1, 0.2), abs=0.001)

@@ -83,6 +83,27 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:
     return found
 
 
+def changes_in_longest_training(runs: pd.DataFrame, outcome: str) -> list[dict[str, Any]]:
+    """Return how an outcome changes from the second longest training to the longest, over each network and over none.
+
+    Args:
+        runs: as for `slowdowns`, with the outcome.
+        outcome: such as "accuracy_lossy".
+
+    Returns:
+        A mapping for each network that was trained for both lengths: `network` (None without losses), `steps` of the
+        longest training, `seeds`, and the change's `value`, paired by seed, with its 95 % interval.
+    """
+    runs = runs.drop_duplicates(["network", "max_steps", "seed"])
+    lengths = sorted(runs["max_steps"].unique())[-2:]
+    found = []
+    for network, ours in runs.groupby("network", sort=False, dropna=False):
+        by_length = ours.pivot(index="seed", columns="max_steps", values=outcome).reindex(columns=lengths)
+        name = None if pd.isna(network) else str(network)
+        found += [{"network": name, **row} for row in _changes(by_length)]
+    return found
+
+
 def _changes(by_length: pd.DataFrame, form: Callable[[float], float] = float) -> list[dict[str, Any]]:
     """Return the mean change from each length to the next that two seeds or more have."""
     changes = by_length.diff(axis="columns").iloc[:, 1:]

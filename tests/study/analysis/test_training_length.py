@@ -4,7 +4,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.training_length import falls_by_length, gain_from_longer_training, slowdowns
+from lossytp.study.analysis.training_length import (
+    changes_in_longest_training,
+    falls_by_length,
+    gain_from_longer_training,
+    slowdowns,
+)
 from lossytp.study.records import tidy
 from lossytp.training.config import TrainConfig
 
@@ -102,6 +107,15 @@ def test_the_best_length_is_that_of_the_seeds_that_have_all():
     found = only(slowdowns(pd.DataFrame([*lossless, *lossy])))
     assert [row["steps"] for row in found["slowdown"]] == [400, 1600]
     assert found["slowdown"][1]["value"] == pytest.approx((1 * 4) ** 0.5), "a score of the best length is reached there"
+
+
+def test_changes_in_the_longest_training_are_paired_by_seed():
+    lossless = [*LOSSLESS_RUNS, *runs_of(None, {6400: [0.79, 0.69]}), *runs_of("short", {400: [0.1, 0.1]})]
+    lossy = runs_of("lossy", {1600: [0.7, 0.5, 0.1], 6400: [0.72, 0.52]})
+    found = changes_in_longest_training(pd.DataFrame([*lossless, *lossy]), "accuracy_lossy")
+    assert [(row["network"], row["steps"], row["seeds"]) for row in found] == [(None, 6400, 2), ("lossy", 6400, 2)]
+    assert [row["value"] for row in found] == pytest.approx([-0.01, 0.02])
+    assert found[0]["high"] == pytest.approx(-0.01)
 
 
 def test_the_interval_of_the_growth_is_paired():

@@ -61,7 +61,7 @@ def test_the_collapse_draws_every_arm_and_the_law():
     ax = collapse(arms, {"docstrings": law}).axes[0]
     assert sorted(x for xs, _ in marks(ax) for x in xs) == [0.1, 0.2, 0.3, 0.4, 0.5]
     curve = next(line for line in ax.lines if line.get_marker() == "None")
-    assert curve.get_xdata()[-1] == pytest.approx(0.4), "the law is fitted to one phase"
+    assert curve.get_xdata()[-1] == pytest.approx(0.4), "the law is fitted to the reduce phase"
     assert curve.get_ydata()[-1] == pytest.approx(20)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert set(labels) == {
