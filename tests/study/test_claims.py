@@ -56,20 +56,14 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
         next(line for line in readme.splitlines() if line.startswith(item))
         for item in ("4. **Where losses cost", "5. **Retransmit**")
     )
-    zero, once, tenth = (
+    zero, once, tenth, both = (
         real_row(committed, loss_rate=0.1, repair=repair)
-        for repair in ("zero", "retransmit(1)", "protect(0.1) + hadamard(64)")
+        for repair in ("zero", "retransmit(1)", "protect(0.1) + hadamard(64)", "protect(0.1) + retransmit(1)")
     )
-    (trained,) = rows_of(committed["comparisons"]["13_real_model"], task="sst2", arm="protect(0.1) + hadamard(64)")
-    waits = committed["real_training_round_trips"]
-    for words in (
-        f"lowers the rise from {zero['rise']:.1f} to {once['rise']:.2f} nats",
-        f"It sends {once['packets'] / zero['packets'] - 1:.0%} more packets".replace("%", " %"),
-        f"`protect(0.1) + hadamard(64)` sends {100 * trained['extra_packet_share']:.0f} % more",
-        f"leaves {tenth['rise']:.2f} nats, and a message waits for {waits:.1f} round trips",
-    ):
-        assert words in again
-    assert once["collapsed"] == tenth["collapsed"] == 0
+    assert f"lowers the rise from {zero['rise']:.1f} to {both['rise']:.2f} nats" in again
+    assert f"`protect(0.1) + hadamard(64)` leaves {tenth['rise']:.2f} nats" in again
+    assert both["collapsed"] == 0
+    assert once["rise"] == pytest.approx(both["rise"], abs=0.02), "alone it lowers the rise as much"
     claims, (arm, *_) = committed["claims"], rows_of(committed["pretraining"], arm=PRETRAINED)
     cheap = claims["retransmission_is_cheap"]["numbers"]["kilobytes in flight"]
     pays = claims["waiting_beats_more_tokens"]["numbers"]["up to"]
