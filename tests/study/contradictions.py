@@ -246,7 +246,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "protection_and_retransmission_repair_most": [
         row_in("real_model", {"high": 0.21}, repair="protect(0.1) + retransmit(1)"),
         row_in("real_model", {"collapsed": 0.01}, repair="protect(0.1) + retransmit(1)"),
-        row_in("real_model", {"low": 0.06}, repair="protect(0.1) + hadamard(64)", loss_rate=0.1),
+        row_in("real_model", {"low": 0.05}, repair="protect(0.1) + hadamard(64)", loss_rate=0.1),
         row_in("real_model", {"packets": 1e9}, repair="protect(0.1) + hadamard(64)", loss_rate=0.1),
         row_in("real_model", {"high": 0.01}, repair="retransmit(1)"),
         lambda r: r.update(real_training_round_trips=0.9),

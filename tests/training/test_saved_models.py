@@ -140,7 +140,8 @@ def test_the_best_and_the_last_model_are_kept(toy, tmp_path, monkeypatch):
     scores = iter([0.5, 0.9, 0.7, 0.5, 0.9])
 
     def evaluate(self, step):
-        self.evaluations.append({"step": step, "score_lossy": next(scores), "seconds": 0.0})
+        score = next(scores)
+        self.evaluations.append({"step": step, "score_clean": score, "score_lossy": score, "seconds": 0.0})
         return self.evaluations[-1]
 
     monkeypatch.setattr("lossytp.training.loop.Run._evaluate", evaluate)
