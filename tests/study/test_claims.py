@@ -62,6 +62,7 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
     )
     assert f"lowers the rise from {zero['rise']:.1f} to {both['rise']:.2f} nats" in again
     assert f"`protect(0.1) + hadamard(64)` leaves {tenth['rise']:.2f} nats" in again
+    assert f"{committed['real_training_round_trips']:.1f} round trips on average" in again
     assert both["collapsed"] == 0
     assert once["rise"] == pytest.approx(both["rise"], abs=0.02), "alone it lowers the rise as much"
     claims, (arm, *_) = committed["claims"], rows_of(committed["pretraining"], arm=PRETRAINED)
