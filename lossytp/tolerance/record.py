@@ -28,7 +28,7 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
         settings, rows = record["config"], [_row(row) for row in record["rows"]]
-        float(record["lossless_cross_entropy"])
+        float(record["lossless_cross_entropy"])  # must be there for `keep_rows`
         trace = record.get("trace_sha256")
     except FileNotFoundError:
         return {}

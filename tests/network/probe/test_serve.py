@@ -41,6 +41,19 @@ def test_nonsense_is_refused() -> None:
     assert "plan = " in refusal({"packets": 1})
 
 
+def test_an_address_without_a_socket_is_refused_and_the_next_partner_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def second_fails(*address: object) -> socket.socket:
+        calls.append(address)
+        if len(calls) == 2:  # the first tries the port
+            raise ValueError("no socket there")
+        return udp_socket(*address)
+
+    monkeypatch.setattr("lossytp.network.probe.serve.udp_socket", second_fails)
+    assert "no socket there" in refusal(PLAN.as_dict())
+
+
 def test_garbage_on_the_connection_costs_the_next_partner_nothing() -> None:
     with served() as receiver:
         with socket.create_connection((HOST, receiver.port)) as connection:
