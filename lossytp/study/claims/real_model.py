@@ -169,12 +169,12 @@ def protection_keeps_accuracy_at_three_per_cent(results: Results) -> Claim:
     return Claim(holds, {name: POINTS * value for name, value in numbers.items()})
 
 
-def one_per_cent_is_not_shown_to_cost_the_real_model(results: Results) -> Claim:
-    """Require that neither arm at 1 % loss is shown to fall, after Holm's correction."""
-    rows = {repair: _at_rate(results, repair, 0.01) for repair in (NOTHING, BEST)}
-    return Claim(
-        not any(shown(row["p_holm"]) for row in rows.values()), {name: row["p_holm"] for name, row in rows.items()}
-    )
+def low_rates_stay_uncertain_in_the_real_model(results: Results) -> Claim:
+    """Require that both intervals at 1 % loss include no fall, and that Holm's correction shows no fall at 1 or 3 %."""
+    rows = {(repair, rate): _at_rate(results, repair, rate) for repair in (NOTHING, BEST) for rate in (0.01, 0.03)}
+    holds = not any(shown(row["p_holm"]) for row in rows.values())
+    holds &= all(row["low"] <= 0 <= row["high"] for (_, rate), row in rows.items() if rate == 0.01)
+    return Claim(holds, {f"p, {repair}, {rate:.0%}": row["p_holm"] for (repair, rate), row in rows.items()})
 
 
 def _at_rate(results: Results, repair: str, rate: float) -> dict[str, Any]:
