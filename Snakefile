@@ -39,6 +39,7 @@ localrules:
     all,
     figures,
     paper,
+    reproduction,
 
 
 rule all:
@@ -196,7 +197,7 @@ if not CELLS_EXIST:
                     update([f"{cell.output_dir}/record.json" for cell in cells]),
                     experiment.outputs,
                 log:
-                    f"{RESULTS}/notebooks/{experiment.notebook}-{number:02d}.ipynb",
+                    f"{RESULTS}/notebooks/{experiment.name}-{number:02d}.ipynb",
                 params:
                     notebook=experiment.notebook,
                     values=json.dumps(

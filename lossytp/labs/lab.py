@@ -249,14 +249,17 @@ def _train(config: LabConfig, digits: Digits, model: Model, network: LossyNetwor
     optimizer = torch.optim.Adam(model.module.parameters(), lr=config.learning_rate)
     batches = list(_batches(config, len(digits.train[1])))
     progress, losses = Progress(len(batches), shown=rank_and_world_size()[0] == 0), []
-    for step, batch in enumerate(batches, 1):
-        optimizer.zero_grad()
-        loss = model.training_loss(*(each[batch] for each in digits.train))
-        optimizer.step()
-        losses.append(mean_over_processes(loss, network))
-        progress.show(step, losses[-1])
-        if not math.isfinite(losses[-1]):
-            raise ValueError(f"the training loss is not finite at step {step}: lower learning_rate or loss_rate")
+    try:
+        for step, batch in enumerate(batches, 1):
+            optimizer.zero_grad()
+            loss = model.training_loss(*(each[batch] for each in digits.train))
+            optimizer.step()
+            losses.append(mean_over_processes(loss, network))
+            progress.show(step, losses[-1])
+            if not math.isfinite(losses[-1]):
+                raise ValueError(f"the training loss is not finite at step {step}: lower learning_rate or loss_rate")
+    finally:
+        progress.close()
     with network.evaluation(len(batches)):
         accuracy = _accuracy(model, digits, network)
     with network.reliable():

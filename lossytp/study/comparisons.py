@@ -50,7 +50,7 @@ def compare_arms(
             if arm != reference and len(pairs):
                 between = t_interval(pairs)
                 row |= {"seeds": len(pairs), "difference": between.value, "low": between.low, "high": between.high}
-                row["p"] = _paired_p(pairs)
+                row["p"] = paired_p(pairs)
             rows.append(row)
     result = pd.DataFrame(rows)
     if "p" in result:
@@ -59,7 +59,7 @@ def compare_arms(
     return result
 
 
-def _paired_p(pairs: np.ndarray) -> float:
+def paired_p(pairs: np.ndarray) -> float:
     """Return the p-value of Student's test that (S,) differences are 0 on average.
 
     It is NaN for a single pair, and for equal differences other than 0: ties of counts show no variance.
@@ -109,7 +109,6 @@ def drops_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
 
         - `clean`: accuracy evaluated without losses, which shows only the effect of losses in training.
         - `rise`: cross-entropy in nats, evaluated with losses; missing for an arm with a run that is not finite.
-        - `share`: the difference as a share of the mean accuracy learned without losses; without p-values.
         - `gain`: the arm's change against the lossless arm, less the reference's, over all trainings of the task.
     """
     where = [*TRAINING, "arm", "loss_rate"]
@@ -119,9 +118,6 @@ def drops_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
     for name, outcome in (("clean", table["accuracy_clean"]), ("rise", entropy)):
         others = compare_arms(table.assign(outcome=outcome), reference=LOSSLESS, outcome="outcome")
         found = join_differences(found, others, where, name)
-    learned = found.join(_learned_accuracy(table), on=list(TRAINING))["learned"]
-    for share, difference in {"share": "difference", "share_low": "low", "share_high": "high"}.items():
-        found[share] = found[difference] / learned
     if reference is None:
         return found
     gains = compare_arms(lossy_changes(table), reference=reference, outcome="change", within=("task",))

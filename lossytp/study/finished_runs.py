@@ -104,9 +104,7 @@ class Study:
             return None
         reference = None if name == HEADLINE else self.experiments[name].reference
         compared = drops_and_gains(table, reference=reference)
-        compared = compared.merge(mean_by_arm(table, [traffic_costs(record) for record in records]), how="left")
-        bursts = table[["task", "arm", "loss_rate", "mean_burst_packets"]].drop_duplicates()
-        return compared.merge(bursts, how="left", validate="many_to_one")
+        return compared.merge(mean_by_arm(table, [traffic_costs(record) for record in records]), how="left")
 
     def draw(self, figure: Figure, name: str) -> None:
         """Save a figure, and keep it for the notebook."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from lossytp.study.analysis.break_even import price_of_reliability, step_ratios_by_phases
-from lossytp.study.analysis.overview import compute_hours, cost_of_larger_model, summarise_runs
+from lossytp.study.analysis.break_even import price_of_reliability, step_ratios_of_both_phases
+from lossytp.study.analysis.overview import compute_hours, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
 from lossytp.study.analysis.pretraining import nats_lost, waiting_times
 from lossytp.study.analysis.repairs import advise
@@ -25,7 +25,6 @@ from lossytp.study.analysis.training_length import (
     slowdowns,
 )
 from lossytp.study.claims import check_claims
-from lossytp.study.comparisons import MARGIN, unlearned_trainings
 from lossytp.study.figures.arms import drops_against, drops_by_arm, replica_divergence
 from lossytp.study.figures.curves import (
     accuracy_against_evaluated_loss,
@@ -45,7 +44,6 @@ from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_by_arm,
-    mean_over_seeds,
     stream_distances,
 )
 from lossytp.training.models import MODELS
@@ -59,23 +57,10 @@ HIDDEN = "rescale|clipped"  # arms of parallelisms that lie on others in the fig
 
 def runs(study: Study) -> dict[str, Any]:
     """Return what the runs themselves are: number, machines, repeatability, cost."""
-    left_out = {name: unlearned_trainings(table) for name, table in study.tables.items()}
     write_atomically(study.results / "experiment_summary.csv", joined(study.tables).to_csv(index=False))
     return {
         "study": summarise_runs(study.every_record),
         "budget": json_rows(compute_hours(study.experiments.values(), study.records)),
-        "larger": cost_of_larger_model(study.every_record),
-        "learnt_margin": MARGIN,
-        "not_learnt": [
-            {"experiment": name, **training} for name, each in left_out.items() for training in each.to_dict("records")
-        ],
-        "samples": {
-            record["config"]["dataset"]: {
-                name: record["data"][name] for name in ("train_examples", "test_examples", "subsets", "majority_share")
-            }
-            for record in study.every_record
-            if "test_examples" in record["data"]  # pretraining has none
-        },
     }
 
 
@@ -93,11 +78,10 @@ def tolerance(study: Study) -> dict[str, Any]:
     pretrained = None
     if pretraining.is_file():
         measured = json.loads(pretraining.read_text(encoding="utf-8"))
-        wanted = ("parameters", "vocabulary", "tokens", "perplexity", "trigram_perplexity")
-        pretrained = {name: measured[name] for name in wanted} | {"data_glob": measured["config"]["data_glob"]}
+        pretrained = {"tokens": measured["tokens"]}
     return {
         "tasks": task_settings(records, study.baselines),
-        "shape": shape and {name: getattr(shape, name) for name in ("width", "layers", "heads", "positions")},
+        "shape": shape and {name: getattr(shape, name) for name in ("width", "layers")},
         "pretrained": pretrained,
         "tolerance": tolerance_curves(curves),
         "tolerance_contrasts": json_rows(study.comparisons[HEADLINE]),
@@ -107,9 +91,8 @@ def tolerance(study: Study) -> dict[str, Any]:
 def comparisons(study: Study) -> dict[str, Any]:
     """Return every other experiment's arms, what to do on each network, and which repairs help."""
     others = {name: table for name, table in study.comparisons.items() if name != HEADLINE}
-    for name, compared in others.items():
-        write_atomically(study.results / "comparisons" / f"{name}.csv", compared.to_csv(index=False))
-        study.draw(drops_by_arm(compared), name)
+    if "04_where" in others:
+        study.draw(drops_by_arm(others["04_where"]), "04_where")
     if "06_repair" in others:
         axes = {"extra_packet_share": "packets sent beyond the messages, as a share"}
         study.draw(drops_against(others["06_repair"], axes, front=True), "06_repair_cost")
@@ -195,16 +178,12 @@ def implementations(study: Study) -> dict[str, Any]:
 
 
 def replicas(study: Study) -> dict[str, Any]:
-    """Return how far replicas diverge if sums return with losses."""
+    """Draw how far replicas diverge if sums return with losses."""
     table, records = study.complete("05_replicas")
     if table.empty:
         return {}
-    streams, copies = stream_distances(table, records), copy_spreads(table, records)
-    study.draw(replica_divergence(streams, copies), "divergence")
-    return {
-        "streams": json_rows(mean_over_seeds(streams, "distance")),
-        "copies": json_rows(mean_over_seeds(copies, "spread")),
-    }
+    study.draw(replica_divergence(stream_distances(table, records), copy_spreads(table, records)), "divergence")
+    return {}
 
 
 def robustness(study: Study) -> dict[str, Any]:
@@ -228,7 +207,7 @@ def price(study: Study) -> dict[str, Any]:
     ratios = None
     if not table.empty:
         longest = [record for record in records if record["config"]["max_steps"] == table["max_steps"].max()]
-        ratios = step_ratios_by_phases(longest).get("both")
+        ratios = step_ratios_of_both_phases(longest)
     study.draw(price_against_loss(prices, ratios), "price")
     return {"price": json_rows(prices), "message_bytes": int(step_times["message_bytes"].iloc[0])}
 

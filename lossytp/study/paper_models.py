@@ -5,7 +5,6 @@ Each public function is a section, as in `lossytp.study.paper`.
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from lossytp.study.analysis.real_model import (
@@ -17,7 +16,14 @@ from lossytp.study.analysis.real_model import (
     times_law,
     usual,
 )
-from lossytp.study.analysis.real_training import BEST, contrasts, expected_round_trips, gains_by_rate, outcomes
+from lossytp.study.analysis.real_training import (
+    NOTHING,
+    RETRANSMITTING,
+    contrasts,
+    expected_round_trips,
+    gains_by_rate,
+    outcomes,
+)
 from lossytp.study.analysis.sizes import FINE_TUNED, exponents, falls_of_models, of_equal_tokens, rises_of_models
 from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
 from lossytp.study.figures.sizes import cost_of_models
@@ -50,21 +56,24 @@ def real_model(study: Study) -> dict[str, Any]:
 
 def real_training(study: Study) -> dict[str, Any]:
     """Return whether training under loss changes what the real model bears, and what repairs do after it."""
-    file = study.results / "real_model" / "after_training.csv"
-    if not file.is_file():
+    files = [study.results / "real_model" / f"after_training_{task}.csv" for task in ("sst2", "qnli")]
+    if not all(file.is_file() for file in files):
         return {}
-    table = pd.read_csv(file)
+    table = pd.concat([pd.read_csv(file) for file in files], ignore_index=True)
     rows = outcomes(table)
     study.draw(real_model_after_training(rows), "real_model_after_training")
-    records = study.records.get("13_real_model", [])
+    records = [record for name in ("13_real_model", "13_real_model_qnli") for record in study.records.get(name, [])]
     examples = {record["config"]["dataset"]: record["data"]["test_examples"] for record in records}
     by_rate, _ = study.complete("13_real_model_rates")
-    waits = [expected_round_trips(record) for record in records if record["config"]["repair"] == BEST]
+    usual = {record["config"]["dataset"]: record for record in records if record["config"]["repair"] == NOTHING}
     return {
         "real_training": json_rows(rows),
         "real_training_examples": examples,
         "real_training_gains": contrasts(table),
-        "real_training_round_trips": float(np.mean(waits)) if waits else None,
+        "real_training_round_trips": {
+            task: {repair: expected_round_trips(record, repair) for repair in RETRANSMITTING}
+            for task, record in usual.items()
+        },
         "real_gains_by_rate": gains_by_rate(by_rate) if len(by_rate) else [],
     }
 

@@ -116,9 +116,10 @@ def together(study: Study) -> dict[str, Any]:
 
 
 def _runs_by_packet_size(study: Study, model_name: str) -> pd.DataFrame:
-    """Return the unrepaired runs that differ in packet size alone, of every experiment that has some."""
-    names = ("10_carry_over", "10_packets_again", HEADLINE)
-    every = pd.concat([study.tables[name] for name in names], ignore_index=True)
+    """Return the unrepaired runs that differ in packet size alone, on the seeds that did not suggest the effect."""
+    again = study.tables["10_packets_again"]
+    every = pd.concat([again, study.tables[HEADLINE]], ignore_index=True)
+    every = every[every["seed"].isin(again["seed"])]
     rates = every["task"].map(_packet_rates(study))
     usual = (every["model_name"] == model_name) & every["wire_dtype"].isna() & every["reliable_gather"]
     return every[usual & (every["loss_rate"] == rates)]

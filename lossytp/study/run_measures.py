@@ -5,7 +5,6 @@ from typing import Any
 import pandas as pd
 
 from lossytp.study.records import TRAINING
-from lossytp.study.statistics import t_interval
 
 
 def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
@@ -80,18 +79,3 @@ def _evaluations(table: pd.DataFrame, records: list[dict[str, Any]]) -> list[tup
     """Return each evaluation with the task, arm and seed of its run."""
     runs = table[["task", "arm", "seed"]].to_dict("records")
     return [(run, point) for run, record in zip(runs, records, strict=True) for point in record["curves"]["eval"]]
-
-
-def mean_over_seeds(table: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Average a column over seeds, with Student's 95 % interval as `low` and `high`.
-
-    Runs whose value was not finite are left out.
-
-    Args:
-        table: with `seed` and the column; each combination of its other columns gives a row.
-        value: the column's name.
-    """
-    table = table.dropna(subset=[value])
-    where = [name for name in table if name not in ("seed", value)]
-    estimates = table.groupby(where, sort=False)[value].apply(lambda values: t_interval(values.to_numpy()))
-    return pd.DataFrame(estimates.tolist(), estimates.index, columns=[value, "low", "high"]).reset_index()

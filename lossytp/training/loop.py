@@ -203,6 +203,7 @@ class Run:
             self.objective.settle_(self.engine)
             ended = self._ends_after_evaluating(config.steps)
         finally:
+            self.progress.close()
             self.logs.close()
         return "not finite" if ended == "not finite" else "finished"
 

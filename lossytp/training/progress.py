@@ -48,8 +48,6 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(told, refresh=False)
             self._bar.update()
-            if step == self._steps:
-                self._bar.close()
         elif self._shown and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             self._write(f"{self._name}: step {step} of {self._steps}, {told}")
@@ -64,6 +62,11 @@ class Progress:
             self._write(f"evaluation: step {step} of {self._steps}, {', '.join(scores)}")
         if sample:
             self._write(f"sample: {sample!r}")
+
+    def close(self) -> None:
+        """Leave the bar as it is, so that later lines follow it."""
+        if self._bar is not None:
+            self._bar.close()
 
     def _write(self, line: str) -> None:
         if self._bar is not None:

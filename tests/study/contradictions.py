@@ -100,7 +100,10 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("together", {"high": 0.05}, task=SST2, bytes=4),
         row_in("together", {"fall": 0.04}, task="docstrings", bytes=4),
     ],
-    "packet_size_matters": [row_in("packet_size", {"low": -0.001}, task=SST2, mtu_bytes=1500)],
+    "packet_size_matters": [
+        row_in("packet_size", {"low": -0.001}, task=SST2, mtu_bytes=1500),
+        arm_of("10_packets_again", {"gain_p_holm": 0.04}, task=SST2, arm="packets of 9000 bytes"),
+    ],
     "law_holds_for_small_packets": [
         row_in("small_packets", {"high": 0.04}, loss_rate=0.3, repair="zero"),
         row_in("small_packets", {"low": 0.02}, loss_rate=0.1, repair="zero"),
@@ -133,6 +136,8 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "no_floor_is_seen": [
         lambda r: set_in(r["slowdowns"]["30 %, reduce phase"]["shrunk"], {"low": -0.001}, steps=1800),
         lambda r: set_in(r["slowdowns"]["10 %, both phases"]["shrunk"], {"low": 0.001}, steps=1800),
+        lambda r: set_in(r["slowdowns"]["10 %, both phases"]["shrunk"], {"low": 0.001}, steps=5400),
+        lambda r: set_in(r["slowdowns"]["30 %, reduce phase"]["shrunk"], {"low": 0.001}, steps=5400),
     ],
     "a_fall_remains": [
         row_in("lengths", {"low": -0.001}, task="docstrings", network="10 %, both phases", max_steps=1800),
@@ -158,25 +163,26 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "losses_do_more_than_delay": [
         lambda r: r["slowdowns"]["30 %, reduce phase"]["growth"][-1].update(low=0.9),
         lambda r: r["slowdowns"]["10 %, both phases"]["growth"][-1].update(low=0.9),
+        lambda r: r["slowdowns"]["10 %, reduce phase"]["growth"][-1].update(low=1.01),
     ],
     "pretraining_loses_nats": [
-        row_in("pretraining", {"clean_low": -0.01}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_low": -0.01}, arm=PRETRAINED),
+        row_in("pretraining", {"clean_low": -0.01}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"lossy_low": -0.01}, arm=PRETRAINED, loss_rate=0.1),
     ],
     "pretraining_wastes_tokens": [
-        row_in("pretraining", {"clean_times_tokens": 1.63}, arm=PRETRAINED),
-        row_in("pretraining", {"clean_times_tokens_low": 1.29}, arm=PRETRAINED),
-        row_in("pretraining", {"clean_times_tokens_high": 1.8}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens": 1.5}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens_low": 1.4}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens_high": 2.1}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED),
+        row_in("pretraining", {"clean_times_tokens": 1.63}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"clean_times_tokens_low": 1.29}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"clean_times_tokens_high": 1.8}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"lossy_times_tokens": 1.5}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"lossy_times_tokens_low": 1.4}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"lossy_times_tokens_high": 2.1}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED, loss_rate=0.1),
     ],
     "waiting_beats_more_tokens": [
-        row_in("pretraining", {"clean_times_tokens_linear_low": 1.0}, arm=PRETRAINED),
-        row_in("pretraining", {"lossy_times_tokens_low": None}, arm=PRETRAINED),
-        row_in("pretraining", {f"{each}_low": 1.5 for each in TIMES_TOKENS}, arm=PRETRAINED),
-        row_in("pretraining", {"waiting": [{"kilobytes": 125.0, "times": 1.5}, MUCH]}, arm=PRETRAINED),
+        row_in("pretraining", {"clean_times_tokens_linear_low": 1.0}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"lossy_times_tokens_low": None}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {f"{each}_low": 1.5 for each in TIMES_TOKENS}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"waiting": [{"kilobytes": 125.0, "times": 1.5}, MUCH]}, arm=PRETRAINED, loss_rate=0.1),
     ],
     "rises_shrink_with_size": [
         exponent_of("rise", 0.1, high=0.01),
@@ -251,7 +257,8 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_model", {"low": 0.05}, repair="protect(0.1) + hadamard(64)", loss_rate=0.1),
         row_in("real_model", {"packets": 1e9}, repair="protect(0.1) + hadamard(64)", loss_rate=0.1),
         row_in("real_model", {"high": 0.01}, repair="retransmit(1)"),
-        lambda r: r.update(real_training_round_trips=0.9),
+        lambda r: r["real_training_round_trips"]["qnli"].update({"protect(0.1) + retransmit(1)": 2.5}),
+        lambda r: r["real_training_round_trips"]["sst2"].update({"retransmit(1)": 1.6}),
     ],
     "random_protection_is_not_enough": [
         row_in("real_model", {"collapsed": 0.0}, repair="protect(0.01, 'random')", loss_rate=0.1),
@@ -285,6 +292,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "data_parallelism_bears_more": [
         row_in("parallelisms", {"p_holm": 0.06}, task="docstrings", arm="ddp 2", repair="zero", loss_rate=0.1),
         row_in("parallelisms", {"difference": -0.1}, task="docstrings", arm="ddp 2", repair="zero", loss_rate=0.1),
+        arm_of("07_parallelisms", {"lost_a_step": 900.0}, task="docstrings", arm="ddp 2, zero", loss_rate=0.1),
     ],
     "training_with_loss_does_not_pay": [
         row_in("robustness", {"difference": 0.02, "p_holm": 0.01}, task=SST2, trained_at=0.3, evaluated_at=0.3),

@@ -1,14 +1,10 @@
 """Check what made-up runs lost and sent by hand."""
 
-import math
-
 import pandas as pd
-import pytest
 
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_by_arm,
-    mean_over_seeds,
     stream_distances,
     traffic_costs,
 )
@@ -29,14 +25,6 @@ def test_means_are_over_the_runs_of_an_arm():
     table = pd.DataFrame({"task": "t", "arm": ["a", "a", "b"], "loss_rate": 0.1}, index=[4, 7, 9])
     means = mean_by_arm(table, [{"x": 1.0}, {"x": 3.0}, {"x": 5.0}])
     assert means.set_index("arm")["x"].to_dict() == {"a": 2.0, "b": 5.0}
-
-
-def test_means_over_seeds_have_intervals_and_leave_out_what_was_not_finite():
-    rows = [("own", 1, 0, 0.1), ("own", 1, 1, 0.3), ("own", 1, 2, None), ("own", 2, 0, 0.5)]
-    table = mean_over_seeds(pd.DataFrame(rows, columns=["arm", "layer", "seed", "distance"]), "distance")
-    assert table[["arm", "layer"]].values.tolist() == [["own", 1], ["own", 2]]
-    assert table["distance"].tolist() == pytest.approx([0.2, 0.5])
-    assert table["high"].tolist() == pytest.approx([0.2 + 12.706 * 0.1, math.inf], rel=1e-3)
 
 
 def test_distances_are_one_row_a_layer_and_runs_of_one_stream_have_none():

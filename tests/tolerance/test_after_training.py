@@ -78,7 +78,7 @@ def test_the_notebook_writes_the_table(asked, tmp_path):
     cells = [config(folder / "run").as_dict()]
     values = {"cells": cells, "loss_rate": 0.3, "repairs": REPAIRS, "results_dir": str(tmp_path)}
     execute(NOTEBOOK, tmp_path / "out.ipynb", values)
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "real_model" / "after_training.csv"), table)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "real_model" / "after_training_docstrings.csv"), table)
 
 
 def test_an_evaluation_is_over_the_network_with_its_repair(asked):

@@ -91,5 +91,9 @@ def test_progress_resumes_and_shows_evaluations(capsys, monkeypatch):
     hidden.evaluated(8, point)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    Progress(10, done=7).evaluated(8, point)
+    bar = Progress(10, done=7)
+    bar.show(8, 0.25)
+    bar.evaluated(8, point)
     assert "evaluation: step 8 of 10" in capsys.readouterr().err
+    bar.close()  # a run that ends early leaves its bar, and later lines follow it
+    assert capsys.readouterr().err.endswith("\n")

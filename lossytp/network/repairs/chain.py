@@ -74,8 +74,10 @@ class Chain(Repair):
         count = select.num_protected(num_packets) if isinstance(select, Protect) else 0
         return count * capacity, (num_packets - count) * capacity
 
-    def round_trips(self, loss_rate: float, num_packets: int) -> float:
-        return sum(repair.round_trips(loss_rate, num_packets) for repair in self.repairs)
+    def sent_again(self, num_packets: int, losses: int) -> int:
+        select = self.part("select")
+        protected = select.sent_again(num_packets, losses)
+        return protected + self.part("deliver").sent_again(num_packets - protected, losses)
 
     def weight(self, loss_rate: float) -> float:
         """Return the factor for packets that are not protected."""

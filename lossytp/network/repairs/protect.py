@@ -8,11 +8,10 @@ from typing import ClassVar
 import numpy as np
 
 from lossytp.network.checks import check_known, check_number
-from lossytp.network.repairs.repair import ZERO, Repair, Send, Zero
+from lossytp.network.repairs.repair import MOST_TRIES, ZERO, Repair, Send, Zero
 from lossytp.network.streams import Stream
 
 CHOICES = ("norm", "random")
-MOST_TRIES = 10_000
 
 
 @dataclass(frozen=True)
@@ -85,20 +84,8 @@ class Protect(Zero):
             "loss rate below 1, or another repair"
         )
 
-    def round_trips(self, loss_rate: float, num_packets: int) -> float:
-        """Return the expected number of rounds in which some protected packet is sent again.
-
-        The last of k packets arrives after j rounds or fewer with probability (1 - p^(j + 1))^k.
-        """
-        if loss_rate in (0, 1):
-            return math.inf if loss_rate else 0.0
-        count, rounds, chance = self.num_protected(num_packets), 0.0, 1.0
-        for sent in range(1, MOST_TRIES):
-            chance = -math.expm1(count * math.log1p(-(loss_rate**sent)))
-            if chance < 1e-9:
-                break
-            rounds += chance
-        return rounds
+    def sent_again(self, num_packets: int, losses: int) -> int:
+        return self.num_protected(num_packets)
 
     def missing_rate(self, loss_rate: float) -> float:
         return (1 - self.share) * loss_rate

@@ -7,11 +7,14 @@ packets, needs tensors and lives in `lossytp.parallel.missing`.
 Suffixes: R ranks, H hops that carry an element.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
+
+MOST_TRIES = 10_000
 
 Send = Callable[..., np.ndarray]
 """`send(count, extra=0)` sends `count` packets, `extra` of them the repair's own; it returns the indices of losses."""
@@ -40,9 +43,24 @@ class Repair:
         values = ", ".join(repr(getattr(self, field.name)) for field in fields(self))
         return f"{self.name}({values})" if values else self.name
 
-    def round_trips(self, loss_rate: float, num_packets: int) -> float:
-        """Return how many round trips a message of `num_packets` packets may wait for retransmissions."""
+    def sent_again(self, num_packets: int, losses: int) -> int:
+        """Return how many of a message's packets would be sent once more after as many losses of their own."""
         return 0
+
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
+        """Return how many round trips a message waits for retransmissions, on average over a Bernoulli link.
+
+        Each round sends again, side by side, what the round before lost. Round j takes place unless all k packets that
+        it could send again have arrived, so with probability 1 - (1 - p^j)^k.
+        """
+        rounds = 0.0
+        for losses in range(1, MOST_TRIES):
+            count, lost = self.sent_again(num_packets, losses), loss_rate**losses
+            chance = -math.expm1(count * math.log1p(-lost)) if lost < 1 else float(count > 0)
+            if chance < 1e-9:
+                return rounds
+            rounds += chance
+        return math.inf
 
     def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
         """Return how many elements the sender sends for `num_elements` of a message."""

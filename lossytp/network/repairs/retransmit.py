@@ -30,8 +30,8 @@ class Retransmit(Zero):
         check_at_least("budget", self.budget, 1)
         check_at_most("budget", self.budget, MOST_BUDGET)
 
-    def round_trips(self, loss_rate: float, num_packets: int) -> float:
-        return self.budget
+    def sent_again(self, num_packets: int, losses: int) -> int:
+        return num_packets if losses <= self.budget else 0
 
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         missing = send(num_packets)

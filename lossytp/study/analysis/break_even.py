@@ -19,22 +19,16 @@ NETWORK = ["bandwidth_gbits", "round_trip_us"]
 BEST_EFFORT_SHARE = {"both": 1.0, "reduce": 0.5}  # share of the messages, by the phases that may lose packets
 
 
-def step_ratios_by_phases(records: list[dict]) -> dict[str, pd.DataFrame]:
-    """Return `step_ratios` by the phases that may lose packets: "both" and "reduce".
+def step_ratios_of_both_phases(records: list[dict]) -> pd.DataFrame:
+    """Return `step_ratios` of the runs that lose packets in both phases.
 
     Args:
-        records: runs of one length: without losses, with losses in the reduce phase, and with losses in both phases.
+        records: runs of one length, without losses and with. Losses in the reduce phase alone are left out.
     """
-    target = target_accuracies(records)
-    ratios = {}
-    for phases in BEST_EFFORT_SHARE:
-        runs = [
-            record
-            for record in records
-            if record["config"]["loss_rate"] == 0 or record["config"]["reliable_gather"] is (phases == "reduce")
-        ]
-        ratios[phases] = step_ratios(steps_to_accuracy(runs, target))
-    return ratios
+    runs = [
+        record for record in records if record["config"]["loss_rate"] == 0 or not record["config"]["reliable_gather"]
+    ]
+    return step_ratios(steps_to_accuracy(runs, target_accuracies(runs)))
 
 
 def target_accuracies(records: list[dict], share: float = TARGET_SHARE) -> dict[str, float]:

@@ -107,14 +107,14 @@ def _cost(curve: pd.DataFrame, loss_rate: float) -> dict[str, float]:
 
 
 def _budget(curve: pd.DataFrame, lossless: pd.Series) -> dict[str, float]:
-    """Return the loss rate that costs one point; in proportion to the largest rate's cost if few rates were tried."""
+    """Return the loss rate that costs one point; in proportion to the largest rate's cost if few rates share seeds."""
     rates, drops = _points(curve)
     names = ("budget", "budget_low", "budget_high")
-    if len(rates) < FEWEST_RATES:
+    accuracy = curve.pivot_table(index="seed", columns="loss_rate", values="accuracy_lossy").dropna()
+    if len(rates) < FEWEST_RATES or accuracy.empty:
         cost = drops[-1].value
         alone = rates[-1] * ONE_POINT / cost if cost > rates[-1] * ONE_POINT else math.inf
         return dict(zip(names, (alone, math.nan, math.nan), strict=True))
-    accuracy = curve.pivot_table(index="seed", columns="loss_rate", values="accuracy_lossy").dropna()
     first = lossless.loc[curve["task"].iloc[0]].loc[accuracy.index]
     matrix = np.column_stack([first.to_numpy(), accuracy.to_numpy()])
     return dict(zip(names, loss_budget(np.append(0.0, rates), matrix), strict=True))

@@ -1,4 +1,4 @@
-"""Summarise the study's own runs: how many, on which machines, how repeatable, and at what cost."""
+"""Summarise the study's own runs: how many, how repeatable, and at what cost."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -10,32 +10,21 @@ import pandas as pd
 
 from lossytp.study.grid import Experiment
 from lossytp.study.records import ACCURACIES
-from lossytp.training.shapes import Shape, shape_of
 
 NOT_TRAINING = ("save_model", "eval_steps", "output_dir")  # settings that do not change training
-LARGER_MODEL = "gpt2"
-GPU_FLOPS_PER_S = 1e13  # assumed for batches as small as the study's, not measured
 
 
 def summarise_runs(records: list[dict]) -> dict[str, Any]:
-    """Summarise all experiments' distinct runs: number, packets, core hours, machines and `repeatability`.
+    """Summarise all experiments' distinct runs: number, packets, core hours and `repeatability`.
 
-    Controls lose no packets, so their losses do not count. Returns JSON-ready values.
+    Controls send no packets, so theirs do not count. Returns JSON-ready values.
     """
     records = _distinct_runs(records)
     with_packets = [record["network"]["training"] for record in records if not record["config"]["control"]]
-    environments = [record["environment"] for record in records]
     return {
         "cells": len(records),
-        "not_finite": sum(record["status"] == "not finite" for record in records),
         "packets": sum(traffic["packets"] for traffic in with_packets),
-        "lost": sum(traffic["lost"] for traffic in with_packets),
-        "seconds_a_cell": float(np.median([record["timing"]["total_seconds"] for record in records])),
         "hours": sum(record["timing"]["total_seconds"] * record["processes"] for record in records) / 3600,
-        "environments": [each for number, each in enumerate(environments) if each not in environments[:number]],
-        "devices": sorted({record["timing"]["device"] for record in records}),
-        "threads": sorted({record["timing"]["threads"] for record in records}),
-        "commits": len({record["commit"] for record in records}),
         "repeated": repeatability(records),
     }
 
@@ -117,36 +106,3 @@ def compute_hours(experiments: Iterable[Experiment], records: Mapping[str, list[
 
 def _without_seed(config: dict[str, Any]) -> str:
     return json.dumps({name: value for name, value in config.items() if name != "seed"}, sort_keys=True)
-
-
-def cost_of_larger_model(records: Iterable[dict]) -> dict[str, Any]:
-    """Estimate how long a GPU would take to repeat the distinct finished runs with `LARGER_MODEL`.
-
-    Each parameter of the blocks takes 6 operations per token in training, and 2 in each of the two evaluations (Kaplan
-    et al. 2020, section 2.1). Evaluated texts count at full length; packet losses and messages do not count.
-    Pretraining and runs of a model whose shape is unknown are left out.
-
-    Returns:
-        JSON-ready values: `model_name`, `times` (how many times the operations of the study's own runs, null without
-        runs), `flops_per_s` (the assumed speed) and `hours` of one GPU.
-    """
-    own = other = 0.0
-    shape = shape_of(LARGER_MODEL)
-    assert shape is not None, LARGER_MODEL
-    for record in _distinct_runs(records):
-        config, timing = record["config"], record["timing"]
-        if "test_examples" not in record["data"]:
-            continue  # pretraining
-        trained = timing["tokens_per_second"] * timing["train_seconds"]
-        evaluated = 2 * record["data"]["test_examples"] * config["max_length"]
-        a_parameter = 6 * trained + 2 * evaluated
-        if (ours := shape_of(config["model_name"])) is not None:
-            own += a_parameter * _block_parameters(ours)
-            other += a_parameter * _block_parameters(shape)
-    gpu = {"flops_per_s": GPU_FLOPS_PER_S, "hours": other / GPU_FLOPS_PER_S / 3600}
-    return {"model_name": LARGER_MODEL, "times": other / own if own else None, **gpu}
-
-
-def _block_parameters(shape: Shape) -> int:
-    """Count the blocks' weights: 4 squares of the width in attention and 8 in the MLP."""
-    return 12 * shape.layers * shape.width**2

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lossytp.study.comparisons import compare_arms, join_differences, lossy_changes
+from lossytp.study.comparisons import compare_arms, lossy_changes
 
 PARALLELISMS = {  # the settings of size and kind
     "dp": ("data_parallel_size", "data_parallel_type"),
@@ -76,13 +76,10 @@ def against_tensor_parallelism(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         The columns of `comparisons.compare_arms`, for the change in accuracy against the seed's lossless run; `arm` is
-        the parallelism. Columns that begin with `clean` are for accuracy evaluated without losses.
+        the parallelism.
     """
     within = ("task", "repair", "loss_rate")
-    found = []
-    for outcome in ("accuracy_lossy", "accuracy_clean"):
-        lossy = lossy_changes(table, within=["task"], outcome=outcome)
-        lossy = lossy[lossy["arm"].str.fullmatch(r"\w+ \d+, .+")]
-        lossy = lossy.assign(arm=lossy["arm"].str.split(",").str[0])
-        found.append(compare_arms(lossy, reference="tp 2", outcome="change", within=within))
-    return join_differences(found[0], found[1], [*within, "arm"], "clean")
+    lossy = lossy_changes(table, within=["task"])
+    lossy = lossy[lossy["arm"].str.fullmatch(r"\w+ \d+, .+")]
+    lossy = lossy.assign(arm=lossy["arm"].str.split(",").str[0])
+    return compare_arms(lossy, reference="tp 2", outcome="change", within=within)

@@ -3,13 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lossytp.network.repairs import repair_named
+from lossytp.study.comparisons import paired_p
 from lossytp.study.records import LOSSLESS
-from lossytp.study.statistics import t_interval
+from lossytp.study.statistics import holm, t_interval
 
 NOTHING, BEST, FEW = "zero", "protect(0.1) + hadamard(64)", "protect(0.01) + hadamard(64)"
+UNTIL_IT_ARRIVES = "retransmit(100)"
+RETRANSMITTING = ("retransmit(1)", "protect(0.1) + retransmit(1)", UNTIL_IT_ARRIVES)
 CONTRASTS = {  # both models and repairs of a difference in accuracy: trained over, evaluated with
     "training under loss": ((NOTHING, NOTHING), (LOSSLESS, NOTHING)),
     "a tenth": ((LOSSLESS, BEST), (LOSSLESS, NOTHING)),
@@ -54,16 +58,19 @@ def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
         table: as for `outcomes`.
 
     Returns:
-        A mapping for each: `task`, `contrast`, `seeds`, and the gain's `value`, `low` and `high`, as a share.
+        A mapping for each: `task`, `contrast`, `seeds`, the gain's `value`, `low` and `high`, as a share, and `p_holm`,
+        the p-value of Student's paired test, corrected over all contrasts of all tasks.
     """
     found: list[dict[str, Any]] = []
+    p_values: list[float] = []
     for task, ours in _named(table).groupby("task", sort=False):
         runs = ours.set_index(["trained_over", "evaluated_with", "seed"])["accuracy"].sort_index()
         for name, (better, worse) in CONTRASTS.items():
             gains = (runs.loc[better] - runs.loc[worse]).dropna()
             interval = t_interval(gains.to_numpy())
             found.append({"task": task, "contrast": name, "seeds": len(gains), **interval.as_json()})
-    return found
+            p_values.append(paired_p(gains.to_numpy()))
+    return [row | {"p_holm": float(p)} for row, p in zip(found, holm(np.array(p_values)), strict=True)]
 
 
 def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
@@ -86,14 +93,14 @@ def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def expected_round_trips(record: Mapping[str, Any]) -> float:
-    """Return for how many round trips a training run's message waits for retransmissions, on average.
+def expected_round_trips(record: Mapping[str, Any], repair: str) -> float:
+    """Return for how many round trips a message of a training run would wait with a repair, on average.
 
     A message travels over all links at once, and waits for the last packet of any.
     """
-    config, traffic = record["config"], record["network"]["training"]
+    traffic = record["network"]["training"]
     packets = (traffic["packets"] - traffic["extra"]) / traffic["messages"]["called"]
-    return repair_named(config["repair"]).round_trips(config["loss_rate"], round(packets))
+    return repair_named(repair).round_trips(record["config"]["loss_rate"], round(packets))
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:

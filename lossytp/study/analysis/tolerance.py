@@ -3,19 +3,13 @@
 All results are JSON-ready: null stands for infinite and missing values.
 """
 
-import re
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from lossytp.study.records import newer_settings
 from lossytp.study.statistics import loss_budget, t_interval
 
-DROPS = {
-    "fall_at_largest_rate": "accuracy_lossy",
-    "official_fall_at_largest_rate": "accuracy_official_lossy",  # on the official part of the test sample
-}
 VARIED = {"loss_type", "loss_rate", "mean_burst_packets", "ge_config", "seed"}  # between the runs of one curve
 
 
@@ -48,11 +42,7 @@ def task_settings(records: list[dict], baselines: dict[str, dict[str, Any]]) -> 
                     f"the baseline of {name} has {each} = {baseline.get(each)!r}, the runs have {expected[each]!r}: "
                     "delete baseline.json and run again"
                 )
-        found[name] = {
-            **shared,
-            "real_token_share": min(record["data"]["real_token_share"] for record in ours),
-            "baseline": baseline,
-        }
+        found[name] = {**shared, "baseline": baseline}
     return found
 
 
@@ -68,14 +58,13 @@ def differing_settings(record: dict, shared: dict[str, Any]) -> list[str]:
 
 
 def tolerance_curves(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the loss budget, the drops at the largest rate and all points of each task's and arm's curve.
+    """Return the loss budget, the fall at the largest rate and all points of each task's and arm's curve.
 
     Args:
         table: from `records.with_lossless`: every arm has the lossless runs as its rate 0.
 
     Returns:
-        One mapping for each task and arm. Drops are paired by seed; `largest_deviation` is the largest standard
-        deviation of the drops at any rate.
+        One mapping for each task and arm. The fall is paired by seed.
     """
     return [
         {"task": str(task), **_curve(str(arm), runs)}
@@ -88,38 +77,16 @@ def _curve(arm: str, runs: pd.DataFrame) -> dict[str, Any]:
     complete = matrix.dropna(axis=0)  # a seed that lacks a rate cannot be paired
     rates = complete.columns.to_numpy(dtype=float)
     largest = float(rates[-1])
-    deviation = float(complete.sub(complete[rates[0]], axis=0).std().max()) if len(complete) > 1 else None
     return {
         "name": arm,
         "seeds": len(complete),
         "largest_rate": largest,
         "budget": loss_budget(rates, complete.to_numpy()).as_json(),
-        "largest_deviation": deviation,
-        **{
-            name: t_interval(_drops(runs[runs["seed"].isin(complete.index)], outcome, largest)).as_json()
-            for name, outcome in DROPS.items()
-            if outcome in runs and runs[outcome].notna().all()
-        },
-        "points": [_point(rate, runs[runs["loss_rate"] == rate]) for rate in rates.tolist()],
-    }
-
-
-def _drops(runs: pd.DataFrame, outcome: str, rate: float) -> np.ndarray:
-    by_rate = runs.set_index(["loss_rate", "seed"])[outcome]
-    return (by_rate[0.0] - by_rate[rate]).to_numpy()
-
-
-def _point(rate: float, runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the observed loss rate and the mean of each outcome, including those of the test sample's parts."""
-    measured = [name for name in runs if re.fullmatch(r"(accuracy|cross_entropy)_(\w+_)?(lossy|clean)", str(name))]
-    return {
-        "loss_rate": rate,
-        "observed_loss_rate": float(runs["lost"].sum() / runs["packets"].sum()),
-        **{
-            str(name): t_interval(runs[name].to_numpy(dtype=float)).as_json()
-            for name in measured
-            if runs[name].notna().all()
-        },
+        "fall_at_largest_rate": t_interval((complete[0.0] - complete[largest]).to_numpy()).as_json(),
+        "points": [
+            {"loss_rate": rate, "accuracy_clean": t_interval(ours["accuracy_clean"].to_numpy()).as_json()}
+            for rate, ours in runs[runs["loss_rate"].isin(rates)].groupby("loss_rate")
+        ],
     }
 
 

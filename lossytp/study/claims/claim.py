@@ -1,5 +1,6 @@
 """Share what claims need: their type, and rows of the results. Falls are in points, rises in nats a token."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from lossytp.study.analysis.real_model import USUAL
@@ -21,31 +22,26 @@ def tasks(results: Results) -> list[str]:
     return list(results["tasks"])
 
 
-def row_of(
-    rows: list[dict[str, Any]], task: str, arm: str | None = None, loss_rate: float | None = None
-) -> dict[str, Any]:
-    """Return the row of a task and, if given, arm and loss rate.
+def rows_of(rows: Iterable[dict[str, Any]], **wanted: Any) -> list[dict[str, Any]]:
+    """Return the rows that have the wanted values."""
+    return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def row_of(rows: Iterable[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    """Return the row that has the wanted values.
 
     Raises:
         ValueError: if there is not exactly one.
     """
-    found = [
-        row
-        for row in rows
-        if row["task"] == task and arm in (None, row["arm"]) and loss_rate in (None, row["loss_rate"])
-    ]
+    found = rows_of(rows, **wanted)
     if len(found) != 1:
-        raise ValueError(
-            f"{len(found)} rows of {task} are of arm {arm!r} and loss rate {loss_rate}: give one that is there"
-        )
+        raise ValueError(f"{len(found)} rows have {wanted}: give values that one row has")
     return found[0]
 
 
 def real_row(results: Results, **wanted: Any) -> dict[str, Any]:
     """Return the real model's one row with these values, of the usual network where they do not say otherwise."""
-    wanted = USUAL | wanted
-    (row,) = (row for row in results["real_model"] if all(row[name] == value for name, value in wanted.items()))
-    return dict(row)
+    return row_of(results["real_model"], **USUAL | wanted)
 
 
 def better(row: dict[str, Any], name: str) -> bool:

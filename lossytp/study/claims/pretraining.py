@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from lossytp.study.analysis.pretraining import AXES, EVALUATIONS
-from lossytp.study.claims.claim import Claim, Results
+from lossytp.study.claims.claim import Claim, Results, row_of
 
 LOST = ("losses on the way to a sum", 0.1)
 WASTED = {"clean": 1 / 3, "lossy": 2 / 5}  # share of the tokens, by evaluation
@@ -49,5 +49,4 @@ def waiting_beats_more_tokens(results: Results) -> Claim:
 
 
 def _arm(results: Results, arm: str, loss_rate: float) -> dict[str, Any]:
-    (row,) = (row for row in results["pretraining"] if (row["arm"], row["loss_rate"]) == (arm, loss_rate))
-    return dict(row)
+    return row_of(results["pretraining"], arm=arm, loss_rate=loss_rate)

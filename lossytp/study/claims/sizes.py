@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
-from lossytp.study.claims.claim import POINTS, Claim, Results, real_row, row_of
+from lossytp.study.claims.claim import POINTS, Claim, Results, real_row, row_of, rows_of
 
 
 def rises_shrink_with_size(results: Results) -> Claim:
@@ -55,11 +55,7 @@ def falls_are_not_shown_to_grow_with_tokens(results: Results) -> Claim:
 def the_longest_trained_falls_most(results: Results) -> Claim:
     """Require that the study's usual model falls more than its shape after the tokens that all sizes saw."""
     usual, shared = _usual(results), results["sizes"]["tokens"]
-    (fewer,) = (
-        row["high"]
-        for row in results["sizes"]["falls"]
-        if row["model_name"] == usual["model_name"] and row["tokens"] == shared
-    )
+    fewer = row_of(results["sizes"]["falls"], model_name=usual["model_name"], tokens=shared)["high"]
     numbers = {"usual model, low": -POINTS * usual["high"], "fewer tokens, high": POINTS * fewer}
     return Claim(-usual["high"] > fewer, numbers)
 
@@ -70,23 +66,21 @@ def size_does_not_explain_the_real_model(results: Results) -> Claim:
     Packets have 1500 bytes in both.
     """
     real = real_row(results, repair="zero", loss_rate=0.03)["median"]
-    most = max(row["rise"] for row in results["sizes"]["rises"] if row["whole_packets"] and row["loss_rate"] == 0.03)
+    most = max(row["rise"] for row in rows_of(results["sizes"]["rises"], whole_packets=True, loss_rate=0.03))
     return Claim(real > 4 * most, {"real model": real, "any size": most})
 
 
 def _usual(results: Results) -> dict[str, Any]:
     """Return what 30 % loss costs the study's usual model, in packets of a third of a token."""
     rows = results["comparisons"]["01_tolerance_of_small_packets"]
-    return row_of(rows, "docstrings", "packets of 216 bytes", 0.3)
+    return row_of(rows, task="docstrings", arm="packets of 216 bytes", loss_rate=0.3)
 
 
 def _small_packets(results: Results) -> list[dict[str, Any]]:
     """Return the rises at 10 % in packets of a third of a token."""
-    return [row for row in results["sizes"]["rises"] if not row["whole_packets"] and row["loss_rate"] == 0.1]
+    return rows_of(results["sizes"]["rises"], whole_packets=False, loss_rate=0.1)
 
 
 def _exponent(results: Results, against: str, cost: str, loss_rate: float) -> dict[str, Any]:
-    wanted = (against, cost, loss_rate)
-    rows = results["sizes"]["exponents"]
-    (row,) = (row for row in rows if (row["against"], row["cost"], row["loss_rate"]) == wanted)
+    row = row_of(results["sizes"]["exponents"], against=against, cost=cost, loss_rate=loss_rate)
     return {name: math.nan if value is None else value for name, value in row.items()}  # no claim holds of nan

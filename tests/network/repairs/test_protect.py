@@ -65,16 +65,6 @@ def test_a_link_that_delivers_nothing_is_refused() -> None:
         send("protect(0.1)", 1.0)
 
 
-@pytest.mark.parametrize(("share", "rate"), [(0.01, 0.1), (0.1, 0.3), (0.5, 0.5)])
-def test_expected_round_trips_are_those_of_simulated_messages(share: float, rate: float) -> None:
-    count, messages = Protect(share).num_protected(PACKETS), 20_000
-    tries = np.random.default_rng(0).geometric(1 - rate, (messages, count)).max(1) - 1
-    assert Protect(share).round_trips(rate, PACKETS) == pytest.approx(tries.mean(), rel=0.02)
-    assert Protect(share).round_trips(0.0, PACKETS) == 0
-    assert Protect(share).round_trips(1.0, PACKETS) == float("inf")
-    assert repair_named(f"protect({share}) + retransmit(2)").round_trips(0, PACKETS) == 2
-
-
 def test_unprotected_energy_is_what_the_other_packets_hold() -> None:
     squares = np.array([1.0, 90.0, 4.0, 5.0])
     assert unprotected_energy(squares, Protect(0.25)) == pytest.approx(0.1)

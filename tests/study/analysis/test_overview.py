@@ -4,9 +4,7 @@ import pandas as pd
 import pytest
 
 from lossytp.study.analysis.overview import (
-    GPU_FLOPS_PER_S,
     compute_hours,
-    cost_of_larger_model,
     repeatability,
     summarise_runs,
 )
@@ -56,29 +54,17 @@ def test_an_unrun_cell_takes_its_steps_times_the_others_seconds_a_step(tmp_path,
     assert found.loc[0, "core_hours"] == pytest.approx((2 * 100 + 2 * 300) / 3600)
 
 
-def test_a_larger_model_takes_as_many_times_the_operations_as_its_blocks_have_parameters(record):
-    run = record(loss_rate=0.1, seed=0, accuracy=0.5)
-    run["config"] |= {"model_name": "gpt2-nano", "max_length": 48}
-    run["data"]["test_examples"] = 1000
-    run["timing"] |= {"tokens_per_second": 500.0, "train_seconds": 40.0}
-    found = cost_of_larger_model([run, run])  # a run that two grids have
-    assert found["times"] == pytest.approx(12 * 768**2 / (4 * 128**2))
-    flops = 12 * 12 * 768**2 * (6 * 500 * 40 + 2 * 2 * 1000 * 48)
-    assert found["hours"] == pytest.approx(flops / GPU_FLOPS_PER_S / 3600)
-
-
 def test_losses_of_controls_do_not_count_as_packets(study, record):
     elements = record(loss_rate=0.1, seed=7, accuracy=0.5, control="elements")
     ran, with_control = summarise_runs(study), summarise_runs([*study, elements])
     assert with_control["cells"] == ran["cells"] + 1
-    assert (with_control["packets"], with_control["lost"]) == (ran["packets"], ran["lost"])
+    assert with_control["packets"] == ran["packets"]
 
 
 def test_runs_are_summarised(study):
     ran = summarise_runs(study)
-    assert (ran["cells"], ran["not_finite"], ran["packets"]) == (15, 0, 15_000)
+    assert (ran["cells"], ran["packets"]) == (15, 15_000)
     assert ran["hours"] == pytest.approx(0.15)
-    assert ran["commits"] == 1
 
 
 def test_a_run_that_several_experiments_have_counts_once(study):
@@ -99,8 +85,3 @@ def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
     }  # fmt: skip
     none = {"pairs": 0, "differ": 0, "largest": 0.0, "largest_lossy": 0.0}
     assert repeatability(others) == {"one": none, "two": none}
-
-
-def test_pretraining_is_left_out_of_the_larger_models_cost():
-    pretraining = {"config": {"total_steps": 4}, "timing": {}, "data": {"tokens": 8}, "processes": 1, "seed": 0}
-    assert cost_of_larger_model([pretraining])["times"] is None

@@ -22,7 +22,7 @@ def test_budgets_and_falls_of_made_up_records(study, curves):
     assert [arm["budget"]["value"] for arm in arms] == pytest.approx([0.05, 0.025])  # 0.01 / 0.2 and 0.01 / 0.4
     assert [arm["fall_at_largest_rate"]["value"] for arm in arms] == pytest.approx([0.04, 0.08])
     assert [point["loss_rate"] for point in arms[0]["points"]] == [0.0, 0.1, 0.2]
-    assert arms[0]["points"][0]["accuracy_lossy"]["value"] == pytest.approx(0.61)
+    assert arms[0]["points"][0]["accuracy_clean"]["value"] == pytest.approx(0.61)
     assert {(arm["task"], arm["seeds"], arm["largest_rate"]) for arm in arms} == {("docstrings", 3, 0.2)}
     json.dumps(arms, allow_nan=False)
 
@@ -30,33 +30,8 @@ def test_budgets_and_falls_of_made_up_records(study, curves):
 def test_a_seed_without_all_its_rates_is_not_paired(study, record, curves):
     begun = [record(loss_rate=rate, seed=3, accuracy=0.9 - rate, burst=8.0 if rate else None) for rate in (0.0, 0.1)]
     for arm, whole in zip(tolerance_curves(curves([*study, *begun])), tolerance_curves(curves(study)), strict=True):
-        for name in ("seeds", "budget", "largest_deviation", "fall_at_largest_rate"):
+        for name in ("seeds", "budget", "fall_at_largest_rate"):
             assert arm[name] == whole[name]
-
-
-def test_parts_of_the_test_sample_are_reported_if_a_task_has_them(study, record, curves):
-    other = [
-        record(loss_rate=rate, seed=seed, accuracy=0.6, dataset="sst2_held_out")
-        for rate in (0.0, 0.1)
-        for seed in (0, 1)
-    ]
-    for each in other:
-        config = each["config"]
-        each["final"]["accuracy_official_lossy"] = 0.5 + 0.1 * config["seed"] - config["loss_rate"]
-    docstrings, *_, held_out = tolerance_curves(curves([*study, *other]))
-    assert held_out["points"][1]["accuracy_official_lossy"]["value"] == pytest.approx(0.45)
-    assert held_out["official_fall_at_largest_rate"]["low"] == pytest.approx(0.1), "paired: seeds differ alike at both"
-    assert "accuracy_official_lossy" not in docstrings["points"][1]
-    assert "official_fall_at_largest_rate" not in docstrings
-
-
-def test_the_largest_deviation_of_drops_is_over_rates(record, curves):
-    accuracy = {0.0: [0.5, 0.6], 0.1: [0.5, 0.59], 0.2: [0.4, 0.53]}
-    made = [record(loss_rate=rate, seed=s, accuracy=each[s]) for rate, each in accuracy.items() for s in (0, 1)]
-    (arm,) = tolerance_curves(curves(made))
-    assert arm["largest_deviation"] == pytest.approx(0.03 / 2**0.5)
-    (alone,) = tolerance_curves(curves(made[::2]))
-    assert alone["largest_deviation"] is None
 
 
 def test_a_budget_that_is_never_reached_is_null(record, curves):
