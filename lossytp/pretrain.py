@@ -28,12 +28,12 @@ def main() -> None:
             f"the loss is not finite at step {record['timing']['steps']}: lower learning_rate = "
             f"{config.learning_rate:g}, and give another output_dir"
         )
-    final, tokens = record["final"], config.total_steps * config.batch_size * config.block_size
+    final = record["final"]
     loses = config.process().loss_rate > 0 or config.transport == "udp"
     over = final["cross_entropy_lossy"]
     lossy = f", {'not finite' if over is None else f'{over:.4f}'} over the lossy network" if loses else ""
     print(
-        f"validation loss {final['cross_entropy_clean']:.4f} nats a token{lossy}, after {tokens:,} tokens: see "
+        f"validation loss {final['cross_entropy_clean']:.4f} nats a token{lossy}, after {config.tokens:,} tokens: see "
         f"{config.output_dir}/record.json"
     )
 

@@ -74,10 +74,9 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     The table leaves out what differs between repeated runs of a cell, such as seconds, so that tables can be compared.
     It has no column for a task's declaration either, because the task's name stands for it, nor for settings that are
     newer than all of the records.
-    A run whose training loss was not finite scores the most frequent class's share: leaving it out would flatter.
 
     Returns:
-        One row per record, in order.
+        One row per record, in order, with its `final_accuracies`.
 
     Raises:
         ValueError: if two records share configuration and seed, since a copy is not a second sample.
@@ -98,6 +97,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
                 "status": record["status"],
                 "processes": record["processes"],
                 **record["final"],
+                **final_accuracies(record),
                 **{name: record["network"]["training"].get(name) for name in NETWORK_COLUMNS},
                 "majority_share": record["data"]["majority_share"],
             }
@@ -105,7 +105,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     if len(table):
         for column in ACCURACIES:
-            table[column] = table[column].astype(float).fillna(table["majority_share"])
+            table[column] = table[column].astype(float)
         copies = table[[*settings[0], "processes"]].astype(str).duplicated()
         if copies.any():
             row = table[copies].iloc[0]
@@ -115,6 +115,16 @@ def tidy(records: list[dict]) -> pd.DataFrame:
             )
         table["implementation"] = [record["implementation"] for record in records]  # the one that ran
     return table
+
+
+def final_accuracies(record: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return a run's accuracies, by the names `ACCURACIES`; None in pretraining.
+
+    A run that diverged scores the most frequent class's share: leaving it out would flatter.
+    """
+    if record["status"] == "not finite":
+        return dict.fromkeys(ACCURACIES, record["data"]["majority_share"])
+    return {name: record["final"][name] for name in ACCURACIES}
 
 
 def newer_settings(records: list[dict]) -> set[str]:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from lossytp.study.measurements.evaluated_runs import MODELS, STRONGEST_FILE, evaluate_at, train
+from lossytp.study.records import final_accuracies
 from lossytp.tolerance.strong_packets import packet_norms, summary
 from lossytp.training.config import TrainConfig
 from lossytp.training.config.network import NetworkSettings
@@ -38,8 +39,7 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
     Returns:
         A row for each repair: `task`, `seed`, `trained_at` and `trained_with`, the loss rate and the repair of the
         training; `evaluated_with`, `accuracy`, `clean`, the accuracy without losses, and `strongest`, the largest ratio
-        of a sum's strongest packet to its median packet, in packets of fp32. A run that diverged saved no model: as in
-        `records.tidy` it scores the most frequent class, and its `strongest` is missing.
+        of a sum's strongest packet to its median packet, in packets of fp32. A run that diverged has no `strongest`.
 
     Raises:
         ValueError: if the run saves no model; or if a measurement is missing, and the model was deleted.
@@ -47,8 +47,7 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
     if not config.save_model:
         raise ValueError("save_model = False leaves no model to measure: set it to True")
     record = train(config)
-    finite, share = record["status"] != "not finite", record["data"]["majority_share"]
-    strongest = _strongest(config)["ratio"] if finite else math.nan
+    strongest = math.nan if record["status"] == "not finite" else _strongest(config)["ratio"]
     rows = [
         {
             "task": config.dataset,
@@ -56,8 +55,8 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
             "trained_at": config.loss_rate,
             "trained_with": config.repair,
             "evaluated_with": repair,
-            "accuracy": evaluate_at(config, loss_rate, repair)["accuracy"] if finite else share,
-            "clean": record["final"]["accuracy_clean"] if finite else share,
+            "accuracy": evaluate_at(config, loss_rate, repair)["accuracy"],
+            "clean": final_accuracies(record)["accuracy_clean"],
             "strongest": strongest,
         }
         for repair in repairs

@@ -2,8 +2,9 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +31,7 @@ from lossytp.training.tokenizer import check_tokenizer
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"
 DEFAULT_LENGTH = 64
+Found = TypeVar("Found")
 
 
 def run(config: EvaluateConfig) -> dict[str, Any]:
@@ -72,28 +74,28 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
         result["subset"] = bool(data.task.source.subset("test"))
-        with network.reliable():
-            clean = scores(engine, data)
-        with network.evaluation(0):
-            lossy = scores(engine, data)
-        result |= {"clean": mean_over_ranks(clean), "lossy": mean_over_ranks(lossy)}
+        measured = _both_ways(network, lambda: scores(engine, data))
+        result |= {how: mean_over_ranks(found) for how, found in measured.items()}
     if config.data_glob is not None:
-        with network.reliable():
-            clean_perplexity = _perplexity(config, max_length, engine, tokenizer)
-        with network.evaluation(0):
-            lossy_perplexity = _perplexity(config, max_length, engine, tokenizer)
-        result["perplexity"] = {"clean": clean_perplexity, "lossy": lossy_perplexity}
+        result["perplexity"] = _both_ways(network, lambda: _perplexity(config, max_length, engine, tokenizer))
     if prompts is not None:
-        with network.reliable():
-            clean_ids = engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
-        with network.evaluation(0):
-            lossy_ids = engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
-        result["text"] = {"clean": tokenizer.decode(clean_ids[0]), "lossy": tokenizer.decode(lossy_ids[0])}
+        written = _both_ways(
+            network, lambda: engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
+        )
+        result["text"] = {how: tokenizer.decode(ids[0]) for how, ids in written.items()}
     merge_counters(network)
     result["network"] = network.summary("evaluation")
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     on_rank_zero(lambda: write_atomically(Path(config.output_dir) / EVALUATION, text), network)
     return result
+
+
+def _both_ways(network: LossyNetwork, measure: Callable[[], Found]) -> dict[str, Found]:
+    """Return what is measured without losses, as "clean", and with them, as "lossy"."""
+    with network.reliable():
+        clean = measure()
+    with network.evaluation(0):
+        return {"clean": clean, "lossy": measure()}
 
 
 def _check_output_folder(config: EvaluateConfig) -> None:

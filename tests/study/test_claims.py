@@ -90,6 +90,7 @@ def test_what_the_paper_says_was_predicted_stands_in_the_grids():
         rows = list(csv.DictReader(file))
     assert len(rows) >= 3
     for row in rows:
+        assert f'"{row["quantity"]}"' in SOURCE, "each prediction is in the paper"
         grid = (ROOT / "notebooks" / "experiments" / f"{row['experiment']}.yaml").read_text(encoding="utf-8")
         comment = " ".join(line.removeprefix("#").strip() for line in grid.splitlines() if line.startswith("#"))
         interval = rf" (nats )?\({row['low']} to {row['high']}\)" if row["low"] else r"\b"

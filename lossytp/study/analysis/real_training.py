@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from lossytp.network.repairs import repair_named
 from lossytp.study.comparisons import paired_p
-from lossytp.study.records import LOSSLESS
+from lossytp.study.records import LOSSLESS, json_rows
 from lossytp.study.statistics import holm, t_interval
 
 NOTHING, BEST, FEW = "zero", "protect(0.1) + hadamard(64)", "protect(0.01) + hadamard(64)"
@@ -33,9 +32,9 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         Columns `task`, `trained_over` ("no loss", or the repair of a training under loss), `evaluated_with`, `seeds`,
-        `fall` as a share with its 95 % interval, Student's over seeds, as `low` and `high`, `clean_fall`, the mean fall
-        without losses, `strongest`, the mean ratio of the strongest packet to the median one, and `weakest`, the
-        smallest over seeds.
+        `fall` as a share with its 95 % interval, Student's over seeds, as `low` and `high`, the same without losses as
+        `clean_fall`, `clean_low` and `clean_high`, `strongest`, the mean ratio of the strongest packet to the median
+        one, and `weakest`, the smallest over seeds.
     """
     runs = _named(table)
     key = ["task", "seed"]
@@ -43,9 +42,9 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     names = ["task", "trained_over", "evaluated_with"]
     for values, ours in runs.join(lossless, on=key, how="inner").groupby(names, sort=False):
-        fall = t_interval((ours["lossless"] - ours["accuracy"]).to_numpy())
+        fall, clean = (t_interval((ours["lossless"] - ours[name]).to_numpy()) for name in ("accuracy", "clean"))
         measured = {"seeds": len(ours), "fall": fall.value, "low": fall.low, "high": fall.high}
-        measured["clean_fall"] = float((ours["lossless"] - ours["clean"]).mean())
+        measured |= {"clean_fall": clean.value, "clean_low": clean.low, "clean_high": clean.high}
         measured |= {"strongest": float(ours["strongest"].mean()), "weakest": float(ours["strongest"].min())}
         rows.append(dict(zip(names, values, strict=True)) | measured)
     return pd.DataFrame(rows)
@@ -58,19 +57,20 @@ def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
         table: as for `outcomes`.
 
     Returns:
-        A mapping for each: `task`, `contrast`, `seeds`, the gain's `value`, `low` and `high`, as a share, and `p_holm`,
-        the p-value of Student's paired test, corrected over all contrasts of all tasks.
+        A mapping for each: `task`, `contrast`, `seeds`, the gain's `value`, `low` and `high`, as a share, `p` (Student's
+        paired test) and `p_holm` (corrected over all contrasts of all tasks).
     """
     found: list[dict[str, Any]] = []
-    p_values: list[float] = []
     for task, ours in _named(table).groupby("task", sort=False):
         runs = ours.set_index(["trained_over", "evaluated_with", "seed"])["accuracy"].sort_index()
         for name, (better, worse) in CONTRASTS.items():
             gains = (runs.loc[better] - runs.loc[worse]).dropna()
-            interval = t_interval(gains.to_numpy())
-            found.append({"task": task, "contrast": name, "seeds": len(gains), **interval.as_json()})
-            p_values.append(paired_p(gains.to_numpy()))
-    return [row | {"p_holm": float(p)} for row, p in zip(found, holm(np.array(p_values)), strict=True)]
+            row = {"task": task, "contrast": name, "seeds": len(gains), "p": paired_p(gains.to_numpy())}
+            found.append(row | t_interval(gains.to_numpy()).as_json())
+    rows = pd.DataFrame(found)
+    tested = rows["p"].notna()
+    rows.loc[tested, "p_holm"] = holm(rows.loc[tested, "p"].to_numpy())
+    return json_rows(rows)
 
 
 def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:

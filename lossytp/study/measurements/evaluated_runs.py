@@ -27,8 +27,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
 
     All runs of one seed lose the same packets in an evaluation at one rate. These are not the packets of the run's own
     evaluation: at rate 0 accuracy equals the record's `accuracy_clean`, at the rate of training it is another sample of
-    its `accuracy_lossy`. A run that diverged saved no model; as in `records.tidy` it scores the most frequent
-    class.
+    its `accuracy_lossy`.
 
     Args:
         config: the run's configuration.
@@ -53,14 +52,12 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
         raise ValueError("save_model = False leaves no model to evaluate: set it to True")
     if config.lossy_direction == "backward":
         raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
-    record = train(config)
-    key = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
-    finite = record["status"] != "not finite"
-    most_frequent = {"accuracy": record["data"]["majority_share"], "cross_entropy": None, "packets": 0, "lost": 0}
-    rows = [{**key, "evaluated_at": rate, **(evaluate_at(config, rate) if finite else most_frequent)} for rate in rates]
+    train(config)
+    run = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
+    table = pd.DataFrame([run | {"evaluated_at": rate} | evaluate_at(config, rate) for rate in rates])
     for name in MODELS:
         remove_model(Path(config.output_dir, name))
-    return pd.DataFrame(rows)[[*KEY, *most_frequent]]
+    return table[[*KEY, "accuracy", "cross_entropy", "packets", "lost"]]
 
 
 def train(config: TrainConfig) -> dict[str, Any]:
@@ -78,6 +75,8 @@ def train(config: TrainConfig) -> dict[str, Any]:
 def evaluate_at(config: TrainConfig, rate: float, repair: str | None = None) -> dict[str, Any]:
     """Return the last model's accuracy, cross-entropy, packets and losses at a loss rate; evaluate it if necessary.
 
+    A run that diverged saved no model. It scores the most frequent class, as in `records.final_accuracies`.
+
     Args:
         config: the run's configuration.
         rate: of the evaluation.
@@ -91,6 +90,9 @@ def evaluate_at(config: TrainConfig, rate: float, repair: str | None = None) -> 
     changed: dict[str, Any] = {"loss_rate": rate} | ({} if repair is None else {"repair": repair})
     name = f"{EVALUATED}{rate}" + ("" if repair is None else "_" + re.sub(r"\W+", "-", repair).strip("-"))
     folder, model = Path(config.output_dir, name), Path(config.output_dir, "last")
+    record = read_record(Path(config.output_dir))
+    if record is not None and record["status"] == "not finite":
+        return {"accuracy": record["data"]["majority_share"], "cross_entropy": None, "packets": 0, "lost": 0}
     if (folder / EVALUATION).is_file():
         result = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
     elif not model.is_dir():

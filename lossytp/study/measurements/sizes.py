@@ -13,6 +13,7 @@ import pandas as pd
 from lossytp.network.packets import Wire
 from lossytp.study.analysis.sizes import FINE_TUNED
 from lossytp.study.measurements.inference_rise import InferenceProbe
+from lossytp.study.records import final_accuracies
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.pretraining.text import text_pattern
@@ -46,7 +47,7 @@ def rises_in_inference(
         size = TrainConfig.mtu_bytes if whole else packet_bytes(config, bf16=False)
         for rate in loss_rates:
             network = TrainConfig.from_dict({**fine.as_dict(), "loss_rate": rate, "mtu_bytes": size})
-            shared = {"model_name": config.model_name, "tokens": _tokens(config), "lossless": probe.lossless}
+            shared = {"model_name": config.model_name, "tokens": config.tokens, "lossless": probe.lossless}
             shared |= {"mtu_bytes": size, "whole_packets": whole, "loss_rate": rate}
             rows += [shared | {"draw": draw, "rise": rise} for draw, rise in enumerate(probe.rises(network, draws))]
     return pd.DataFrame(rows)
@@ -67,15 +68,14 @@ def fine_tuned(
 
     Returns:
         A row a run: `model_name`, `parameters`, `tokens` of pretraining, `pretrained`, the cross-entropy of the
-        pretrained model, `loss_rate`, `mtu_bytes`, `seed`, `accuracy_clean` and `accuracy_lossy`. A run that
-        diverged scores the most frequent class, as in `records.tidy`.
+        pretrained model, `loss_rate`, `mtu_bytes`, `seed`, and the run's `records.final_accuracies`.
 
     Raises:
         ValueError: if a folder holds a run with other settings, or the model of a missing run was deleted.
     """
     pretrained = run(config)
     shared: dict[str, Any] = {"model_name": config.model_name, "parameters": pretrained["parameters"]}
-    shared |= {"tokens": _tokens(config), "pretrained": pretrained["final"]["cross_entropy_clean"]}
+    shared |= {"tokens": config.tokens, "pretrained": pretrained["final"]["cross_entropy_clean"]}
     size = packet_bytes(config, bf16=settings.get("bf16", False))
     rows = []
     for seed in range(seeds):
@@ -87,11 +87,7 @@ def fine_tuned(
             if record is None:
                 record = run(TrainConfig.from_dict(values))
             _check_settings(folder, record, values)
-            final, share = record["final"], record["data"]["majority_share"]
-            scores = {name: final[name] for name in ("accuracy_clean", "accuracy_lossy")}
-            if record["status"] == "not finite":
-                scores = dict.fromkeys(scores, share)
-            rows.append(shared | {"loss_rate": rate, "mtu_bytes": size, "seed": seed} | scores)
+            rows.append(shared | {"loss_rate": rate, "mtu_bytes": size, "seed": seed} | final_accuracies(record))
     return pd.DataFrame(rows)
 
 
@@ -115,8 +111,3 @@ def packet_bytes(config: PretrainConfig, *, bf16: bool) -> int:
     if shape is None:
         raise ValueError(f"model_name = {config.model_name!r} has no known width: give a named shape")
     return Wire.header_bytes + BYTES[bf16] * round(shape.width / PACKETS_PER_TOKEN)
-
-
-def _tokens(config: PretrainConfig) -> int:
-    """Return how many tokens the model is pretrained on."""
-    return config.steps * config.batch_size * config.block_size

@@ -98,6 +98,11 @@ class PretrainConfig(RunSettings, TextSettings):
     output_dir: str = "output/pretrain"
     """Folder for record.json, the model and its checkpoints."""
 
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens the model is trained on."""
+        return self.total_steps * self.batch_size * self.block_size
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_warmup("total_steps")

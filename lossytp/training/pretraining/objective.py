@@ -166,7 +166,7 @@ class Pretraining(Objective[PretrainConfig]):
         config = self.config
         text = self.blocks.text
         blocks = PackedBlocks(text, self.tokenizer, block_size=config.block_size, seed=config.seed).in_order()
-        number = min(TRIGRAM_TOKENS, config.total_steps * config.batch_size * config.block_size)
+        number = min(TRIGRAM_TOKENS, config.tokens)
         train = np.concatenate(list(islice(blocks, number // config.block_size)))
         held_out = self.validation.numpy().ravel()
         return {

@@ -1,6 +1,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import ttest_rel
 
 from lossytp.study.analysis.real_training import (
     BEST,
@@ -11,6 +12,7 @@ from lossytp.study.analysis.real_training import (
     gains_by_rate,
     outcomes,
 )
+from lossytp.study.statistics import holm
 
 ACCURACY = {
     ("no loss", "zero"): 0.80,
@@ -56,8 +58,9 @@ def test_falls_are_against_the_model_without_any_losses_paired_by_seed(table):
             row = rows.loc[(task, *where)]
             assert row["fall"] == pytest.approx(0.9 - accuracy)
             assert row["high"] - row["low"] == pytest.approx(0, abs=1e-9), "seeds cancel"
-        found = rows.loc[(task, "zero", "zero"), ["clean_fall", "strongest", "weakest", "seeds"]]
-        assert found.tolist() == pytest.approx([0.02, 1001, 1000, 3])
+        found = rows.loc[(task, "zero", "zero"), ["clean_fall", "clean_low", "clean_high", "strongest", "weakest"]]
+        assert found.tolist() == pytest.approx([0.02, 0.02, 0.02, 1001, 1000])
+        assert rows.loc[(task, "zero", "zero"), "seeds"] == 3
 
 
 def test_a_model_without_its_lossless_seed_does_not_count(table):
@@ -83,6 +86,16 @@ def test_gains_leave_out_a_seed_that_one_side_lacks_and_their_intervals_are_over
     assert gain["seeds"] == 2
     assert gain["value"] == pytest.approx((0.01 + 0.05) / 2)
     assert gain["high"] - gain["value"] == pytest.approx(12.706 * 0.04 / 2, rel=1e-3)
+
+
+def test_contrasts_are_corrected_together(table):
+    table["accuracy"] += np.random.default_rng(0).normal(0, 0.02, len(table))
+    gains = pd.DataFrame(contrasts(table))
+    assert gains["p_holm"].tolist() == pytest.approx(holm(gains["p"].to_numpy()).tolist())
+    first = table[(table["task"] == "sst2") & (table["evaluated_with"] == "zero")].set_index("seed")
+    first = first[first["trained_with"] == "zero"]
+    pairs = [first.loc[first["trained_at"] == rate, "accuracy"] for rate in (0.1, 0.0)]
+    assert gains["p"][0] == pytest.approx(ttest_rel(*pairs).pvalue)
 
 
 def test_a_message_waits_for_the_last_protected_packet_of_any_link():
