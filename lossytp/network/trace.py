@@ -14,6 +14,12 @@ from lossytp.network.checks import check_at_least, shown
 from lossytp.network.streams import Key, Stream
 
 
+def burst_lengths(lost: np.ndarray) -> np.ndarray:
+    """Return the lengths of the runs of consecutive losses in sorted indices of lost packets, int64 (bursts,)."""
+    starts = np.flatnonzero(np.diff(lost, prepend=-2) > 1)
+    return np.diff(starts, append=len(lost))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
     """Replay a recording of `num_packets` packets; those at the sorted indices `lost`, int64 (num_lost,), were lost.

@@ -23,7 +23,7 @@ from torch.distributed import ProcessGroup, Work
 from torch.utils._pytree import tree_leaves
 
 from lossytp.parallel.bucketed_ddp import check_all_arrived
-from lossytp.parallel.flat_unit import FlatUnit, Place
+from lossytp.parallel.flat_unit import FlatUnit, Member
 
 
 class FlatFSDP(nn.Module):
@@ -115,7 +115,7 @@ class FlatFSDP(nn.Module):
         """Wait and free, at the end of backward."""
         self._wait_for_reduction()
         late = [unit for unit in self.units if unit not in self._reduced]
-        missing = [unit.places[index].name for unit in late for index in sorted(unit.missing)]
+        missing = [unit.members[index].name for unit in late for index in sorted(unit.missing)]
         self._reduced, self._in_backward = [], False
         for unit in self.units:
             unit.in_backward = False
@@ -134,24 +134,24 @@ class FlatFSDP(nn.Module):
         """
         wholes: dict[str, Tensor] = {}
         for unit in self.units:
-            names = [place.name for place in unit.places]
+            names = [member.name for member in unit.members]
             wholes |= zip(names, unit.whole([piece_of(piece) for piece in unit.pieces]), strict=True)
         return wholes
 
 
-def _owned(module: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[nn.Module, list[tuple[Place, nn.Parameter]]]]:
+def _owned(module: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[nn.Module, list[tuple[Member, nn.Parameter]]]]:
     """Return the parameters that are not frozen by the module that needs them: the whole model, then each block."""
-    places: dict[nn.Parameter, Place] = {}
+    members: dict[nn.Parameter, Member] = {}
     for prefix, holder in module.named_modules():
         for name, parameter in holder.named_parameters(recurse=False):
-            place = places.setdefault(parameter, Place(f"{prefix}.{name}".lstrip("."), []))
-            place.holders.append((holder, name))
+            member = members.setdefault(parameter, Member(f"{prefix}.{name}".lstrip("."), []))
+            member.modules.append((holder, name))
     in_block = {parameter: block for block in blocks for parameter in block.parameters()}
     owned = []
     for owner in (module, *blocks):
         mine = [
-            (place, parameter)
-            for parameter, place in places.items()
+            (member, parameter)
+            for parameter, member in members.items()
             if parameter.requires_grad and in_block.get(parameter, module) is owner
         ]
         if mine:

@@ -16,11 +16,11 @@ from torch.distributed import ProcessGroup, Work
 from lossytp.parallel.deferred import values_of
 
 
-class Place(NamedTuple):
+class Member(NamedTuple):
     """A parameter's name in the model, and the modules that hold it: several if it is tied."""
 
     name: str
-    holders: list[tuple[nn.Module, str]]
+    modules: list[tuple[nn.Module, str]]
 
 
 class FlatUnit:
@@ -30,22 +30,22 @@ class FlatUnit:
     this replica's shard has of each parameter, one-dimensional and often empty.
 
     Args:
-        parameters: the parameters with their places, all of one dtype.
+        parameters: the parameters with their names and modules, all of one dtype.
         group: the replicas.
 
     Raises:
         ValueError: if they are of several dtypes.
     """
 
-    def __init__(self, parameters: list[tuple[Place, nn.Parameter]], group: ProcessGroup) -> None:
+    def __init__(self, parameters: list[tuple[Member, nn.Parameter]], group: ProcessGroup) -> None:
         first = parameters[0][1]
-        for place, parameter in parameters:
+        for member, parameter in parameters:
             if parameter.dtype != first.dtype:
                 raise ValueError(
-                    f"{place.name} is {parameter.dtype} and {parameters[0][0].name} {first.dtype}: convert the model "
+                    f"{member.name} is {parameter.dtype} and {parameters[0][0].name} {first.dtype}: convert the model "
                     "to one dtype"
                 )
-        self.places, self.group = [place for place, _ in parameters], group
+        self.members, self.group = [member for member, _ in parameters], group
         self.shapes = [parameter.shape for _, parameter in parameters]
         self.each = -(-sum(shape.numel() for shape in self.shapes) // group.size())
         device = torch.empty(0).device if first.is_meta else first.device
@@ -110,8 +110,8 @@ class FlatUnit:
             self.gathered = False
 
     def _hold(self, parameters: list[nn.Parameter]) -> None:
-        for place, parameter in zip(self.places, parameters, strict=True):
-            for module, name in place.holders:
+        for member, parameter in zip(self.members, parameters, strict=True):
+            for module, name in member.modules:
                 module._parameters[name] = parameter
 
     def take_gradient(self, index: int) -> None:

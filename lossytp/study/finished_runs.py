@@ -18,7 +18,12 @@ from lossytp.training.config import TrainConfig
 
 FEWEST_SEEDS = 3  # an interval of two says nothing
 HEADLINE = "01_tolerance"
-APART = ("08_robustness", "11_pretraining", "12_predictions", "15_sizes")  # experiments with an analysis of their own
+NOT_COMPARED = (
+    "08_robustness",
+    "11_pretraining",
+    "12_predictions",
+    "15_sizes",
+)  # they have an analysis of their own
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Study:
         return {
             name: compared
             for name in self.experiments
-            if name not in APART and (compared := self._compare(name)) is not None
+            if name not in NOT_COMPARED and (compared := self._compare(name)) is not None
         }
 
     def configs(self, name: str) -> list[TrainConfig]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lossytp.parallel.layout import rank_and_world_size
-from lossytp.tolerance.config import Cell, ToleranceConfig
+from lossytp.tolerance.config import Setup, ToleranceConfig
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.models import check_there
 
@@ -40,7 +40,7 @@ def measure_and_print(config: ToleranceConfig) -> None:
     done = load_rows(config)
     measurement = Measurement(config)
     tokens = measurement.blocks_NT.numel()
-    width = max(14, *(len(cell.repair) for cell in config.cells()))
+    width = max(14, *(len(setup.repair) for setup in config.setups()))
     print(
         f"{config.model_name} on {tokens} tokens of {config.with_text().text}, {measurement.ranks} tensor-parallel "
         f"ranks: {measurement.lossless:.3f} nats a token without losses\n\n{COLUMNS.format(*TITLES, width=width)}",
@@ -48,14 +48,14 @@ def measure_and_print(config: ToleranceConfig) -> None:
     )
     bar = tqdm(unit="draw", leave=False, disable=not sys.stderr.isatty())
 
-    def drawn(cell: Cell, number: int) -> None:
-        bar.set_description(f"{cell.repair} at {cell.loss_rate:g}", refresh=False)
+    def drawn(setup: Setup, number: int) -> None:
+        bar.set_description(f"{setup.repair} at {setup.loss_rate:g}", refresh=False)
         bar.update()
 
     rows: list[Row] = []
     for row in keep_rows(measurement, done, drawn):
         rows.append(row)
-        algorithm, phase, repair, rate = row.cell
+        algorithm, phase, repair, rate = row.setup
         rise = f"{row.rise.value:.4f} ± {row.rise.high - row.rise.value:.4f}"
         values = (algorithm, phase, repair, f"{rate:.3g}", rise, f"{row.collapsed:.0%}", len(row.rises))
         bar.write(COLUMNS.format(*values, width=width), file=sys.stdout)

@@ -11,22 +11,22 @@ LARGE = 0.1  # nats a token
 def advice(rows: Sequence[Row]) -> list[str]:
     """Return sentences about the rows. The model bears a rate if the rise's whole interval is below the bound."""
     lines = []
-    for network in dict.fromkeys(row.cell[:2] for row in rows):
-        mine = [row for row in rows if row.cell[:2] == network]
+    for network in dict.fromkeys(row.setup[:2] for row in rows):
+        mine = [row for row in rows if row.setup[:2] == network]
         where = f"{network[0]}, losses in {'the reduce phase' if network[1] == 'reduce' else 'both phases'}"
         lines += [f"{where}: {_borne(mine, bound)}" for bound in (HARMLESS, LARGE)]
-        for rate in dict.fromkeys(row.cell.loss_rate for row in mine):
-            lines.append(f"{where}, {rate:.3g}: {_cheapest([row for row in mine if row.cell.loss_rate == rate])}")
+        for rate in dict.fromkeys(row.setup.loss_rate for row in mine):
+            lines.append(f"{where}, {rate:.3g}: {_cheapest([row for row in mine if row.setup.loss_rate == rate])}")
     return lines
 
 
 def _borne(rows: Sequence[Row], bound: float) -> str:
     """Return the largest rate up to which no rate costs `bound` nats without a repair."""
     borne = None
-    for row in sorted((row for row in rows if row.cell.repair == NO_REPAIR), key=lambda row: row.cell.loss_rate):
+    for row in sorted((row for row in rows if row.setup.repair == NO_REPAIR), key=lambda row: row.setup.loss_rate):
         if row.rise.high >= bound:
             break
-        borne = row.cell.loss_rate
+        borne = row.setup.loss_rate
     if borne is None:
         return f"no measured loss rate costs under {bound} nats without a repair"
     return f"up to a loss rate of {borne:.3g}, losses cost under {bound} nats without a repair"
@@ -40,7 +40,7 @@ def _cheapest(rows: Sequence[Row]) -> str:
         return (
             f"no measured repair holds the rise under {LARGE} nats; {_name(best)} comes closest ({best.rise.value:.3g})"
         )
-    bare = next(row for row in rows if row.cell.repair == NO_REPAIR)
+    bare = next(row for row in rows if row.setup.repair == NO_REPAIR)
     if bare in holds:
         return f"no repair is needed ({bare.rise.value:.3g} nats)"
     cheapest = min(holds, key=lambda row: (row.packets, row.rise.value))
@@ -49,4 +49,4 @@ def _cheapest(rows: Sequence[Row]) -> str:
 
 
 def _name(row: Row) -> str:
-    return "leaving lost packets out" if row.cell.repair == NO_REPAIR else row.cell.repair
+    return "leaving lost packets out" if row.setup.repair == NO_REPAIR else row.setup.repair

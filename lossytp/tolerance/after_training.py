@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lossytp.study.measurements.evaluated_runs import MODELS, STRONGEST_FILE, evaluate_at, train
+from lossytp.study.measurements.evaluated_runs import STRONGEST_FILE, evaluate_at, train
 from lossytp.study.records import final_accuracies
 from lossytp.tolerance.strong_packets import packet_norms, summary
 from lossytp.training.config import TrainConfig
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.record import write_atomically
-from lossytp.training.saved_models import remove_model
+from lossytp.training.saved_models import remove_models
 from lossytp.training.tasks.data import load_dataset
 
 TEXTS = 16  # of the test split, for the norms of packets
@@ -61,8 +61,7 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
         }
         for repair in repairs
     ]
-    for name in MODELS:
-        remove_model(Path(config.output_dir, name))
+    remove_models(Path(config.output_dir))
     return pd.DataFrame(rows)
 
 

@@ -24,8 +24,8 @@ NO_REPAIR = "zero"
 DEFAULT_RATES = "0.001,0.01,0.03,0.1"
 
 
-class Cell(NamedTuple):
-    """The network and the repair of one row of the table."""
+class Setup(NamedTuple):
+    """A network and a repair: those of one row of the table."""
 
     algorithm: str
     phase: str
@@ -83,8 +83,8 @@ class ToleranceConfig(Settings):
             raise ValueError(
                 f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
             )
-        for cell in self.cells():
-            self.network(cell)
+        for setup in self.setups():
+            self.network(setup)
         check_model(self.model_name, self.ranks() or 1, 1)
 
     def ranks(self) -> int | None:
@@ -137,20 +137,20 @@ class ToleranceConfig(Settings):
             raise ValueError(f"loss_rates = {self.loss_rates!r} is empty: give 0.01,0.1")
         return sorted(set(rates))
 
-    def cells(self) -> list[Cell]:
+    def setups(self) -> list[Setup]:
         """Return the rows to measure, by algorithm, phase and rate; for each rate, the row without a repair first."""
         for phase in parts(self.phases):
             check_known("phases", phase, PHASES)
         repairs = list(dict.fromkeys([NO_REPAIR, *parts(self.repairs)]))
         return [
-            Cell(algorithm, phase, repair, rate)
+            Setup(algorithm, phase, repair, rate)
             for algorithm in dict.fromkeys(parts(self.algorithms))
             for phase in dict.fromkeys(parts(self.phases))
             for rate in self.rates()
             for repair in repairs
         ]
 
-    def network(self, cell: Cell) -> NetworkSettings:
+    def network(self, setup: Setup) -> NetworkSettings:
         """Return the network of a row.
 
         Raises:
@@ -160,10 +160,10 @@ class ToleranceConfig(Settings):
             tensor_parallel_size=self.tensor_parallel_size or SIZES[0],
             loss_type=self.loss_type,
             mean_burst_packets=self.mean_burst_packets,
-            loss_rate=cell.loss_rate if self.own_rate() is None else 0.0,
-            algorithm=cell.algorithm,
-            repair=cell.repair,
-            reliable_gather=cell.phase == "reduce",
+            loss_rate=setup.loss_rate if self.own_rate() is None else 0.0,
+            algorithm=setup.algorithm,
+            repair=setup.repair,
+            reliable_gather=setup.phase == "reduce",
             mtu_bytes=self.mtu_bytes,
             seed=self.seed,
         )

@@ -20,7 +20,7 @@ def draw(rows: list[Row], title: str, folder: Path) -> Figure:
     Each repair has a curve over the loss rates, or a line if there is only one rate, as for a trace.
     """
     set_style()
-    rates = {row.cell.loss_rate for row in rows}
+    rates = {row.setup.loss_rate for row in rows}
     if len(rates) == 1:
         figure = _by_repair(rows)
         figure.suptitle(f"{title}, packet loss rate {rates.pop():.3g}")
@@ -34,10 +34,10 @@ def draw(rows: list[Row], title: str, folder: Path) -> Figure:
 
 def _against_rate(rows: list[Row]) -> Figure:
     figure, ax = plt.subplots(figsize=(COLUMN, 0.75 * COLUMN), layout="constrained")
-    curves = dict.fromkeys(row.cell[:3] for row in rows)
+    curves = dict.fromkeys(row.setup[:3] for row in rows)
     for number, curve in enumerate(curves):
-        mine = sorted((row for row in rows if row.cell[:3] == curve), key=lambda row: row.cell.loss_rate)
-        rates = [row.cell.loss_rate * APART**number for row in mine]
+        mine = sorted((row for row in rows if row.setup[:3] == curve), key=lambda row: row.setup.loss_rate)
+        rates = [row.setup.loss_rate * APART**number for row in mine]
         values = [row.rise.value for row in mine]
         ax.errorbar(
             rates,
@@ -59,13 +59,13 @@ def _against_rate(rows: list[Row]) -> Figure:
 
 def _by_repair(rows: list[Row]) -> Figure:
     figure, ax = plt.subplots(figsize=(COLUMN, 0.8 + 0.2 * len(rows)), layout="constrained")
-    curves = dict.fromkeys(row.cell[:3] for row in rows)
+    curves = dict.fromkeys(row.setup[:3] for row in rows)
     places = range(len(rows))
     ax.errorbar(
         [row.rise.value for row in rows], places, xerr=_spread(rows), fmt=MARKERS[0], markersize=3, capsize=2, lw=1
     )
     ax.axvline(0, color="0.45", lw=1, zorder=0)
-    ax.set_yticks(places, [_name(row.cell[:3], curves) for row in rows])
+    ax.set_yticks(places, [_name(row.setup[:3], curves) for row in rows])
     ax.invert_yaxis()
     ax.set_xlabel("rise (nats)")  # short: long repairs leave little room
     return figure

@@ -15,7 +15,7 @@ import torch
 from lossytp.parallel.convert import parallelize
 from lossytp.study.analysis.real_model import COLLAPSE_NATS
 from lossytp.study.statistics import Estimate, t_interval
-from lossytp.tolerance.config import NO_REPAIR, Cell, ToleranceConfig, first_size
+from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig, first_size
 from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
@@ -33,14 +33,14 @@ class Row(NamedTuple):
     """One row of the table.
 
     Attributes:
-        cell: the network and the repair.
+        setup: the network and the repair.
         rise: rise of the cross-entropy, in nats a token.
         collapsed: the share of blocks whose cross-entropy rose by more than `COLLAPSE_NATS`.
         packets: packets sent in a draw, including those that the repair adds.
         rises: every draw's rise on every block (S, N).
     """
 
-    cell: Cell
+    setup: Setup
     rise: Estimate
     collapsed: float
     packets: float
@@ -76,7 +76,7 @@ class Measurement:
         self.lossless_N = self._score(self.dense.to(self.device))
         self.lossless = float(self.lossless_N.mean())
 
-    def rows(self, done: dict[Cell, Row], drawn: Callable[[Cell, int], None]) -> Iterator[Row]:
+    def rows(self, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:
         """Yield the rows. A repair is measured only where losses without one cost something.
 
         Args:
@@ -84,31 +84,31 @@ class Measurement:
             drawn: called after every draw, with its number.
         """
         harmless = set()
-        for cell in self.config.cells():
-            if cell._replace(repair=NO_REPAIR) in harmless:
+        for setup in self.config.setups():
+            if setup._replace(repair=NO_REPAIR) in harmless:
                 continue
-            row = done.get(cell) or self._row(cell, drawn)
-            if cell.repair == NO_REPAIR and row.rise.high < HARMLESS:
-                harmless.add(cell)
+            row = done.get(setup) or self._row(setup, drawn)
+            if setup.repair == NO_REPAIR and row.rise.high < HARMLESS:
+                harmless.add(setup)
             yield row
 
-    def _row(self, cell: Cell, drawn: Callable[[Cell, int], None]) -> Row:
+    def _row(self, setup: Setup, drawn: Callable[[Setup, int], None]) -> Row:
         config = self.config
-        settings = config.network(cell)
+        settings = config.network(setup)
         network = settings.network()
         model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, wiring=settings.wiring())
         rises_SN: list[np.ndarray] = []
         while len(rises_SN) < config.max_draws:
             with network.evaluation(len(rises_SN)):
                 rises_SN.append(self._score(model) - self.lossless_N)
-            drawn(cell, len(rises_SN))
+            drawn(setup, len(rises_SN))
             rise = t_interval(np.mean(rises_SN, axis=1))
             half = rise.high - rise.value
             if len(rises_SN) >= config.min_draws and half <= max(config.precision, ENOUGH * abs(rise.value)):
                 break
         sent = float(network.summary("evaluation")["packets"]) / len(rises_SN)
         collapsed = float((np.array(rises_SN) > COLLAPSE_NATS).mean())
-        return Row(cell, rise, collapsed, sent, [each.tolist() for each in rises_SN])
+        return Row(setup, rise, collapsed, sent, [each.tolist() for each in rises_SN])
 
     def _score(self, model: Any) -> np.ndarray:
         """Return each block's mean cross-entropy of a token given the earlier ones (N,)."""

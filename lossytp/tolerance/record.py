@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.study.statistics import Estimate
-from lossytp.tolerance.config import Cell, ToleranceConfig
+from lossytp.tolerance.config import Setup, ToleranceConfig
 from lossytp.tolerance.measure import Measurement, Row
 from lossytp.training.inputs import check_same_trace, trace_sha256
 from lossytp.training.record import commit, environment, write_atomically
@@ -18,7 +18,7 @@ CHOOSE_ROWS = ("loss_rates", "algorithms", "phases", "repairs")  # settings that
 SAME_NATS = 1e-3  # by which a model's cross-entropy may differ between two processors
 
 
-def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
+def load_rows(config: ToleranceConfig) -> dict[Setup, Row]:
     """Return the rows of an earlier measurement. It may have had other loss rates, algorithms, phases and repairs.
 
     Raises:
@@ -40,8 +40,8 @@ def load_rows(config: ToleranceConfig) -> dict[Cell, Row]:
     if differ:
         raise ValueError(f"{file} was measured with {'; '.join(differ)}: {OTHER_FOLDER}")
     if trace is not None and rows:
-        check_same_trace(config.network(rows[0].cell), trace, str(file), OTHER_FOLDER)
-    return {row.cell: row for row in rows}
+        check_same_trace(config.network(rows[0].setup), trace, str(file), OTHER_FOLDER)
+    return {row.setup: row for row in rows}
 
 
 def _default(name: str) -> Any:
@@ -49,7 +49,7 @@ def _default(name: str) -> Any:
     return getattr(ToleranceConfig, name)
 
 
-def keep_rows(measurement: Measurement, done: dict[Cell, Row], drawn: Callable[[Cell, int], None]) -> Iterator[Row]:
+def keep_rows(measurement: Measurement, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:
     """Yield the measurement's rows, and write the record after each. It keeps all rows that are `done`.
 
     Args:
@@ -64,7 +64,7 @@ def keep_rows(measurement: Measurement, done: dict[Cell, Row], drawn: Callable[[
         _check_same_inputs(measurement)
     rows = dict(done)
     for row in measurement.rows(done, drawn):
-        rows[row.cell] = row
+        rows[row.setup] = row
         write_rows(measurement, list(rows.values()), [])
         yield row
 
@@ -89,15 +89,15 @@ def _text_sha256(measurement: Measurement) -> str:
 
 def keep_advice(measurement: Measurement, advice: list[str]) -> None:
     """Add the advice to the record, and put the measurement's rows in order, after those of earlier ones."""
-    rows, ours = load_rows(measurement.config), measurement.config.cells()
-    earlier = [row for cell, row in rows.items() if cell not in ours]
-    write_rows(measurement, [*earlier, *(rows[cell] for cell in ours if cell in rows)], advice)
+    rows, ours = load_rows(measurement.config), measurement.config.setups()
+    earlier = [row for setup, row in rows.items() if setup not in ours]
+    write_rows(measurement, [*earlier, *(rows[setup] for setup in ours if setup in rows)], advice)
 
 
 def write_rows(measurement: Measurement, rows: list[Row], advice: list[str]) -> None:
     """Write the rows that are measured so far."""
     config = measurement.config
-    trace = trace_sha256(config.network(config.cells()[0]))
+    trace = trace_sha256(config.network(config.setups()[0]))
     record = {
         "config": _settings(config),
         "tensor_parallel_size": measurement.ranks,
@@ -118,7 +118,7 @@ def _settings(config: ToleranceConfig) -> dict[str, Any]:
 
 def _as_json(row: Row) -> dict[str, Any]:
     return {
-        **row.cell._asdict(),
+        **row.setup._asdict(),
         "rise": row.rise.as_json(),
         "collapsed_blocks": row.collapsed,
         "packets_a_draw": row.packets,
@@ -127,6 +127,6 @@ def _as_json(row: Row) -> dict[str, Any]:
 
 
 def _row(values: dict[str, Any]) -> Row:
-    cell = Cell(*(values[name] for name in Cell._fields))
+    setup = Setup(*(values[name] for name in Setup._fields))
     rise = Estimate(**values["rise"])
-    return Row(cell, rise, values["collapsed_blocks"], values["packets_a_draw"], values["rises"])
+    return Row(setup, rise, values["collapsed_blocks"], values["packets_a_draw"], values["rises"])

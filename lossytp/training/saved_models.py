@@ -107,10 +107,11 @@ def _check_folder(folder: Path) -> None:
         refuse(others(each))
 
 
-def remove_model(folder: Path) -> None:
-    """Delete the model in `folder`, but no file that this program did not write."""
-    _mark_old(folder)
-    remove(folder)
+def remove_models(output_dir: Path) -> None:
+    """Delete the models that a run saved, but no file that this program did not write."""
+    for name in (BEST, LAST):
+        _mark_old(output_dir / name)
+        remove(output_dir / name)
 
 
 def _part(folder: Path) -> Path:

@@ -13,6 +13,7 @@ from scipy.stats import chisquare
 
 from lossytp.network import Trace
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
+from lossytp.network.trace import burst_lengths
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,
     assert_any_pieces_lose_the_same,
@@ -24,6 +25,13 @@ from tests.network.loss_statistics import (
 
 KEY = (0, "test")
 recordings = st.lists(st.booleans(), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize(
+    ("lost", "expected"), [([], []), ([0], [1]), ([4], [1]), ([0, 1, 3], [2, 1]), ([1, 2, 3, 7, 9, 10], [3, 1, 2])]
+)
+def test_bursts_are_runs_of_losses(lost, expected):
+    assert burst_lengths(np.array(lost, dtype=np.int64)).tolist() == expected
 
 
 def offset_of(trace, key):

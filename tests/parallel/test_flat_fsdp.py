@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import lossytp as ltp
 from lossytp.parallel.flat_fsdp import FlatFSDP
-from lossytp.parallel.flat_unit import FlatUnit, Place
+from lossytp.parallel.flat_unit import FlatUnit, Member
 from tests.parallel.conftest import (
     NUM_LAYERS,
     FakeProcessGroup,
@@ -193,7 +193,7 @@ def unit_of(rank: int, replicas: int = 3, shapes: tuple = ((2, 5), (1,), (4,))) 
     parameters, start = [], 0
     for number, shape in enumerate(shapes):
         values = torch.arange(start, start := start + math.prod(shape), dtype=torch.float64)
-        parameters.append((Place(f"p{number}", []), nn.Parameter(values.view(shape))))
+        parameters.append((Member(f"p{number}", []), nn.Parameter(values.view(shape))))
     return FlatUnit(parameters, FakeProcessGroup(replicas, rank))  # type: ignore[arg-type]
 
 
@@ -207,7 +207,7 @@ def test_pieces_cut_parameters_where_shards_end() -> None:
 
 def test_one_unit_has_one_dtype() -> None:
     parameters = [
-        (Place(name, []), nn.Parameter(torch.ones(2, dtype=dtype)))
+        (Member(name, []), nn.Parameter(torch.ones(2, dtype=dtype)))
         for name, dtype in (("a", torch.float32), ("b", torch.float64))
     ]
     with pytest.raises(ValueError, match=r"b is torch.float64 and a torch.float32: convert the model to one dtype"):

@@ -3,13 +3,13 @@
 import pytest
 
 from lossytp.study.statistics import Estimate
-from lossytp.tolerance.config import Cell
+from lossytp.tolerance.config import Setup
 from lossytp.tolerance.figure import draw
 from lossytp.tolerance.measure import Row
 
 
 def row(algorithm, repair, rate, rise):
-    return Row(Cell(algorithm, "reduce", repair, rate), Estimate(rise, rise - 0.1, rise + 0.2), 0.0, 100.0, [])
+    return Row(Setup(algorithm, "reduce", repair, rate), Estimate(rise, rise - 0.1, rise + 0.2), 0.0, 100.0, [])
 
 
 def test_several_rates_are_curves(tmp_path):

@@ -13,7 +13,7 @@ from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance.__main__ import measure_and_print
 from lossytp.tolerance.advice import advice
-from lossytp.tolerance.config import Cell, ToleranceConfig, parts
+from lossytp.tolerance.config import Setup, ToleranceConfig, parts
 from lossytp.tolerance.measure import Measurement, Row
 from lossytp.tolerance.record import keep_advice, keep_rows, load_rows, write_rows
 
@@ -33,7 +33,7 @@ def settings(text, **values):
 
 
 def rows(measurement, done=None):
-    return list(measurement.rows(done or {}, lambda cell, number: None))
+    return list(measurement.rows(done or {}, lambda setup, number: None))
 
 
 def test_a_rise_is_the_mean_over_draws_of_the_cross_entropy_over_the_lossless_one(text):
@@ -42,7 +42,7 @@ def test_a_rise_is_the_mean_over_draws_of_the_cross_entropy_over_the_lossless_on
     (row,) = rows(measurement)
     blocks = measurement.blocks_NT
     assert blocks.shape == (3, 32)
-    network = config.network(row.cell).network()
+    network = config.network(row.setup).network()
     model = parallelize(measurement.dense, network, tensor_parallel_size=4)
     for draw, rises in enumerate(row.rises):
         with network.evaluation(draw), torch.no_grad():
@@ -75,7 +75,7 @@ def test_draws_end_when_the_interval_is_narrow_enough(text):
 
 def test_repairs_are_left_out_where_losses_cost_nothing(text):
     config = settings(text, loss_rates="0,0.2", repairs="rescale,hadamard(8)")
-    assert [row.cell[2:] for row in rows(Measurement(config))] == [
+    assert [row.setup[2:] for row in rows(Measurement(config))] == [
         ("zero", 0.0),
         ("zero", 0.2),
         ("rescale", 0.2),
@@ -89,11 +89,11 @@ def test_a_stopped_measurement_goes_on_and_another_is_not_overwritten(text, tmp_
     finished = rows(measurement)
     write_rows(measurement, finished[:1], [])
     done = load_rows(config)
-    assert done == {finished[0].cell: finished[0]}
+    assert done == {finished[0].setup: finished[0]}
     drawn = []
-    again = list(measurement.rows(done, lambda cell, number: drawn.append(cell)))
+    again = list(measurement.rows(done, lambda setup, number: drawn.append(setup)))
     assert again == finished
-    assert set(drawn) == {finished[1].cell}
+    assert set(drawn) == {finished[1].setup}
     with pytest.raises(ValueError, match=r"was measured with mtu_bytes = 1500, not 600; seed = \d+, not 1: give"):
         load_rows(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path), mtu_bytes=600, seed=1))
     (tmp_path / "tolerance.json").write_text("[]")
@@ -114,16 +114,16 @@ def test_a_stop_keeps_the_rows_that_are_still_to_come_again(text, tmp_path):
     measure_and_print(settings(text, loss_rates="0.05,0.1", output_dir=str(tmp_path)))
     config = settings(text, loss_rates="0.01,0.05,0.1", output_dir=str(tmp_path))
     measurement = Measurement(config)
-    stopped = keep_rows(measurement, load_rows(config), lambda cell, number: None)
+    stopped = keep_rows(measurement, load_rows(config), lambda setup, number: None)
     next(stopped)
     stopped.close()
-    assert {cell.loss_rate for cell in load_rows(config)} == {0.01, 0.05, 0.1}
+    assert {setup.loss_rate for setup in load_rows(config)} == {0.01, 0.05, 0.1}
     keep_advice(measurement, [])
-    assert [cell.loss_rate for cell in load_rows(config)] == [0.01, 0.05, 0.1]
+    assert [setup.loss_rate for setup in load_rows(config)] == [0.01, 0.05, 0.1]
 
 
 def kept(config):
-    return list(keep_rows(Measurement(config), load_rows(config), lambda cell, number: None))
+    return list(keep_rows(Measurement(config), load_rows(config), lambda setup, number: None))
 
 
 def test_rows_of_another_model_text_or_trace_are_not_mixed_in(text, tmp_path):
@@ -155,12 +155,12 @@ def test_a_record_from_before_a_setting_has_its_default(text, tmp_path):
     record = json.loads((tmp_path / "tolerance.json").read_text())
     del record["config"]["bf16"]
     (tmp_path / "tolerance.json").write_text(json.dumps(record))
-    assert load_rows(config) == {first.cell: first}
+    assert load_rows(config) == {first.setup: first}
 
 
 def row(rate, value, half=0.001, repair="zero", packets=100.0):
     rise = Estimate(value, value - half, value + half)
-    return Row(Cell("direct", "reduce", repair, rate), rise, 0.0, packets, [[value]])
+    return Row(Setup("direct", "reduce", repair, rate), rise, 0.0, packets, [[value]])
 
 
 def test_advice_names_the_largest_rates_and_the_cheapest_repairs():
@@ -293,7 +293,7 @@ def test_a_loss_type_with_a_rate_of_its_own_takes_none(text, trace, tmp_path):
     kind = f"trace({str(trace)!r})"
     config = settings(text, loss_type=kind, loss_rates=None)
     assert config.rates() == [0.2]
-    assert config.network(config.cells()[0]).process() == ltp.Trace.from_file(trace)
+    assert config.network(config.setups()[0]).process() == ltp.Trace.from_file(trace)
     assert settings(text, loss_rates=None).rates() == [0.001, 0.01, 0.03, 0.1]
     assert settings(text, loss_type="netem('loss random 5%')", loss_rates=None).rates() == pytest.approx([0.05])
     assert settings(text, loss_type="correlated(shared=0.5)", mean_burst_packets=8.0).rates() == [0.1]

@@ -12,7 +12,7 @@ import torch
 from lossytp.training import saved_models
 from lossytp.training.loop import run
 from lossytp.training.own_files import MARK
-from lossytp.training.saved_models import remove_model
+from lossytp.training.saved_models import remove_models
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, started
 from tests.training.parallel_runs import settings, task_in, weights
 
@@ -87,7 +87,7 @@ def test_a_users_model_is_not_taken_for_an_older_versions(toy, tmp_path, change)
     before = sorted((folder / "last").iterdir())
     with pytest.raises(ValueError, match=r"last.* is in the way"):
         run(toy(max_steps=1, save_model=True))
-    remove_model(folder / "last")
+    remove_models(folder)
     assert sorted((folder / "last").iterdir()) == before
 
 

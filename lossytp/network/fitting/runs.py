@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lossytp.network import trace
 from lossytp.network.trace import Trace
 
 
@@ -53,8 +54,7 @@ def num_lost(flows: Sequence[Trace]) -> int:
 
 def burst_lengths(flows: Sequence[Trace]) -> np.ndarray:
     """Return the lengths of the runs of consecutive losses, int64. The start or end of a flow may cut a run short."""
-    starts = [np.flatnonzero(np.diff(flow.lost, prepend=-2) > 1) for flow in flows]
-    return np.concatenate([np.diff(start, append=len(flow.lost)) for start, flow in zip(starts, flows, strict=True)])
+    return np.concatenate([trace.burst_lengths(flow.lost) for flow in flows])
 
 
 def gap_lengths(flows: Sequence[Trace]) -> np.ndarray:

@@ -18,7 +18,7 @@ PATIENCE_S = 10.0
 """Seconds of silence after which the other end counts as vanished."""
 
 
-class Measurement(NamedTuple):
+class Outcome(NamedTuple):
     """The outcome of a measurement."""
 
     trace: ProbeTrace
@@ -28,7 +28,7 @@ class Measurement(NamedTuple):
     @classmethod
     def of(
         cls, flows: list[FlowTrace], *, same: bool, ended_early: str, own_losses: int | None, source: str
-    ) -> "Measurement":
+    ) -> "Outcome":
         """Return a measurement of the flows that have packets, whose ends read the same clock or not."""
         trace = ProbeTrace(
             flows={number: flow for number, flow in enumerate(flows) if flow.num_packets},

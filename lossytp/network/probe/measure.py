@@ -11,7 +11,7 @@ import numpy as np
 from lossytp.network.datagrams import address_of, flow_key, udp_socket
 from lossytp.network.probe.clocks import clock_name, same_clock
 from lossytp.network.probe.control import Control, Vanished, checked_counts
-from lossytp.network.probe.ends import BEAT_S, LATE_S, PATIENCE_S, PORT, PROTOCOL, Log, Measurement, flow_traces
+from lossytp.network.probe.ends import BEAT_S, LATE_S, PATIENCE_S, PORT, PROTOCOL, Log, Outcome, flow_traces
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import MOST_COPIES, Receiver
 from lossytp.network.probe.sending import Route, Sender
@@ -22,7 +22,7 @@ Watch = Callable[[int, int], None]
 
 def measure(
     plan: Plan, host: str = "127.0.0.1", port: int = PORT, *, patience_s: float = PATIENCE_S, watch: Watch | None = None
-) -> Measurement:
+) -> Outcome:
     """Send a plan's packets to a machine that runs `serve`, and return their fates.
 
     If the other end vanishes or the user presses Ctrl-C, the measurement ends early and returns what is known.
@@ -144,7 +144,7 @@ class _Run:
             checked_counts([end["own_losses"]], 1, self.plan.flows * self.plan.packets)
         self.end = end
 
-    def outcome(self) -> Measurement:
+    def outcome(self) -> Outcome:
         """Return what is known, without flows of which nothing is known."""
         plan, end = self.plan, self.end
         known_F, known_N = np.nonzero(self.arrived)
@@ -161,4 +161,4 @@ class _Run:
             here = self.own_losses
             own_losses = None if own_losses is None or here is None else own_losses + here
         source = f"UDP between {self.ends[0]} and {self.ends[1]}"
-        return Measurement.of(flows, same=self.same, ended_early=self.ended_early, own_losses=own_losses, source=source)
+        return Outcome.of(flows, same=self.same, ended_early=self.ended_early, own_losses=own_losses, source=source)

@@ -15,7 +15,7 @@ import numpy as np
 from lossytp.network.datagrams import bound, flow_key, new_session, udp_socket
 from lossytp.network.probe.clocks import clock_name, same_clock
 from lossytp.network.probe.control import Control, Vanished, checked_counts
-from lossytp.network.probe.ends import PATIENCE_S, PORT, PROTOCOL, Log, Measurement, flow_traces
+from lossytp.network.probe.ends import PATIENCE_S, PORT, PROTOCOL, Log, Outcome, flow_traces
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import Receiver
 from lossytp.network.probe.sending import Route, Sender
@@ -41,7 +41,7 @@ def serve(
     limits: Limits = Limits(),  # noqa: B008, an immutable value
     patience_s: float = PATIENCE_S,
     say: Callable[[str], None] = lambda line: None,
-) -> Iterator[Measurement]:
+) -> Iterator[Outcome]:
     """Take part in measurements one after another, and yield the outcome of each for the flows received.
 
     Args:
@@ -110,7 +110,7 @@ class _Run:
         """Return whether one more packet would keep the bytes sent at or below the bytes received."""
         return (sum(self.back.counts) + 1) * self.plan.datagram_bytes <= self.receiver.bytes
 
-    def measurement(self) -> Measurement:
+    def measurement(self) -> Outcome:
         """Receive until the partner has sent all packets or vanishes; return what is known."""
         ended_early = ""
         with self.socket:
@@ -127,9 +127,7 @@ class _Run:
                 self.receiver.stop()
             own_losses = self.receiver.own_losses()
         source = f"UDP from {self.ends[0]} to {self.ends[1]}"
-        return Measurement.of(
-            self._flows(), same=self.same, ended_early=ended_early, own_losses=own_losses, source=source
-        )
+        return Outcome.of(self._flows(), same=self.same, ended_early=ended_early, own_losses=own_losses, source=source)
 
     def _answer(self, message: dict[str, Any]) -> None:
         if message["kind"] == "end":

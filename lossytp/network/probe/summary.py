@@ -8,6 +8,7 @@ import numpy as np
 from scipy import stats
 
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
+from lossytp.network.trace import burst_lengths
 
 CONFIDENCE = 0.95
 BLOCKS = 100
@@ -55,12 +56,6 @@ def loss_rate(lost: np.ndarray, confidence: float = CONFIDENCE) -> LossRate:
     return LossRate(rate, max(0.0, middle - half), min(1.0, middle + half))
 
 
-def burst_lengths(lost: np.ndarray) -> np.ndarray:
-    """Return the lengths of the runs of consecutive losses, in order: int64 (bursts,)."""
-    edges = np.diff(np.concatenate(([0], np.asarray(lost, np.int8), [0])))
-    return np.flatnonzero(edges == -1) - np.flatnonzero(edges == 1)
-
-
 def summary_lines(trace: ProbeTrace) -> Iterator[str]:
     """Yield the lines of a summary."""
     for number, flow in sorted(trace.flows.items()):
@@ -91,7 +86,7 @@ def _speed(flow: FlowTrace) -> str:
 
 
 def _flow_lines(flow: FlowTrace) -> Iterator[str]:
-    rate, bursts = loss_rate(flow.lost), burst_lengths(flow.lost)
+    rate, bursts = loss_rate(flow.lost), burst_lengths(np.flatnonzero(flow.lost))
     yield (
         f"lost {int(flow.lost.sum())}: {rate.value:.3%} ({CONFIDENCE:.0%} interval {rate.low:.3%} to {rate.high:.3%}); "
         f"reordered {int(flow.reordered.sum())}, duplicates {int(flow.duplicates.sum())}"

@@ -57,8 +57,8 @@ def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
         table: as for `outcomes`.
 
     Returns:
-        A mapping for each: `task`, `contrast`, `seeds`, the gain's `value`, `low` and `high`, as a share, `p` (Student's
-        paired test) and `p_holm` (corrected over all contrasts of all tasks).
+        A mapping for each: `task`, `contrast`, `seeds`, the gain's `value`, `low` and `high`, as a share, `p` of
+        Student's paired test and `p_holm`, corrected over all contrasts of all tasks.
     """
     found: list[dict[str, Any]] = []
     for task, ours in _named(table).groupby("task", sort=False):

@@ -6,16 +6,9 @@ import pandas as pd
 from lossytp.network import LossyNetwork
 from lossytp.network.checks import check_at_least
 from lossytp.network.loss_process import LossProcess
+from lossytp.network.trace import burst_lengths
 
 STRETCHES = 100  # of packets, each long compared with a burst; their spread gives the standard errors
-
-
-def burst_lengths(lost: np.ndarray) -> np.ndarray:
-    """Return the lengths of the bursts in sorted indices of lost packets, int64 (num_bursts,)."""
-    if not len(lost):
-        return np.empty(0, dtype=np.int64)
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(lost) > 1) + 1, [len(lost)]))
-    return np.diff(starts)
 
 
 def burst_table(process: LossProcess, *, num_packets: int, seed: int, longest: int = 40) -> pd.DataFrame:

@@ -16,7 +16,6 @@ from lossytp.training.record import read_record
 
 EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
 STRONGEST_FILE = "strongest_packet.json"  # in the run's folder, from `lossytp.tolerance.after_training`
-MODELS = ("best", "last")
 
 
 def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd.DataFrame:
@@ -42,7 +41,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
             outside [0, 1], or if an evaluation is missing and its model was deleted. A model trained anew elsewhere
             could differ in its last digits from the one evaluated before.
     """
-    from lossytp.training.saved_models import remove_model  # torch takes seconds to import; tables do not need it
+    from lossytp.training.saved_models import remove_models  # torch takes seconds to import; tables do not need it
 
     check_filled("evaluated_at", evaluated_at)
     for rate in evaluated_at:
@@ -55,8 +54,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
     train(config)
     run = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
     table = pd.DataFrame([run | {"evaluated_at": rate} | evaluate_at(config, rate) for rate in rates])
-    for name in MODELS:
-        remove_model(Path(config.output_dir, name))
+    remove_models(Path(config.output_dir))
     return table[[*KEY, "accuracy", "cross_entropy", "packets", "lost"]]
 
 

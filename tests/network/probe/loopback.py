@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from lossytp.network import datagrams
 from lossytp.network.probe.clocks import clock_name
 from lossytp.network.probe.control import Control
-from lossytp.network.probe.ends import PROTOCOL, Measurement
+from lossytp.network.probe.ends import PROTOCOL, Outcome
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.serve import serve
 
@@ -22,10 +22,10 @@ HOST = "127.0.0.1"
 class Served(NamedTuple):
     port: int
     said: list[str]
-    measurements: list[Measurement]
+    measurements: list[Outcome]
     thread: threading.Thread
 
-    def only(self) -> Measurement:
+    def only(self) -> Outcome:
         """The measurement, once it has ended."""
         self.thread.join(PATIENCE_S)
         (measurement,) = self.measurements
@@ -36,7 +36,7 @@ class Served(NamedTuple):
 def served(patience_s: float = PATIENCE_S, **settings: Any) -> Iterator[Served]:
     """A receiving end that takes part in one measurement."""
     said: list[str] = []
-    measurements: list[Measurement] = []
+    measurements: list[Outcome] = []
     waits = threading.Event()
 
     def say(line: str) -> None:

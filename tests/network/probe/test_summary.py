@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lossytp.network import Bernoulli, GilbertElliott, LossProcess
-from lossytp.network.probe.summary import burst_lengths, loss_rate, summary_lines
+from lossytp.network.probe.summary import loss_rate, summary_lines
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
 
 
@@ -46,14 +46,6 @@ def test_no_loss_bounds_the_rate_from_above() -> None:
 def test_a_flow_without_packets_has_no_rate() -> None:
     with pytest.raises(ValueError, match="0 packets has no loss rate"):
         loss_rate(np.zeros(0, np.bool_))
-
-
-@pytest.mark.parametrize(
-    ("lost", "expected"),
-    [([], []), ([0], []), ([1], [1]), ([1, 1, 0, 1], [2, 1]), ([0, 1, 1, 1], [3]), ([0, 1, 0, 0, 1, 1, 0], [1, 2])],
-)
-def test_bursts_are_runs_of_losses(lost: list[int], expected: list[int]) -> None:
-    assert burst_lengths(np.array(lost, np.bool_)).tolist() == expected
 
 
 def test_a_summary_says_what_was_measured() -> None:

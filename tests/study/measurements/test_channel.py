@@ -2,12 +2,7 @@ import numpy as np
 import pytest
 
 import lossytp as ltp
-from lossytp.study.measurements.channel import burst_lengths, burst_table, measure
-
-
-def test_burst_lengths():
-    assert burst_lengths(np.array([1, 2, 3, 7, 9, 10])).tolist() == [3, 1, 2]
-    assert burst_lengths(np.array([], dtype=int)).tolist() == []
+from lossytp.study.measurements.channel import burst_table, measure
 
 
 def test_burst_table_holds_shares_near_the_closed_form():
