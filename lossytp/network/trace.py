@@ -14,7 +14,7 @@ from lossytp.network.checks import check_at_least, shown
 from lossytp.network.streams import Key, Stream
 
 
-def burst_lengths(lost: np.ndarray) -> np.ndarray:
+def burst_lengths(lost: np.ndarray | Sequence[int]) -> np.ndarray:
     """Return the lengths of the runs of consecutive losses in sorted indices of lost packets, int64 (bursts,)."""
     starts = np.flatnonzero(np.diff(lost, prepend=-2) > 1)
     return np.diff(starts, append=len(lost))
