@@ -124,6 +124,11 @@ def drops_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
     return join_differences(found, gains, ["task", "arm", "loss_rate"], "gain")
 
 
+def with_falls(compared: pd.DataFrame) -> pd.DataFrame:
+    """Return a comparison with a `fall` for each difference; `low` and `high` become the interval of the fall."""
+    return compared.assign(fall=-compared["difference"], low=-compared["high"], high=-compared["low"])
+
+
 def lossy_changes(
     table: pd.DataFrame, *, within: Sequence[str] = TRAINING, outcome: str = "accuracy_lossy"
 ) -> pd.DataFrame:

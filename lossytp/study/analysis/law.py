@@ -12,6 +12,7 @@ import pandas as pd
 from scipy.optimize import curve_fit
 
 from lossytp.network.theory import expected_squared_error, missing_share
+from lossytp.study.comparisons import with_falls
 from lossytp.study.statistics import student_quantile
 from lossytp.training.config import TrainConfig
 
@@ -163,19 +164,16 @@ def law_arms(
         and compared["loss_rate"].iloc[number] > 0
         and np.isfinite(compared["difference"].iloc[number])
     ]
-    rows, configs = compared.iloc[chosen], [configs[number] for number in chosen]
+    rows, configs = with_falls(compared.iloc[chosen]), [configs[number] for number in chosen]
     table = pd.DataFrame(
         {
-            **{name: rows[name].to_list() for name in ("arm", "task", "loss_rate", "seeds")},
+            **{name: rows[name].to_list() for name in ("arm", "task", "loss_rate", "seeds", "fall", "low", "high")},
             "algorithm": [config.algorithm for config in configs],
             "ranks": [config.tensor_parallel_size for config in configs],
             "repair": [config.repair for config in configs],
             "both_phases": [not config.reliable_gather for config in configs],
             "squared_error": [relative_squared_error(config, coherence[config.dataset]) for config in configs],
             "missing_share": [_missing_share(config) for config in configs],
-            "fall": -rows["difference"].to_numpy(),
-            "low": -rows["high"].to_numpy(),
-            "high": -rows["low"].to_numpy(),
         }
     )
     half = (table["high"] - table["low"]) / 2

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from lossytp.study.comparisons import with_falls
 from lossytp.study.records import json_rows
 from lossytp.study.statistics import CONFIDENCE, ONE_POINT
 
@@ -60,7 +61,7 @@ def advise(comparisons: dict[str, pd.DataFrame]) -> list[dict[str, Any]]:
 
 
 def _advice(ours: pd.DataFrame, tasks: int, repairs: pd.DataFrame | None) -> dict[str, Any]:
-    ours = ours.assign(fall=-ours["difference"], low=-ours["high"], high=-ours["low"])
+    ours = with_falls(ours)
     harmless = len(ours) == tasks and ours["high"].notna().all() and ours["high"].max() < ONE_POINT
     harmed = ours.loc[ours["low"] > ONE_POINT, "task"]
     helping = [] if repairs is None else helpful_repairs(repairs, set(harmed))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from lossytp.study.comparisons import with_falls
 from lossytp.study.statistics import t_interval
 from lossytp.training.config import TrainConfig
 from lossytp.training.shapes import shape_of
@@ -24,12 +25,8 @@ def lost_together(compared: pd.DataFrame, configs: Sequence[TrainConfig]) -> pd.
         Columns `task`, `arm`, `loss_rate`, `bytes` lost together, `fall` in accuracy, as a share, with `low` and
         `high`. Arms that lose no pieces, such as Gaussian noise, and bursts of whole messages are left out.
     """
-    table = compared.assign(
-        bytes=pd.Series([_bytes_together(config) for config in configs], index=compared.index, dtype=float),
-        fall=-compared["difference"],
-        low=-compared["high"],
-        high=-compared["low"],
-    )
+    together = pd.Series([_bytes_together(config) for config in configs], index=compared.index, dtype=float)
+    table = with_falls(compared).assign(bytes=together)
     table = table.dropna(subset=["fall", "bytes"]).sort_values(["task", "bytes"], kind="stable")
     return table.drop_duplicates(["task", "bytes", "loss_rate"])[
         ["task", "arm", "loss_rate", "bytes", "fall", "low", "high"]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from lossytp.study.comparisons import lossy_changes
+from lossytp.study.comparisons import lossy_changes, with_falls
 from lossytp.study.records import LOSSLESS
 from lossytp.study.statistics import ONE_POINT, Estimate, t_interval
 from lossytp.training.config import TrainConfig
@@ -28,12 +28,12 @@ def falls_by_length(
     """
     rows: list[dict[str, Any]] = []
     for table, configs in compared:
-        for row, config in zip(table.to_dict("records"), configs, strict=True):
+        for row, config in zip(with_falls(table).to_dict("records"), configs, strict=True):
             if row["learning_rate"] == learning_rate and row["arm"] != LOSSLESS:
                 network = network_name(config.loss_rate, config.algorithm, config.reliable_gather)
                 rows.append(
                     {"task": row["task"], "network": network, "max_steps": row["max_steps"]}
-                    | {"fall": -row["difference"], "low": -row["high"], "high": -row["low"]}
+                    | {name: row[name] for name in ("fall", "low", "high")}
                 )
     falls = pd.DataFrame(rows).drop_duplicates(["task", "network", "max_steps"])
     by_network = falls.groupby(["task", "network"])
