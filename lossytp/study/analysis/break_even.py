@@ -153,7 +153,8 @@ def price_of_reliability(step_times: pd.DataFrame, *, best_effort_share: float =
             reduce phase may lose packets, since the gather phase has as many messages of the same size.
 
     Returns:
-        `transport` (the reliable ones), `bandwidth_gbits`, `round_trip_us`, `loss_rate`, `price`, `standard_error`.
+        `transport` (the reliable ones), `bandwidth_gbits`, `round_trip_us`, `loss_rate`, `price`, `standard_error`, and
+        the `kilobytes` in flight, bandwidth times round trip.
     """
     setting = [*NETWORK, "loss_rate"]
     losing = step_times[step_times["transport"] == BEST_EFFORT]
@@ -165,4 +166,6 @@ def price_of_reliability(step_times: pd.DataFrame, *, best_effort_share: float =
     price = ours / losing_s
     relative = np.hypot(both["standard_error"] / ours, both["standard_error_losing"] / best_effort_s)
     relative *= best_effort_share * best_effort_s / losing_s
-    return both[["transport", *setting]].assign(price=price, standard_error=price * relative)
+    kilobytes = both["bandwidth_gbits"] * both["round_trip_us"] / 8
+    table = both[["transport", *setting]].assign(kilobytes=kilobytes)
+    return table.assign(price=price, standard_error=price * relative)

@@ -78,6 +78,5 @@ def waiting_times(step_times: pd.DataFrame, *, loss_rate: float, phases: str) ->
     """
     prices = price_of_reliability(step_times, best_effort_share=BEST_EFFORT_SHARE[phases])
     prices = prices[(prices["loss_rate"] == loss_rate) & (prices["transport"] == "selective repeat")]
-    in_flight = prices["bandwidth_gbits"] * prices["round_trip_us"] / 8
-    times = prices.groupby(in_flight)["price"].first()
+    times = prices.groupby("kilobytes")["price"].first()
     return [{"kilobytes": float(each), "times": float(price)} for each, price in times.items()]  # type: ignore[arg-type]

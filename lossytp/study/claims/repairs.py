@@ -50,6 +50,6 @@ def retransmission_is_cheap(results: Results) -> Claim:
         for row in results["price"]
         if row["transport"] == "selective repeat"
         and row["loss_rate"] <= 0.1
-        and row["bandwidth_gbits"] * row["round_trip_us"] / 8 <= in_flight
+        and row["kilobytes"] <= in_flight
     ]
     return Claim(max(prices) < 2, {"largest price": max(prices), "kilobytes in flight": in_flight})

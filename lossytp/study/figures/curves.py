@@ -89,15 +89,14 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
         step_ratios: from `break_even.step_ratios`, drawn with 95 % intervals. A hollow mark is a lower bound: some run
             never reached the target.
     """
-    in_flight_kb = price["bandwidth_gbits"] * price["round_trip_us"] / 8
-    transports, products = list(price["transport"].unique()), sorted(in_flight_kb.unique())
+    transports, products = list(price["transport"].unique()), sorted(price["kilobytes"].unique())
     figure, axes_1T = plt.subplots(
         1, len(transports), figsize=(COLUMN, 2.7), sharex=True, layout="constrained", squeeze=False
     )
     for ax, transport in zip(axes_1T[0], transports, strict=True):
         ours = price["transport"] == transport
         for number, product in enumerate(products):
-            rows = price[ours & (in_flight_kb == product)].drop_duplicates("loss_rate")
+            rows = price[ours & (price["kilobytes"] == product)].drop_duplicates("loss_rate")
             label = f"{product / 1000:g} MB" if product >= 1000 else f"{product:g} kB"
             marker = MARKERS[number % len(MARKERS)]
             ax.plot(rows["loss_rate"], rows["price"], marker=marker, color=f"C{number}", label=label, markersize=2.5)

@@ -121,6 +121,7 @@ def times():
 def test_the_price_of_reliability_is_the_ratio_of_the_steps_times(times):
     price = price_of_reliability(times)
     assert price["price"].tolist() == [1, 1.5, 2]
+    assert price["kilobytes"].tolist() == [125] * 3  # 10 Gbit/s times 100 us
     assert price["standard_error"].iloc[1] == pytest.approx(1.5 * np.hypot(0.01 / 1.5, 0.01))
     # half of the messages are sent reliably by the loser, too
     half = price_of_reliability(times, best_effort_share=0.5)
