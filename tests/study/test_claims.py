@@ -4,6 +4,7 @@ import copy
 import csv
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,36 +54,34 @@ def test_a_claim_of_a_missing_arm_is_an_error_and_not_true(results):
 
 def test_the_readme_advises_with_the_papers_numbers(committed):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    again, retransmit = (
-        next(line for line in readme.splitlines() if line.startswith(item))
-        for item in ("4. **Where losses cost", "5. **Retransmit**")
+    items = {line[0]: line for line in readme.splitlines() if re.match(r"[1-5]\. \*\*", line)}
+    real, waits = partial(real_row, committed), committed["real_training_round_trips"]
+    (low,) = rows_of(committed["comparisons"]["13_real_model_rates"], task="sst2", arm="zero, 1%")
+    fall, least, most = (
+        f"{-100 * low[name]:.1f}".replace("-", "\N{MINUS SIGN}") for name in ("difference", "high", "low")
     )
-    zero, once, tenth, both = (
-        real_row(committed, loss_rate=0.1, repair=repair)
-        for repair in ("zero", "retransmit(1)", "protect(0.1) + hadamard(64)", "protect(0.1) + retransmit(1)")
-    )
-    assert f"lowers the rise from {zero['rise']:.1f} to {both['rise']:.2f} nats" in again
-    assert f"`protect(0.1) + hadamard(64)` leaves {tenth['rise']:.2f} nats" in again
-    waits = committed["real_training_round_trips"]
+    assert f"loses {fall} points ({least} to {most}, three seeds)" in items["2"]
+    assert low["seeds"] == 3
+    rises = [real(loss_rate=0.01, phase=phase, repair="zero")["rise"] for phase in ("both", "reduce")]
+    assert "rises by {:.2f} nats, against {:.2f}".format(*rises) in items["3"]
+    zero, both = (real(loss_rate=0.1, repair=repair) for repair in ("zero", "protect(0.1) + retransmit(1)"))
+    assert f"lowers the rise from {zero['rise']:.1f} to {both['rise']:.2f} nats" in items["4"]
     mine, everything = (
         " and ".join(f"{waits[task][repair]:.1f}" for task in ("sst2", "qnli"))
         for repair in ("protect(0.1) + retransmit(1)", UNTIL_IT_ARRIVES)
     )
-    assert f"{mine} round trips on average, against {everything} if everything is sent until it arrives" in again
-    assert both["collapsed"] == 0
-    assert once["rise"] == pytest.approx(both["rise"], abs=0.02), "alone it lowers the rise as much"
-    claims, (arm, *_) = committed["claims"], rows_of(committed["pretraining"], arm=PRETRAINED, loss_rate=0.1)
-    cheap = claims["retransmission_is_cheap"]["numbers"]["kilobytes in flight"]
-    pays = claims["waiting_beats_more_tokens"]["numbers"]["up to"]
-    price = claims["retransmission_is_cheap"]["numbers"]["largest price"]
-    said = [
-        f"[up to {price:.1f} times as long]",
-        f"up to 10 % loss and {cheap:g} kB in flight",
-        f"messages of {committed['message_bytes'] / 1e6:.1f} MB",
-    ]
-    said += [f"a third of {arm['tokens'] / 1e6:.0f} million tokens", f"waiting was faster up to {pays:g} kB in flight"]
-    for words in said:
-        assert words in retransmit
+    assert f"{mine} round trips on average, against {everything} if every packet is sent until it arrives" in items["4"]
+    assert f"messages of {committed['message_bytes'] / 1e6:.1f} MB" in items["5"]
+    for loss in (0.01, 0.1):
+        for transport, words in (("selective repeat", "alone"), ("go-back-N", "with all that follow")):
+            (line,) = (each for each in readme.splitlines() if each.startswith(f"   | {100 * loss:g} %, {words}"))
+            prices = rows_of(committed["price"], loss_rate=loss, transport=transport, round_trip_us=100)
+            measured = [row["price"] for row in prices if row["bandwidth_gbits"] in (10, 100)]
+            assert [float(cell) for cell in line.split("|")[2:4]] == pytest.approx(measured, rel=0.005)
+    (arm,) = rows_of(committed["pretraining"], arm=PRETRAINED, loss_rate=0.1)
+    assert f"a third of {arm['tokens'] / 1e6:.0f} million tokens" in readme, (
+        "pretraining_wastes_tokens checks the third"
+    )
 
 
 def test_what_the_paper_says_was_predicted_stands_in_the_grids():
