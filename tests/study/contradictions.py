@@ -78,15 +78,25 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "strong_packets_mostly_stay": [
         row_in("real_training", {"strongest": 20.0}, trained_over="zero", task="sst2"),
         row_in("real_training", {"weakest": 900.0}, trained_over="zero", task="qnli"),
+        row_in("real_training", {"weakest": 900.0}, trained_over="zero", task="sst2"),
+    ],
+    "protected_training_helps_a_weaker_repair": [
+        row_in("real_training_gains", {"low": -0.01}, contrast="protected training, a hundredth", task="sst2"),
+        row_in("real_training_gains", {"p_holm": 0.06}, contrast="protected training, a hundredth", task="sst2"),
+        row_in("real_training_gains", {"low": 0.01}, contrast="protected training, a hundredth", task="qnli"),
     ],
     "protection_helps_in_qnli": [
         row_in("real_training_gains", {"low": -0.001}, contrast="a tenth", task="qnli"),
         row_in("real_training_gains", {"low": 0.001}, contrast="a hundredth", task="qnli"),
+        row_in("real_training_gains", {"p_holm": 0.01}, contrast="a tenth", task="qnli"),
     ],
     "protection_must_cover_every_text": [
         row_in("real_training_gains", {"high": 0.01}, contrast="a hundredth", task="sst2"),
         row_in("real_training_gains", {"low": -0.01}, contrast="a tenth, not a hundredth", task="sst2"),
-        row_in("real_training_gains", {"low": 0.001}, contrast="a tenth", task="sst2"),
+        row_in("real_training_gains", {"low": -0.001}, contrast="a tenth", task="sst2"),
+        row_in("real_training_gains", {"p_holm": 0.01}, contrast="a tenth", task="sst2"),
+        row_in("real_training_gains", {"p_holm": 0.06}, contrast="a hundredth", task="sst2"),
+        row_in("real_training_gains", {"p_holm": 0.06}, contrast="a tenth, not a hundredth", task="sst2"),
     ],
     "falls_exceed_predictions": [
         lambda r: r.update(lossless_of_new_seeds=-0.001),

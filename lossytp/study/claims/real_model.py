@@ -188,33 +188,40 @@ def _at_rate(results: Results, repair: str, rate: float) -> dict[str, Any]:
 def strong_packets_mostly_stay(results: Results) -> Claim:
     """Require that the strongest packet stays hundreds of times as strong as the median one after unrepaired losses.
 
-    In one of QNLI's seeds it must be at most a fifth of that.
+    In one seed of each task it must be at most a fifth of that.
     """
     under = {row["task"]: row for row in rows_of(results["real_training"], trained_over="zero")}
-    numbers = {"SST-2": under["sst2"]["strongest"], "QNLI": under["qnli"]["strongest"]}
-    weakest = under["qnli"]["weakest"]
-    return Claim(min(numbers.values()) > 200 and 5 * weakest < numbers["QNLI"], numbers | {"weakest": weakest})
+    numbers = {f"{task}, mean": row["strongest"] for task, row in under.items()}
+    holds = min(numbers.values()) > 200 and all(5 * row["weakest"] < row["strongest"] for row in under.values())
+    return Claim(holds, numbers | {f"{task}, weakest": row["weakest"] for task, row in under.items()})
 
 
 def protection_must_cover_every_text(results: Results) -> Claim:
-    """Require that protecting a hundredth harms short texts, and that protecting a tenth keeps more than that.
+    """Require that protecting a hundredth harms short texts, and that a tenth keeps more, both after correction.
 
-    The gain of a tenth against no repair must be open: its interval holds 0.
+    The gain of a tenth against no repair must have an interval above 0, without being shown after correction.
     """
-    harm = _gains(results, "a hundredth")["sst2"]["high"]
-    more = _gains(results, "a tenth, not a hundredth")["sst2"]["low"]
-    tenth = _gains(results, "a tenth")["sst2"]
-    unsure = tenth["low"] <= 0 <= tenth["high"]
-    return Claim(
-        harm < 0 < more and unsure, {"a hundredth, at most": POINTS * harm, "a tenth more, at least": POINTS * more}
-    )
+    names = ("a hundredth", "a tenth, not a hundredth", "a tenth")
+    harm, more, tenth = (_gains(results, name)["sst2"] for name in names)
+    holds = harm["high"] < 0 < more["low"] and shown(harm["p_holm"]) and shown(more["p_holm"])
+    numbers = {"a hundredth, at most": harm["high"], "more, at least": more["low"], "a tenth, at least": tenth["low"]}
+    holds &= tenth["low"] > 0 and not shown(tenth["p_holm"])
+    return Claim(holds, {name: POINTS * number for name, number in numbers.items()})
+
+
+def protected_training_helps_a_weaker_repair(results: Results) -> Claim:
+    """Require that training with a tenth protected helps a model that runs with a hundredth, in SST-2 only."""
+    gains = _gains(results, "protected training, a hundredth")
+    holds = gains["sst2"]["low"] > 0 and shown(gains["sst2"]["p_holm"]) and gains["qnli"]["low"] <= 0
+    return Claim(holds, {task: POINTS * gain["low"] for task, gain in gains.items()})
 
 
 def protection_helps_in_qnli(results: Results) -> Claim:
-    """Require that protecting a tenth shows a gain in QNLI, and a hundredth neither gain nor harm."""
+    """Require that protecting a tenth gains in QNLI, without correction, and a hundredth neither gains nor harms."""
     tenth, hundredth = (_gains(results, name)["qnli"] for name in ("a tenth", "a hundredth"))
     numbers = {"a tenth, at least": POINTS * tenth["low"], "a hundredth, at least": POINTS * hundredth["low"]}
-    return Claim(tenth["low"] > 0 and hundredth["low"] <= 0 <= hundredth["high"], numbers)
+    holds = tenth["low"] > 0 and not shown(tenth["p_holm"]) and hundredth["low"] <= 0 <= hundredth["high"]
+    return Claim(holds, numbers)
 
 
 def _gains(results: Results, contrast: str) -> dict[str, dict[str, Any]]:

@@ -48,8 +48,6 @@ def retransmission_is_cheap(results: Results) -> Claim:
     prices = [
         row["price"]
         for row in results["price"]
-        if row["transport"] == "selective repeat"
-        and row["loss_rate"] <= 0.1
-        and row["kilobytes"] <= in_flight
+        if row["transport"] == "selective repeat" and row["loss_rate"] <= 0.1 and row["kilobytes"] <= in_flight
     ]
     return Claim(max(prices) < 2, {"largest price": max(prices), "kilobytes in flight": in_flight})
