@@ -28,10 +28,15 @@ def main() -> None:
             f"with loss, {clean['score']:.4f} without, on {result['test_examples']} examples"
         )
     if "perplexity" in result:
-        print(f"perplexity {result['perplexity']['lossy']:.2f} with loss, {result['perplexity']['clean']:.2f} without")
+        lossy, clean = (_shown(result["perplexity"][how]) for how in ("lossy", "clean"))
+        print(f"perplexity {lossy} with loss, {clean} without")
     if "text" in result:
         print(f"with loss: {result['text']['lossy']!r}\nwithout: {result['text']['clean']!r}")
     print(f"see {config.output_dir}/evaluation.json")
+
+
+def _shown(perplexity: float | None) -> str:
+    return "not finite" if perplexity is None else f"{perplexity:.2f}"
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def train(
         result: dict[str, Any] = {"dataset": digits.name, "without_losses": _train(config, digits, build(), network)}
     clean, steps = result["without_losses"]["accuracy"], len(result["without_losses"]["losses"])
     outcome = f"{digits.name}, {steps} steps: accuracy {clean:.4f} without losses"
-    if config.process().loss_rate > 0:
+    if config.process().loss_rate > 0 or config.transport == "udp":
         result["with_losses"] = _train(config, digits, build(), network)
         merge_counters(network)
         result["network"] = traffic = network.summary("training")

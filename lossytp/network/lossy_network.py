@@ -7,6 +7,7 @@ missing on the ranks that it was sent to. All contributions are summed before an
 what replaces missing elements (`lossytp.network.repairs`). Without a repair they are zero.
 """
 
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import pandas
 
 TRAINING: tuple[str, int] = ("training", 0)
+SUSPENDING = threading.Lock()  # of all networks, since a network with a lock of its own could not be copied
 
 
 class LossyNetwork:
@@ -76,7 +78,7 @@ class LossyNetwork:
         self.scope = scope
         self.counters = Counters()
         self._tape: LossTape | None = None
-        self._suspended = False
+        self._suspended = 0
         self._purpose = self._block = TRAINING
         self._evaluations = 0
         self._links: dict[tuple[str, int, int], LinkLosses] = {}
@@ -197,7 +199,7 @@ class LossyNetwork:
         return numbers
 
     def _is_reliable(self, site: Site | None) -> bool:
-        return self._suspended or not self.scope.covers(site)
+        return self.suspended or not self.scope.covers(site)
 
     @property
     def tape(self) -> LossTape | None:
@@ -212,7 +214,7 @@ class LossyNetwork:
     @property
     def suspended(self) -> bool:
         """Return whether the program is within `reliable()`."""
-        return self._suspended
+        return self._suspended > 0
 
     @contextmanager
     def reliable(self) -> Iterator[None]:
@@ -220,11 +222,16 @@ class LossyNetwork:
 
         The block affects the whole network, so also messages that other threads send meanwhile.
         """
-        before, self._suspended = self._suspended, True
+        self._suspend(1)
         try:
             yield
         finally:
-            self._suspended = before
+            self._suspend(-1)
+
+    def _suspend(self, change: int) -> None:
+        """Count the blocks of `reliable()` that are under way: those of several threads may overlap."""
+        with SUSPENDING:
+            self._suspended += change
 
     @contextmanager
     def evaluation(self, step: int) -> Iterator[None]:

@@ -93,7 +93,7 @@ class Trace:
         try:
             if file.suffix == ".npy":
                 return cls.from_indicators(np.load(file))
-            text = file.read_text(encoding="utf-8").translate({ord(sign): None for sign in ", \t\r\n"})
+            text = file.read_text(encoding="utf-8-sig").translate({ord(sign): None for sign in ", \t\r\n"})
             wrong = set(text) - {"0", "1"}
             if wrong:
                 raise ValueError(f"{min(wrong)!r} is neither 0 nor 1: give one 0 or 1 per packet")

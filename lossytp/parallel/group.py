@@ -49,6 +49,10 @@ class RankGroup:
         if not self.name:
             object.__setattr__(self, "name", f"tp{self.first_rank}" if self.first_rank else "tp")
 
+    def __deepcopy__(self, memo: object) -> "RankGroup":
+        """Return this group: it never changes, and process groups cannot be copied."""
+        return self
+
     def _first_process(self) -> int:
         if self.process_group is None:
             return 0

@@ -149,8 +149,7 @@ def _is_replicated(module: nn.Module) -> bool:
 
 def shared_again(model: nn.Module) -> dict[int, Any]:
     """Return the modules, for `deepcopy`, that undo `give_own_streams_` in a model with one stream."""
-    group = getattr(model, "rank_group", None)
-    replacements: dict[int, Any] = {id(group): group}  # process groups cannot be copied
+    replacements: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, SharedDropout):
             replacements[id(module)] = nn.Dropout(module.p).train(module.training)

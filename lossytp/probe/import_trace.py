@@ -37,7 +37,7 @@ def main(words: list[str]) -> None:
     """Read the file and write the trace."""
     config: ImportConfig = parse(ImportConfig, __doc__, first_word_as("--file", words))
     file = Path(config.file)
-    output = Path(config.output or f"{file.name.split('.')[0]}.parquet")
+    output = Path(config.output or f"{Path(file.name.removesuffix('.gz')).stem}.parquet")
     if output.suffix != ".parquet":
         raise ValueError(f"output = {config.output!r} does not end in .parquet: give {output.stem}.parquet")
     trace = import_trace(file, column=config.column, where=config.where)

@@ -17,12 +17,10 @@ from annotated_types import Ge, Lt
 from lossytp.network.probe.ends import PATIENCE_S, PORT
 from lossytp.network.probe.serve import Limits, serve
 from lossytp.network.probe.summary import summary_lines
-from lossytp.network.probe.trace_file import write_trace
-from lossytp.probe.send import trace_path
+from lossytp.probe.send import write_new_trace
 from lossytp.training.command_line import parse
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.settings import Settings
-from lossytp.training.files import saving
 from lossytp.training.record import check_writable
 
 
@@ -58,10 +56,7 @@ def main(words: list[str]) -> None:
         if ended_early:
             _say(f"the measurement ended early because {ended_early}: the summary covers what is known")
         if config.output_dir is not None:
-            path = trace_path(Path(config.output_dir))
-            with saving(path):
-                write_trace(path, trace)
-            print(f"see {path}", flush=True)
+            print(f"see {write_new_trace(Path(config.output_dir), trace)}", flush=True)
 
 
 def _say(line: str) -> None:

@@ -4,8 +4,10 @@ python -m lossytp.probe send                                       # to this mac
 python -m lossytp.probe send 10.0.0.2 --packets 200000 --flows 3 --both_directions
 """
 
+import itertools
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +19,7 @@ from lossytp.network.probe.ends import PATIENCE_S, PORT
 from lossytp.network.probe.measure import measure
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.summary import summary_lines
-from lossytp.network.probe.trace_file import write_trace
+from lossytp.network.probe.trace_file import ProbeTrace, write_trace
 from lossytp.training.command_line import parse
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.settings import Settings
@@ -82,17 +84,28 @@ def main(words: list[str]) -> None:
             bar.update(sent - bar.n)
 
         trace, ended_early = measure(plan, config.host, config.port, patience_s=config.patience_s, watch=show)
-    path = trace_path(Path(config.output_dir))
-    with saving(path):
-        write_trace(path, trace)
+    path = write_new_trace(Path(config.output_dir), trace)
     print(*summary_lines(trace), sep="\n")
     if ended_early:
         print(f"the measurement ended early because {ended_early}: the summary covers what is known", file=sys.stderr)
     print(f"see {path}")
 
 
-def trace_path(folder: Path) -> Path:
-    """Return a path for a new trace, named by the date and time. No file of that name exists."""
+def write_new_trace(folder: Path, trace: ProbeTrace) -> Path:
+    """Write a trace to a new file, named by the date and time, and return its path.
+
+    Raises:
+        ValueError: if the file cannot be written.
+    """
     name = f"trace_{time.strftime('%Y%m%d_%H%M%S')}"
-    paths = (folder / f"{name}{again}.parquet" for again in ("", *(f"_{number}" for number in range(2, 10**6))))
-    return next(path for path in paths if not path.exists())
+    for again in itertools.count(1):
+        path = folder / (f"{name}.parquet" if again == 1 else f"{name}_{again}.parquet")
+        with saving(path), suppress(FileExistsError), path.open("xb"):  # both ends may write into one folder
+            break
+    try:
+        with saving(path):
+            write_trace(path, trace)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path

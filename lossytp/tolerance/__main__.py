@@ -30,13 +30,18 @@ def measure_and_print(config: ToleranceConfig) -> None:
     check_there(config.model_name)
     config.files()
 
-    from lossytp.tolerance.advice import advice  # torch takes seconds to import: check the arguments first
+    from lossytp.training.exclusive_run import exclusive_run  # torch takes seconds to import: check arguments first
+
+    with exclusive_run(config.output_dir):  # another measurement there would overwrite this one's rows
+        _measure_and_print(config)
+
+
+def _measure_and_print(config: ToleranceConfig) -> None:
+    from lossytp.tolerance.advice import advice
     from lossytp.tolerance.figure import FIGURE, draw
     from lossytp.tolerance.measure import Measurement, Row
     from lossytp.tolerance.record import RECORD, keep_advice, keep_rows, load_rows
-    from lossytp.training.record import check_writable
 
-    check_writable(config.output_dir)
     done = load_rows(config)
     measurement = Measurement(config)
     tokens = measurement.blocks_NT.numel()

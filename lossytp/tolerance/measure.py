@@ -65,13 +65,13 @@ class Measurement:
         check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, shape.vocab_size)
         positions = shape.max_position_embeddings
         block_size = config.block_size or min(BLOCK_SIZE, positions)
-        check_positions(config.model_name, positions, block_size)
+        check_positions(config.model_name, positions, block_size, setting="block_size")
         grouped = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
         inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
         counts = (shape.num_attention_heads, grouped, inner)
         self.ranks = config.tensor_parallel_size or first_size(config.model_name, counts)
         text = corpus(config.files(), split="validation")
-        blocks_NT = all_blocks(text, tokenizer, block_size=block_size)[: config.blocks or TOKENS // block_size]
+        blocks_NT = all_blocks(text, tokenizer, block_size=block_size)[: config.blocks or max(1, TOKENS // block_size)]
         self.blocks_NT = blocks_NT.to(self.device)
         self.lossless_N = self._score(self.dense.to(self.device))
         self.lossless = float(self.lossless_N.mean())

@@ -94,7 +94,7 @@ class Engine:
             custom = config.custom_data_parallel
             with device:  # where deferred weights are drawn
                 self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
-        alone = self.implementation == "dense" and layout.world_size == 1 and config.dropout == 0
+        alone = self.implementation == "dense" and layout.world_size == 1 and config.dropout == 0 and not config.fp16
         self._threads = SideBySide(config.threads) if alone and config.threads and device.type == "cpu" else None
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -131,13 +132,17 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
 
-def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokenizer: Any) -> float:
-    """Return exp of the mean cross-entropy of a token, given the earlier ones in its block of `max_length` tokens."""
+def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokenizer: Any) -> float | None:
+    """Return exp of the mean cross-entropy of a token, given the earlier ones in its block of `max_length` tokens.
+
+    None if it is not finite.
+    """
     assert config.data_glob is not None
     blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
     blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
     each = engine.cross_entropies({"input_ids": part, "labels": part} for part in blocks.split(BLOCKS_AT_ONCE))
-    return math.exp(sum(each) / len(each))
+    mean = sum(each) / len(each)
+    return math.exp(mean) if mean < math.log(sys.float_info.max) else None
 
 
 def _check_head(config: EvaluateConfig, dense: Any) -> None:

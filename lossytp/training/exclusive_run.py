@@ -14,7 +14,16 @@ from lossytp.training.own_files import remove_parts
 from lossytp.training.record import check_writable
 
 LOCK = ".lossytp.lock"
-WRITTEN = ("record.json", "evaluation.json", "README.md", "wandb_id", "probe", "losses.parquet", "statistics.jsonl")
+WRITTEN = (
+    "record.json",
+    "evaluation.json",
+    "README.md",
+    "wandb_id",
+    "probe",
+    "losses.parquet",
+    "statistics.jsonl",
+    "tolerance.json",
+)
 
 
 @contextmanager

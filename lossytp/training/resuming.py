@@ -10,7 +10,7 @@ import torch
 from lossytp.network.counters import Counters
 from lossytp.parallel.dense_places import places
 from lossytp.training.checkpoint_folder import Found
-from lossytp.training.inputs import check_same_data, check_same_trace
+from lossytp.training.inputs import check_same_data, check_same_trace, check_same_weights
 from lossytp.training.sharded_files import read_
 from lossytp.training.training_state import STATE, TrainingState, counted, of_another_layout
 from lossytp.training.weights_file import load_weights_
@@ -58,6 +58,8 @@ def resume(run: "Run") -> None:
     fix = f"put the old file back, or {start_over}"
     check_same_data(run.config, plain["data"], run.objective.sha256, str(found.folder), fix)
     check_same_trace(run.config, plain["trace"], str(found.folder), fix)
+    if found.folder.parent == run.checkpoints.folder:  # not that of another run, from which this one begins
+        check_same_weights(run.config, plain["first_weights"], str(found.folder))
     run.engine.warm_up(run.objective.batch(), run.scaler)
     try:
         run.objective.load_state_dict(states[0]["position"], len(plain["losses"]))

@@ -4,10 +4,11 @@ A name with the suffix `-scratch` gives the model's shape and tokenizer with ran
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lossytp.network.checks import check_at_least, check_known
+from lossytp.network.checks import check_at_least, shown
 from lossytp.parallel.group import check_divides
 from lossytp.training.files import first_line
 from lossytp.training.gguf import SUFFIX, gguf_file
@@ -91,15 +92,15 @@ def shape_of(name: str) -> Shape | None:
         return _shape_of(LLAMAS[base])
     if base in HUB_SHAPES:
         return HUB_SHAPES[base]
-    if base and Path(base).is_dir():
+    if base and os.path.isdir(base):  # False for names that are too long for a path
         return _shape_in(Path(base))
     if base.endswith(SUFFIX):
         gguf_file(base)
         return None
     if base.count("/") == 1 and not base.startswith((".", "/")):
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
-    check_known("model_name", base, (*PRESETS, *LLAMAS, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
-    raise AssertionError("check_known refuses unknown names")
+    known = ", ".join((*PRESETS, *LLAMAS, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
+    raise ValueError(f"model_name = {shown(base)} is unknown: choose one of {known}")
 
 
 def check_model(name: str, tensor_parallel_size: int, max_length: int) -> None:
@@ -122,10 +123,10 @@ def check_shape(name: str, shape: Shape, tensor_parallel_size: int, max_length: 
     check_positions(name, shape.positions, max_length)
 
 
-def check_positions(name: str, positions: int, max_length: int) -> None:
-    """Raise ValueError if the model has fewer positions than `max_length`."""
-    if max_length > positions:
-        raise ValueError(f"max_length = {max_length} is above {name}'s {positions} positions: give fewer")
+def check_positions(name: str, positions: int, length: int, *, setting: str = "max_length") -> None:
+    """Raise ValueError if the model has fewer positions than the value of a setting."""
+    if length > positions:
+        raise ValueError(f"{setting} = {length} is above {name}'s {positions} positions: give fewer")
 
 
 def _shape_of(config: dict[str, Any]) -> Shape:

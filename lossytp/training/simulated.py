@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from lossytp.network.packets import Wire
+from lossytp.network.replay import Replay
 from lossytp.network.timing import AllReduce, Channel, step_seconds
 from lossytp.network.transport import BestEffort, Path, SelectiveRepeat, Transport
 from lossytp.training.config import RunSettings
@@ -30,13 +31,13 @@ def simulated_step_seconds(config: RunSettings, shape: Any, tokens: float, compu
         The seconds; None if no link is configured, and in these cases, which `lossytp.network.timing` does not cover:
 
         - data, pipeline or sequence parallelism, or a control;
-        - an algorithm without a schedule, or a repair that sends extra packets;
+        - an algorithm without a schedule, a repair that sends extra packets, or a recording of each link;
         - losses limited to a direction, module, layer range, phase or some links;
         - frozen blocks, or gradient checkpointing, which repeats forward messages;
         - a lossy all-reduce of the gradients of copies (a reliable one is not counted);
         - retransmission at a loss rate above `MOST_LOST`, or with more losses than `MOST_LOSSES`.
     """
-    wiring, ranks = config.wiring(), config.tensor_parallel_size
+    wiring, ranks, process = config.wiring(), config.tensor_parallel_size, config.process()
     algorithm = wiring.algorithm
     scope = (config.lossy_direction, config.lossy_module, config.lossy_layers, config.lossy_phase, config.lossy_links)
     if (
@@ -51,9 +52,9 @@ def simulated_step_seconds(config: RunSettings, shape: Any, tokens: float, compu
         or any(value is not None for value in scope)
         or wiring.repair.sends_more
         or algorithm.schedule is None
+        or isinstance(process, Replay)
     ):
         return None
-    process = config.process()
     sent_again = config.reliable_gather and not algorithm.sum_reaches_all and process.loss_rate > 0
     if sent_again and process.loss_rate > MOST_LOST:
         return None

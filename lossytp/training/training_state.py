@@ -36,6 +36,10 @@ class TrainingState:
     scaler: torch.amp.GradScaler
     network: LossyNetwork
 
+    @property
+    def _device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
     def tensors(self, known: Collection[str] | None = None) -> dict[str, list[Piece]]:
         """Return parameters and moments: this process's pieces of each, in its memory, by name.
 
@@ -63,7 +67,7 @@ class TrainingState:
             },
             "scaler": self.scaler.state_dict(),
             "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+            "random_cuda": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
             "network": json.dumps(self.network.state_dict()),
             "memories": collective.memories_state() if collective is not None else [],
         }
@@ -81,15 +85,14 @@ class TrainingState:
         self.scaler.load_state_dict(state["scaler"])
         if state["random"] is not None:
             torch.set_rng_state(state["random"])
-        if torch.cuda.is_available() and state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"])
+        if self._device.type == "cuda" and state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], self._device)
         self.network.load_state_dict(json.loads(state["network"]))
         collective = _collective(self.module)
         if collective is not None:
-            device = next(self.module.parameters()).device
             here = collective.group.local
             memories = [[site, [kept for kept in memory if kept[0][2] in here]] for site, memory in state["memories"]]
-            collective.load_memories_state(memories, device)
+            collective.load_memories_state(memories, self._device)
 
 
 def of_another_layout(states: Sequence[dict[str, Any]], like: int | None, *, same_ranks: bool) -> dict[str, Any]:

@@ -144,3 +144,21 @@ def test_reliable_holds_for_other_threads_too():
     with network.reliable():
         assert in_a_thread() == 0
     assert in_a_thread() == 1000
+
+
+def test_reliable_blocks_of_several_threads_may_overlap():
+    network, entered, leave = LossyNetwork(Bernoulli(loss_rate=1)), threading.Event(), threading.Event()
+
+    def outlasts():
+        with network.reliable():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=outlasts)
+    with network.reliable():
+        thread.start()
+        entered.wait()
+    assert not len(drawn(network)), "the other block has not ended"
+    leave.set()
+    thread.join()
+    assert len(drawn(network)) == 1000

@@ -1,5 +1,6 @@
 """Who the tensor-parallel ranks are, and which TP degrees a model allows."""
 
+import copy
 import dataclasses
 import re
 from typing import Any
@@ -21,6 +22,11 @@ def test_a_group_is_a_value() -> None:
     assert RankGroup(4) == RankGroup(4, "tp") != RankGroup(4, "other")
     with pytest.raises(dataclasses.FrozenInstanceError):
         RankGroup(4).size = 8  # type: ignore[misc]
+
+
+def test_a_copy_of_a_model_shares_its_process_group() -> None:
+    group = RankGroup(2, process_group=FakeProcessGroup(2, 0), first_rank=0)  # type: ignore[arg-type]
+    assert copy.deepcopy({"group": group})["group"] is group
 
 
 @pytest.mark.parametrize("size", [0, -2])

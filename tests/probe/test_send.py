@@ -1,8 +1,10 @@
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
-from lossytp.network.probe.trace_file import read_trace
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, read_trace
 from lossytp.probe import send
 from tests.network.probe.loopback import HOST, served
 
@@ -20,12 +22,20 @@ def test_a_measurement_is_printed_and_kept(tmp_path: Path, capsys: pytest.Captur
     assert trace.complete
 
 
-def test_a_trace_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_of_one_second_have_names_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send.time, "strftime", lambda pattern: "now")
-    for name in ("trace_now.parquet", "trace_now_2.parquet", "trace_now_3.parquet"):
-        path = send.trace_path(tmp_path)
+    for number, name in enumerate(("trace_now.parquet", "trace_now_2.parquet", "trace_now_3.parquet"), 1):
+        trace = ProbeTrace(flows={0: FlowTrace(lost=np.zeros(number, np.bool_))})
+        path = send.write_new_trace(tmp_path, trace)
         assert path.name == name
-        path.touch()
+        assert read_trace(path).flows[0].num_packets == number
+
+
+def test_a_trace_that_cannot_be_written_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send, "write_trace", Mock(side_effect=OSError(28, "No space left on device")))
+    with pytest.raises(ValueError, match="No space left on device"):
+        send.write_new_trace(tmp_path, ProbeTrace(flows={}))
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import torch
 import lossytp as ltp
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate
+from lossytp.tolerance import measure
 from lossytp.tolerance.__main__ import measure_and_print
 from lossytp.tolerance.advice import advice
 from lossytp.tolerance.config import Setup, ToleranceConfig, parts
 from lossytp.tolerance.measure import Measurement, Row
 from lossytp.tolerance.record import keep_advice, keep_rows, load_rows, write_rows
+from lossytp.training.exclusive_run import exclusive_run
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of folly. "
 
@@ -53,6 +55,17 @@ def test_a_rise_is_the_mean_over_draws_of_the_cross_entropy_over_the_lossless_on
     assert row.rise.value == pytest.approx(np.mean(row.rises))
     assert row.rise.value > 0.01
     assert row.packets == network.summary("evaluation")["packets"] / 2
+
+
+def test_a_block_longer_than_the_usual_text_is_read(text, monkeypatch):
+    monkeypatch.setattr(measure, "TOKENS", 31)
+    assert Measurement(settings(text, blocks=None)).blocks_NT.shape == (1, 32)
+
+
+def test_two_measurements_do_not_share_a_folder(text, tmp_path):
+    config = settings(text, output_dir=str(tmp_path))
+    with exclusive_run(str(tmp_path)), pytest.raises(ValueError, match="another run"):
+        measure_and_print(config)
 
 
 @pytest.mark.parametrize("phases", ["reduce", "both"])
@@ -214,7 +227,7 @@ def test_bad_values_are_one_line(text, values, message):
 def test_the_size_follows_from_the_model(text):
     assert ToleranceConfig(model_name="smollm2-135m", text=str(text)).ranks() == 3
     assert settings(text).ranks() == 4
-    with pytest.raises(ValueError, match="max_length = 129 is above gpt2-nano's 128 positions"):
+    with pytest.raises(ValueError, match="block_size = 129 is above gpt2-nano's 128 positions"):
         Measurement(settings(text, block_size=129))
 
 

@@ -62,6 +62,14 @@ def test_the_perplexity_is_that_of_the_dense_model(tmp_path, text):
     assert few["perplexity"]["lossy"] == few["perplexity"]["clean"]
 
 
+@pytest.mark.parametrize("cross_entropy", [math.nan, 800.0])
+def test_a_perplexity_that_is_not_finite_is_null(tmp_path, text, monkeypatch, cross_entropy):
+    train(tmp_path, "generation")
+    monkeypatch.setattr(evaluation.Engine, "cross_entropies", lambda self, batches: [cross_entropy])
+    result = evaluate(tmp_path, dataset=None, data_glob=text, max_length=40)
+    assert result["perplexity"] == {"clean": None, "lossy": None}
+
+
 def test_examples_are_cut_as_in_training_by_default(tmp_path):
     record = train(tmp_path, "classification", max_length=4)
     assert record["data"]["cut_share"] == 1

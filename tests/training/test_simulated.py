@@ -1,7 +1,9 @@
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.training import simulated
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
@@ -74,6 +76,14 @@ def test_sums_that_return_reliably_are_waited_for():
 )
 def test_configurations_that_timing_does_not_cover_are_null(values):
     assert seconds(**values) is None
+
+
+def test_a_recording_of_each_link_is_not_timed(tmp_path):
+    lost = np.array([False, True])
+    flows = {0: FlowTrace(lost=lost, src="0", dst="1"), 1: FlowTrace(lost=lost, src="1", dst="0")}
+    write_trace(tmp_path / "a.parquet", ProbeTrace(flows=flows))
+    assert seconds(tensor_parallel_size=2, loss_rate=0.1) is not None
+    assert seconds(tensor_parallel_size=2, loss_type=f"replay({str(tmp_path / 'a.parquet')!r})") is None
 
 
 def test_more_losses_than_can_be_timed_in_minutes_are_null(monkeypatch):

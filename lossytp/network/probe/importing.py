@@ -71,7 +71,8 @@ def _array_in(path: Path) -> np.ndarray:
 def _flows(path: Path, column: str | None, where: str | None) -> list[FlowTrace]:
     if path.suffix == ".npy":
         return [FlowTrace(lost=row) for row in np.atleast_2d(_zeros_and_ones(_array_in(path)))]
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8-sig") as file:  # spreadsheets begin with a byte-order mark
         text = file.read()
     if set(text) <= set("01, \t\r\n"):
         if column is not None or where is not None:
@@ -100,10 +101,13 @@ def _table(text: str) -> Rows:
     delimiter = max("\t,;", key=header.count)
     csv.field_size_limit(2**31 - 1)  # a field may hold a flow's packets
     reader = csv.DictReader(text.splitlines(), delimiter=delimiter)
-    rows = list(reader)
-    for number, row in enumerate(rows, 2):
+    rows = []
+    for row in reader:
         if None in row or None in row.values():
-            raise ValueError(f"line {number} has more or fewer fields than the header: complete it, or delete it")
+            raise ValueError(
+                f"line {reader.line_num} has more or fewer fields than the header: complete it, or delete it"
+            )
+        rows.append(row)
     return rows
 
 

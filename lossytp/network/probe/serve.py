@@ -89,7 +89,7 @@ class _Run:
                     "or raise max_packets"
                 )
             self.socket = udp_socket(self.ends[1], port)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             self.control.send({"refused": str(error)})
             raise Vanished(f"refused: {error}") from error
         self.control.allow(8 * plan.flows * plan.packets)

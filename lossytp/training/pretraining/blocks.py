@@ -113,10 +113,12 @@ class PackedBlocks:
             ValueError: if the text cannot be read, or is shorter than a block.
         """
         position, enough, pieces, length = start, SHUFFLED_BLOCKS * self.block_size, [rest], len(rest)
+        epoch = None  # of the first document
         for after, texts in self.text.documents(start):
             if after.epoch > 0 and start == BEGINNING and length < self.block_size:
                 raise _too_short(self.text, length, self.block_size)
-            if length >= enough if self.streaming else after.epoch > start.epoch and length >= self.block_size:
+            epoch = after.epoch if epoch is None else epoch
+            if length >= enough if self.streaming else after.epoch > epoch and length >= self.block_size:
                 break
             if not threading.main_thread().is_alive():  # the program ends, and waits for this thread
                 raise RuntimeError("nobody needs this portion any more")

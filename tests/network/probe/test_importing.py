@@ -30,6 +30,8 @@ WIFI = "noise_dbm\ttx\trx\tbits\n-5\tnode1\tnode2\t0010\n-10\tnode1\tnode3\t11\n
         ("a.csv", "time,lost\n0.1,0\n0.2,1\n", ["01"]),
         ("a.csv", "flow;lost\nx;0\ny;1\nx;1\n", ["01", "1"]),
         ("a.csv", "packet,dropped\n5,True\n6,False\n7,true\n", ["101"]),
+        ("a.csv", "\ufefflost,flow\n0,1\n1,1\n", ["01"]),  # as spreadsheets write it
+        ("a.txt", "\ufeff0101", ["0101"]),
         ("a.tsv", WIFI, ["0010", "11", "0"]),
         ("a.tsv.gz", gzip.compress(WIFI.encode(), mtime=0), ["0010", "11", "0"]),
     ],
@@ -65,6 +67,7 @@ def test_rows_and_columns_are_chosen(tmp_path):
         ("a.csv", "a,b\n0,1\n", {}, "2 of the columns a, b look like losses, not exactly one: name the right one"),
         ("a.csv", "a,b\n5,6\n", {}, "0 of the columns a, b look like losses, not exactly one: name the right one"),
         ("a.csv", "a,b\n0\n", {}, "line 2 has more or fewer fields than the header"),
+        ("a.csv", "a,b\n0,1\n\n0\n", {}, "line 4 has more or fewer fields than the header"),
         ("a.csv", "a,b\n0,3\n", {"column": "b"}, "'3' in b is neither 0 nor 1"),
         ("a.csv", "a,b\nx,0110\ny,02\n", {"column": "b"}, "row 2 has '02' in b: give one 0 or 1 per packet"),
         ("a.csv", "a,b\n0,3\n", {"column": "c"}, "column = 'c' is unknown: choose one of a, b"),

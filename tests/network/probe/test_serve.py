@@ -39,6 +39,7 @@ def test_plans_beyond_the_limits_are_refused() -> None:
 
 def test_nonsense_is_refused() -> None:
     assert "plan = " in refusal({"packets": 1})
+    assert refusal({**PLAN.as_dict(), "rate_packets_per_s": 10**400})
 
 
 def test_an_address_without_a_socket_is_refused_and_the_next_partner_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,8 @@ def test_the_earlier_studys_command_line():
         ),
         ({"model_name": "gpt5"}, "model_name = 'gpt5'"),
         ({"model_name": ""}, "model_name = '' is unknown: choose one of gpt2-nano"),
+        ({"model_name": "a folder"}, "model_name = 'a folder' is unknown: choose one of gpt2-nano"),
+        ({"model_name": "a" * 600}, "model_name = 'aaa.* is unknown: choose one of gpt2-nano"),
         (
             {"dataset": "shakespeare", "data_glob": "*.txt"},
             r"dataset = 'shakespeare' and data_glob = '\*.txt' both name",

@@ -93,6 +93,18 @@ def test_without_streaming_a_whole_pass_is_shuffled(documents, tokenizer, monkey
     assert not np.array_equal(first[:20], tokens[: 20 * BLOCK].reshape(-1, BLOCK))
 
 
+def test_without_streaming_later_passes_are_shuffled_as_a_whole_too(documents, tokenizer):
+    text = corpus(str(documents / "*"), split="train")
+    once = len(stream_of(text, tokenizer, 1)) // BLOCK
+    start = stream_of(text, tokenizer, 2)[once * BLOCK :][:BLOCK].tolist()  # of the second pass
+    places = []
+    for seed in range(3):
+        blocks = packed(text, tokenizer, streaming=False, seed=seed)
+        blocks.batch(once)
+        places.append(blocks.batch(once).tolist().index(start))
+    assert max(places) > once // 4, "the first document is not read alone"
+
+
 @pytest.mark.parametrize("streaming", [True, False])
 def test_text_shorter_than_a_block_is_refused(tmp_path, tokenizer, streaming):
     """Repeated until it filled a portion, it would be read a million times."""

@@ -1,6 +1,7 @@
 """Test which checkpoint a run resumes from, and where it writes its own."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,23 @@ def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values,
     assert steps(tmp_path / "new" / "checkpoint") == [STEPS]
     again = run(pretrain("again", checkpoint_path=str(tmp_path / "old" / "step_300.pth"), **values))
     assert losses(again) == losses(record)
-    assert losses(record) != losses(run(pretrain("fresh", **values)))
+    fresh = pretrain("fresh", **values)
+    assert losses(record) != losses(run(fresh))
+    with pytest.raises(ValueError, match=r"fresh/record.json is of a run that did not begin from .*step_300.pth: give"):
+        run(replace(fresh, checkpoint_path=str(tmp_path / "old")))
+
+
+def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):
+    config = pretrain("new", checkpoint_path=str(tmp_path / "w.pth"))
+    torch.save(dense_weights(config, 5), tmp_path / "w.pth")
+    stopped(config, 5)
+    torch.save(dense_weights(config, 6), tmp_path / "w.pth")
+    with pytest.raises(
+        ValueError, match=r"checkpoint/step-\d+ is of a run that did not begin from .*w.pth: give another"
+    ):
+        run(config)
+    (tmp_path / "w.pth").unlink()  # its weights are no longer needed
+    assert run(config)["first_weights"]["file"] == "w.pth"
 
 
 def test_weights_that_do_not_fit_are_one_line(pretrain, tmp_path):

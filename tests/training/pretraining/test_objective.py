@@ -264,3 +264,9 @@ def test_only_matrices_decay_and_gradients_are_clipped(pretrain, monkeypatch):
     expected |= {f"transformer.{name}.bias": 0.0 for name in matrices[2:]}
     expected |= {f"transformer.{norm}.{part}": 0.0 for norm in norms for part in ("weight", "bias")}
     assert decays == expected
+
+
+def test_float16_scales_the_loss_in_one_process(pretrain):
+    record = run(pretrain(total_steps=3, fp16=True, save_model=False))
+    assert record["status"] == "finished"
+    assert record["timing"]["steps"] == 3
