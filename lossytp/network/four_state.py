@@ -80,12 +80,10 @@ class FourState:
             return math.inf if self.loss_rate else 0.0
         return self.loss_rate / self.bursts_per_packet
 
-    def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of the losses of two packets `lag` apart; 0 for a process that never varies."""
-        rate = self.loss_rate
-        if lag == 0 or rate in (0, 1):
-            return float(lag == 0)
-        transition = np.array(
+    @property
+    def transition(self) -> np.ndarray:
+        """Return the probabilities of going from one state (row) to another (column), (4, 4)."""
+        return np.array(
             [
                 [1 - self.leave_gap, 0, self.p13, self.p14],
                 [0, 1 - self.p23, self.p23, 0],
@@ -93,7 +91,13 @@ class FourState:
                 [1, 0, 0, 0],
             ]
         )
-        both_lost = (self.shares * IS_LOST) @ np.linalg.matrix_power(transition, abs(lag)) @ IS_LOST
+
+    def autocorrelation(self, lag: int) -> float:
+        """Return the correlation of the losses of two packets `lag` apart; 0 for a process that never varies."""
+        rate = self.loss_rate
+        if lag == 0 or rate in (0, 1):
+            return float(lag == 0)
+        both_lost = (self.shares * IS_LOST) @ np.linalg.matrix_power(self.transition, abs(lag)) @ IS_LOST
         return float(both_lost - rate**2) / (rate * (1 - rate))
 
     def to_netem(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -108,7 +109,7 @@ class Place:
             if size == self.shape:
                 view = elements.view(size)
             else:
-                offset = _number(self.shape, start) - self.first
+                offset = int(np.ravel_multi_index(start, self.shape)) - self.first
                 view = elements.view(-1)[offset : offset + math.prod(size)].view(size)
             for part in self.parts:
                 box = part.box(start, view, _copy_name(self.replica, part.rank))
@@ -135,14 +136,6 @@ def boxes_of(shape: Numbers, first: int, stop: int) -> list[tuple[Numbers, Numbe
     if begin < end:
         boxes.append(((begin, *[0] * (len(shape) - 1)), (end - begin, *shape[1:])))
     return boxes
-
-
-def _number(shape: Numbers, start: Numbers) -> int:
-    """Return the number of an element in row-major order."""
-    number = 0
-    for size, offset in zip(shape, start, strict=True):
-        number = number * size + offset
-    return number
 
 
 def dense_weights(held: Sequence[Place], network: LossyNetwork) -> dict[str, Tensor]:

@@ -74,19 +74,19 @@ class RankGroup:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """Global ranks, by position in the group."""
+        """Return the global ranks, by position in the group."""
         return tuple(range(self.first_rank, self.first_rank + self.size))
 
     @cached_property
     def local(self) -> range:
-        """Positions of the ranks in this process."""
+        """Return the positions of the ranks in this process."""
         here = self.size // self.processes
         first = self.process_group.rank() * here if self.process_group else 0
         return range(first, first + here)
 
     @property
     def plain_group(self) -> Any:
-        """The process group, or the one that a lossy process group wraps."""
+        """Return the process group, or the one that a lossy process group wraps."""
         return getattr(self.process_group, "wrapped", self.process_group)
 
     def begin_sum_(self, partial: "Tensor") -> Callable[[], object]:

@@ -93,7 +93,7 @@ class LossyProcessGroup(ProcessGroup):
     def get_group_store(self) -> Any:
         return self.wrapped.get_group_store()
 
-    # sums: losses are removed from a rank's own part before it is sent
+    # sums: lost packets are taken out of a rank's own part before it is sent
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         return self._all_reduce(tensors, opts or dist.AllreduceOptions(), self.wrapped.allreduce)
@@ -131,7 +131,7 @@ class LossyProcessGroup(ProcessGroup):
         pairs = zip(outputs, inputs, strict=True)  # gloo has no coalesced form
         return self._then([self.reduce_scatter_single(output, input, opts) for output, input in pairs])
 
-    # gathers: losses are removed from what arrives, different ones on every rank
+    # gathers: lost packets are taken out of what arrives, different ones on every rank
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
         arrivals = self._lost_on_arrival(outputs)
@@ -150,7 +150,7 @@ class LossyProcessGroup(ProcessGroup):
         pairs = zip(outputs, inputs, strict=True)
         return self._then([self.all_gather_single(output, input, opts) for output, input in pairs])
 
-    # from one rank to another: the sender removes losses from a copy, since autograd may need the original
+    # from one rank to another: lost packets are taken out of a copy, since autograd may need the original
 
     def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
         bounds = _bounds(piece.numel() for piece in inputs)
@@ -215,7 +215,10 @@ class LossyProcessGroup(ProcessGroup):
         return Then(works, arrivals, self._under_way) if arrivals or len(works) > 1 else works[0]
 
     def _lose_sent(self, message: Tensor, bounds: list[tuple[int, int]], operation: str) -> Tensor:
-        """Return a copy of `message` without losses; `bounds` are the elements [start, stop) for each position."""
+        """Return a copy of `message` that lacks the packets which the network loses.
+
+        `bounds` are the elements [start, stop) for each position.
+        """
         if not self._is_lossy(message):
             return message
         me = self.rank()

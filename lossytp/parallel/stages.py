@@ -76,7 +76,7 @@ class Stage(nn.Module):
 
     @property
     def tied_weight(self) -> nn.Parameter | None:
-        """This stage's copy of a matrix that is the first stage's embeddings and the last stage's head."""
+        """Return this stage's copy of a matrix that is the first stage's embeddings and the last stage's head."""
         if self.tied_shape is None or not (self.is_first or self.is_last):
             return None
         holder: Any = self.model.get_input_embeddings() if self.is_first else self.model.get_output_embeddings()
@@ -85,7 +85,7 @@ class Stage(nn.Module):
 
     @property
     def counted_by_first_stage(self) -> nn.Parameter | None:
-        """The last stage's copy of the embeddings, which a norm of all parameters or gradients counts once."""
+        """Return the last stage's copy of the embeddings, which a norm of all parameters or gradients counts once."""
         return None if self.is_first else self.tied_weight
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, input_ids: Tensor | None = None) -> Tensor:

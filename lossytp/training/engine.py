@@ -261,8 +261,8 @@ class Engine:
             batches: `input_ids` and `labels` (B, T), and no padding. Replicas share out each batch.
 
         Returns:
-            The mean for each rank of the tensor-parallel group that has a stream, or logits, of its own; else as many
-            equal means as there are processes.
+            The mean for each rank of the tensor-parallel group that has a stream, or logits, of its own; else one mean
+            for each tensor-parallel process, all equal.
         """
         self.module.eval()
         totals, blocks = torch.zeros(1, dtype=torch.float64), 0

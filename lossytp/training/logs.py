@@ -34,11 +34,11 @@ class Logs:
 
     Args:
         config: the run's configuration.
-        first_step: the last step logged before; what a killed run logged after it is replaced.
+        done: the last step logged before; what a killed run logged after it is replaced.
         shown: whether to write anything. One process writes for all.
     """
 
-    def __init__(self, config: RunSettings, *, first_step: int = 0, shown: bool = True) -> None:
+    def __init__(self, config: RunSettings, *, done: int = 0, shown: bool = True) -> None:
         folder = Path(config.output_dir)
         self._folder = folder / "tensorboard"
         self._hook = threading.excepthook
@@ -46,18 +46,18 @@ class Logs:
         self._wandb: Any = None
         self._statistics: StatisticsFile | None = None
         if config.statistics and shown:
-            self._statistics = StatisticsFile(folder / STATISTICS, done=first_step)
+            self._statistics = StatisticsFile(folder / STATISTICS, done=done)
         if config.tensorboard and shown:
             from torch.utils.tensorboard import SummaryWriter
 
             self._hook, threading.excepthook = threading.excepthook, _silent_on_os_errors(threading.excepthook)
             with saving(self._folder):
-                self._board = SummaryWriter(str(self._folder), purge_step=first_step + 1)
+                self._board = SummaryWriter(str(self._folder), purge_step=done + 1)
         if config.wandb and shown:
             import wandb
 
             name = folder / WANDB_ID
-            if not name.exists() or first_step == 0:
+            if not name.exists() or done == 0:
                 write_atomically(name, uuid.uuid4().hex)
             self._wandb = wandb.init(
                 project="lossytp",

@@ -180,7 +180,7 @@ class Run:
         done = len(self.losses)
         shown = self.layout.rank == 0
         self.progress = Progress(config.steps, name=self.objective.name, done=done, shown=shown)
-        self.logs = Logs(config, first_step=done, shown=shown)
+        self.logs = Logs(config, done=done, shown=shown)
         try:
             for step in range(done + 1, config.steps + 1):
                 asked = time.perf_counter()
@@ -277,7 +277,7 @@ class Run:
 
     @property
     def _sends(self) -> bool:
-        """Whether ranks send anything. A single rank does not, so its scores with and without losses are the same."""
+        """Return whether ranks send anything. A single rank does not, so it scores the same with and without losses."""
         return self.layout.world_size > 1 or self.layout.tensor_parallel_size > 1
 
     def _evaluate(self, step: int) -> dict:

@@ -74,7 +74,7 @@ class Objective(ABC, Generic[Config]):
         """
 
     def better(self, point: dict[str, Any]) -> float:
-        """Return a number that is larger the better an evaluation is."""
+        """Return a number that grows as evaluations get better."""
         return float(point[f"{self.score}_lossy"])
 
     def patience_ends(self, since_best: int) -> bool:

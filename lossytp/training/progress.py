@@ -11,7 +11,7 @@ SECONDS_BETWEEN_LINES = 20.0
 
 
 def details(numbers: Mapping[str, float], position: Mapping[str, int]) -> str:
-    """Return what a line of progress says of a step beside its loss; nothing if there is no position in the data.
+    """Return the text after the loss in a line of progress; "" if the data has no position.
 
     Args:
         numbers: as in logs. Tokens are those of all processes, each counted once.

@@ -93,15 +93,7 @@ def _gilbert_elliott_tally(expected: Expected) -> Tally:
 
 def _four_state_chain(values: np.ndarray) -> Chain:
     process = FourState(*values)
-    transition = np.array(
-        [
-            [1 - process.leave_gap, 0, process.p13, process.p14],
-            [0, 1 - process.p23, process.p23, 0],
-            [process.p31, process.p32, 1 - process.leave_losses, 0],
-            [1, 0, 0, 0],
-        ]
-    )
-    return Chain(transition, IS_LOST, process.shares)
+    return Chain(process.transition, IS_LOST, process.shares)
 
 
 _FROM, _TO = np.array([0, 2, 2, 1, 0]), np.array([2, 0, 1, 2, 3])  # p13, p31, p32, p23, p14

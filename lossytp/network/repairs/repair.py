@@ -44,7 +44,7 @@ class Repair:
         return f"{self.name}({values})" if values else self.name
 
     def sent_again(self, num_packets: int, losses: int) -> int:
-        """Return how many of a message's packets would be sent once more after as many losses of their own."""
+        """Return how many packets the repair would send again if each had been lost `losses` times."""
         return 0
 
     def round_trips(self, loss_rate: float, num_packets: int) -> float:
@@ -114,7 +114,7 @@ class Zero(Repair):
     name = "zero"
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """E[a_r] = q^n(r) and E[a_r a_s] = q^(n(r) + n(s) - c(r, s)).
+        """Return E[a_r] = q^n(r) and E[a_r a_s] = q^(n(r) + n(s) - c(r, s)).
 
         Hop h delivers a packet (d_h = 1) with probability q = 1 - p. The weight a_r is the product of d_h over the n(r)
         hops that carry rank r's contribution. Of these hops, c(r, s) also carry rank s's.

@@ -23,7 +23,7 @@ class Rescale(Repair):
         return 1.0 if loss_rate == 1 else 1 / (1 - loss_rate)  # a link that delivers nothing has nothing to scale
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """E[a_r] = 1 and E[a_r a_s] = q^-c(r, s), with c(r, s) hops in common (Horvitz and Thompson)."""
+        """Return E[a_r] = 1 and E[a_r a_s] = q^-c(r, s), with c(r, s) hops in common (Horvitz and Thompson)."""
         if rate == 1:  # nothing arrives that could be scaled
             return ZERO.sum_moments(crosses_HR, receivers, rate)
         return np.ones(crosses_HR.shape[1]), (1.0 - rate) ** -(crosses_HR.T @ crosses_HR)

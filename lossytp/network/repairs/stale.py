@@ -23,7 +23,7 @@ class Stale(Repair):
     remembers: ClassVar[bool] = True
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """E[a_r] is the probability that a part is current, E[a_r a_s] that two parts have the same age."""
+        """Return as E[a_r] the probability that a part is current, as E[a_r a_s] that two parts have the same age."""
         if rate == 1:  # nothing ever arrives, so every gap stays zero
             return ZERO.sum_moments(crosses_HR, receivers, rate)
         _check_meet_and_stay_together(crosses_HR)

@@ -15,7 +15,7 @@ from lossytp.training.shapes import shape_of
 class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, ComputeSettings):
     """The settings of one training run, whatever it trains on: the loop, the engine and checkpoints need no others.
 
-    Subclasses add the data, and answer what the properties below ask.
+    Subclasses add the data, and implement the properties below.
     """
 
     betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
@@ -56,7 +56,10 @@ class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         return 0.0
 
     def differences(self, written: dict[str, Any]) -> list[str]:
-        """Return the names of settings because of which this run neither is nor continues the run of `written`."""
+        """Return the names of the settings that differ from those `written`.
+
+        A subclass leaves out those that may change when a run goes on.
+        """
         ours = self.result_settings()
         return [name for name in {**ours, **written} if name not in ours or ours[name] != written.get(name, ...)]
 

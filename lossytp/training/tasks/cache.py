@@ -74,7 +74,11 @@ def _is_whole(folder: Path) -> bool:
 
 def _sums(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.iterdir() if path.name != SUMS)
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    sums = {}
+    for path in files:
+        with path.open("rb") as file:
+            sums[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
 
 
 def code_digest(module: str) -> str:
