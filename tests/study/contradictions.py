@@ -85,6 +85,9 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_training_gains", {"p_holm": 0.06}, contrast="protected training, a hundredth", task="sst2"),
         row_in("real_training_gains", {"low": 0.01}, contrast="protected training, a hundredth", task="qnli"),
     ],
+    "retransmission_keeps_accuracy": [
+        arm_of("13_real_model_rates", {"low": -0.011}, arm="protect(0.1) + retransmit(1), 10%"),
+    ],
     "protection_helps_in_qnli": [
         row_in("real_training_gains", {"low": -0.001}, contrast="a tenth", task="qnli"),
         row_in("real_training_gains", {"low": 0.001}, contrast="a hundredth", task="qnli"),
@@ -187,6 +190,17 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_times_tokens_low": 1.4}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining", {"lossy_times_tokens_high": 2.1}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED, loss_rate=0.1),
+    ],
+    "lower_rates_waste_fewer_tokens": [
+        row_in("pretraining", {"clean": 0.05}, arm=PRETRAINED, loss_rate=0.01),
+        row_in("pretraining", {"clean": 0.02}, arm=PRETRAINED, loss_rate=0.03),
+        row_in("pretraining", {"clean_low": -0.001}, arm=PRETRAINED, loss_rate=0.03),
+        row_in("pretraining", {"clean_times_tokens": 1.2}, arm=PRETRAINED, loss_rate=0.01),
+    ],
+    "losing_pays_at_low_rates": [
+        row_in("pretraining", {"lossy_times_tokens_high": 1.4}, arm=PRETRAINED, loss_rate=0.01),
+        row_in("pretraining", {"clean_times_tokens_linear_high": None}, arm=PRETRAINED, loss_rate=0.03),
+        row_in("pretraining", {"waiting": [{"kilobytes": 1250.0, "times": 1.01}]}, arm=PRETRAINED, loss_rate=0.03),
     ],
     "waiting_beats_more_tokens": [
         row_in("pretraining", {"clean_times_tokens_linear_low": 1.0}, arm=PRETRAINED, loss_rate=0.1),

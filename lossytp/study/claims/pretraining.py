@@ -9,6 +9,7 @@ from lossytp.study.claims.claim import Claim, Results, row_of
 LOST = ("losses on the way to a sum", 0.1)
 WASTED = {"clean": 1 / 3, "lossy": 2 / 5}  # share of the tokens, by evaluation
 PAYS_UP_TO = 125.0  # kilobytes in flight
+PAYS_FROM = 1250.0
 
 
 def pretraining_loses_nats(results: Results) -> Claim:
@@ -32,6 +33,30 @@ def pretraining_wastes_tokens(results: Results) -> Claim:
         holds &= abs(value - wasted) < 0.05 and wasted - 0.1 < low and high < wasted + 0.1
         numbers |= {f"{evaluation}, low": low, evaluation: value, f"{evaluation}, high": high}
     return Claim(holds, numbers)
+
+
+def lower_rates_waste_fewer_tokens(results: Results) -> Claim:
+    """Require that 3 and 1 % loss cost nats as guessed beforehand, and waste fewer tokens the lower the rate."""
+    rows = {rate: _arm(results, LOST[0], rate) for rate in (0.01, 0.03, 0.1)}
+    guessed = {0.01: (0.005, 0.04), 0.03: (0.03, 0.1)}
+    holds = all(least < rows[rate]["clean"] < most for rate, (least, most) in guessed.items())
+    holds &= all(row["clean_low"] > 0 for row in rows.values())
+    wasted = {f"wasted at {rate:g}": 1 - 1 / row["clean_times_tokens"] for rate, row in rows.items()}
+    return Claim(holds and [*wasted.values()] == sorted(wasted.values()), wasted)
+
+
+def losing_pays_at_low_rates(results: Results) -> Claim:
+    """Require that at 1 and 3 % loss and 1.25 MB in flight, waiting costs more than the tokens by any estimate."""
+    numbers: dict[str, float] = {}
+    for rate in (0.01, 0.03):
+        row = _arm(results, LOST[0], rate)
+        most = max(
+            row[f"{evaluation}_times_tokens{axis}_high"] or math.inf for evaluation in EVALUATIONS for axis in AXES
+        )
+        waiting = next(each["times"] for each in row["waiting"] if each["kilobytes"] == PAYS_FROM)
+        numbers |= {f"tokens, at most, {rate:g}": most, f"waiting, {rate:g}": waiting}
+        numbers[f"margin, {rate:g}"] = waiting - most
+    return Claim(all(value > 0 for name, value in numbers.items() if name.startswith("margin")), numbers)
 
 
 def waiting_beats_more_tokens(results: Results) -> Claim:

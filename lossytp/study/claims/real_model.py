@@ -172,6 +172,12 @@ def protection_keeps_accuracy_at_three_per_cent(results: Results) -> Claim:
     return Claim(holds, {name: POINTS * value for name, value in numbers.items()})
 
 
+def retransmission_keeps_accuracy(results: Results) -> Claim:
+    """Require that at 10 % loss protection with one retransmission, in training too, costs less than a point."""
+    fall = -_at_rate(results, "protect(0.1) + retransmit(1)", 0.1)["low"]
+    return Claim(fall < ONE_POINT, {"fall, at most": POINTS * fall})
+
+
 def low_rates_stay_uncertain_in_the_real_model(results: Results) -> Claim:
     """Require that both intervals at 1 % loss include no fall, and that Holm's correction shows no fall at 1 or 3 %."""
     rows = {(repair, rate): _at_rate(results, repair, rate) for repair in (NOTHING, BEST) for rate in (0.01, 0.03)}
