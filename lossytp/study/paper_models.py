@@ -3,6 +3,7 @@
 Each public function is a section, as in `lossytp.study.paper`.
 """
 
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -65,14 +66,21 @@ def real_training(study: Study) -> dict[str, Any]:
     records = [record for name in ("13_real_model", "13_real_model_qnli") for record in study.records.get(name, [])]
     examples = {record["config"]["dataset"]: record["data"]["test_examples"] for record in records}
     by_rate, _ = study.complete("13_real_model_rates")
-    usual = {record["config"]["dataset"]: record for record in records if record["config"]["repair"] == NOTHING}
+    lossy = [
+        record for record in records if record["config"]["loss_rate"] > 0 and record["config"]["repair"] == NOTHING
+    ]
     return {
         "real_training": json_rows(rows),
         "real_training_examples": examples,
         "real_training_gains": contrasts(table),
         "real_training_round_trips": {
-            task: {repair: expected_round_trips(record, repair) for repair in RETRANSMITTING}
-            for task, record in usual.items()
+            task: {
+                repair: fmean(
+                    expected_round_trips(record, repair) for record in lossy if record["config"]["dataset"] == task
+                )
+                for repair in RETRANSMITTING
+            }
+            for task in examples
         },
         "real_gains_by_rate": gains_by_rate(by_rate) if len(by_rate) else [],
     }

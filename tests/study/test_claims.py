@@ -81,9 +81,9 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
             measured = [row["price"] for row in prices if row["bandwidth_gbits"] in (10, 100)]
             assert [float(cell) for cell in line.split("|")[2:4]] == pytest.approx(measured, rel=0.005)
     (arm,) = rows_of(committed["pretraining"], arm=PRETRAINED, loss_rate=0.1)
-    assert f"a third of {arm['tokens'] / 1e6:.0f} million tokens" in readme, (
-        "pretraining_wastes_tokens checks the third"
-    )
+    wasted = committed["claims"]["lower_rates_waste_fewer_tokens"]["numbers"]["wasted at 0.01"]
+    for words in (f"a third of {arm['tokens'] / 1e6:.0f} million tokens", f"and {100 * wasted:.0f} % of them at 1 %"):
+        assert words in readme, "the paper's claims check the third"
 
 
 def test_what_the_paper_says_was_predicted_stands_in_the_grids():
