@@ -100,8 +100,10 @@ def write_new_trace(folder: Path, trace: ProbeTrace) -> Path:
     name = f"trace_{time.strftime('%Y%m%d_%H%M%S')}"
     for again in itertools.count(1):
         path = folder / (f"{name}.parquet" if again == 1 else f"{name}_{again}.parquet")
-        with saving(path), suppress(FileExistsError), path.open("xb"):  # both ends may write into one folder
-            break
+        with saving(path), suppress(FileExistsError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with path.open("xb"):  # fails if the other end has just made it
+                break
     try:
         with saving(path):
             write_trace(path, trace)

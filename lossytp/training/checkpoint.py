@@ -23,12 +23,12 @@ from lossytp.training.checkpoint_folder import (
     MARKER,
     Found,
     candidates,
+    first_weights,
     home,
     layout_of,
     number_of,
     read_marker,
     steps_in,
-    weights_in,
 )
 from lossytp.training.config import RunSettings
 from lossytp.training.engine import FOREIGN
@@ -201,11 +201,8 @@ class Checkpoints:
         return None
 
     def weights_file(self) -> Path | None:
-        """Return the file of weights that `checkpoint_path` names, or the newest one in that folder; None if none."""
-        given = self._config.checkpoint_path
-        if given is None or Path(given) == self.folder:
-            return None
-        return on_rank_zero(lambda: weights_in(Path(given)), self._network)
+        """Return the file of weights with which `checkpoint_path` begins the run; None if it names no such file."""
+        return on_rank_zero(lambda: first_weights(self.folder, self._config.checkpoint_path), self._network)
 
     def _check_config(self, found: Found) -> None:
         written = {**self._config.result_defaults(), **found.config}

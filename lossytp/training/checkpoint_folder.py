@@ -129,6 +129,19 @@ def read_marker(folder: Path) -> Found:
     return found
 
 
+def first_weights(own: Path, given: str | None) -> Path | None:
+    """Return the file of weights with which `checkpoint_path` begins a run; None if it names no such file.
+
+    Args:
+        own: the folder of the run's own checkpoints.
+        given: the run's `checkpoint_path`, if any. A checkpoint there comes before a file of weights.
+    """
+    if given is None or Path(given) == own or Path(given).name == MARKER:
+        return None
+    checkpoints = (file for file in Path(given).rglob(MARKER) if STEP.fullmatch(file.parent.name))
+    return None if any(True for _ in checkpoints) else weights_in(Path(given))
+
+
 def weights_in(path: Path) -> Path | None:
     """Return the file of weights that this is, or the newest one in this folder."""
     files = [path] if path.is_file() else list(path.glob("*")) if path.is_dir() else []

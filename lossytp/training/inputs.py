@@ -1,14 +1,13 @@
 """Check the files that a run's result depends on, besides its configuration: its data, and a trace of packet losses."""
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lossytp.network.replay import Replay
 from lossytp.network.trace import Trace
-from lossytp.training.checkpoint_folder import weights_in
+from lossytp.training.checkpoint_folder import first_weights, home
 from lossytp.training.config import NetworkSettings, RunSettings
 from lossytp.training.objectives import objective_of
 from lossytp.training.record import RECORD, check_output_folder
@@ -54,21 +53,18 @@ def finished_record(config: RunSettings) -> dict[str, Any] | None:
     return record
 
 
-def weights_file(config: RunSettings) -> Path | None:
-    """Return the file of weights that `checkpoint_path` names, or the newest one in that folder; None if none."""
-    given = getattr(config, "checkpoint_path", None)
-    return None if given is None else weights_in(Path(given))
-
-
 def check_same_weights(config: RunSettings, then: dict[str, str] | None, where: str) -> None:
     """Raise ValueError if `checkpoint_path` names other weights than the run of `where` began from."""
-    file = weights_file(config)
+    file = first_weights(home(config), config.checkpoint_path)
     if file is None:
         return
     with file.open("rb") as opened:
         now = hashlib.file_digest(opened, "sha256").hexdigest()
     if now != (then or {}).get("sha256"):
-        raise ValueError(f"{where} is of a run that did not begin from {file}: give another output_dir")
+        raise ValueError(
+            f"{where} is of a run that did not begin from {file}: name the file that it began from, leave "
+            "checkpoint_path out, or give another output_dir"
+        )
 
 
 def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix: str) -> None:

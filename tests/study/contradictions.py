@@ -207,6 +207,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_times_tokens_low": None}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining", {f"{each}_low": 1.5 for each in TIMES_TOKENS}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining", {"waiting": [{"kilobytes": 125.0, "times": 1.5}, MUCH]}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"lossy_times_tokens": 2.9}, arm=PRETRAINED, loss_rate=0.1),
     ],
     "rises_shrink_with_size": [
         exponent_of("rise", 0.1, high=0.01),

@@ -60,7 +60,7 @@ class Repair:
             if chance < 1e-9:
                 return rounds
             rounds += chance
-        return math.inf
+        return math.inf if loss_rate == 1 else rounds
 
     def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
         """Return how many elements the sender sends for `num_elements` of a message."""

@@ -107,7 +107,10 @@ def _cost(curve: pd.DataFrame, loss_rate: float) -> dict[str, float]:
 
 
 def _budget(curve: pd.DataFrame, lossless: pd.Series) -> dict[str, float]:
-    """Return the loss rate that costs one point; in proportion to the largest rate's cost if few rates share seeds."""
+    """Return the loss rate that costs one point.
+
+    It is in proportion to the largest rate's cost if few rates were tried, or no seed has all of them.
+    """
     rates, drops = _points(curve)
     names = ("budget", "budget_low", "budget_high")
     accuracy = curve.pivot_table(index="seed", columns="loss_rate", values="accuracy_lossy").dropna()

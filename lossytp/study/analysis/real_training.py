@@ -96,7 +96,8 @@ def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
 def expected_round_trips(record: Mapping[str, Any], repair: str) -> float:
     """Return for how many round trips a message of a training run would wait with a repair, on average.
 
-    A message travels over all links at once, and waits for the last packet of any.
+    A message travels over all links at once, and waits for the last packet of any. Protected packets are counted over
+    all links together, where each link would round their number up.
     """
     traffic = record["network"]["training"]
     packets = (traffic["packets"] - traffic["extra"]) / traffic["messages"]["called"]

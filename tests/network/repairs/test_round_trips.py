@@ -43,6 +43,11 @@ def test_expected_round_trips_are_those_of_simulated_messages(
     assert expected == pytest.approx(simulated(rate, most_sent_again), rel=0.03, abs=0.005)
 
 
+def test_a_link_that_delivers_hardly_anything_is_waited_for_long() -> None:
+    expected = repair_named("protect(0.1)").round_trips(0.999, 100)
+    assert expected == pytest.approx(simulated(0.999, [10**9] * 10), rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("repair", "at_full_loss"), [("zero", 0), ("retransmit(3)", 3), ("protect(0.1) + retransmit(3)", math.inf)]
 )

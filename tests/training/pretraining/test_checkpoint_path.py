@@ -118,7 +118,7 @@ def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values,
     assert losses(again) == losses(record)
     fresh = pretrain("fresh", **values)
     assert losses(record) != losses(run(fresh))
-    with pytest.raises(ValueError, match=r"fresh/record.json is of a run that did not begin from .*step_300.pth: give"):
+    with pytest.raises(ValueError, match=r"fresh/record.json is of a run that did not begin from .*step_300.pth: name"):
         run(replace(fresh, checkpoint_path=str(tmp_path / "old")))
 
 
@@ -128,11 +128,21 @@ def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):
     stopped(config, 5)
     torch.save(dense_weights(config, 6), tmp_path / "w.pth")
     with pytest.raises(
-        ValueError, match=r"checkpoint/step-\d+ is of a run that did not begin from .*w.pth: give another"
+        ValueError, match=r"checkpoint/step-\d+ is of a run that did not begin from .*w.pth: name the file"
     ):
         run(config)
+    stopped(replace(config, checkpoint_path=None), 8)
     (tmp_path / "w.pth").unlink()  # its weights are no longer needed
     assert run(config)["first_weights"]["file"] == "w.pth"
+
+
+def test_a_checkpoint_comes_before_weights_in_the_same_folder(pretrain, tmp_path):
+    stopped(pretrain("first"), 5)
+    torch.save(dense_weights(pretrain("first"), 5), tmp_path / "first" / "w.pth")
+    config = pretrain("second", checkpoint_path=str(tmp_path / "first"))
+    record = run(config)
+    assert "first_weights" not in record
+    assert run(config) == record, "it is finished"
 
 
 def test_weights_that_do_not_fit_are_one_line(pretrain, tmp_path):
