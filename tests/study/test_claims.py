@@ -12,6 +12,7 @@ import pytest
 from lossytp.study.analysis.real_training import UNTIL_IT_ARRIVES
 from lossytp.study.claims import CLAIMS, check_claims
 from lossytp.study.claims.claim import real_row
+from lossytp.study.claims.pretraining import GUESSED
 from tests.study.contradictions import CONTRADICT, PRETRAINED, rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -106,3 +107,9 @@ def test_small_packets_were_predicted_as_their_grid_says(committed):
     new = [row for row in committed["small_packets"] if not row["known"] and row["repair"] == "zero"]
     falls = [f"{100 * row['predicted']:.1f}" for row in new]
     assert f"falls of {', '.join(falls[:-1])} and {falls[-1]} points" in " ".join(grid.replace("#", "").split())
+
+
+def test_a_claims_guesses_are_those_fixed_beforehand():
+    with (ROOT / "results" / "paper" / "predictions" / "fixed_beforehand.csv").open(encoding="utf-8") as file:
+        rows = {row["quantity"]: (float(row["low"]), float(row["high"])) for row in csv.DictReader(file) if row["low"]}
+    assert {0.01: rows["nats, one per cent"], 0.03: rows["nats, three per cent"]} == GUESSED
