@@ -154,7 +154,7 @@ def test_reliable_blocks_of_several_threads_may_overlap():
             entered.set()
             leave.wait()
 
-    thread = threading.Thread(target=outlasts)
+    thread = threading.Thread(target=outlasts, daemon=True)  # a failed assertion leaves it waiting
     with network.reliable():
         thread.start()
         entered.wait()
