@@ -7,7 +7,7 @@ usage() {
     cat <<'TEXT'
 usage: ./run_all.sh [COMMAND] [-- OPTIONS of snakemake, pretrain or pytest]
   laptop   train seven of the paper's runs again and compare them with the published ones, 8 minutes on 2 cores (default)
-  small    run a small study of your own, with a paper: 15 to 30 minutes on 2 cores
+  small    run a small study of your own, with a report: 15 to 30 minutes on 2 cores
   paper    make the runs of the study that have no record in results/paper; needs `./run_all.sh models`, and SST-2, MNLI,
            QNLI and Wikipedia under LOSSYTP_DATA; the whole study takes more than a day on 2 cores
   figures  draw the figures and typeset the paper from the committed results, without training

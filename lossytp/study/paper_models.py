@@ -65,7 +65,7 @@ def real_training(study: Study) -> dict[str, Any]:
     study.draw(real_model_after_training(rows), "real_model_after_training")
     records = [record for name in ("13_real_model", "13_real_model_qnli") for record in study.records.get(name, [])]
     examples = {record["config"]["dataset"]: record["data"]["test_examples"] for record in records}
-    by_rate, _ = study.complete("13_real_model_rates")
+    by_rate = pd.concat([study.complete(name)[0] for name in ("13_real_model_rates", "13_real_model")])
     lossy = [
         record for record in records if record["config"]["loss_rate"] > 0 and record["config"]["repair"] == NOTHING
     ]

@@ -30,7 +30,7 @@ def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
     records = [record for _, record in done]
     table = tidy(records)
     table.insert(0, "arm", [cell.arm for cell, _ in done])
-    table.insert(1, "run", [Path(cell.config.output_dir).name for cell, _ in done])
+    table.insert(1, "run", [_run(cell.config) for cell, _ in done])
     return table, records
 
 
@@ -39,12 +39,15 @@ def complete_seeds(
 ) -> tuple[pd.DataFrame, list[dict]]:
     """Keep the runs of those tasks and seeds that have every arm, so that all arms share seeds.
 
+    An arm that has been added to a grid is left out until it has `min_seeds` runs of a task. It hides no other arm. A
+    training without its lossless arm, or without another, has nothing to compare.
+
     Args:
         experiment: the cells that a complete seed has.
         table: from `read_experiment`.
         records: from `read_experiment`.
         unlearned: from `comparisons.unlearned_trainings`. Its trainings are neither required nor kept.
-        min_seeds: tasks with fewer complete seeds are dropped.
+        min_seeds: arms with fewer runs of a task are dropped, and tasks with fewer complete seeds.
 
     Returns:
         The rows kept, and their records.
@@ -52,20 +55,34 @@ def complete_seeds(
     if table.empty:
         return table, []
     without = set(unlearned[list(TRAINING)].itertuples(index=False, name=None))
-    required = Counter(
-        (cell.config.task, cell.config.seed) for cell in experiment.cells if _training(cell.config) not in without
-    )
-    learned = table[~pd.MultiIndex.from_frame(table[list(TRAINING)]).isin(without)]
-    keys = list(zip(learned["task"], learned["seed"], strict=True))
+    arms = {
+        _run(cell.config): (*training, cell.arm, cell.config.loss_rate)
+        for cell in experiment.cells
+        if (training := _training(cell.config)) not in without
+    }
+    finished = Counter(arms[run] for run in table["run"] if run in arms)
+    enough = {arm for arm in arms.values() if finished[arm] >= min_seeds}
+    compared = {True: set(), False: set()}  # trainings that have the lossless arm, and another
+    for *training, arm, _ in enough:
+        compared[arm == LOSSLESS].add(tuple(training))
+    wanted = {run for run, arm in arms.items() if arm in enough and arm[:-2] in compared[True] & compared[False]}
+    required = Counter((cell.config.task, cell.config.seed) for cell in experiment.cells if _run(cell.config) in wanted)
+    table = table[table["run"].isin(wanted)]
+    keys = list(zip(table["task"], table["seed"], strict=True))
     complete = {key for key, count in Counter(keys).items() if count == required[key]}
     seeds = Counter(task for task, _ in complete)
-    kept = learned[np.array([key in complete and seeds[key[0]] >= min_seeds for key in keys], dtype=bool)]
+    kept = table[np.array([key in complete and seeds[key[0]] >= min_seeds for key in keys], dtype=bool)]
     return kept.reset_index(drop=True), [records[number] for number in kept.index]
 
 
 def _training(config: RunSettings) -> tuple:
     """Return a cell's values of the columns `TRAINING`."""
     return config.task, config.model_name, config.steps, config.learning_rate
+
+
+def _run(config: RunSettings) -> str:
+    """Return the name of a run's folder, which no other configuration has."""
+    return Path(config.output_dir).name
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:

@@ -41,8 +41,12 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "small_losses_cost_nothing": [
         row_in("tolerance_contrasts", {"low": -0.011}, task=SST2, loss_rate=0.001),
         row_in("tolerance_contrasts", {"p_holm": 0.04}, task=SST2, loss_rate=0.01),
+        row_in("tolerance_contrasts", {"task": "another"}, task=SST2),
     ],
-    "both_phases_cost_more": [lambda r: r["law_both_phases"].update({SST2: [0.9] * 9})],
+    "both_phases_cost_more": [
+        lambda r: r["law_both_phases"].update({SST2: [0.9] * 9}),
+        lambda r: r["law_both_phases"].update({"docstrings": [0.9, 2.0]}),
+    ],
     "one_law": [
         row_in("law_arms", {"squared_error": 9.0}, task=SST2, both_phases=False, algorithm="tree"),
         lambda r: r["law"][SST2].update(r_squared=0.96),
@@ -74,6 +78,9 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_training_gains", {"low": 0.001}, contrast="training under loss", task="sst2"),
         row_in("real_training_gains", {"low": 0.001}, contrast="training under loss", task="qnli"),
         row_in("real_training_gains", {"low": 0.001}, contrast="protected training, a tenth", task="qnli"),
+        row_in("real_training_gains", {"low": 0.001}, contrast="protected training, a tenth", task="sst2"),
+        row_in("real_training_gains", {"high": 0.001}, contrast="training under loss", task="sst2"),
+        row_in("real_training_gains", {"p_holm": 0.01}, contrast="training under loss", task="sst2"),
     ],
     "strong_packets_mostly_stay": [
         row_in("real_training", {"strongest": 20.0}, trained_over="zero", task="sst2"),
@@ -86,7 +93,9 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_training_gains", {"low": 0.01}, contrast="protected training, a hundredth", task="qnli"),
     ],
     "retransmission_keeps_accuracy": [
-        arm_of("13_real_model_rates", {"low": -0.011}, arm="protect(0.1) + retransmit(1), 10%"),
+        arm_of("13_real_model_advised", {"low": -0.021}, arm="protect(0.1) + retransmit(1)"),
+        arm_of("13_real_model_advised", {"p_holm": 0.01}, arm="protect(0.1) + retransmit(1)"),
+        arm_of("13_real_model_advised", {"seeds": 3}, arm="protect(0.1) + retransmit(1)"),
     ],
     "protection_helps_in_qnli": [
         row_in("real_training_gains", {"low": -0.001}, contrast="a tenth", task="qnli"),
@@ -167,6 +176,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "a_fall_remains_then": [
         row_in("lengths", {"low": -0.001}, task="docstrings", network="30 %, reduce phase", max_steps=5400),
         row_in("lengths", {"max_steps": 4000}, task="docstrings", network="10 %, both phases", max_steps=5400),
+        row_in("lengths", {"max_steps": 4000}, task="docstrings", network="10 %, ring, reduce phase", max_steps=5400),
     ],
     "budgets_grow_with_training": [
         lambda r: set_in(r["longer"], {"budget": {"value": 0.01}}, task="docstrings", name="600 steps"),
@@ -201,6 +211,8 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_times_tokens_high": 1.4}, arm=PRETRAINED, loss_rate=0.01),
         row_in("pretraining", {"clean_times_tokens_linear_high": None}, arm=PRETRAINED, loss_rate=0.03),
         row_in("pretraining", {"waiting": [{"kilobytes": 1250.0, "times": 1.01}]}, arm=PRETRAINED, loss_rate=0.03),
+        row_in("pretraining", {"lossy_times_tokens": 1.2}, arm=PRETRAINED, loss_rate=0.03),
+        row_in("pretraining", {"lossy_times_tokens": 1.11}, arm=PRETRAINED, loss_rate=0.01),
     ],
     "waiting_beats_more_tokens": [
         row_in("pretraining", {"clean_times_tokens_linear_low": 1.0}, arm=PRETRAINED, loss_rate=0.1),
@@ -275,6 +287,11 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="protect(0.1) + hadamard(64), 1%"),
         arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="zero, 3%"),
         arm_of("13_real_model_rates", {"high": -0.001}, arm="zero, 1%"),
+        arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="protect(0.1) + hadamard(64), 3%"),
+        arm_of("13_real_model_rates", {"high": -0.001}, arm="protect(0.1) + hadamard(64), 1%"),
+    ],
+    "return_sums_reliably": [
+        row_in("real_model", {"low": 0.05}, repair="zero", phase="both", algorithm="direct", loss_rate=0.01),
     ],
     "protection_and_retransmission_repair_most": [
         row_in("real_model", {"high": 0.21}, repair="protect(0.1) + retransmit(1)"),

@@ -70,7 +70,7 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
     cells = [
         Cell(arm, TrainConfig(loss_rate=rate, seed=seed, output_dir=str(tmp_path / f"{arm}{seed}")))
         for seed in range(3)
-        for arm, rate in (("none", 0.0), ("lossy", 0.1))
+        for arm, rate in (("no loss", 0.0), ("lossy", 0.1))
     ]
     experiment = Experiment("e", "20_cells", tuple(cells), 1)
     for cell in [*cells[:3], *cells[4:]]:  # seed 1 lacks an arm
@@ -79,11 +79,30 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
     table, records = read_experiment(experiment)
     learnt = unlearned_trainings(table.head(0))
     whole, theirs = complete_seeds(experiment, table, records, learnt)
-    assert whole[["arm", "seed"]].values.tolist() == [["none", 0], ["lossy", 0], ["none", 2], ["lossy", 2]]
+    assert whole[["arm", "seed"]].values.tolist() == [["no loss", 0], ["lossy", 0], ["no loss", 2], ["lossy", 2]]
     assert [each["config"]["seed"] for each in theirs] == [0, 0, 2, 2]
-    assert whole["run"].tolist() == ["none0", "lossy0", "none2", "lossy2"]  # by which a point's record is found
+    assert whole["run"].tolist() == ["no loss0", "lossy0", "no loss2", "lossy2"]  # by which a point's record is found
     assert complete_seeds(experiment, table, records, learnt, min_seeds=3)[0].empty
     assert complete_seeds(experiment, tidy([]), [], unlearned_trainings(tidy([])))[0].empty
+
+
+@pytest.mark.parametrize(("lacks", "kept"), [("added", ["no loss", "lossy"]), ("no loss", [])])
+def test_an_arm_without_enough_runs_hides_no_other_unless_all_are_compared_with_it(tmp_path, record, lacks, kept):
+    rates = {"no loss": 0.0, "lossy": 0.1, "added": 0.2}
+    cells = [
+        Cell(arm, TrainConfig(loss_rate=rate, seed=seed, output_dir=str(tmp_path / f"{arm}{seed}")))
+        for arm, rate in rates.items()
+        for seed in range(3)
+    ]
+    for cell in cells:
+        if (cell.arm, cell.config.seed) != (lacks, 1):
+            made = record(loss_rate=cell.config.loss_rate, seed=cell.config.seed, accuracy=0.5)
+            write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
+    experiment = Experiment("e", "20_cells", tuple(cells), 1)
+    table, records = read_experiment(experiment)
+    whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)), min_seeds=3)
+    assert list(whole["arm"].unique()) == kept
+    assert len(whole) == len(theirs) == 3 * len(kept)
 
 
 def test_a_training_that_does_not_learn_is_not_required(tmp_path, record):
@@ -99,7 +118,6 @@ def test_a_training_that_does_not_learn_is_not_required(tmp_path, record):
         )
         write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
     table, records = read_experiment(experiment)
-    assert complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)))[0].empty
     assert unlearned_trainings(table)["model_name"].tolist() == ["gpt2-nano-scratch"]
     whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table))
     assert whole["arm"].tolist() == ["no loss", "lossy"]

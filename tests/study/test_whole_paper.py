@@ -173,7 +173,7 @@ def test_the_small_study_ends_with_a_report(tmp_path):
     assert small["law_elsewhere"] == {
         "docstrings": dict.fromkeys(("squared_error", "missing_share", "without_costliest"))
     }
-    assert pages(tmp_path, "report")
+    assert 1 <= len(pages(tmp_path, "report")) <= 2
 
 
 def test_the_paper_is_typeset_from_the_committed_results(tmp_path):
@@ -195,13 +195,3 @@ def test_a_claim_that_is_no_longer_true_stops_the_paper_with_its_numbers_and_sen
     (root / "results" / "paper.json").write_text(json.dumps(paper))
     with pytest.raises(typst.TypstError, match=f"(?s)the claim {false} is no longer true, with .*: [A-Z][a-z]* "):
         pages(root, "lossytp")
-
-
-def test_the_abstract_is_short():
-    """Hold the abstract's length: 180 words and 8 numbers."""
-    source = (ROOT / "paper" / "lossytp.typ").read_text(encoding="utf-8")
-    abstract = source[source.index("*Abstract.*") + len("*Abstract.*") : source.index("\n  ])\n]")]
-    numbers = re.findall(r"#\w[\w-]*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", abstract)
-    words = re.sub(r"#\w[\w-]*\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)", "1", abstract).split()
-    assert len(words) <= 180
-    assert len(numbers) <= 8

@@ -67,30 +67,36 @@ def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
             gains = (runs.loc[better] - runs.loc[worse]).dropna()
             row = {"task": task, "contrast": name, "seeds": len(gains), "p": paired_p(gains.to_numpy())}
             found.append(row | t_interval(gains.to_numpy()).as_json())
-    rows = pd.DataFrame(found)
-    tested = rows["p"].notna()
-    rows.loc[tested, "p_holm"] = holm(rows.loc[tested, "p"].to_numpy())
-    return json_rows(rows)
+    return _corrected(found)
 
 
 def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
     """Return how much accuracy protection keeps at each loss rate, in training and evaluation, paired by seed.
 
     Args:
-        runs: of one task, from `records.tidy`.
+        runs: of one task, from `records.tidy`. Experiments that share runs may be joined.
 
     Returns:
-        A mapping for each loss rate with both repairs: `loss_rate`, `seeds`, and the gain of `BEST` over `NOTHING` as a
-        share, with its 95 % interval.
+        A mapping for each loss rate with both repairs: `loss_rate`, `seeds`, the gain of `BEST` over `NOTHING` as a
+        share, with its 95 % interval, `p` of Student's paired test and `p_holm`, corrected over the loss rates.
     """
-    found = []
-    for rate, ours in runs[runs["loss_rate"] > 0].groupby("loss_rate"):
+    found: list[dict[str, Any]] = []
+    for rate, ours in runs.drop_duplicates("run").query("loss_rate > 0").groupby("loss_rate"):
         by_repair = ours.pivot(index="seed", columns="repair", values="accuracy_lossy")
         if not {BEST, NOTHING} <= set(by_repair):
             continue
-        gains = (by_repair[BEST] - by_repair[NOTHING]).dropna()
-        found.append({"loss_rate": float(str(rate)), "seeds": len(gains), **t_interval(gains.to_numpy()).as_json()})
-    return found
+        gains = (by_repair[BEST] - by_repair[NOTHING]).dropna().to_numpy()
+        row = {"loss_rate": float(str(rate)), "seeds": len(gains), "p": paired_p(gains)}
+        found.append(row | t_interval(gains).as_json())
+    return _corrected(found)
+
+
+def _corrected(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with `p_holm`, Holm's correction of `p` over those that could be tested."""
+    rows = pd.DataFrame(found, columns=[*found[0], "p_holm"])
+    tested = rows["p"].notna()
+    rows.loc[tested, "p_holm"] = holm(rows.loc[tested, "p"].to_numpy())
+    return json_rows(rows)
 
 
 def expected_round_trips(record: Mapping[str, Any], repair: str) -> float:

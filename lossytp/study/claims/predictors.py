@@ -26,13 +26,14 @@ def one_law(results: Results) -> Claim:
 
 
 def both_phases_cost_more(results: Results) -> Claim:
-    """Require that four of five arms that lose in both phases cost more than the law says.
+    """Require that arms that lose in both phases cost more than the law says: all in docstrings, most in SST-2.
 
     Arms count if the law expects a fall of more than two standard errors.
     """
-    ratios = [ratio for each in results["law_both_phases"].values() for ratio in each]
-    share = sum(ratio > 1 for ratio in ratios) / len(ratios)
-    return Claim(share >= 0.8, {"share above the law": share, "largest ratio": max(ratios)})
+    ratios = results["law_both_phases"]
+    shares = {task: sum(ratio > 1 for ratio in each) / len(each) for task, each in ratios.items()}
+    holds = shares["docstrings"] == 1 and min(shares.values()) > 0.5
+    return Claim(holds, {f"share above the law, {task}": share for task, share in shares.items()})
 
 
 def arms_scatter_as_seeds_do(results: Results) -> Claim:

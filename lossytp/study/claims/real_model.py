@@ -89,6 +89,12 @@ def protection_and_retransmission_repair_most(results: Results) -> Claim:
     return Claim(holds, {"both": both["high"], "spread": spread["low"], "nothing": none["rise"]})
 
 
+def return_sums_reliably(results: Results) -> Claim:
+    """Require that 1 % loss in both phases raises the cross-entropy more than in one, with intervals apart."""
+    one, both = (real_row(results, loss_rate=0.01, repair=NOTHING, phase=phase) for phase in ("reduce", "both"))
+    return Claim(both["low"] > one["high"], {"one phase, at most": one["high"], "both, at least": both["low"]})
+
+
 def random_protection_is_not_enough(results: Results) -> Claim:
     """Require that, at the highest rate, blocks collapse and rise more if as many packets are protected at random."""
     *_, (_, by_repair) = _real(results)
@@ -153,11 +159,14 @@ def law_fails_at_small_losses(results: Results) -> Claim:
 def training_is_not_shown_to_help(results: Results) -> Claim:
     """Require in each task that training over losses shows no gain, neither without a repair nor with protection.
 
-    Each is evaluated over the losses, and with the repair, of its training.
+    Each is evaluated over the losses, and with the repair, of its training. In SST-2 training without a repair must
+    harm, if not after correction.
     """
     gains = [_gains(results, name) for name in ("training under loss", "protected training, a tenth")]
     lows = {f"{task}, {number}": gain["low"] for number, each in enumerate(gains) for task, gain in each.items()}
-    return Claim(max(lows.values()) <= 0, {name: POINTS * low for name, low in lows.items()})
+    harmed = gains[0]["sst2"]
+    holds = max(lows.values()) <= 0 and harmed["high"] < 0 and not shown(harmed["p_holm"])
+    return Claim(holds, {name: POINTS * low for name, low in lows.items()})
 
 
 def protection_keeps_accuracy_at_three_per_cent(results: Results) -> Claim:
@@ -173,9 +182,13 @@ def protection_keeps_accuracy_at_three_per_cent(results: Results) -> Claim:
 
 
 def retransmission_keeps_accuracy(results: Results) -> Claim:
-    """Require that at 10 % loss protection with one retransmission, in training too, costs less than a point."""
-    fall = -_at_rate(results, "protect(0.1) + retransmit(1)", 0.1)["low"]
-    return Claim(fall < ONE_POINT, {"fall, at most": POINTS * fall})
+    """Require that at 10 % loss protection with one retransmission, in training too, costs less than two points.
+
+    Of five seeds, and not shown to cost anything.
+    """
+    row = row_of(results["comparisons"]["13_real_model_advised"], task="sst2", arm="protect(0.1) + retransmit(1)")
+    holds = row["seeds"] == 5 and -row["low"] < 2 * ONE_POINT and not shown(row["p_holm"])
+    return Claim(holds, {"fall, at most": -POINTS * row["low"], "seeds": row["seeds"]})
 
 
 def low_rates_stay_uncertain_in_the_real_model(results: Results) -> Claim:

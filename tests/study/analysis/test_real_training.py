@@ -105,18 +105,19 @@ def test_a_message_waits_for_the_last_protected_packet_of_any_link():
     assert expected_round_trips(record, "protect(0.1)") == pytest.approx(tries.mean(), rel=0.02)
 
 
-def test_gains_at_a_rate_are_paired_by_seed():
+def test_gains_at_a_rate_are_paired_by_seed_and_corrected_over_rates():
+    gains = {0.1: [0.05, 0.06, 0.07], 0.2: [0.10, 0.20, 0.03]}
     runs = [
-        {"loss_rate": rate, "repair": repair, "seed": seed, "accuracy_lossy": 0.8 + seed / 10 - rate * cost}
-        for rate in (0.0, 0.1, 0.2)
-        for repair, cost in (("zero", 1.0), (BEST, 0.5))
-        for seed in (0, 1)
-        if rate or repair == "zero"
+        {"loss_rate": rate, "repair": repair, "seed": seed, "accuracy_lossy": 0.5 + seed / 10 + (repair == BEST) * gain}
+        for rate, each in gains.items()
+        for seed, gain in enumerate(each)
+        for repair in ("zero", BEST)
     ]
-    alone = {"seed": 2, "accuracy_lossy": 0.1, "repair": "zero"}
-    runs += [{"loss_rate": rate, **alone} for rate in (0.1, 0.3)]  # no protected run to compare with
-    found = gains_by_rate(pd.DataFrame(runs))
-    assert found == [
-        pytest.approx({"loss_rate": rate, "seeds": 2, "value": rate / 2, "low": rate / 2, "high": rate / 2})
-        for rate in (0.1, 0.2)
-    ]
+    alone = {"seed": 3, "accuracy_lossy": 0.1, "repair": "zero"}
+    runs += [{"loss_rate": rate, **alone} for rate in (0.0, 0.1, 0.3)]  # no protected run to compare with
+    table = pd.DataFrame(runs).assign(run=[str(number) for number in range(len(runs))])
+    clear, vague = gains_by_rate(pd.concat([table, table.head(4)]))  # runs that experiments share count once
+    assert [(row["loss_rate"], row["seeds"]) for row in (clear, vague)] == [(0.1, 3), (0.2, 3)]
+    assert [row["value"] for row in (clear, vague)] == pytest.approx([0.06, 0.11])
+    assert clear["p_holm"] == pytest.approx(2 * clear["p"])
+    assert vague["p_holm"] == vague["p"] > 0.05 > clear["p_holm"]
