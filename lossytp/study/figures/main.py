@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossytp.study.analysis.law import PowerLaw
-from lossytp.study.figures.style import COLUMN, MARKERS, MILLION, POINTS, loss_rate_axis, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, MARKERS, MILLION, POINTS, loss_rate_axis, task_name
 from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
 BELOW = 2.6  # points below 0, with room for the budgets' labels
@@ -63,7 +63,7 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
         arms: from `analysis.law.law_arms`.
         laws: the fitted law of each task.
     """
-    figure, axes = _panels(arms["task"], 2.1, equal_falls=True)
+    figure, axes = _panels(arms["task"], 2.1, equal_falls=True, equal_x=True)
     every_kind = list(dict.fromkeys(map(str, _kinds(arms))))
     for ax, (task, ours) in zip(axes, arms.groupby("task", sort=False), strict=True):
         kinds = _kinds(ours)
@@ -108,7 +108,7 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
     Args:
         table: columns `task`, `network`, `max_steps`, `fall`, `low`, `high`.
     """
-    figure, axes = _panels(table["task"], 2.1, equal_falls=True)
+    figure, axes = _panels(table["task"], 2.1, equal_falls=True, equal_x=True)
     networks = list(dict.fromkeys(table["network"]))
     for ax, (task, rows) in zip(axes, table.groupby("task", sort=False), strict=True):
         for network, ours in rows.groupby("network", sort=False):
@@ -117,11 +117,11 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
             _errorbar(ax, apart * ours["max_steps"], ours, number, label=str(network), line=True)
         _one_point(ax)
         ax.set_xscale("log")
-        ax.set_xticks(steps := sorted(rows["max_steps"].unique()), [f"{each:g}" for each in steps])
+        ax.set_xticks(steps := sorted(table["max_steps"].unique()), [f"{each:g}" for each in steps])
         ax.minorticks_off()
         ax.set(title=task_name(task), xlabel="training steps")
     axes[0].set_ylabel("fall in accuracy, points")
-    shared_legend(figure, axes[0], max_columns=2)
+    axes[-1].legend(*axes[0].get_legend_handles_labels(), loc="upper right", fontsize=5.5, borderpad=0)
     return figure
 
 
@@ -159,12 +159,14 @@ def _network(row: Mapping[Any, Any]) -> str:
     return name if row["repair"] == "zero" else f"{name},\n{row['repair']}"
 
 
-def _panels(tasks: pd.Series, height: float, *, equal_falls: bool = False) -> tuple[Figure, list[Axes]]:
+def _panels(
+    tasks: pd.Series, height: float, *, equal_falls: bool = False, equal_x: bool = False
+) -> tuple[Figure, list[Axes]]:
     """Return a figure with a panel for each task, side by side."""
     number = tasks.nunique()
     figure, axes_1T = plt.subplots(
         1, number, figsize=(COLUMN, height), layout="constrained", squeeze=False,
-        sharey=equal_falls,
+        sharex=equal_x, sharey=equal_falls,
     )  # fmt: skip
     return figure, list(axes_1T[0])
 

@@ -81,7 +81,7 @@ def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
             named.append(value)
     smallest = min((value for value in values if value > 0), default=0.01)
     ax.set_xscale("symlog", linthresh=smallest, linscale=0.6)
-    ax.set_xlim(-0.1 * smallest, 1.15 * max(values))
+    ax.set_xlim(-0.1 * smallest, 1.4 * max(values))
     ax.xaxis.set_major_locator(FixedLocator(values))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}" if value in named else ""))
