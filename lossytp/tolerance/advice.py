@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from lossytp.study.statistics import share_interval
 from lossytp.tolerance.config import NO_REPAIR
 from lossytp.tolerance.measure import HARMLESS, Row
 
@@ -9,7 +10,10 @@ LARGE = 0.1  # nats a token
 
 
 def advice(rows: Sequence[Row]) -> list[str]:
-    """Return sentences about the rows. The model bears a rate if the rise's whole interval is below the bound."""
+    """Return sentences about the rows. The model bears a rate if the rise's whole interval is below the bound.
+
+    A few blocks cannot show that collapses are rare: where no block collapsed, a sentence bounds the share that may.
+    """
     lines = []
     for network in dict.fromkeys(row.setup[:2] for row in rows):
         mine = [row for row in rows if row.setup[:2] == network]
@@ -42,10 +46,18 @@ def _cheapest(rows: Sequence[Row]) -> str:
         )
     bare = next(row for row in rows if row.setup.repair == NO_REPAIR)
     if bare in holds:
-        return f"no repair is needed ({bare.rise.value:.3g} nats)"
+        return f"no repair is needed ({bare.rise.value:.3g} nats){_unseen(bare)}"
     cheapest = min(holds, key=lambda row: (row.packets, row.rise.value))
     more = cheapest.packets / bare.packets - 1
     return f"{_name(cheapest)} holds ({cheapest.rise.value:.3g} nats, with {more:.1%} more packets)"
+
+
+def _unseen(row: Row) -> str:
+    """Return a bound on the share of blocks that may collapse, if none did."""
+    blocks = sum(map(len, row.rises))
+    if row.collapsed:
+        return ""
+    return f", unless blocks collapse: none of {blocks} did, so up to {share_interval(0, blocks).high:.0%} may"
 
 
 def _name(row: Row) -> str:

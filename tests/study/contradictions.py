@@ -290,6 +290,14 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="protect(0.1) + hadamard(64), 3%"),
         arm_of("13_real_model_rates", {"high": -0.001}, arm="protect(0.1) + hadamard(64), 1%"),
     ],
+    "rare_collapses_add_to_the_mean": [
+        row_in("real_model", {"collapsed": 0.01}, repair="zero", phase="reduce", algorithm="direct", loss_rate=0.01),
+        lambda r: r["strongest_packet"].update(rise=7.0),
+        lambda r: r["strongest_packet"].update(rise=13.0),
+        row_in("real_model", {"rise": 4.0}, repair="zero", losses="single", algorithm="direct", loss_rate=0.1),
+        row_in("real_model", {"collapsed": 0.0}, repair="zero", losses="single", algorithm="direct", loss_rate=0.1),
+        row_in("real_model", {"rise": 0.9}, repair="zero", losses="single", algorithm="direct", loss_rate=0.1),
+    ],
     "return_sums_reliably": [
         row_in("real_model", {"low": 0.05}, repair="zero", phase="both", algorithm="direct", loss_rate=0.01),
     ],

@@ -173,7 +173,7 @@ def test_a_record_from_before_a_setting_has_its_default(text, tmp_path):
 
 def row(rate, value, half=0.001, repair="zero", packets=100.0):
     rise = Estimate(value, value - half, value + half)
-    return Row(Setup("direct", "reduce", repair, rate), rise, 0.0, packets, [[value]])
+    return Row(Setup("direct", "reduce", repair, rate), rise, 0.0, packets, 4 * [4 * [value]])
 
 
 def test_advice_names_the_largest_rates_and_the_cheapest_repairs():
@@ -188,16 +188,18 @@ def test_advice_names_the_largest_rates_and_the_cheapest_repairs():
         row(0.1, 2.0, repair="hadamard(64)"),
     ]
     where = "direct, losses in the reduce phase"
+    unseen = "unless blocks collapse: none of 16 did, so up to 19% may"  # Wilson: z^2 / (16 + z^2)
     assert advice(measured) == [
         f"{where}: up to a loss rate of 0.001, losses cost under 0.01 nats without a repair",
         f"{where}: up to a loss rate of 0.01, losses cost under 0.1 nats without a repair",
-        f"{where}, 0.001: no repair is needed (0.002 nats)",
-        f"{where}, 0.01: no repair is needed (0.05 nats)",
+        f"{where}, 0.001: no repair is needed (0.002 nats), {unseen}",
+        f"{where}, 0.01: no repair is needed (0.05 nats), {unseen}",
         f"{where}, 0.03: hadamard(64) holds (0.09 nats, with 0.0% more packets)",
         f"{where}, 0.1: no measured repair holds the rise under 0.1 nats; hadamard(64) comes closest (2)",
     ]
     assert advice([row(0.01, 0.02)])[0] == f"{where}: no measured loss rate costs under 0.01 nats without a repair"
     assert "no measured loss rate" in advice([row(0.01, 0.009, half=0.002)])[0], "the whole interval counts"
+    assert advice([row(0.01, 0.05)._replace(collapsed=0.1)])[-1].endswith("no repair is needed (0.05 nats)")
 
 
 def test_lists_are_split_at_commas_outside_parentheses():

@@ -95,6 +95,19 @@ def return_sums_reliably(results: Results) -> Claim:
     return Claim(both["low"] > one["high"], {"one phase, at most": one["high"], "both, at least": both["low"]})
 
 
+def rare_collapses_add_to_the_mean(results: Results) -> Claim:
+    """Require that no block collapsed at 1 % loss, where losing the strongest packet would add about 0.1 nats.
+
+    At 10 % loss this sum must agree: what the strongest packet adds is at least a third of the rise, and not all.
+    """
+    strongest = results["strongest_packet"]["rise"]
+    few, many = (real_row(results, loss_rate=rate, repair=NOTHING) for rate in (0.01, 0.1))
+    added = 0.01 * strongest
+    holds = few["collapsed"] == 0 < many["collapsed"] and 0.08 < added < 0.12
+    holds &= many["rise"] / 3 < 0.1 * strongest < many["rise"]
+    return Claim(holds, {"added": added, "share at 10 %": 0.1 * strongest / many["rise"]})
+
+
 def random_protection_is_not_enough(results: Results) -> Claim:
     """Require that, at the highest rate, blocks collapse and rise more if as many packets are protected at random."""
     *_, (_, by_repair) = _real(results)
