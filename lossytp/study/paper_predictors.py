@@ -11,11 +11,13 @@ from typing import Any
 import pandas as pd
 
 from lossytp.study.analysis.law import (
+    FEWEST_ARMS,
     PowerLaw,
     explained_elsewhere,
     law_arms,
     law_of,
     predict_other_packets,
+    with_standard_errors,
 )
 from lossytp.study.analysis.predictions import score, shared_errors, with_measured
 from lossytp.study.analysis.together import lost_together, packet_size_effect
@@ -26,7 +28,6 @@ from lossytp.study.records import LOSSLESS, json_rows
 from lossytp.training.config import TrainConfig
 
 SMALL_PACKETS = "01_tolerance_of_small_packets"
-FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 
 
 def law(study: Study) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def law(study: Study) -> dict[str, Any]:
     coherence = {task: each["coherence"] for task, each in study.baselines.items()}
     everything = pd.concat([table for table, _ in compared], ignore_index=True)
     arms_like = partial(law_arms, everything, configs, coherence=coherence)
-    arms = arms_like(base)
+    arms = with_standard_errors(arms_like(base))
     if arms[~arms["both_phases"]].groupby("task").size().min() < FEWEST_ARMS:
         return {}
     fitted = {str(task): law_of(ours) for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)}

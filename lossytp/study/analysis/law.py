@@ -23,6 +23,7 @@ HELD_FIXED = (  # settings that arms of the law share
     "data_parallel_size", "pipeline_parallel_size", "implementation", "exact_adjoint", "replicated_gradients",
 )  # fmt: skip
 FIRST_GUESS = (0.6, 1.2)
+FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 
 
 class PowerLaw(NamedTuple):
@@ -67,8 +68,12 @@ def fit_power_law(
         standard_error: (A,) of the falls, estimated from `seeds`.
         seeds: (A,) numbers of seeds. A squared deviation in estimated standard errors is (n - 1) / (n - 3) on average,
             as of Student's t; with three seeds or fewer it has no average, and chi squared is missing.
+
+    Raises:
+        ValueError: if the arms do not determine the law.
     """
     law, covariance = curve_fit(power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
+    check_determined(covariance, standard_error)
     residual = fall - power(squared_error, *law)
     deviations = np.sqrt(np.diag(covariance))
     squared_t = (residual / standard_error) ** 2
@@ -82,6 +87,21 @@ def fit_power_law(
         r_squared=float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum()),
         chi_squared=float((squared_t / expected).sum() / (len(fall) - len(law))),
     )
+
+
+def check_determined(covariance: np.ndarray, standard_error: np.ndarray) -> None:
+    """Raise a ValueError if a fit's covariance is not finite: `curve_fit` then returns its first guess."""
+    if not np.isfinite(covariance).all():
+        errors = ", ".join(f"{each:.3g}" for each in standard_error)
+        raise ValueError(
+            f"falls with standard errors {errors} do not determine a power law: give at least {FEWEST_ARMS} arms with "
+            "finite ones above 0"
+        )
+
+
+def with_standard_errors(arms: pd.DataFrame) -> pd.DataFrame:
+    """Return the arms that a fit can weigh: a single seed has no standard error, and equal falls have one of 0."""
+    return arms[np.isfinite(arms["standard_error"]) & (arms["standard_error"] > 0)]
 
 
 def law_of(arms: pd.DataFrame, predictor: str = "squared_error") -> PowerLaw:

@@ -2,7 +2,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.law import PowerLaw, explained_elsewhere, fit_power_law, law_arms, predict_other_packets
+from lossytp.study.analysis.law import (
+    PowerLaw,
+    explained_elsewhere,
+    fit_power_law,
+    law_arms,
+    predict_other_packets,
+    with_standard_errors,
+)
 from lossytp.training.config import TrainConfig
 
 BASE = {"max_steps": 200, "max_length": 48, "tensor_parallel_size": 4, "loss_rate": 0.1}
@@ -113,3 +120,15 @@ def test_one_arm_fixes_the_scale_for_other_packets():
     found = predict_other_packets(law, pd.DataFrame(rows | {"squared_error": [0.1, 0.2, 0.4]}), known_rate=0.2)
     assert found["known"].tolist() == [False, True, False]
     assert found["predicted"].tolist() == pytest.approx([0.005, 0.02, 0.08])
+
+
+@pytest.mark.parametrize("standard_error", [[np.nan] * 4, [0.0, 0.01, 0.01, 0.01]])
+def test_a_fit_that_cannot_weigh_its_arms_is_refused(standard_error):
+    error = np.array([0.1, 0.2, 0.3, 0.4])
+    with pytest.raises(ValueError, match="do not determine a power law: give at least 4 arms"):
+        fit_power_law(error, 0.9 * error, np.array(standard_error), np.full(4, 5))
+
+
+def test_a_fit_weighs_only_arms_with_standard_errors():
+    table = pd.DataFrame({"arm": list("abcd"), "standard_error": [0.01, np.nan, 0.0, np.inf]})
+    assert with_standard_errors(table)["arm"].to_list() == ["a"]

@@ -4,7 +4,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.predictions import fit_predictor, score, shared_errors, with_interval, with_measured
+from lossytp.study.analysis.predictions import (
+    fit_predictor,
+    predict_arms,
+    score,
+    shared_errors,
+    with_interval,
+    with_measured,
+)
 
 SCALE, EXPONENT = 0.6, 1.2
 NOISE = 0.003
@@ -99,3 +106,12 @@ def test_predictors_are_compared_on_the_networks_that_both_predict() -> None:
     table = pd.DataFrame(rows, columns=["arm", "predictor", "fall"]).assign(loss_rate=0.1, measured=0.02)
     errors = shared_errors(table)
     assert errors == pytest.approx({"law": 0.01 / 2**0.5, "rise": (0.0005 / 2) ** 0.5})
+
+
+def test_arms_without_a_standard_error_fit_nothing() -> None:
+    x, fall = arms(np.random.default_rng(5), 20, 0.0)
+    known = pd.DataFrame({"kind": "reduce phase", "squared_error": x, "rise": x, "rise_error": 0.0, "fall": fall})
+    known = known.assign(standard_error=NOISE)
+    tied = known[:2].assign(fall=0.9, standard_error=[0.0, np.nan])
+    new = known[:1].drop(columns=["fall", "standard_error"])
+    pd.testing.assert_frame_equal(predict_arms(pd.concat([known, tied]), new), predict_arms(known, new))
