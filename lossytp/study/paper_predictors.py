@@ -40,7 +40,8 @@ def law(study: Study) -> dict[str, Any]:
     everything = pd.concat([table for table, _ in compared], ignore_index=True)
     arms_like = partial(law_arms, everything, configs, coherence=coherence)
     arms = with_standard_errors(arms_like(base))
-    if arms[~arms["both_phases"]].groupby("task").size().min() < FEWEST_ARMS:
+    fitting = (~arms["both_phases"]).groupby(arms["task"]).sum()
+    if fitting.empty or fitting.min() < FEWEST_ARMS:  # the smallest of no numbers is NaN
         return {}
     fitted = {str(task): law_of(ours) for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)}
     elsewhere: dict[str, dict[str, float | None]] = {}

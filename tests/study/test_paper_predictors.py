@@ -45,3 +45,8 @@ def test_the_law_is_fitted_to_arms_with_standard_errors(study):
     found = law(study(RATES, seeds=3))
     assert len(found["law_arms"]) == 4
     assert found["law"]["docstrings"]["scale"] == pytest.approx(0.2 / 0.75, rel=0.2)
+
+
+@pytest.mark.parametrize(("rates", "seeds", "noise"), [(RATES, 1, 0.001), (RATES, 3, 0.0), (RATES[:3], 3, 0.001)])
+def test_there_is_no_law_without_enough_arms_with_standard_errors(study, rates, seeds, noise):
+    assert law(study(rates, seeds, noise)) == {}
