@@ -193,9 +193,8 @@ if not CELLS_EXIST:
                 input:
                     ancient(f"notebooks/{experiment.notebook}.ipynb"),
                 output:
-                    # update() keeps the records of an interrupted batch
-                    update([f"{cell.output_dir}/record.json" for cell in cells]),
-                    experiment.outputs,
+                    # update() keeps the records of an interrupted batch, and tables whose rows need deleted models
+                    update([*(f"{cell.output_dir}/record.json" for cell in cells), *experiment.outputs]),
                 log:
                     f"{RESULTS}/notebooks/{experiment.name}-{number:02d}.ipynb",
                 params:
