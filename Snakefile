@@ -72,7 +72,8 @@ rule figures:
         "notebooks/50_figures.ipynb",
         sorted(str(file) for file in Path(RESULTS).glob("real_model/**/*") if file.suffix in (".json", ".csv")),
         sorted(str(file) for file in [*Path(RESULTS).glob("predictions/*.csv"), *Path("models").glob("*/pretrain.json")]),
-        sorted(str(file) for file in Path("lossytp/study").rglob("*.py")),
+        sorted(str(file) for file in Path("notebooks").rglob("*.yaml")),
+        sorted(str(file) for each in ("network", "training", "study") for file in Path("lossytp", each).rglob("*.py")),
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",

@@ -5,6 +5,7 @@ A cluster runs the same graph.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -83,8 +84,8 @@ def start(tmp_path):
             ["bash", "-c", command, sys.executable, *options, "--config", "profile=smoke"],
             cwd=folder,
             env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=(tmp_path / f"{name}.log").open("a"),
+            stdout=(tmp_path / f"{name}.log").open("a"),
+            stderr=subprocess.STDOUT,
         )
 
     return begin
@@ -152,6 +153,16 @@ def test_a_table_is_there_when_a_missing_run_starts_its_notebook_again(start, tm
         assert start("keeping", "01_tolerance_00").wait() == 0, (tmp_path / "keeping.log").read_text()
         assert table.read_text() == "a row\n" * runs
         next(iter(records(folder))).unlink()
+
+
+def test_figures_depend_on_grids_tasks_and_the_modules_that_analyse(start, tmp_path):
+    make_folder(tmp_path / "inputs", GRID)
+    (tmp_path / "inputs" / "notebooks" / "tasks.yaml").write_text("{}")
+    assert start("inputs", "--dry-run", "--quiet", "host").wait() == 0
+    (figures,) = re.findall(r"(?m)^(?:local)?rule figures:\n    input: (.*)", (tmp_path / "inputs.log").read_text())
+    needed = ["notebooks/experiments/01_tolerance.yaml", "notebooks/tasks.yaml", "lossytp/network/theory.py"]
+    needed += ["lossytp/training/shapes.py", "lossytp/study/statistics.py"]
+    assert set(needed) <= set(figures.split(", "))
 
 
 def test_a_word_that_is_no_option_is_refused():
