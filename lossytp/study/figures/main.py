@@ -10,7 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossytp.study.analysis.law import PowerLaw
-from lossytp.study.figures.style import COLUMN, MARKERS, MILLION, POINTS, loss_rate_axis, shared_legend, task_name
+from lossytp.study.figures.style import (
+    COLUMN,
+    FALL,
+    MARKERS,
+    MILLION,
+    POINTS,
+    estimates,
+    loss_rate_axis,
+    shared_legend,
+    task_name,
+)
 from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
 BELOW = 2.6  # points below 0, with room for the budgets' labels
@@ -70,8 +80,8 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
         for kind in dict.fromkeys(kinds):
             number = every_kind.index(str(kind))
             rows = ours[kinds == kind]
-            hollow = kind == "both phases"
-            _errorbar(ax, rows["squared_error"], rows, number, label=str(kind), hollow=hollow)
+            fill = "white" if kind == "both phases" else f"C{number}"
+            estimates(ax, rows["squared_error"], POINTS * rows[FALL], number, label=str(kind), markerfacecolor=fill)
         errors = np.linspace(0, ours.loc[~ours["both_phases"], "squared_error"].max(), 200)
         law = laws[str(task)]
         ax.plot(errors, POINTS * law.fall(errors), color="0.2", linewidth=1, zorder=0)
@@ -91,7 +101,7 @@ def cost_against_bytes(table: pd.DataFrame) -> Figure:
     figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
     ends = []
     for number, (task, rows) in enumerate(table.groupby("task", sort=False)):
-        _errorbar(ax, rows["bytes"], rows, number, line=True)
+        estimates(ax, rows["bytes"], POINTS * rows[FALL], number, linestyle="-")
         last = rows.iloc[-1]
         name = f"{task_name(task)}\n{POINTS * last['loss_rate']:g} % loss"
         ends.append((POINTS * last["fall"], name, f"C{number}"))
@@ -114,7 +124,7 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
         for network, ours in rows.groupby("network", sort=False):
             number = networks.index(str(network))
             apart = APART ** (number - (len(networks) - 1) / 2)
-            _errorbar(ax, apart * ours["max_steps"], ours, number, label=str(network), line=True)
+            estimates(ax, apart * ours["max_steps"], POINTS * ours[FALL], number, label=str(network), linestyle="-")
         _one_point(ax)
         ax.set_xscale("log")
         ax.set_xticks(steps := sorted(rows["max_steps"].unique()), [f"{each:g}" for each in steps])
@@ -167,20 +177,6 @@ def _panels(tasks: pd.Series, height: float, *, equal_falls: bool = False) -> tu
         sharey=equal_falls,
     )  # fmt: skip
     return figure, list(axes_1T[0])
-
-
-def _errorbar(
-    ax: Axes, where: pd.Series, rows: pd.DataFrame, number: int, *, label: str | None = None, line: bool = False,
-    hollow: bool = False,
-) -> None:  # fmt: skip
-    """Plot falls with their intervals, in points."""
-    fall = POINTS * rows["fall"].to_numpy()
-    error = np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall)
-    color = f"C{number}"
-    ax.errorbar(
-        where, fall, yerr=error, marker=MARKERS[number], color=color, label=label, markersize=3.5, elinewidth=0.8,
-        linestyle="-" if line else "none", capsize=1.5, markerfacecolor="white" if hollow else color,
-    )  # fmt: skip
 
 
 def _kinds(arms: pd.DataFrame) -> pd.Series:

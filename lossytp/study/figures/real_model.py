@@ -3,13 +3,13 @@
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, POINTS, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, FALL, MARKERS, POINTS, estimates, shared_legend, task_name
 
 EXTRA_MARKERS = "+x1"  # of kinds of repair, apart from those of networks
+RISE = ["rise", "low", "high"]
 NAMES = {"zero": "nothing"}  # of repairs that figures name otherwise
 
 
@@ -30,8 +30,8 @@ def real_model_rises(table: pd.DataFrame) -> Figure:
         rows = table[table["loss_rate"] == rate]
         places = [repairs.index(repair) + 0.22 * (number - (len(rates) - 1) / 2) for repair in rows["repair"]]
         style: dict[str, Any] = {"color": f"C{number}", "marker": MARKERS[number], "linestyle": "none", "markersize": 4}
-        error = np.abs(rows[["low", "high"]].to_numpy().T - rows["rise"].to_numpy())
-        axes[0].errorbar(rows["rise"], places, xerr=error, capsize=1.5, label=f"{POINTS * rate:g} % loss", **style)
+        label = f"{POINTS * rate:g} % loss"
+        estimates(axes[0], places, rows[RISE], number, across=True, markersize=4, elinewidth=1, label=label)
         axes[1].plot(POINTS * rows["collapsed"], places, **style)
     axes[0].set_yticks(range(len(repairs)), [NAMES.get(each, each) for each in repairs])
     axes[0].set_ylim(len(repairs) - 0.5, -0.5)
@@ -103,13 +103,8 @@ def real_model_after_training(table: pd.DataFrame) -> Figure:
         for number, name in enumerate(trained):
             rows = table[(table["trained_over"] == name) & (table["task"] == task)]
             places = [repairs.index(each) + 0.2 * (number - (len(trained) - 1) / 2) for each in rows["evaluated_with"]]
-            fall = POINTS * rows["fall"].to_numpy()
-            error = np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall)
             label = name if name == "no loss" else f"losses, {NAMES.get(name, name)}"
-            ax.errorbar(
-                fall, places, xerr=error, marker=MARKERS[number], color=f"C{number}", linestyle="none", markersize=4,
-                capsize=1.5, label=label,
-            )  # fmt: skip
+            estimates(ax, places, POINTS * rows[FALL], number, across=True, markersize=4, elinewidth=1, label=label)
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         ax.set(title=task_name(task), xlabel="fall, points")
     first = axes_X[0, 0]
