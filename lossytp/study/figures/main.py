@@ -138,7 +138,9 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
 def nats_against_tokens(arms: pd.DataFrame) -> Figure:
     """Draw the cross-entropy of pretrained models: without losses a line over tokens, with losses a mark an arm.
 
-    A dotted line joins each lossy arm to the number of lossless tokens that are as good.
+    A dotted line joins each lossy arm to the number of lossless tokens that are as good. Upright bars are the intervals
+    of the rises against the lossless runs of the same seeds; level ones are those of these numbers of tokens. Marks of
+    equal tokens stand side by side.
 
     Args:
         arms: from `analysis.pretraining.nats_lost`, evaluated without losses.
@@ -149,11 +151,16 @@ def nats_against_tokens(arms: pd.DataFrame) -> Figure:
     ends = [(float(lossless["clean_mean"].iloc[-1]), "no loss", "0.2")]
     lossy = arms[arms["loss_rate"] > 0]
     for number, row in enumerate(lossy.to_dict("records")):
-        color, tokens = f"C{number}", row["tokens"] / MILLION
-        ax.plot(tokens, row["clean_mean"], color=color, marker=MARKERS[number + 1], markersize=4)
-        if np.isfinite(times := row["clean_times_tokens"]):
-            ax.plot([tokens / times, tokens], 2 * [row["clean_mean"]], color=color, linewidth=0.8, linestyle=":")
-        ends.append((float(row["clean_mean"]), _network(row), color))
+        color, mean = f"C{number}", row["clean_mean"]
+        tokens = row["tokens"] / MILLION
+        aside = tokens * APART ** (number - (len(lossy) - 1) / 2)
+        low, high = (mean + row[f"clean_{end}"] - row["clean"] for end in ("low", "high"))
+        estimates(ax, [aside], [[mean, low, high]], number + 1, color=color, markersize=4)
+        if np.isfinite(row["clean_times_tokens"]):
+            as_good = [tokens / row[f"clean_times_tokens{end}"] for end in ("", "_low", "_high")]
+            ax.plot([as_good[0], aside], [mean, mean], color=color, linewidth=0.8, linestyle=":")
+            estimates(ax, [mean], [as_good], number, across=True, fmt="none")
+        ends.append((float(mean), _network(row), color))
     ax.set_xscale("log")
     ax.set_xticks(ticks := sorted(lossless["tokens"] / MILLION), [f"{each:.3g}" for each in ticks])
     ax.minorticks_off()

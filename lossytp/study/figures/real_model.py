@@ -1,7 +1,5 @@
 """Draw what losses cost a real model: in inference, by the error of its sums, and after training."""
 
-from typing import Any
-
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
@@ -10,11 +8,14 @@ from lossytp.study.figures.style import COLUMN, FALL, MARKERS, POINTS, estimates
 
 EXTRA_MARKERS = "+x1"  # of kinds of repair, apart from those of networks
 RISE = ["rise", "low", "high"]
+COLLAPSED = ["collapsed", "collapsed_low", "collapsed_high"]
 NAMES = {"zero": "nothing"}  # of repairs that figures name otherwise
 
 
 def real_model_rises(table: pd.DataFrame) -> Figure:
     """Draw the rise of a pretrained model's cross-entropy and the share of collapsed blocks, by repair and loss rate.
+
+    Bars are 95 % intervals.
 
     Args:
         table: from `analysis.real_model.rises`, of one model, algorithm and phase. Each repair has a row at the largest
@@ -28,11 +29,10 @@ def real_model_rises(table: pd.DataFrame) -> Figure:
     rates = sorted(table["loss_rate"].unique())
     for number, rate in enumerate(rates):
         rows = table[table["loss_rate"] == rate]
-        places = [repairs.index(repair) + 0.22 * (number - (len(rates) - 1) / 2) for repair in rows["repair"]]
-        style: dict[str, Any] = {"color": f"C{number}", "marker": MARKERS[number], "linestyle": "none", "markersize": 4}
+        places = [repairs.index(repair) + 0.36 * (number - (len(rates) - 1) / 2) for repair in rows["repair"]]
         label = f"{POINTS * rate:g} % loss"
-        estimates(axes[0], places, rows[RISE], number, across=True, markersize=4, elinewidth=1, label=label)
-        axes[1].plot(POINTS * rows["collapsed"], places, **style)
+        for ax, values in zip(axes, (rows[RISE], POINTS * rows[COLLAPSED]), strict=True):
+            estimates(ax, places, values, number, across=True, label=label)
     axes[0].set_yticks(range(len(repairs)), [NAMES.get(each, each) for each in repairs])
     axes[0].set_ylim(len(repairs) - 0.5, -0.5)
     axes[0].set(xlabel="rise, nats a token")
