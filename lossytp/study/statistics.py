@@ -23,6 +23,15 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def half_width(self) -> float:
+        """Return half of the interval's width."""
+        return (self.high - self.low) / 2
+
+    def standard_error(self, num_values: int) -> float:
+        """Return the standard error of the mean of `num_values` values that has this interval; NaN for one value."""
+        return self.half_width / student_quantile(num_values)
+
     def as_json(self) -> dict[str, float | None]:
         """Return the fields by name, with null for infinity, which JSON lacks."""
         return {name: each if math.isfinite(each) else None for name, each in self._asdict().items()}

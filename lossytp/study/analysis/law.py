@@ -13,7 +13,7 @@ from scipy.optimize import curve_fit
 
 from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.study.comparisons import with_falls
-from lossytp.study.statistics import student_quantile
+from lossytp.study.statistics import Estimate
 from lossytp.training.config import TrainConfig
 
 RESTORE_OR_NOTHING = ("zero", "fec", "retransmit")  # repairs that leave zeros where they restore nothing
@@ -196,8 +196,8 @@ def law_arms(
             "missing_share": [_missing_share(config) for config in configs],
         }
     )
-    half = (table["high"] - table["low"]) / 2
-    table = table.assign(standard_error=half / table["seeds"].map(student_quantile))
+    estimates = table[["fall", "low", "high", "seeds"]].itertuples(index=False, name=None)
+    table["standard_error"] = np.array([Estimate(*each).standard_error(seeds) for *each, seeds in estimates], float)
     where = ["task", "loss_rate", "algorithm", "ranks", "repair", "both_phases"]
     table = table.sort_values("seeds", ascending=False, kind="stable").drop_duplicates(where)
     return table.sort_values(["task", "squared_error"], kind="stable").reset_index(drop=True)
