@@ -53,10 +53,13 @@ def compare_arms(
                 row["p"] = paired_p(pairs)
             rows.append(row)
     result = pd.DataFrame(rows)
-    if "p" in result:
-        tested = result["p"].notna()
-        result.loc[tested, "p_holm"] = holm(result.loc[tested, "p"].to_numpy())
-    return result
+    return with_holm(result) if "p" in result else result
+
+
+def with_holm(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with `p_holm`, their column `p` corrected over all rows that have one."""
+    tested = rows["p"].dropna()
+    return rows.assign(p_holm=pd.Series(holm(tested.to_numpy()), tested.index))
 
 
 def paired_p(pairs: np.ndarray) -> float:

@@ -25,6 +25,7 @@ from lossytp.study.figures.main import collapse, cost_against_bytes
 from lossytp.study.figures.predictions import falls_of_small_packets, predicted_and_measured
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.records import LOSSLESS, json_rows
+from lossytp.study.statistics import finite
 from lossytp.training.config import TrainConfig
 
 SMALL_PACKETS = "01_tolerance_of_small_packets"
@@ -56,7 +57,7 @@ def law(study: Study) -> dict[str, Any]:
         expected = fitted[str(task)].fall(ours["squared_error"].to_numpy())
         costlier[task] = (ours["fall"] / expected)[expected > 2 * ours["standard_error"]].tolist()
     return {
-        "law": {task: each.as_json() for task, each in fitted.items()},
+        "law": {task: finite(each._asdict()) for task, each in fitted.items()},
         "law_elsewhere": elsewhere,
         "law_both_phases": costlier,
         "law_arms": json_rows(arms),

@@ -3,7 +3,6 @@
 Shapes: A arms.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -51,10 +50,6 @@ class PowerLaw(NamedTuple):
     def fall(self, squared_error: np.ndarray) -> np.ndarray:
         """Return the expected falls, as shares, of arms with these expected squared errors (A,)."""
         return self.scale * np.asarray(squared_error) ** self.exponent
-
-    def as_json(self) -> dict[str, float | None]:
-        """Return the fields by name, with null for infinity, which JSON lacks."""
-        return {name: each if math.isfinite(each) else None for name, each in self._asdict().items()}
 
 
 def fit_power_law(

@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from lossytp.network.repairs import repair_named
-from lossytp.study.comparisons import paired_p
+from lossytp.study.comparisons import paired_p, with_holm
 from lossytp.study.records import LOSSLESS, json_rows
-from lossytp.study.statistics import holm, t_interval
+from lossytp.study.statistics import t_interval
 
 NOTHING, BEST, FEW = "zero", "protect(0.1) + hadamard(64)", "protect(0.01) + hadamard(64)"
 UNTIL_IT_ARRIVES = "retransmit(100)"
@@ -67,10 +67,7 @@ def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
             gains = (runs.loc[better] - runs.loc[worse]).dropna()
             row = {"task": task, "contrast": name, "seeds": len(gains), "p": paired_p(gains.to_numpy())}
             found.append(row | t_interval(gains.to_numpy()).as_json())
-    rows = pd.DataFrame(found)
-    tested = rows["p"].notna()
-    rows.loc[tested, "p_holm"] = holm(rows.loc[tested, "p"].to_numpy())
-    return json_rows(rows)
+    return json_rows(with_holm(pd.DataFrame(found)))
 
 
 def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:

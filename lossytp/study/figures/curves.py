@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossytp.study.figures.style import COLUMN, MARKERS, band, estimates, loss_rate_axis, shared_legend, task_name
+from lossytp.study.records import LOSSLESS
 
 
 def accuracy_against_loss(table: pd.DataFrame) -> Figure:
@@ -50,7 +51,7 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
     for ax, task in zip(axes_1T[0], tasks, strict=True):
         ours = table[table["task"] == task].rename(columns={"evaluated_at": "loss_rate"})
         for number, rate in enumerate(trained_at):
-            label = f"{100 * rate:g} % loss" if rate else "no loss"
+            label = f"{100 * rate:g} % loss" if rate else LOSSLESS
             band(ax, ours[ours["trained_at"] == rate], "loss_rate", "accuracy", label=label, number=number)
         ax.set_title(task_name(task))
         ax.set_xlabel("loss rate in evaluation, %")

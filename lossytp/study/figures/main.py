@@ -21,6 +21,7 @@ from lossytp.study.figures.style import (
     shared_legend,
     task_name,
 )
+from lossytp.study.records import LOSSLESS
 from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
 BELOW = 2.6  # points below 0, with room for the budgets' labels
@@ -148,7 +149,7 @@ def nats_against_tokens(arms: pd.DataFrame) -> Figure:
     figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
     lossless = arms[arms["loss_rate"] == 0].sort_values("tokens")
     ax.plot(lossless["tokens"] / MILLION, lossless["clean_mean"], color="0.2", marker="o", markersize=3)
-    ends = [(float(lossless["clean_mean"].iloc[-1]), "no loss", "0.2")]
+    ends = [(float(lossless["clean_mean"].iloc[-1]), LOSSLESS, "0.2")]
     lossy = arms[arms["loss_rate"] > 0]
     for number, row in enumerate(lossy.to_dict("records")):
         color, mean = f"C{number}", row["clean_mean"]

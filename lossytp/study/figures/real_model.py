@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.figures.style import COLUMN, FALL, MARKERS, POINTS, estimates, shared_legend, task_name
+from lossytp.study.records import LOSSLESS
 
 EXTRA_MARKERS = "+x1"  # of kinds of repair, apart from those of networks
 RISE = ["rise", "low", "high"]
@@ -103,7 +104,7 @@ def real_model_after_training(table: pd.DataFrame) -> Figure:
         for number, name in enumerate(trained):
             rows = table[(table["trained_over"] == name) & (table["task"] == task)]
             places = [repairs.index(each) + 0.2 * (number - (len(trained) - 1) / 2) for each in rows["evaluated_with"]]
-            label = name if name == "no loss" else f"losses, {NAMES.get(name, name)}"
+            label = name if name == LOSSLESS else f"losses, {NAMES.get(name, name)}"
             estimates(ax, places, POINTS * rows[FALL], number, across=True, markersize=4, elinewidth=1, label=label)
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         ax.set(title=task_name(task), xlabel="fall, points")
