@@ -94,7 +94,7 @@ def predictions(study: Study) -> dict[str, Any]:
     lossless = [each[each["arm"] == LOSSLESS] for each in (table, before[before["task"].isin(table["task"])])]
     new, old = (runs["accuracy_lossy"].mean() for runs in lossless)
     return {
-        "predictions": json_rows(measured),
+        "predictions": json_rows(measured.drop(columns="freedom")),
         "prediction_scores": json_rows(score(measured)),
         "shared_prediction_errors": shared_errors(measured),
         "lossless_of_new_seeds": float(new - old),  # in accuracy, above those of the headline's seeds

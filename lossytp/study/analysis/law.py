@@ -31,8 +31,6 @@ class PowerLaw(NamedTuple):
     Attributes:
         scale: the fall, as a share, at a relative squared error of 1.
         exponent: 1 means proportional.
-        scale_error: standard error of the scale.
-        exponent_error: standard error of the exponent.
         arms: A.
         r_squared: share of the variance of the falls that the law explains.
         chi_squared: squared deviations in standard errors of the falls, for each degree of freedom, relative to what
@@ -41,8 +39,6 @@ class PowerLaw(NamedTuple):
 
     scale: float
     exponent: float
-    scale_error: float
-    exponent_error: float
     arms: int
     r_squared: float
     chi_squared: float
@@ -70,14 +66,11 @@ def fit_power_law(
     law, covariance = curve_fit(power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
     check_determined(covariance, standard_error)
     residual = fall - power(squared_error, *law)
-    deviations = np.sqrt(np.diag(covariance))
     squared_t = (residual / standard_error) ** 2
     expected = np.where(seeds > 3, (seeds - 1) / np.maximum(seeds - 3, 1), np.nan)
     return PowerLaw(
         scale=float(law[0]),
         exponent=float(law[1]),
-        scale_error=float(deviations[0]),
-        exponent_error=float(deviations[1]),
         arms=len(fall),
         r_squared=float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum()),
         chi_squared=float((squared_t / expected).sum() / (len(fall) - len(law))),

@@ -16,14 +16,12 @@ BASE = {"max_steps": 200, "max_length": 48, "tensor_parallel_size": 4, "loss_rat
 COHERENCE = {"docstrings": {"2": 0.0, "4": 0.0, "8": 0.0}}
 
 
-def test_the_law_is_found_again_with_its_errors():
+def test_the_law_is_found_again():
     rng = np.random.default_rng(0)
     error, deviation, many = np.linspace(0.02, 0.4, 40), np.full(40, 0.002), np.full(40, 10**6)
     laws = [fit_power_law(error, 0.6 * error**1.2 + rng.normal(0, 0.002, 40), deviation, many) for _ in range(200)]
     assert np.mean([law.scale for law in laws]) == pytest.approx(0.6, abs=0.002)
     assert np.mean([law.exponent for law in laws]) == pytest.approx(1.2, abs=0.005)
-    assert np.std([law.scale for law in laws]) == pytest.approx(laws[0].scale_error, rel=0.2)
-    assert np.std([law.exponent for law in laws]) == pytest.approx(laws[0].exponent_error, rel=0.2)
     assert np.mean([law.chi_squared for law in laws]) == pytest.approx(1, abs=0.1)
     assert laws[0].r_squared > 0.99
     assert laws[0].fall(np.array([1.0])) == pytest.approx([laws[0].scale])
@@ -115,7 +113,7 @@ def test_a_law_that_holds_everywhere_explains_other_arms_and_another_does_not():
 
 
 def test_one_arm_fixes_the_scale_for_other_packets():
-    law = PowerLaw(1.0, 2.0, 0.0, 0.0, 4, 0.99, 1.0)
+    law = PowerLaw(1.0, 2.0, 4, 0.99, 1.0)
     rows = {"loss_rate": [0.2, 0.2, 0.4], "repair": ["fec(10, 8)", "zero", "zero"], "fall": [0.1, 0.02, 0.2]}
     found = predict_other_packets(law, pd.DataFrame(rows | {"squared_error": [0.1, 0.2, 0.4]}), known_rate=0.2)
     assert found["known"].tolist() == [False, True, False]

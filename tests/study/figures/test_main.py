@@ -57,7 +57,7 @@ def test_the_collapse_draws_every_arm_and_the_law():
         {"task": "docstrings", "squared_error": 0.5, "ranks": 4, "algorithm": "direct", "repair": "zero"},
     ]
     arms = pd.DataFrame([row | FALLS | {"both_phases": number == 4} for number, row in enumerate(rows)])
-    law = PowerLaw(0.5, 1.0, 0.0, 0.0, 4, 0.99, 1.0)
+    law = PowerLaw(0.5, 1.0, 4, 0.99, 1.0)
     ax = collapse(arms, {"docstrings": law}).axes[0]
     assert sorted(x for xs, _ in marks(ax) for x in xs) == [0.1, 0.2, 0.3, 0.4, 0.5]
     curve = next(line for line in ax.lines if line.get_marker() == "None")
