@@ -72,7 +72,8 @@ rule figures:
         "notebooks/50_figures.ipynb",
         sorted(str(file) for file in Path(RESULTS).glob("real_model/**/*") if file.suffix in (".json", ".csv")),
         sorted(str(file) for file in [*Path(RESULTS).glob("predictions/*.csv"), *Path("models").glob("*/pretrain.json")]),
-        sorted(str(file) for file in Path("lossytp/study").rglob("*.py")),
+        sorted(str(file) for file in Path("notebooks").rglob("*.yaml")),
+        sorted(str(file) for each in ("network", "training", "study") for file in Path("lossytp", each).rglob("*.py")),
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",
@@ -193,9 +194,8 @@ if not CELLS_EXIST:
                 input:
                     ancient(f"notebooks/{experiment.notebook}.ipynb"),
                 output:
-                    # update() keeps the records of an interrupted batch
-                    update([f"{cell.output_dir}/record.json" for cell in cells]),
-                    experiment.outputs,
+                    # update() keeps the records of an interrupted batch, and tables whose rows need deleted models
+                    update([*(f"{cell.output_dir}/record.json" for cell in cells), *experiment.outputs]),
                 log:
                     f"{RESULTS}/notebooks/{experiment.name}-{number:02d}.ipynb",
                 params:

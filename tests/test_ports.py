@@ -27,3 +27,4 @@ def test_a_port_is_free_behind_the_block() -> None:
         pass
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
+        assert other.getsockname()[1] == port

@@ -53,10 +53,13 @@ def compare_arms(
                 row["p"] = paired_p(pairs)
             rows.append(row)
     result = pd.DataFrame(rows)
-    if "p" in result:
-        tested = result["p"].notna()
-        result.loc[tested, "p_holm"] = holm(result.loc[tested, "p"].to_numpy())
-    return result
+    return with_holm(result) if "p" in result else result
+
+
+def with_holm(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with `p_holm`, their column `p` corrected over all rows that have one."""
+    tested = rows["p"].dropna()
+    return rows.assign(p_holm=pd.Series(holm(tested.to_numpy()), tested.index))
 
 
 def paired_p(pairs: np.ndarray) -> float:
@@ -105,7 +108,7 @@ def drops_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
 
     Returns:
         The columns of `compare_arms`, for accuracy evaluated with losses. The same differences follow for other
-        outcomes, under names such as `clean`, `clean_low`, `clean_high`, `clean_p` and `clean_p_holm`:
+        outcomes, under names such as `clean`, `clean_low`, `clean_high` and `clean_p_holm`:
 
         - `clean`: accuracy evaluated without losses, which shows only the effect of losses in training.
         - `rise`: cross-entropy in nats, evaluated with losses; missing for an arm with a run that is not finite.
@@ -141,5 +144,5 @@ def lossy_changes(
 
 def join_differences(table: pd.DataFrame, compared: pd.DataFrame, where: list[str], name: str) -> pd.DataFrame:
     """Add the differences of `compared` to `table`, matched on the columns `where` and prefixed with `name`."""
-    names = {"difference": name} | {each: f"{name}_{each}" for each in ("low", "high", "p", "p_holm")}
+    names = {"difference": name} | {each: f"{name}_{each}" for each in ("low", "high", "p_holm")}
     return table.merge(compared.reindex(columns=[*where, *names]).rename(columns=names), on=where, how="left")

@@ -114,7 +114,8 @@ def longer(study: Study) -> dict[str, Any]:
     names = ("01_training", HEADLINE, "01_tolerance_of_both_phases", *LONGEST)
     several = [(study.comparisons[name], study.configs(name)) for name in names if name in study.comparisons]
     lengths = falls_by_length(several, learning_rate)
-    study.draw(delayed_or_lost(lengths), "longer")
+    if len(lengths):
+        study.draw(delayed_or_lost(lengths), "longer")
     runs = _runs_by_length(study, learning_rate)
     return {
         "retuned": tune_learning_rates(table[table["max_steps"] == table["max_steps"].min()]),

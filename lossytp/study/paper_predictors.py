@@ -11,11 +11,13 @@ from typing import Any
 import pandas as pd
 
 from lossytp.study.analysis.law import (
+    FEWEST_ARMS,
     PowerLaw,
     explained_elsewhere,
     law_arms,
     law_of,
     predict_other_packets,
+    with_standard_errors,
 )
 from lossytp.study.analysis.predictions import score, shared_errors, with_measured
 from lossytp.study.analysis.together import lost_together, packet_size_effect
@@ -23,10 +25,10 @@ from lossytp.study.figures.main import collapse, cost_against_bytes
 from lossytp.study.figures.predictions import falls_of_small_packets, predicted_and_measured
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.records import LOSSLESS, json_rows
+from lossytp.study.statistics import finite
 from lossytp.training.config import TrainConfig
 
 SMALL_PACKETS = "01_tolerance_of_small_packets"
-FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 
 
 def law(study: Study) -> dict[str, Any]:
@@ -38,8 +40,9 @@ def law(study: Study) -> dict[str, Any]:
     coherence = {task: each["coherence"] for task, each in study.baselines.items()}
     everything = pd.concat([table for table, _ in compared], ignore_index=True)
     arms_like = partial(law_arms, everything, configs, coherence=coherence)
-    arms = arms_like(base)
-    if arms[~arms["both_phases"]].groupby("task").size().min() < FEWEST_ARMS:
+    arms = with_standard_errors(arms_like(base))
+    fitting = (~arms["both_phases"]).groupby(arms["task"]).sum()
+    if fitting.empty or fitting.min() < FEWEST_ARMS:  # the smallest of no numbers is NaN
         return {}
     fitted = {str(task): law_of(ours) for task, ours in arms[~arms["both_phases"]].groupby("task", sort=False)}
     elsewhere: dict[str, dict[str, float | None]] = {}
@@ -54,7 +57,7 @@ def law(study: Study) -> dict[str, Any]:
         expected = fitted[str(task)].fall(ours["squared_error"].to_numpy())
         costlier[task] = (ours["fall"] / expected)[expected > 2 * ours["standard_error"]].tolist()
     return {
-        "law": {task: each.as_json() for task, each in fitted.items()},
+        "law": {task: finite(each._asdict()) for task, each in fitted.items()},
         "law_elsewhere": elsewhere,
         "law_both_phases": costlier,
         "law_arms": json_rows(arms),
@@ -91,7 +94,7 @@ def predictions(study: Study) -> dict[str, Any]:
     lossless = [each[each["arm"] == LOSSLESS] for each in (table, before[before["task"].isin(table["task"])])]
     new, old = (runs["accuracy_lossy"].mean() for runs in lossless)
     return {
-        "predictions": json_rows(measured),
+        "predictions": json_rows(measured.drop(columns="freedom")),
         "prediction_scores": json_rows(score(measured)),
         "shared_prediction_errors": shared_errors(measured),
         "lossless_of_new_seeds": float(new - old),  # in accuracy, above those of the headline's seeds

@@ -4,6 +4,7 @@ Shapes: S seeds, R loss rates in ascending order, C comparisons.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +24,23 @@ class Estimate(NamedTuple):
     low: float
     high: float
 
+    @property
+    def half_width(self) -> float:
+        """Return half of the interval's width."""
+        return (self.high - self.low) / 2
+
+    def standard_error(self, num_values: int) -> float:
+        """Return the standard error of the mean of `num_values` values that has this interval; NaN for one value."""
+        return self.half_width / student_quantile(num_values)
+
     def as_json(self) -> dict[str, float | None]:
         """Return the fields by name, with null for infinity, which JSON lacks."""
-        return {name: each if math.isfinite(each) else None for name, each in self._asdict().items()}
+        return finite(self._asdict())
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Return the values for JSON, which lacks infinity and NaN, with null for them."""
+    return {name: each if math.isfinite(each) else None for name, each in values.items()}
 
 
 def t_interval(values: np.ndarray) -> Estimate:

@@ -19,14 +19,16 @@ from lossytp.tolerance.strong_packets import packet_norms, summary
 from lossytp.training.config import TrainConfig
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.models import load_model, load_tokenizer
-from lossytp.training.record import write_atomically
+from lossytp.training.record import read_record, write_atomically
 from lossytp.training.saved_models import remove_models
 from lossytp.training.tasks.data import load_dataset
 
 TEXTS = 16  # of the test split, for the norms of packets
 
 
-def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequence[str]) -> pd.DataFrame:
+def train_and_measure(
+    config: TrainConfig, *, loss_rate: float, repairs: Sequence[str], known: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """Train, then evaluate the last model over the network at `loss_rate`, with each of the repairs.
 
     Runs and measurements that are finished are not repeated. The saved models are large, and are deleted at the end.
@@ -35,25 +37,35 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
         config: the run's configuration, which saves its model.
         loss_rate: of the evaluations.
         repairs: of the evaluations.
+        known: an earlier table. A finished run that has all its rows there is not measured again: results keep neither
+            models nor the files of each measurement.
 
     Returns:
-        A row for each repair: `task`, `seed`, `trained_at` and `trained_with`, the loss rate and the repair of the
-        training; `evaluated_with`, `accuracy`, `clean`, the accuracy without losses, and `strongest`, the largest ratio
-        of a sum's strongest packet to its median packet, in packets of fp32. A run that diverged has no `strongest`.
+        A row for each repair: `run`, the name of the run's folder, `task`, `seed`, `trained_at` and `trained_with`, the
+        loss rate and the repair of the training; `evaluated_at`, `evaluated_with`, `accuracy`, `clean`, the accuracy
+        without losses, and `strongest`, the largest ratio of a sum's strongest packet to its median packet, in packets
+        of fp32. A run that diverged has no `strongest`.
 
     Raises:
         ValueError: if the run saves no model; or if a measurement is missing, and the model was deleted.
     """
     if not config.save_model:
         raise ValueError("save_model = False leaves no model to measure: set it to True")
+    folder = Path(config.output_dir)
+    if known is not None and read_record(folder) is not None:
+        ours = known[(known["run"] == folder.name) & (known["evaluated_at"] == loss_rate)].set_index("evaluated_with")
+        if set(repairs) <= set(ours.index):
+            return ours.loc[list(repairs)].reset_index()[list(known)]
     record = train(config)
     strongest = math.nan if record["status"] == "not finite" else _strongest(config)["ratio"]
     rows = [
         {
+            "run": folder.name,
             "task": config.dataset,
             "seed": config.seed,
             "trained_at": config.loss_rate,
             "trained_with": config.repair,
+            "evaluated_at": loss_rate,
             "evaluated_with": repair,
             "accuracy": evaluate_at(config, loss_rate, repair)["accuracy"],
             "clean": final_accuracies(record)["accuracy_clean"],
@@ -61,7 +73,7 @@ def train_and_measure(config: TrainConfig, *, loss_rate: float, repairs: Sequenc
         }
         for repair in repairs
     ]
-    remove_models(Path(config.output_dir))
+    remove_models(folder)
     return pd.DataFrame(rows)
 
 

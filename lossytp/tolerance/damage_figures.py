@@ -1,17 +1,16 @@
 """Draw where losses damage a model, each figure from a table of `damage` or `strong_packets`."""
 
-from typing import Any, Literal, cast
-
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lossytp.study.figures.style import COLUMN, MARKERS, shared_legend
+from lossytp.study.figures.style import COLUMN, MARKERS, estimates, shared_legend
 from lossytp.tolerance.strong_packets import BINS, summary
 
 RISE = "rise of cross-entropy (nats)"
+ESTIMATE = ["rise", "low", "high"]
 APART = 0.12  # of a layer, between the marks of its modules
 NOTHING = 1e-3  # nats: below this, the axis of single packets is linear
 
@@ -25,7 +24,7 @@ def sites(table: pd.DataFrame) -> Figure:
     figure, ax = _panel()
     for number, (module, rows) in enumerate(table.groupby("module")):
         where = rows["layer"] + (2 * number - 1) * APART
-        _with_intervals(ax, where, rows, number, str(module), line=False)
+        estimates(ax, where, rows[ESTIMATE], number, label=str(module))
     ax.axhline(0, color="grey", lw=0.6, ls=":")
     ax.set(xlabel="layer that loses packets", ylabel=RISE)
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -40,7 +39,7 @@ def positions(table: pd.DataFrame) -> Figure:
         table: table from `damage.by_position`.
     """
     figure, ax = _panel()
-    _with_intervals(ax, pd.Series(range(len(table))), table, 0, None, line=True)
+    estimates(ax, range(len(table)), table[ESTIMATE], 0, linestyle="-")
     bins = table[["first", "last"]].to_numpy().tolist()
     names = [str(first) if first == last else f"{first}-{last}" for first, last in bins]
     ax.set_xticks(range(len(table)), names, rotation=45, ha="right")
@@ -93,12 +92,3 @@ def _panel() -> tuple[Figure, Axes]:
 
 def _places(table: pd.DataFrame) -> list[tuple[int, str]]:
     return list(table[["layer", "module"]].drop_duplicates().itertuples(index=False, name=None))
-
-
-def _with_intervals(
-    ax: Axes, where: pd.Series, rows: pd.DataFrame, number: int, label: str | None, *, line: bool
-) -> None:
-    spread = [rows["rise"] - rows["low"], rows["high"] - rows["rise"]]
-    line_style: Literal["-", "none"] = "-" if line else "none"
-    marks = {"marker": MARKERS[number], "color": f"C{number}", "markersize": 3, "label": label}
-    ax.errorbar(where, rows["rise"], spread, ls=line_style, capsize=2, lw=1, **cast(Any, marks))

@@ -6,7 +6,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, save, set_style
+from lossytp.study.figures.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance.advice import LARGE
 from lossytp.tolerance.measure import HARMLESS, Row
 
@@ -38,17 +38,7 @@ def _against_rate(rows: list[Row]) -> Figure:
     for number, curve in enumerate(curves):
         mine = sorted((row for row in rows if row.setup[:3] == curve), key=lambda row: row.setup.loss_rate)
         rates = [row.setup.loss_rate * APART**number for row in mine]
-        values = [row.rise.value for row in mine]
-        ax.errorbar(
-            rates,
-            values,
-            _spread(mine),
-            label=_name(curve, curves),
-            marker=MARKERS[number % len(MARKERS)],
-            markersize=3,
-            capsize=2,
-            lw=1,
-        )
+        estimates(ax, rates, [row.rise for row in mine], number, label=_name(curve, curves), linestyle="-")
     for bound in (HARMLESS, LARGE):
         ax.axhline(bound, color="grey", lw=0.6, ls=":")
     ax.set(xscale="log", xlabel="packet loss rate", ylabel="rise of cross-entropy (nats)")
@@ -61,18 +51,12 @@ def _by_repair(rows: list[Row]) -> Figure:
     figure, ax = plt.subplots(figsize=(COLUMN, 0.8 + 0.2 * len(rows)), layout="constrained")
     curves = dict.fromkeys(row.setup[:3] for row in rows)
     places = range(len(rows))
-    ax.errorbar(
-        [row.rise.value for row in rows], places, xerr=_spread(rows), fmt=MARKERS[0], markersize=3, capsize=2, lw=1
-    )
+    estimates(ax, places, [row.rise for row in rows], 0, across=True)
     ax.axvline(0, color="0.45", lw=1, zorder=0)
     ax.set_yticks(places, [_name(row.setup[:3], curves) for row in rows])
     ax.invert_yaxis()
     ax.set_xlabel("rise (nats)")  # short: long repairs leave little room
     return figure
-
-
-def _spread(rows: list[Row]) -> list[list[float]]:
-    return [[row.rise.value - row.rise.low for row in rows], [row.rise.high - row.rise.value for row in rows]]
 
 
 def _name(curve: tuple[str, ...], curves: Iterable[tuple[str, ...]]) -> str:

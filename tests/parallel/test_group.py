@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import re
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -122,9 +123,13 @@ def test_one_process_alone_sends_no_sum(group: RankGroup) -> None:
     assert partial.tolist() == [1.0] * 3
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 8])
-def test_sizes_that_divide_heads_and_inner_are_accepted(size: int) -> None:
-    check_divides(size, heads=8, inner=256)
+def test_sizes_that_divide_heads_and_inner_are_accepted() -> None:
+    accepted = []
+    for size in range(1, 17):
+        with suppress(ValueError):
+            check_divides(size, heads=8, inner=256)
+            accepted.append(size)
+    assert accepted == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize(

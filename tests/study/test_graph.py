@@ -5,6 +5,7 @@ A cluster runs the same graph.
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
+from nbformat import v4
 
 ROOT = Path(__file__).parents[2]
 GRID = """
@@ -28,6 +31,24 @@ profiles:
       - {arm: single losses, loss_rate: [0.2]}
 """
 
+KEEPING = """
+notebook: keeping
+outputs: [table.csv]
+profiles:
+  smoke:
+    seeds: 2
+    base: {max_steps: 1}
+    arms:
+      - {arm: no loss, loss_rate: [0.0]}
+"""
+KEEPING_NOTEBOOK = """
+for cell in cells:
+    Path(cell["output_dir"]).mkdir(parents=True, exist_ok=True)
+    Path(cell["output_dir"], "record.json").write_text("{}")
+table = Path(results_dir, "table.csv")
+table.write_text((table.read_text() if table.exists() else "") + "a row\\n")
+"""
+
 SUBMIT = """#!/usr/bin/env bash
 # a cluster's: notes the job, says its id and runs it later, where the process that started the graph is not known
 set -euo pipefail
@@ -37,6 +58,17 @@ LOSSYTP_RUN_PID=999999999 nohup bash "$4" > "$1.log" 2>&1 &
 """
 
 
+def make_folder(folder, grid):
+    """Make a folder of the study with one experiment."""
+    (folder / "notebooks" / "experiments").mkdir(parents=True)
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        (folder / "notebooks" / notebook.name).symlink_to(notebook)
+    (folder / "notebooks" / "experiments" / "01_tolerance.yaml").write_text(grid)
+    for shared in ("Snakefile", "workflow", "lossytp"):
+        (folder / shared).symlink_to(ROOT / shared)
+    shutil.copytree(ROOT / "paper", folder / "paper")  # typst reads nothing outside its root
+
+
 @pytest.fixture
 def start(tmp_path):
     """Return a function that starts the graph in a new folder, with only the experiment replaced."""
@@ -44,13 +76,7 @@ def start(tmp_path):
     def begin(name, *options):
         folder = tmp_path / name
         if not (folder / "Snakefile").exists():
-            (folder / "notebooks" / "experiments").mkdir(parents=True)
-            for notebook in (ROOT / "notebooks").glob("*.ipynb"):
-                (folder / "notebooks" / notebook.name).symlink_to(notebook)
-            (folder / "notebooks" / "experiments" / "01_tolerance.yaml").write_text(GRID)
-            for shared in ("Snakefile", "workflow", "lossytp"):
-                (folder / shared).symlink_to(ROOT / shared)
-            shutil.copytree(ROOT / "paper", folder / "paper")  # typst reads nothing outside its root
+            make_folder(folder, GRID)
         command = 'export LOSSYTP_RUN_PID=$$; exec "$0" -m snakemake --workflow-profile workflow "$@"'
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
@@ -58,8 +84,8 @@ def start(tmp_path):
             ["bash", "-c", command, sys.executable, *options, "--config", "profile=smoke"],
             cwd=folder,
             env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=(tmp_path / f"{name}.log").open("a"),
+            stdout=(tmp_path / f"{name}.log").open("a"),
+            stderr=subprocess.STDOUT,
         )
 
     return begin
@@ -112,6 +138,31 @@ def test_killed_again_and_again_nothing_is_lost_nothing_runs_twice_and_tables_ag
     assert lost.exists()
     assert summary.read_text() == tables[0], "and drawn, since the figures did not know it"
     assert {path: text for path, text in records(folder).items() if path != lost}.items() < before.items()
+
+
+def test_a_table_is_there_when_a_missing_run_starts_its_notebook_again(start, tmp_path):
+    """The notebook keeps the table's rows, because it could not make them again: results keep no models."""
+    folder = tmp_path / "keeping"
+    make_folder(folder, KEEPING)
+    cells = [v4.new_code_cell('cells = []\nresults_dir = ""', metadata={"tags": ["parameters"]})]
+    cells += [v4.new_code_cell("from pathlib import Path"), v4.new_code_cell(KEEPING_NOTEBOOK)]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3"}, "language_info": {"name": "python"}}
+    nbformat.write(v4.new_notebook(cells=cells, metadata=kernel), folder / "notebooks" / "keeping.ipynb")
+    table = folder / "results" / "smoke" / "table.csv"
+    for runs in (1, 2):
+        assert start("keeping", "01_tolerance_00").wait() == 0, (tmp_path / "keeping.log").read_text()
+        assert table.read_text() == "a row\n" * runs
+        next(iter(records(folder))).unlink()
+
+
+def test_figures_depend_on_grids_tasks_and_the_modules_that_analyse(start, tmp_path):
+    make_folder(tmp_path / "inputs", GRID)
+    (tmp_path / "inputs" / "notebooks" / "tasks.yaml").write_text("{}")
+    assert start("inputs", "--dry-run", "--quiet", "host").wait() == 0
+    (figures,) = re.findall(r"(?m)^(?:local)?rule figures:\n    input: (.*)", (tmp_path / "inputs.log").read_text())
+    needed = ["notebooks/experiments/01_tolerance.yaml", "notebooks/tasks.yaml", "lossytp/network/theory.py"]
+    needed += ["lossytp/training/shapes.py", "lossytp/study/statistics.py"]
+    assert set(needed) <= set(figures.split(", "))
 
 
 def test_a_word_that_is_no_option_is_refused():

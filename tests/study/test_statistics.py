@@ -16,6 +16,12 @@ def test_t_interval_is_students():
     assert t_interval(np.array([0.5])) == (0.5, -math.inf, math.inf)
 
 
+def test_the_standard_error_of_a_mean_follows_from_its_interval():
+    values = np.array([0.5, 0.6, 0.8, 0.55])
+    assert t_interval(values).standard_error(4) == pytest.approx(stats.sem(values))
+    assert math.isnan(t_interval(values[:1]).standard_error(1))
+
+
 def test_t_interval_covers():
     samples = np.random.default_rng(0).normal(size=(2000, 3))
     intervals = [t_interval(sample) for sample in samples]

@@ -1,6 +1,7 @@
 """Test what a trained model is asked: accuracy with each repair, and how far its strongest packet stands out."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -53,6 +54,39 @@ def test_a_finished_run_is_not_asked_again_and_keeps_no_model(asked, monkeypatch
         train_and_measure(config(folder / "run"), loss_rate=0.3, repairs=["rescale"])
 
 
+@pytest.fixture
+def in_a_clone(asked, tmp_path, monkeypatch):
+    """Return the finished run's folder with its record alone, as results keep it, and its table; measure nothing."""
+    folder, table = asked
+    shutil.copytree(folder / "run", tmp_path / "run", ignore=lambda _, names: set(names) - {"record.json"})
+    for module, name in ((evaluation, "run"), (after_training, "packet_norms")):
+        monkeypatch.setattr(module, name, None)
+    return tmp_path / "run", table
+
+
+def test_rows_in_the_table_need_neither_the_model_nor_its_measurements(in_a_clone):
+    run, table = in_a_clone
+    others = table.assign(run="another", accuracy=0.0)
+    known = pd.concat([others, table.assign(evaluated_at=0.9, accuracy=0.0), table[::-1]])
+    kept = train_and_measure(config(run), loss_rate=0.3, repairs=REPAIRS, known=known)
+    pd.testing.assert_frame_equal(kept, table)
+
+
+@pytest.mark.parametrize(("at", "repairs"), [(0.2, REPAIRS), (0.3, ["zero", "rescale"])])
+def test_rows_that_the_table_lacks_are_measured(in_a_clone, at, repairs):
+    run, table = in_a_clone
+    with pytest.raises(ValueError, match="its model was deleted: delete this folder and train again"):
+        train_and_measure(config(run), loss_rate=at, repairs=repairs, known=table)
+
+
+def test_rows_of_a_run_without_a_record_are_measured_again(tmp_path):
+    found = train_and_measure(config(tmp_path / "run"), loss_rate=0.3, repairs=["zero"])
+    (tmp_path / "run" / "record.json").unlink()
+    known = found.assign(accuracy=-1.0)
+    again = train_and_measure(config(tmp_path / "run"), loss_rate=0.3, repairs=["zero"], known=known)
+    pd.testing.assert_frame_equal(again, found)
+
+
 def test_measurements_of_an_earlier_run_are_not_taken_for_this_ones(tmp_path):
     (tmp_path / "strongest_packet.json").write_text('{"ratio": -1.0}')
     table = train_and_measure(config(tmp_path), loss_rate=0.3, repairs=["zero"])
@@ -73,12 +107,19 @@ def test_a_run_that_became_not_finite_scores_the_most_frequent_class(tmp_path):
     assert table["strongest"].isna().all()
 
 
-def test_the_notebook_writes_the_table(asked, tmp_path):
-    folder, table = asked
+def test_the_notebook_writes_the_table_and_keeps_its_rows(asked, tmp_path):
+    folder, table = tmp_path, asked[1]
+    shutil.copytree(asked[0] / "run", folder / "run")
     cells = [config(folder / "run").as_dict()]
     values = {"cells": cells, "loss_rate": 0.3, "repairs": REPAIRS, "results_dir": str(tmp_path)}
     execute(NOTEBOOK, tmp_path / "out.ipynb", values)
-    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "real_model" / "after_training_docstrings.csv"), table)
+    file = tmp_path / "real_model" / "after_training_docstrings.csv"
+    pd.testing.assert_frame_equal(pd.read_csv(file), table)
+    written = file.read_bytes()
+    for measured in [*(folder / "run").glob("evaluated_at*/*"), folder / "run" / "strongest_packet.json"]:
+        measured.unlink()  # results do not keep them
+    execute(NOTEBOOK, tmp_path / "out.ipynb", values)
+    assert file.read_bytes() == written
 
 
 def test_an_evaluation_is_over_the_network_with_its_repair(asked):

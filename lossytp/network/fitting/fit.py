@@ -73,12 +73,20 @@ def fit_family(family: Family, flows: Sequence[Trace]) -> Fit:
     Args:
         family: an `applicable` family.
         flows: the recorded flows.
+
+    Raises:
+        ValueError: if the flows lost none of their packets, or all, and the family is not Bernoulli.
     """
     packets, lost = runs.num_packets(flows), runs.num_lost(flows)
     if family is BERNOULLI:
         rate = lost / packets
         log_likelihood = sum(part * math.log(part / packets) for part in (lost, packets - lost) if part)
         return Fit(family, (rate,), log_likelihood, packets)
+    if lost in (0, packets):
+        raise ValueError(
+            f"{lost} of {packets} packets are lost, which shows no {family.name} process: give flows with lost and "
+            "received packets, or fit Bernoulli"
+        )
     found = maximise(Likelihood(family, flows), flows)
     values = tuple(found.values.tolist())
     if family is GILBERT_ELLIOTT and values[3] > values[2]:  # the bad state is the one that loses more

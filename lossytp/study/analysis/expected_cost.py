@@ -125,19 +125,22 @@ def _budget(curve: pd.DataFrame, lossless: pd.Series) -> dict[str, float]:
 
 def _basis(curve: pd.DataFrame, loss_rate: float, burst: float, own: float) -> tuple[str, bool]:
     """Return in words where a cost comes from, and whether it is an extrapolation."""
+    if loss_rate == 0:
+        return "no losses", False
     rates = np.sort(curve["loss_rate"].unique())
+    tried = rates[np.isclose(rates, loss_rate)]  # a trace's rate is a quotient
     after = int(rates.searchsorted(loss_rate))
     doubts = []
-    if after == len(rates):
+    if len(tried):
+        where = f"measured at {tried[0]:.3g}"
+    elif after == len(rates):
         where = f"in proportion to {rates[-1]:.3g}"
         doubts.append("beyond every tried rate")
-    elif np.isclose(rates[after], loss_rate):
-        where = f"measured at {rates[after]:.3g}"
     elif after:
         where = f"between {rates[after - 1]:.3g} and {rates[after]:.3g}"
     else:
         where = f"in proportion to {rates[0]:.3g}"
-        doubts += ["below every tried rate"]
+        doubts.append("below every tried rate")
     if max(burst / own, own / burst) > ALIKE:
         tried = "single losses" if burst == 1 else f"bursts of {burst:g}"
         doubts.append(f"{tried} stand for bursts of {own:.1f}")

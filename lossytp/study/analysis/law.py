@@ -3,7 +3,6 @@
 Shapes: A arms.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,7 +12,7 @@ from scipy.optimize import curve_fit
 
 from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.study.comparisons import with_falls
-from lossytp.study.statistics import student_quantile
+from lossytp.study.statistics import Estimate
 from lossytp.training.config import TrainConfig
 
 RESTORE_OR_NOTHING = ("zero", "fec", "retransmit")  # repairs that leave zeros where they restore nothing
@@ -23,6 +22,7 @@ HELD_FIXED = (  # settings that arms of the law share
     "data_parallel_size", "pipeline_parallel_size", "implementation", "exact_adjoint", "replicated_gradients",
 )  # fmt: skip
 FIRST_GUESS = (0.6, 1.2)
+FEWEST_ARMS = 4  # to fit two parameters and judge the fit
 
 
 class PowerLaw(NamedTuple):
@@ -31,8 +31,6 @@ class PowerLaw(NamedTuple):
     Attributes:
         scale: the fall, as a share, at a relative squared error of 1.
         exponent: 1 means proportional.
-        scale_error: standard error of the scale.
-        exponent_error: standard error of the exponent.
         arms: A.
         r_squared: share of the variance of the falls that the law explains.
         chi_squared: squared deviations in standard errors of the falls, for each degree of freedom, relative to what
@@ -41,8 +39,6 @@ class PowerLaw(NamedTuple):
 
     scale: float
     exponent: float
-    scale_error: float
-    exponent_error: float
     arms: int
     r_squared: float
     chi_squared: float
@@ -50,10 +46,6 @@ class PowerLaw(NamedTuple):
     def fall(self, squared_error: np.ndarray) -> np.ndarray:
         """Return the expected falls, as shares, of arms with these expected squared errors (A,)."""
         return self.scale * np.asarray(squared_error) ** self.exponent
-
-    def as_json(self) -> dict[str, float | None]:
-        """Return the fields by name, with null for infinity, which JSON lacks."""
-        return {name: each if math.isfinite(each) else None for name, each in self._asdict().items()}
 
 
 def fit_power_law(
@@ -67,21 +59,37 @@ def fit_power_law(
         standard_error: (A,) of the falls, estimated from `seeds`.
         seeds: (A,) numbers of seeds. A squared deviation in estimated standard errors is (n - 1) / (n - 3) on average,
             as of Student's t; with three seeds or fewer it has no average, and chi squared is missing.
+
+    Raises:
+        ValueError: if the arms do not determine the law.
     """
     law, covariance = curve_fit(power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
+    check_determined(covariance, standard_error)
     residual = fall - power(squared_error, *law)
-    deviations = np.sqrt(np.diag(covariance))
     squared_t = (residual / standard_error) ** 2
     expected = np.where(seeds > 3, (seeds - 1) / np.maximum(seeds - 3, 1), np.nan)
     return PowerLaw(
         scale=float(law[0]),
         exponent=float(law[1]),
-        scale_error=float(deviations[0]),
-        exponent_error=float(deviations[1]),
         arms=len(fall),
         r_squared=float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum()),
         chi_squared=float((squared_t / expected).sum() / (len(fall) - len(law))),
     )
+
+
+def check_determined(covariance: np.ndarray, standard_error: np.ndarray) -> None:
+    """Raise a ValueError if a fit's covariance is not finite: `curve_fit` then returns its first guess."""
+    if not np.isfinite(covariance).all():
+        errors = ", ".join(f"{each:.3g}" for each in standard_error)
+        raise ValueError(
+            f"falls with standard errors {errors} do not determine a power law: give at least {FEWEST_ARMS} arms with "
+            "finite ones above 0"
+        )
+
+
+def with_standard_errors(arms: pd.DataFrame) -> pd.DataFrame:
+    """Return the arms that a fit can weigh: a single seed has no standard error, and equal falls have one of 0."""
+    return arms[np.isfinite(arms["standard_error"]) & (arms["standard_error"] > 0)]
 
 
 def law_of(arms: pd.DataFrame, predictor: str = "squared_error") -> PowerLaw:
@@ -176,8 +184,8 @@ def law_arms(
             "missing_share": [_missing_share(config) for config in configs],
         }
     )
-    half = (table["high"] - table["low"]) / 2
-    table = table.assign(standard_error=half / table["seeds"].map(student_quantile))
+    estimates = table[["fall", "low", "high", "seeds"]].itertuples(index=False, name=None)
+    table["standard_error"] = np.array([Estimate(*each).standard_error(seeds) for *each, seeds in estimates], float)
     where = ["task", "loss_rate", "algorithm", "ranks", "repair", "both_phases"]
     table = table.sort_values("seeds", ascending=False, kind="stable").drop_duplicates(where)
     return table.sort_values(["task", "squared_error"], kind="stable").reset_index(drop=True)

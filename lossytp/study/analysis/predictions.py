@@ -14,7 +14,15 @@ import pandas as pd
 from scipy.optimize import brentq, curve_fit
 from scipy.stats import t
 
-from lossytp.study.analysis.law import FIRST_GUESS, HELD_FIXED, leaves_zeros, power, relative_squared_error
+from lossytp.study.analysis.law import (
+    FIRST_GUESS,
+    HELD_FIXED,
+    check_determined,
+    leaves_zeros,
+    power,
+    relative_squared_error,
+    with_standard_errors,
+)
 from lossytp.study.comparisons import lossy_changes
 from lossytp.study.statistics import CONFIDENCE
 from lossytp.training.config import TrainConfig
@@ -50,7 +58,7 @@ def predict_arms(finished: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         finished: one row per arm, with `kind`, `squared_error` (NaN where it does not apply), `rise` with its standard
-            error `rise_error`, and `fall` with its `standard_error`.
+            error `rise_error`, and `fall` with its `standard_error`. Arms without one are left out.
         new: the same columns but the last two, and any that name the arm.
 
     Returns:
@@ -58,6 +66,7 @@ def predict_arms(finished: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
         `x`, and the columns of `Predictor.predict`.
     """
     predictors = {SQUARED_ERROR: "squared_error", RISE: "rise"}
+    finished = with_standard_errors(finished)
     tables = []
     for predictor, column in predictors.items():
         for kind, ours in new[new[column].notna()].groupby("kind", sort=False):
@@ -128,6 +137,9 @@ def fit_predictor(x: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -
         x: (A,) above 0.
         fall: (A,), as shares.
         standard_error: (A,) of the falls.
+
+    Raises:
+        ValueError: if the arms do not determine the law.
     """
 
     def fit(scatter: float) -> tuple[np.ndarray, np.ndarray, float]:
@@ -140,6 +152,7 @@ def fit_predictor(x: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -
 
     scatter = 0.0 if fit(0.0)[2] <= 0 else float(brentq(lambda each: fit(each)[2], 0.0, LARGEST_SCATTER, xtol=1e-4))
     (scale, exponent), covariance, _ = fit(scatter)
+    check_determined(covariance, standard_error)
     return Predictor(float(scale), float(exponent), covariance, scatter, len(x))
 
 

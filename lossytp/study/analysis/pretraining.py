@@ -28,8 +28,9 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
         One row an arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `seeds`, `tokens`. For the evaluation without
         losses, the mean cross-entropy is `clean_mean`, its rise `clean` with `clean_low`, `clean_high` and p-values as
         in `comparisons.drops_and_gains`. `clean_times_tokens` has an interval in `clean_times_tokens_low` and
-        `clean_times_tokens_high`; on a linear axis it is `clean_times_tokens_linear`. It is missing if a seed's run is
-        worse than its shortest lossless one. The same columns exist for `lossy`.
+        `clean_times_tokens_high`; on a linear axis it is `clean_times_tokens_linear`. A single seed leaves it missing
+        in the whole arm: one whose run diverged, is worse than the seed's shortest lossless run, or is better than all
+        of them. The same columns exist for `lossy`.
     """
     runs = runs.assign(tokens=runs["max_steps"] * runs["batch_size"] * runs["block_size"])
     found = runs.drop_duplicates(WHERE)[[*WHERE, "repair", "reliable_gather", "tokens"]]

@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from lossytp.network.repairs import repair_named
-from lossytp.study.comparisons import paired_p
+from lossytp.study.comparisons import paired_p, with_holm
 from lossytp.study.records import LOSSLESS, json_rows
-from lossytp.study.statistics import holm, t_interval
+from lossytp.study.statistics import t_interval
 
 NOTHING, BEST, FEW = "zero", "protect(0.1) + hadamard(64)", "protect(0.01) + hadamard(64)"
 UNTIL_IT_ARRIVES = "retransmit(100)"
@@ -67,7 +67,7 @@ def contrasts(table: pd.DataFrame) -> list[dict[str, Any]]:
             gains = (runs.loc[better] - runs.loc[worse]).dropna()
             row = {"task": task, "contrast": name, "seeds": len(gains), "p": paired_p(gains.to_numpy())}
             found.append(row | t_interval(gains.to_numpy()).as_json())
-    return _corrected(found)
+    return json_rows(with_holm(pd.DataFrame(found)))
 
 
 def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
@@ -88,15 +88,7 @@ def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
         gains = (by_repair[BEST] - by_repair[NOTHING]).dropna().to_numpy()
         row = {"loss_rate": float(str(rate)), "seeds": len(gains), "p": paired_p(gains)}
         found.append(row | t_interval(gains).as_json())
-    return _corrected(found)
-
-
-def _corrected(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows with `p_holm`, Holm's correction of `p` over those that could be tested."""
-    rows = pd.DataFrame(found, columns=[*found[0], "p_holm"])
-    tested = rows["p"].notna()
-    rows.loc[tested, "p_holm"] = holm(rows.loc[tested, "p"].to_numpy())
-    return json_rows(rows)
+    return json_rows(with_holm(pd.DataFrame(found))) if found else []
 
 
 def expected_round_trips(record: Mapping[str, Any], repair: str) -> float:

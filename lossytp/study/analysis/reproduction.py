@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from lossytp.study.grid import Experiment
-from lossytp.study.records import ACCURACIES
+from lossytp.study.records import ACCURACIES, final_accuracies
 from lossytp.training.record import read_record
 
 ACCURACY_BOUND = 0.01  # two kinds of processor differed by at most 0.0033 in 26 pairs of the paper's runs
@@ -20,7 +20,9 @@ def compare_runs(experiments: Iterable[Experiment], published: Path) -> pd.DataF
     """Compare every cell's record with the published one of the same name.
 
     Packets lost must be equal: they depend on the seed alone. Accuracies may differ by `ACCURACY_BOUND`, because other
-    processors round differently. Cells with other data, such as another Python's text, cannot be compared.
+    processors round differently. Accuracies of a run that diverged are those of `records.final_accuracies`; if only one
+    of the two diverged or stopped early, no value agrees. Cells with other data, such as another Python's text, cannot
+    be compared.
 
     Args:
         experiments: whose cells are finished.
@@ -40,10 +42,16 @@ def compare_runs(experiments: Iterable[Experiment], published: Path) -> pd.DataF
         same_data = here["data"]["sha256"] == there["data"]["sha256"]
         what = {"task": cell.config.task, "arm": cell.arm, "loss_rate": cell.config.loss_rate}
         what["seed"] = cell.config.seed
-        values = [(MEASURES[name], there["final"][name], here["final"][name], ACCURACY_BOUND) for name in ACCURACIES]
+        both = [final_accuracies(record) for record in (there, here)]
+        values: list[tuple[str, float, float, float]] = [
+            (MEASURES[name], before, now, ACCURACY_BOUND)
+            for name in ACCURACIES
+            if (before := both[0][name]) is not None and (now := both[1][name]) is not None  # None in pretraining
+        ]
         lost = [record["network"]["training"]["lost"] for record in (there, here)]
         values.append(("packets lost in training", *lost, 0))
-        rows += [what | _compared(*each, same_data) for each in values]
+        same_end = here["status"] == there["status"]
+        rows += [what | _compared(*each, same_data, same_end) for each in values]
     return pd.DataFrame(rows)
 
 
@@ -93,9 +101,11 @@ def _record(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _compared(measure: str, published: float, here: float, bound: float, same_data: bool) -> dict[str, Any]:
+def _compared(
+    measure: str, published: float, here: float, bound: float, same_data: bool, same_end: bool = True
+) -> dict[str, Any]:
     difference = here - published
-    agrees = YES if abs(difference) <= bound else NO
+    agrees = YES if same_end and abs(difference) <= bound else NO
     return {
         "measure": measure,
         "published": published,

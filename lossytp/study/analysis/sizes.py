@@ -118,6 +118,5 @@ def _exponent(table: pd.DataFrame) -> Estimate:
 
     repeats, whole = len(costs_RM), slope(costs_RM.mean(axis=0))
     without = np.array([slope(np.delete(costs_RM, row, axis=0).mean(axis=0)) for row in range(repeats)])
-    interval = t_interval(repeats * whole - (repeats - 1) * without)
-    half = (interval.high - interval.low) / 2
+    half = t_interval(repeats * whole - (repeats - 1) * without).half_width
     return Estimate(whole, whole - half, whole + half)

@@ -35,7 +35,8 @@ def falls_by_length(
                     {"task": row["task"], "network": network, "max_steps": row["max_steps"]}
                     | {name: row[name] for name in ("fall", "low", "high")}
                 )
-    falls = pd.DataFrame(rows).drop_duplicates(["task", "network", "max_steps"])
+    key = ["task", "network", "max_steps"]
+    falls = pd.DataFrame(rows, columns=[*key, "fall", "low", "high"]).drop_duplicates(key)
     by_network = falls.groupby(["task", "network"])
     longer = by_network["max_steps"].transform("max") > falls["max_steps"].min()
     harmful = by_network["fall"].transform("max") >= ONE_POINT / 2

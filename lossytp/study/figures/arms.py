@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from lossytp.study.figures.style import COLUMN, MARKERS, band, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, MARKERS, POINTS, band, estimates, shared_legend, task_name
 from lossytp.study.records import TRAINING
 from lossytp.study.statistics import CONFIDENCE
 
@@ -19,6 +19,7 @@ APART = 1.03  # ratio of the positions of two arms side by side
 BESIDE = 0.022  # of a panel's width, between arms with one measured value
 NAMED_FALLS = (0, 1, 2, 5, 10, 20, 40)  # points, with a label on a logarithmic axis
 LINEAR_TO = 2  # points: where falls of several loss rates turn to a logarithmic axis
+DIFFERENCE = ["difference", "low", "high"]
 OUTCOMES = {  # of `drops_by_arm`: columns of value, interval and p, axis label, factor to its units
     "accuracy": (("difference", "low", "high", "p_holm"), "fall, points", -100.0),
     "cross-entropy": (("rise", "rise_low", "rise_high", "rise_p_holm"), "rise, nats an example", 1.0),
@@ -42,9 +43,9 @@ def drops_by_arm(compared: pd.DataFrame) -> Figure:
         for number, task in enumerate(tasks):
             ours = table[table["task"] == task]
             places = [arms.index(label) + 0.3 * (number - (len(tasks) - 1) / 2) for label in ours["label"]]
-            cost, errors = _scaled(ours[estimate], scale)
             color, marker = f"C{number}", MARKERS[number]
-            ax.errorbar(cost, places, xerr=errors, fmt="none", ecolor=color, elinewidth=1, capsize=1.5)
+            estimates(ax, places, scale * ours[estimate], number, across=True, fmt="none", elinewidth=1)
+            cost = scale * ours[estimate[0]]
             shown = np.where(ours[p].to_numpy(dtype=float) < 1 - CONFIDENCE, color, "white")
             ax.scatter(cost, places, c=shown, edgecolors=color, marker=marker, s=16, zorder=3)
             ax.plot([], [], marker, color=color, markersize=4, label=task_name(task))
@@ -81,17 +82,15 @@ def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
         ours = table[table["task"] == task]
         for ax, column in zip(row, axes, strict=True):
             if front:
-                _front(ax, ours[column].to_numpy(dtype=float), _points(ours)[0])
+                _front(ax, ours[column].to_numpy(dtype=float), -POINTS * ours["difference"].to_numpy(dtype=float))
             beside = _side_by_side(ours[column]) if ours["arm"].is_unique else pd.Series(0.0, ours.index)
             for arm, points in ours.groupby("arm", sort=False):
                 style = arms.index(str(arm))
-                drop, errors = _points(points)
                 chosen = column == "loss_rate"  # equal in all arms; measured values keep their place
                 aside = APART ** (style - (len(arms) - 1) / 2) if chosen else 1.0
                 where = aside * points[column] + beside[points.index]
-                ax.errorbar(
-                    where, drop, yerr=errors, marker=MARKERS[style % len(MARKERS)],
-                    linestyle="-", color=palette[style], label=str(arm), markersize=3.5, elinewidth=0.8, capsize=1.5,
+                estimates(
+                    ax, where, -POINTS * points[DIFFERENCE], style, linestyle="-", color=palette[style], label=str(arm),
                     markeredgecolor="0.2", markeredgewidth=0.4,  # keeps light colours visible in grey
                 )  # fmt: skip
             ax.axhline(0, color="0.45", linewidth=1, zorder=0)
@@ -100,7 +99,8 @@ def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
                 ax.set_xscale("log")
                 ax.set_yscale("symlog", linthresh=LINEAR_TO)
                 ax.set_yticks(NAMED_FALLS, [f"{each:g}" for each in NAMED_FALLS])
-                ax.set_ylim(-LINEAR_TO / 2, 1.2 * _points(ours)[0].max() + _points(ours)[1].max())
+                falls, ends = -POINTS * ours["difference"], -POINTS * ours["low"]
+                ax.set_ylim(-LINEAR_TO / 2, 1.2 * falls.max() + (ends - falls).max())
                 ax.yaxis.set_minor_locator(NullLocator())
                 ax.xaxis.set_minor_formatter(NullFormatter())
                 if column == "loss_rate":
@@ -147,17 +147,6 @@ def _lossy(compared: pd.DataFrame) -> pd.DataFrame:
     several = table.groupby(["arm", *TRAINING])["loss_rate"].transform("nunique") > 1
     rates = table["loss_rate"].map(lambda rate: f", {100 * rate:g} %")
     return table.assign(label=table["arm"].where(~several, table["arm"] + rates))
-
-
-def _points(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Return (A,) drops in points, and (2, A) distances to the ends of their intervals."""
-    return _scaled(table[["difference", "low", "high"]], -100.0)
-
-
-def _scaled(estimates: pd.DataFrame, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Scale (A, 3) values and ends of intervals; return (A,) values and (2, A) distances to the ends."""
-    scaled = scale * estimates.to_numpy(dtype=float)
-    return scaled[:, 0], np.abs(np.sort(scaled[:, 1:]) - scaled[:, :1]).T
 
 
 def _side_by_side(values: pd.Series) -> pd.Series:

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import MARKERS, shared_legend
+from lossytp.study.figures.style import MARKERS, estimates, shared_legend
 
 WIDTH = 5.5  # inches
 GREYS = {"aspect": "auto", "cmap": "Greys", "vmin": 0, "interpolation": "nearest"}  # dark is more
@@ -79,8 +79,8 @@ def errors_of_sums(table: pd.DataFrame) -> Figure:
             rows = table[(table["algorithm"] == algorithm) & (table["coherence"] == coherence)]
             y = rows["repair"].map(repairs.index) + (number - (len(algorithms) - 1) / 2) * 0.8 / len(algorithms)
             ax.plot(rows["expected"], y, "|", color="0.3", markersize=9, label="theory" if not number else None)
-            style = {"fmt": MARKERS[number], "color": f"C{number}", "markersize": 3.5, "linewidth": 1}
-            ax.errorbar(rows["measured"], y, xerr=2 * rows["standard_error"], label=algorithm, **style)
+            values_A3 = rows[["measured"]].to_numpy() + np.outer(rows["standard_error"], (0, -2, 2))
+            estimates(ax, y, values_A3, number, across=True, label=algorithm, capsize=0)  # caps would look like theory
         ax.set(xscale="log", xlabel="squared error / squared sum", title=f"coherence of the parts {coherence:g}")
         ax.set_yticks(range(len(repairs)), repairs)
     axes[0, 0].invert_yaxis()

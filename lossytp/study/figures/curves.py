@@ -1,12 +1,12 @@
 """Draw curves against the loss rate, and the distribution of bursts."""
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, band, loss_rate_axis, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, MARKERS, band, estimates, loss_rate_axis, shared_legend, task_name
+from lossytp.study.records import LOSSLESS
 
 
 def accuracy_against_loss(table: pd.DataFrame) -> Figure:
@@ -51,7 +51,7 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
     for ax, task in zip(axes_1T[0], tasks, strict=True):
         ours = table[table["task"] == task].rename(columns={"evaluated_at": "loss_rate"})
         for number, rate in enumerate(trained_at):
-            label = f"{100 * rate:g} % loss" if rate else "no loss"
+            label = f"{100 * rate:g} % loss" if rate else LOSSLESS
             band(ax, ours[ours["trained_at"] == rate], "loss_rate", "accuracy", label=label, number=number)
         ax.set_title(task_name(task))
         ax.set_xlabel("loss rate in evaluation, %")
@@ -108,7 +108,7 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
             smallest = max(0.5, step_ratios["low"].min())
             largest = max(largest, step_ratios["ratio"].max())
             _step_ratios(ax, step_ratios)
-        ax.set_ylim(0.8 * smallest, 1.3 * largest)  # an infinite interval leaves the panel
+        ax.set_ylim(0.8 * smallest, 1.3 * largest)
         ax.set_xlabel("packet loss rate, %")
     axes_1T[0, 0].set_ylabel("reliable / best effort")
     shared_legend(figure, axes_1T[0, 0], title="bandwidth × round trip", max_columns=3)
@@ -120,8 +120,8 @@ def _step_ratios(ax: Axes, step_ratios: pd.DataFrame) -> None:
     for number, (task, rows) in enumerate(step_ratios[step_ratios["loss_rate"] > 0].groupby("task", sort=False)):
         rate, ratio = rows["loss_rate"].to_numpy(), rows["ratio"].to_numpy()
         marker = MARKERS[::-1][number % len(MARKERS)]  # unlike those of the first lines
-        errors = np.abs(rows[["low", "high"]].to_numpy(dtype=float).clip(1e-3, 1e6).T - ratio)
-        ax.errorbar(rate, ratio, yerr=errors, fmt="none", ecolor="0.15", elinewidth=1, capsize=2)
+        values = rows[["ratio", "low", "high"]].clip(1e-3, 1e6)  # an infinite interval leaves the panel
+        estimates(ax, rate, values, number, fmt="none", color="0.15", elinewidth=1, capsize=2)
         ax.plot(
             rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=4, label=f"steps, {task_name(task)}"
         )

@@ -10,7 +10,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossytp.study.analysis.law import PowerLaw
-from lossytp.study.figures.style import COLUMN, MARKERS, MILLION, POINTS, loss_rate_axis, task_name
+from lossytp.study.figures.style import (
+    COLUMN,
+    FALL,
+    MARKERS,
+    MILLION,
+    POINTS,
+    estimates,
+    loss_rate_axis,
+    task_name,
+)
+from lossytp.study.records import LOSSLESS
 from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
 BELOW = 2.6  # points below 0, with room for the budgets' labels
@@ -70,8 +80,8 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
         for kind in dict.fromkeys(kinds):
             number = every_kind.index(str(kind))
             rows = ours[kinds == kind]
-            hollow = kind == "both phases"
-            _errorbar(ax, rows["squared_error"], rows, number, label=str(kind), hollow=hollow)
+            fill = "white" if kind == "both phases" else f"C{number}"
+            estimates(ax, rows["squared_error"], POINTS * rows[FALL], number, label=str(kind), markerfacecolor=fill)
         errors = np.linspace(0, ours.loc[~ours["both_phases"], "squared_error"].max(), 200)
         law = laws[str(task)]
         ax.plot(errors, POINTS * law.fall(errors), color="0.2", linewidth=1, zorder=0)
@@ -91,7 +101,7 @@ def cost_against_bytes(table: pd.DataFrame) -> Figure:
     figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
     ends = []
     for number, (task, rows) in enumerate(table.groupby("task", sort=False)):
-        _errorbar(ax, rows["bytes"], rows, number, line=True)
+        estimates(ax, rows["bytes"], POINTS * rows[FALL], number, linestyle="-")
         last = rows.iloc[-1]
         name = f"{task_name(task)}\n{POINTS * last['loss_rate']:g} % loss"
         ends.append((POINTS * last["fall"], name, f"C{number}"))
@@ -114,7 +124,7 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
         for network, ours in rows.groupby("network", sort=False):
             number = networks.index(str(network))
             apart = APART ** (number - (len(networks) - 1) / 2)
-            _errorbar(ax, apart * ours["max_steps"], ours, number, label=str(network), line=True)
+            estimates(ax, apart * ours["max_steps"], POINTS * ours[FALL], number, label=str(network), linestyle="-")
         _one_point(ax)
         ax.set_xscale("log")
         ax.set_xticks(steps := sorted(table["max_steps"].unique()), [f"{each:g}" for each in steps])
@@ -128,7 +138,9 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
 def nats_against_tokens(arms: pd.DataFrame) -> Figure:
     """Draw the cross-entropy of pretrained models: without losses a line over tokens, with losses a mark an arm.
 
-    A dotted line joins each lossy arm to the number of lossless tokens that are as good.
+    A dotted line joins each lossy arm to the number of lossless tokens that are as good. Upright bars are the intervals
+    of the rises against the lossless runs of the same seeds; level ones are those of these numbers of tokens. Marks of
+    equal tokens stand side by side.
 
     Args:
         arms: from `analysis.pretraining.nats_lost`, evaluated without losses.
@@ -136,14 +148,19 @@ def nats_against_tokens(arms: pd.DataFrame) -> Figure:
     figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
     lossless = arms[arms["loss_rate"] == 0].sort_values("tokens")
     ax.plot(lossless["tokens"] / MILLION, lossless["clean_mean"], color="0.2", marker="o", markersize=3)
-    ends = [(float(lossless["clean_mean"].iloc[-1]), "no loss", "0.2")]
+    ends = [(float(lossless["clean_mean"].iloc[-1]), LOSSLESS, "0.2")]
     lossy = arms[arms["loss_rate"] > 0]
     for number, row in enumerate(lossy.to_dict("records")):
-        color, tokens = f"C{number}", row["tokens"] / MILLION
-        ax.plot(tokens, row["clean_mean"], color=color, marker=MARKERS[number + 1], markersize=4)
-        if np.isfinite(times := row["clean_times_tokens"]):
-            ax.plot([tokens / times, tokens], 2 * [row["clean_mean"]], color=color, linewidth=0.8, linestyle=":")
-        ends.append((float(row["clean_mean"]), _network(row), color))
+        color, mean = f"C{number}", row["clean_mean"]
+        tokens = row["tokens"] / MILLION
+        aside = tokens * APART ** (number - (len(lossy) - 1) / 2)
+        low, high = (mean + row[f"clean_{end}"] - row["clean"] for end in ("low", "high"))
+        estimates(ax, [aside], [[mean, low, high]], number + 1, color=color, markersize=4)
+        if np.isfinite(row["clean_times_tokens"]):
+            as_good = [tokens / row[f"clean_times_tokens{end}"] for end in ("", "_low", "_high")]
+            ax.plot([as_good[0], aside], [mean, mean], color=color, linewidth=0.8, linestyle=":")
+            estimates(ax, [mean], [as_good], number, across=True, fmt="none")
+        ends.append((float(mean), _network(row), color))
     ax.set_xscale("log")
     ax.set_xticks(ticks := sorted(lossless["tokens"] / MILLION), [f"{each:.3g}" for each in ticks])
     ax.minorticks_off()
@@ -169,20 +186,6 @@ def _panels(
         sharex=equal_x, sharey=equal_falls,
     )  # fmt: skip
     return figure, list(axes_1T[0])
-
-
-def _errorbar(
-    ax: Axes, where: pd.Series, rows: pd.DataFrame, number: int, *, label: str | None = None, line: bool = False,
-    hollow: bool = False,
-) -> None:  # fmt: skip
-    """Plot falls with their intervals, in points."""
-    fall = POINTS * rows["fall"].to_numpy()
-    error = np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall)
-    color = f"C{number}"
-    ax.errorbar(
-        where, fall, yerr=error, marker=MARKERS[number], color=color, label=label, markersize=3.5, elinewidth=0.8,
-        linestyle="-" if line else "none", capsize=1.5, markerfacecolor="white" if hollow else color,
-    )  # fmt: skip
 
 
 def _kinds(arms: pd.DataFrame) -> pd.Series:

@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.analysis.law import PowerLaw
-from lossytp.study.figures.style import COLUMN, MARKERS, POINTS, shared_legend
+from lossytp.study.figures.style import COLUMN, FALL, MARKERS, POINTS, estimates, shared_legend
 
 
 def predicted_and_measured(table: pd.DataFrame) -> Figure:
@@ -63,11 +63,10 @@ def falls_of_small_packets(arms: pd.DataFrame, law: PowerLaw) -> Figure:
     names = arms["repair"].where(arms["repair"] != "zero", "small packets").where(~arms["known"], "fixes the scale")
     for number, name in enumerate(dict.fromkeys(names)):
         rows = arms[names == name]
-        fall = POINTS * rows["fall"].to_numpy()
-        ax.errorbar(
-            rows["squared_error"], fall, yerr=np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall),
-            marker=MARKERS[number], color=f"C{number}", linestyle="none", markersize=4, capsize=1.5, label=name,
-            markerfacecolor=f"C{number}" if name == "fixes the scale" else "white",
+        fill = f"C{number}" if name == "fixes the scale" else "white"
+        estimates(
+            ax, rows["squared_error"], POINTS * rows[FALL], number, markersize=4, elinewidth=1, label=name,
+            markerfacecolor=fill,
         )  # fmt: skip
     ax.set(
         xlabel="expected squared error of a sum",

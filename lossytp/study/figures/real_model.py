@@ -1,20 +1,22 @@
 """Draw what losses cost a real model: in inference, by the error of its sums, and after training."""
 
-from typing import Any
-
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, POINTS, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, FALL, MARKERS, POINTS, estimates, shared_legend, task_name
+from lossytp.study.records import LOSSLESS
 
 EXTRA_MARKERS = "+x1"  # of kinds of repair, apart from those of networks
+RISE = ["rise", "low", "high"]
+COLLAPSED = ["collapsed", "collapsed_low", "collapsed_high"]
 NAMES = {"zero": "nothing"}  # of repairs that figures name otherwise
 
 
 def real_model_rises(table: pd.DataFrame) -> Figure:
     """Draw the rise of a pretrained model's cross-entropy and the share of collapsed blocks, by repair and loss rate.
+
+    Bars are 95 % intervals.
 
     Args:
         table: from `analysis.real_model.rises`, of one model, algorithm and phase. Each repair has a row at the largest
@@ -28,11 +30,10 @@ def real_model_rises(table: pd.DataFrame) -> Figure:
     rates = sorted(table["loss_rate"].unique())
     for number, rate in enumerate(rates):
         rows = table[table["loss_rate"] == rate]
-        places = [repairs.index(repair) + 0.22 * (number - (len(rates) - 1) / 2) for repair in rows["repair"]]
-        style: dict[str, Any] = {"color": f"C{number}", "marker": MARKERS[number], "linestyle": "none", "markersize": 4}
-        error = np.abs(rows[["low", "high"]].to_numpy().T - rows["rise"].to_numpy())
-        axes[0].errorbar(rows["rise"], places, xerr=error, capsize=1.5, label=f"{POINTS * rate:g} % loss", **style)
-        axes[1].plot(POINTS * rows["collapsed"], places, **style)
+        places = [repairs.index(repair) + 0.36 * (number - (len(rates) - 1) / 2) for repair in rows["repair"]]
+        label = f"{POINTS * rate:g} % loss"
+        for ax, values in zip(axes, (rows[RISE], POINTS * rows[COLLAPSED]), strict=True):
+            estimates(ax, places, values, number, across=True, label=label)
     axes[0].set_yticks(range(len(repairs)), [NAMES.get(each, each) for each in repairs])
     axes[0].set_ylim(len(repairs) - 0.5, -0.5)
     axes[0].set(xlabel="rise, nats a token")
@@ -103,13 +104,8 @@ def real_model_after_training(table: pd.DataFrame) -> Figure:
         for number, name in enumerate(trained):
             rows = table[(table["trained_over"] == name) & (table["task"] == task)]
             places = [repairs.index(each) + 0.2 * (number - (len(trained) - 1) / 2) for each in rows["evaluated_with"]]
-            fall = POINTS * rows["fall"].to_numpy()
-            error = np.abs(POINTS * rows[["low", "high"]].to_numpy().T - fall)
-            label = name if name == "no loss" else f"losses, {NAMES.get(name, name)}"
-            ax.errorbar(
-                fall, places, xerr=error, marker=MARKERS[number], color=f"C{number}", linestyle="none", markersize=4,
-                capsize=1.5, label=label,
-            )  # fmt: skip
+            label = name if name == LOSSLESS else f"losses, {NAMES.get(name, name)}"
+            estimates(ax, places, POINTS * rows[FALL], number, across=True, markersize=4, elinewidth=1, label=label)
         ax.axvline(0, color="0.6", linewidth=0.8, zorder=0)
         ax.set(title=task_name(task), xlabel="fall, points")
     first = axes_X[0, 0]

@@ -1,14 +1,13 @@
 """Draw what losses cost models of several sizes, and models pretrained on several numbers of tokens."""
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from lossytp.study.analysis.sizes import of_equal_tokens, of_one_size
-from lossytp.study.figures.style import COLUMN, MARKERS, MILLION, POINTS
+from lossytp.study.figures.style import COLUMN, MILLION, POINTS, estimates
 
 
 def cost_of_models(rises: pd.DataFrame, falls: pd.DataFrame) -> Figure:
@@ -55,10 +54,9 @@ def cost_of_models(rises: pd.DataFrame, falls: pd.DataFrame) -> Figure:
 
 def _line(ax: Axes, rows: pd.DataFrame, x: str, cost: str, scale: float, number: int, name: str) -> None:
     """Plot one loss rate's means with their intervals, and its name beside the last one."""
-    where, y = rows[x].to_numpy(), scale * rows[cost].to_numpy()
-    error = np.abs(scale * rows[["low", "high"]].to_numpy().T - y)
-    color = f"C{number}"
-    ax.errorbar(where, y, yerr=error, marker=MARKERS[number], color=color, markersize=3.5, elinewidth=0.8, capsize=1.5)
+    values = scale * rows[[cost, "low", "high"]]
+    estimates(ax, rows[x], values, number, linestyle="-")
     ax.annotate(
-        name, (where[-1], y[-1]), xytext=(4, 0), textcoords="offset points", color=color, fontsize=6, va="center"
-    )
+        name, (rows[x].iloc[-1], values[cost].iloc[-1]), xytext=(4, 0), textcoords="offset points", color=f"C{number}",
+        fontsize=6, va="center",
+    )  # fmt: skip

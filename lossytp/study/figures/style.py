@@ -15,6 +15,7 @@ from lossytp.study.statistics import t_interval
 
 NAMED_APART = 4  # the least ratio of two labelled rates whose labels do not overlap
 POINTS = 100  # in a share of 1
+FALL = ["fall", "low", "high"]  # columns of a fall and its interval
 MILLION = 1e6
 COLUMN = 3.5  # inches, the width of the paper's column
 TASK_NAMES = {"sst2_held_out": "SST-2", "sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI subset"}
@@ -60,6 +61,27 @@ def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, number: in
     ax.plot(where, mean, marker=MARKERS[number % len(MARKERS)], color=color, label=label, markersize=3)
     if np.isfinite(low).all():  # a single seed has no interval
         ax.fill_between(where, low, high, color=color, alpha=0.2, linewidth=0)
+
+
+def estimates(ax: Axes, where: Any, values_A3: Any, number: int, *, across: bool = False, **style: Any) -> None:
+    """Plot values with their intervals.
+
+    Args:
+        ax: the panel.
+        where: (A,) places on the x axis, or on the y axis if `across`.
+        values_A3: (A, 3) values, and the ends of their intervals in any order. A bar with an infinite end is not drawn.
+        number: the marks' number, which sets colour and marker.
+        across: whether values lie on the x axis.
+        style: settings of `Axes.errorbar`.
+    """
+    values_A3 = np.asarray(values_A3, dtype=float)
+    values = values_A3[:, 0]
+    errors = np.abs(np.sort(values_A3[:, 1:]).T - values)
+    looks: dict[str, Any] = {"xerr" if across else "yerr": errors}
+    looks |= {"marker": MARKERS[number % len(MARKERS)], "color": f"C{number}", "linestyle": "none"}
+    looks |= {"markersize": 3.5, "elinewidth": 0.8, "capsize": 1.5}
+    x, y = (values, where) if across else (where, values)
+    ax.errorbar(x, y, **(looks | style))
 
 
 def shared_legend(figure: Figure, ax: Axes, *, max_columns: int = 99, **settings: Any) -> None:

@@ -25,7 +25,12 @@ BYTES = {True: 2, False: 4}  # of an activation, by whether training uses bf16
 
 
 def rises_in_inference(
-    config: PretrainConfig, settings: Mapping[str, Any], *, loss_rates: Sequence[float], draws: int
+    config: PretrainConfig,
+    settings: Mapping[str, Any],
+    *,
+    loss_rates: Sequence[float],
+    draws: int,
+    known: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """Return how much losses raise the pretrained model's cross-entropy, in packets of two sizes.
 
@@ -34,11 +39,19 @@ def rises_in_inference(
         settings: of fine-tuning; its batches have the probe's shape.
         loss_rates: of the evaluations.
         draws: of losses.
+        known: an earlier table. If it has all of the model's rows, they are returned: results keep no models.
 
     Returns:
-        A row a draw: `model_name`, `tokens` of pretraining, `lossless`, the cross-entropy without losses, `mtu_bytes`,
-        `whole_packets`, which is True for packets of 1500 bytes, `loss_rate`, `draw`, and `rise` in nats a token.
+        A row a draw: `run`, the name of the run's folder, `model_name`, `tokens` of pretraining, `lossless`, the
+        cross-entropy without losses, `mtu_bytes`, `whole_packets`, which is True for packets of 1500 bytes,
+        `loss_rate`, `draw`, and `rise` in nats a token.
     """
+    name = Path(config.output_dir).name
+    asked = [(whole, rate, draw) for whole in (False, True) for rate in loss_rates for draw in range(draws)]
+    if known is not None:
+        ours = known[known["run"] == name].set_index(["whole_packets", "loss_rate", "draw"])
+        if set(asked) <= set(ours.index):
+            return ours.loc[asked].reset_index()[list(known)]
     fine = TrainConfig.from_dict({**settings, "model_name": config.output_dir, "bf16": False})
     text = text_pattern(config)
     probe = InferenceProbe(config.output_dir, batch_size=fine.batch_size, length=fine.max_length, text=text)
@@ -47,7 +60,7 @@ def rises_in_inference(
         size = TrainConfig.mtu_bytes if whole else packet_bytes(config, bf16=False)
         for rate in loss_rates:
             network = TrainConfig.from_dict({**fine.as_dict(), "loss_rate": rate, "mtu_bytes": size})
-            shared = {"model_name": config.model_name, "tokens": config.tokens, "lossless": probe.lossless}
+            shared = {"run": name, "model_name": config.model_name, "tokens": config.tokens, "lossless": probe.lossless}
             shared |= {"mtu_bytes": size, "whole_packets": whole, "loss_rate": rate}
             rows += [shared | {"draw": draw, "rise": rise} for draw, rise in enumerate(probe.rises(network, draws))]
     return pd.DataFrame(rows)

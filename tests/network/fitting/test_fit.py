@@ -93,3 +93,10 @@ def test_odd_recordings_are_fitted(text):
 def test_no_flow_is_refused():
     with pytest.raises(ValueError, match="flows is empty"):
         fit([])
+
+
+@pytest.mark.parametrize(("text", "lost"), [("0000", 0), ("1111", 4)])
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "Bernoulli"])
+def test_no_other_family_is_fitted_to_packets_of_one_fate(name, text, lost):
+    with pytest.raises(ValueError, match=f"{lost} of 4 packets are lost, which shows no {name} process: give flows"):
+        fit_family(FAMILIES[name], [bits(text)])

@@ -50,6 +50,19 @@ def test_costs_are_interpolated_between_rates(tmp_path):
     assert (at["high"] - at["low"]) / 2 == pytest.approx(half, rel=1e-5)
 
 
+@pytest.mark.parametrize("rate", [0.1 + 0.2, 0.3 - 1e-15])
+def test_a_rate_that_rounding_moved_is_a_measured_one(tmp_path, rate):
+    found = cost(runs(tmp_path, bare(0.1, 0.02), bare(0.3, 0.06)), rate)
+    assert found["basis"] == "measured at 0.3"
+    assert not found["extrapolated"]
+    assert found["cost"] == pytest.approx(0.06)
+
+
+def test_no_losses_cost_nothing_for_certain(tmp_path):
+    found = cost(runs(tmp_path, bare(0.1, 0.02, "g-e", 8.0)), 0.0)
+    assert found[["cost", "low", "high", "extrapolated", "basis"]].to_list() == [0, 0, 0, False, "no losses"]
+
+
 def test_the_closest_burst_stands_for_yours(tmp_path):
     table = runs(tmp_path, bare(0.1, 0.02), bare(0.1, 0.03, "g-e", 16.0))
     single, short, long = (cost(table, 0.1, burst) for burst in (1 / 0.9, 3.0, 12.0))

@@ -1,10 +1,24 @@
 """The power laws that predict new arms, and how predictions are scored."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.predictions import fit_predictor, score, shared_errors, with_interval, with_measured
+from lossytp.study.analysis.predictions import (
+    fit_predictor,
+    predict_arms,
+    score,
+    shared_errors,
+    with_interval,
+    with_measured,
+)
+from lossytp.training.record import write_atomically
+
+NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "16_predictions.ipynb"
 
 SCALE, EXPONENT = 0.6, 1.2
 NOISE = 0.003
@@ -99,3 +113,32 @@ def test_predictors_are_compared_on_the_networks_that_both_predict() -> None:
     table = pd.DataFrame(rows, columns=["arm", "predictor", "fall"]).assign(loss_rate=0.1, measured=0.02)
     errors = shared_errors(table)
     assert errors == pytest.approx({"law": 0.01 / 2**0.5, "rise": (0.0005 / 2) ** 0.5})
+
+
+def finished_and_new_arms() -> tuple[pd.DataFrame, pd.DataFrame]:
+    x, fall = arms(np.random.default_rng(5), 20, 0.0)
+    known = pd.DataFrame({"kind": "reduce phase", "squared_error": x, "rise": x, "rise_error": 0.0, "fall": fall})
+    return known.assign(standard_error=NOISE), known[:1].drop(columns="fall")
+
+
+def test_arms_without_a_standard_error_fit_nothing() -> None:
+    known, new = finished_and_new_arms()
+    tied = known[:2].assign(fall=0.9, standard_error=[0.0, np.nan])
+    pd.testing.assert_frame_equal(predict_arms(pd.concat([known, tied]), new), predict_arms(known, new))
+
+
+def test_the_notebook_keeps_predictions_that_are_in_the_results(tmp_path: Path) -> None:
+    """A second run would use arms that finished since, and would predict what is known by then."""
+    *_, last = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    known, new = finished_and_new_arms()
+    cells = [SimpleNamespace(config=SimpleNamespace(seed=seed)) for seed in range(5)]
+    given = {"np": np, "pd": pd, "predict_arms": predict_arms, "with_interval": with_interval, "results": tmp_path}
+    given |= {"write_atomically": write_atomically, "wanted": SimpleNamespace(cells=cells)}
+    files = [tmp_path / "predictions" / name for name in ("predictions.csv", "fitted.csv")]
+    written = []
+    for fall in (0.1, 0.9):
+        finished = known.assign(fall=fall, seeds=5, config="-")
+        exec("".join(last["source"]), given | {"finished": finished, "new": new.assign(config="-")})
+        written.append([file.read_text() for file in files])
+    assert written[0] == written[1]
+    assert len(pd.read_csv(files[0])) == 2, "a prediction by either predictor"

@@ -63,6 +63,13 @@ def test_a_run_worse_than_the_shortest_lossless_one_has_no_number_of_tokens(runs
     assert math.isnan(found.loc["no loss", "clean_times_tokens"])
 
 
+def test_a_single_run_better_than_the_lossless_ones_leaves_its_arm_without_a_number_of_tokens(runs):
+    runs.loc[(runs["arm"] == LOSSY) & (runs["seed"] == 1), "cross_entropy_clean"] = 4.39
+    found = nats_lost(runs).set_index("arm").loc[LOSSY]
+    assert math.isnan(found["clean_times_tokens"])
+    assert found["clean_mean"] == pytest.approx((4.2 + 4.39 + 5.0) / 3), "its rise counts"
+
+
 def test_a_run_that_became_not_finite_leaves_its_arm_without_a_mean(runs):
     broken = (runs["arm"] == LOSSY) & (runs["seed"] == 1)
     runs.loc[broken, ["cross_entropy_clean", "cross_entropy_lossy"]] = math.nan

@@ -88,14 +88,22 @@ def test_predictions_stand_beside_what_was_measured_without_a_repair():
 
 
 def test_repairs_and_other_networks_are_held_against_the_law_of_no_repair():
-    repair = {"algorithm": "direct", "phase": "reduce", "loss_rate": 0.1, "repair": "protect(0.01)"}
-    errors = pd.concat(
-        [ERRORS.assign(repair="zero"), pd.DataFrame([repair | {"squared_error": 0.1, "stream_error": 0.01}])]
-    )
+    usual = {"algorithm": "direct", "phase": "reduce", "squared_error": 0.1}
+    more = [{**usual, "loss_rate": 0.1, "repair": "protect(0.01)", "stream_error": 0.01}]
+    more += [{**usual, "loss_rate": 0.2, "repair": "zero", "stream_error": 0.03}]
+    errors = pd.concat([ERRORS.assign(repair="zero"), pd.DataFrame(more)])
     found = times_law(MEASURED, errors).set_index(["algorithm", "loss_rate", "repair"])["times_law"]
     assert found["direct", 0.03, "zero"] == pytest.approx(1)
     assert found["direct", 0.1, "protect(0.01)"] == pytest.approx(2.5), "the error is that of 3 %, where 0.2 are lost"
     assert found["ring", 0.1, "zero"] == pytest.approx(1.3 / 3.2)
+
+
+def test_a_row_without_errors_is_named_and_not_left_out():
+    with pytest.raises(ValueError, match=r"direct, reduce, loss rate 0\.1, protect\(0\.01\) was measured, but the err"):
+        times_law(MEASURED.query("loss_rate != 0.2"), ERRORS.assign(repair="zero"))
+    stale = pd.DataFrame([row("direct", 0.1, 0.9, repair="stale")])
+    table = pd.concat([MEASURED.query("loss_rate != 0.2 and repair == 'zero'"), stale])
+    assert (times_law(table, ERRORS.assign(repair="zero"))["repair"] == "zero").all(), "it needs earlier messages"
 
 
 def test_a_prediction_without_a_measurement_is_an_error_and_not_left_out():

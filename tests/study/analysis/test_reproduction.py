@@ -79,6 +79,20 @@ def test_a_single_packet_is_noticed(here):
     )
 
 
+def test_a_run_that_diverged_scores_the_most_frequent_class_and_never_agrees(here):
+    def edit(record):
+        record["status"] = "not finite"
+        record["final"] = dict.fromkeys(record["final"])
+
+    rows = change(here, edit)
+    assert (rows["agrees"] == "no").all()
+    assert rows["here"]["accuracy with losses"] < rows["published"]["accuracy with losses"]
+
+
+def test_runs_that_ended_differently_do_not_agree(here):
+    assert (change(here, lambda record: record.update(status="stopped early"))["agrees"] == "no").all()
+
+
 def test_cells_with_other_data_are_not_compared(here):
     def edit(record):
         record["data"]["sha256"] = "other"

@@ -45,6 +45,12 @@ def test_only_networks_that_cost_something_and_were_trained_longer_stay():
     assert falls == {"20 %, both phases": 0.05, "20 %, ring, reduce phase": 0.06, "20 %, ring, both phases": 0.1}
 
 
+def test_other_learning_rates_alone_leave_a_table_without_rows():
+    found = falls_by_length([tabled([an_arm(100, 0.1, 0.5, fall=0.1, learning_rate=4e-3)])], learning_rate=1e-3)
+    assert found.empty
+    assert list(found) == ["task", "network", "max_steps", "fall", "low", "high"]
+
+
 def runs_of(network, accuracies):
     """Runs with (length, seed) accuracies."""
     return [

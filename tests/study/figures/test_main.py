@@ -57,7 +57,7 @@ def test_the_collapse_draws_every_arm_and_the_law():
         {"task": "docstrings", "squared_error": 0.5, "ranks": 4, "algorithm": "direct", "repair": "zero"},
     ]
     arms = pd.DataFrame([row | FALLS | {"both_phases": number == 4} for number, row in enumerate(rows)])
-    law = PowerLaw(0.5, 1.0, 0.0, 0.0, 4, 0.99, 1.0)
+    law = PowerLaw(0.5, 1.0, 4, 0.99, 1.0)
     ax = collapse(arms, {"docstrings": law}).axes[0]
     assert sorted(x for xs, _ in marks(ax) for x in xs) == [0.1, 0.2, 0.3, 0.4, 0.5]
     curve = next(line for line in ax.lines if line.get_marker() == "None")
@@ -112,8 +112,15 @@ def test_pretraining_joins_each_lossy_arm_to_as_good_a_number_of_lossless_tokens
             {"loss_rate": 0.1, "tokens": 8e6, "clean_mean": 5.0, "clean_times_tokens": np.nan, "repair": "stale"},
         ]
     )
-    (ax,) = nats_against_tokens(arms.assign(reliable_gather=True)).axes
+    arms = arms.assign(reliable_gather=True, clean=0.3, clean_low=0.2, clean_high=0.5)
+    arms = arms.assign(clean_times_tokens_low=1.25, clean_times_tokens_high=2.0)
+    (ax,) = nats_against_tokens(arms).axes
     dotted = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_linestyle() == ":"]
-    assert dotted == [([5.0, 8.0], [4.2, 4.2])]
-    assert marks(ax) == [([4.0, 8.0], [4.4, 4.0]), ([8.0], [4.2]), ([8.0], [5.0])]
+    aside = pytest.approx(8 / 1.05**0.5)
+    assert dotted == [([5.0, aside], [4.2, 4.2])]
+    assert marks(ax) == [([4.0, 8.0], [4.4, 4.0]), ([aside], [4.2]), ([pytest.approx(8 * 1.05**0.5)], [5.0])]
+    rise, as_good, other = (drawn.lines[2][0].get_segments()[0].tolist() for drawn in ax.containers)
+    assert rise == [[aside, pytest.approx(4.1)], [aside, pytest.approx(4.4)]]
+    assert as_good == [[pytest.approx(4.0), 4.2], [pytest.approx(6.4), 4.2]]
+    assert [y for _, y in other] == pytest.approx([4.9, 5.2]), "it has a rise, and no number of tokens"
     assert [text.get_text() for text in ax.texts] == ["no loss", "10 %, reduce phase", "10 %, reduce phase,\nstale"]

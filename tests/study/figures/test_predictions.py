@@ -30,7 +30,7 @@ def test_each_arm_stands_where_it_was_predicted_and_measured() -> None:
 def test_small_packets_stand_beside_a_law_of_another_scale() -> None:
     rows = {"squared_error": [0.1, 0.2], "fall": [0.02, 0.05], "low": [0.01, 0.04], "high": [0.03, 0.06]}
     arms = pd.DataFrame(rows | {"repair": "zero", "predicted": [0.02, 0.04], "known": [True, False]})
-    (ax,) = falls_of_small_packets(arms, PowerLaw(0.5, 1.0, 0.0, 0.0, 4, 0.99, 1.0)).axes
+    (ax,) = falls_of_small_packets(arms, PowerLaw(0.5, 1.0, 4, 0.99, 1.0)).axes
     usual, small = (line for line in ax.lines if len(line.get_xdata()) > 2)
     assert usual.get_ydata()[-1] == 10.0
     np.testing.assert_allclose(small.get_ydata()[-1], 4.0)

@@ -10,7 +10,8 @@ mpl.use("Agg")
 
 def test_the_real_model_is_drawn_by_repair_and_rate():
     rows = [
-        {"repair": repair, "loss_rate": rate, "rise": 1.0 + rate, "low": 0.9, "high": 1.2, "collapsed": 0.1}
+        {"repair": repair, "loss_rate": rate, "rise": 1.0 + rate, "low": 0.9, "high": 1.2}
+        | {"collapsed": 0.1, "collapsed_low": 0.05, "collapsed_high": 0.3}
         for repair in ("zero", "stale")
         for rate in (0.03, 0.1)
     ]
@@ -18,6 +19,10 @@ def test_the_real_model_is_drawn_by_repair_and_rate():
     assert [label.get_text() for label in rise.get_yticklabels()] == ["nothing", "stale"]
     assert [xs for xs, _ in marks(rise)] == [[1.03, 1.03], [1.1, 1.1]]
     assert [xs for xs, _ in marks(collapsed)] == [[10.0, 10.0], [10.0, 10.0]]
+    for drawn in collapsed.containers:
+        assert [sorted(bar[:, 0]) for bar in drawn.lines[2][0].get_segments()] == [pytest.approx([5, 30])] * 2
+    (first, _), (second, _) = (ys for _, ys in marks(collapsed))
+    assert second - first > 0.3, "marks of two rates do not hide each other"
 
 
 def test_the_law_of_the_real_model_goes_through_the_fitted_networks():

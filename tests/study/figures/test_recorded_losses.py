@@ -30,4 +30,5 @@ def test_shares_of_runs_by_length():
 
 def test_runs_of_a_trace_without_losses_are_drawn():
     flow = Trace.from_indicators([0, 0, 0])
-    run_lengths(goodness(fit_family(FAMILIES["Bernoulli"], [flow]), [flow]))
+    bursts, gaps = run_lengths(goodness(fit_family(FAMILIES["Bernoulli"], [flow]), [flow])).axes
+    assert [list(line.get_ydata()) for line in (bursts.lines[1], gaps.lines[1])] == [[1.0, 0.5]] * 2, "no run"

@@ -1,16 +1,22 @@
 """Pretrain, measure in inference, fine-tune."""
 
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from lossytp.study.grid import load_experiment
 from lossytp.study.measurements import sizes
 from lossytp.study.measurements.sizes import fine_tuned, packet_bytes, rises_in_inference
+from lossytp.study.run_notebook import execute
 from lossytp.training.config import PretrainConfig
 from lossytp.training.record import read_record
 
-NANO = Path(__file__).parents[3] / "models" / "gpt2-nano"
+ROOT = Path(__file__).parents[3]
+COMMITTED = ROOT / "results" / "paper"
+GRID = ROOT / "notebooks" / "experiments" / "15_sizes.yaml"
+NANO = ROOT / "models" / "gpt2-nano"
 SETTINGS = {"max_length": 16, "batch_size": 8, "max_steps": 2, "max_samples": 200, "eval_samples": 80, "bf16": True}
 
 
@@ -69,6 +75,32 @@ def test_rises_have_a_row_for_each_draw_in_packets_of_both_sizes(config, runs):
     lossy = table[table["loss_rate"] == 0.5]
     assert (lossy["rise"].abs() > 1e-5).all()
     assert lossy["rise"].nunique() == len(lossy), "draws differ"
+
+
+def test_rows_in_the_table_need_no_model(config, monkeypatch):
+    measured = rises_in_inference(config, SETTINGS, loss_rates=[0.1, 0.5], draws=2)
+    known = pd.concat([measured.assign(run="another", rise=-1.0), measured[::-1]])
+    monkeypatch.setattr(sizes, "InferenceProbe", lambda *_, **__: pytest.fail("measured again"))
+    kept = rises_in_inference(config, SETTINGS, loss_rates=[0.1, 0.5], draws=2, known=known)
+    pd.testing.assert_frame_equal(kept, measured)
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        rises_in_inference(config, SETTINGS, loss_rates=[0.1, 0.5], draws=3, known=known)
+
+
+def test_another_size_is_added_to_the_committed_ones_without_their_models(tmp_path):
+    """A clone has the records and the tables alone. The notebook runs over the first two of the paper's models."""
+    cells = [cell.config for cell in load_experiment(GRID, "paper", tmp_path / "paper").cells[:2]]
+    for cell in cells:
+        folder = Path(cell.output_dir)
+        shutil.copytree(COMMITTED / "runs" / folder.name, folder)
+    shutil.copytree(COMMITTED / "sizes", tmp_path / "paper" / "sizes")
+    written = (tmp_path / "paper" / "sizes" / "inference.csv").read_text().splitlines()
+    values = {"cells": [cell.as_dict() for cell in cells], "results_dir": str(tmp_path / "paper")}
+    execute(ROOT / "notebooks" / "43_sizes.ipynb", tmp_path / "out.ipynb", values)
+    kept = (tmp_path / "paper" / "sizes" / "inference.csv").read_text().splitlines()
+    assert kept == [
+        line for line in written if line.startswith(("run,", *(Path(each.output_dir).name for each in cells)))
+    ]
 
 
 def test_a_packet_carries_a_third_of_a_token_at_every_size():

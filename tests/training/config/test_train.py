@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from lossytp.network import Scope
 from lossytp.training.config import TrainConfig, settings_class
 from tests.training.killed_runs import FSDP
 
@@ -145,5 +146,6 @@ def test_impossible_settings_are_refused(values, message):
 
 
 def test_losses_in_backward_only_are_allowed_if_a_trained_block_is_named():
-    TrainConfig(unfreeze_last_layers=1, lossy_direction="backward", lossy_layers="3:4")
-    TrainConfig(unfreeze_last_layers=1, lossy_direction="backward")
+    for layers in ("3:4", None):
+        config = TrainConfig(unfreeze_last_layers=1, lossy_direction="backward", lossy_layers=layers)
+        assert config.network().scope == Scope(direction="backward", layers=layers and (3, 4))
