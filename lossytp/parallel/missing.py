@@ -241,8 +241,8 @@ def stale_(message: Message, repair: Stale) -> None:
                     message.rows_LN[row, start:stop] = next(put_in)
         return
     size = message.rows_LN.shape[1]
-    for other in [place for place in memory if place[0] != size]:
-        del memory[other]  # hops and pieces of a message of another size have other numbers
+    for other in [place for place in memory if place[0] != size or place[2] not in message.positions]:
+        del memory[other]  # another size has hops with other numbers; another layout had rows that are elsewhere now
     pieces = []
     for number, (hop, packets) in enumerate(hops, message.first_hop):
         for row in message.rows_of(hop.positions):

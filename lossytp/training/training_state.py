@@ -90,9 +90,7 @@ class TrainingState:
         self.network.load_state_dict(json.loads(state["network"]))
         collective = _collective(self.module)
         if collective is not None:
-            here = collective.group.local
-            memories = [[site, [kept for kept in memory if kept[0][2] in here]] for site, memory in state["memories"]]
-            collective.load_memories_state(memories, self._device)
+            collective.load_memories_state(state["memories"], self._device)
 
 
 def of_another_layout(states: Sequence[dict[str, Any]], like: int | None, *, same_ranks: bool) -> dict[str, Any]:

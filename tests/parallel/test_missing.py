@@ -110,6 +110,19 @@ def test_memories_of_another_size_are_not_taken_for_those_of_the_same_piece() ->
     assert collective.sum_(torch.ones(4, 9)).tolist() == [1] * 9
 
 
+def test_memories_of_ranks_that_are_elsewhere_are_not_kept() -> None:
+    """A change of layout hands over the memory of all ranks. What is not updated must not reach the next layout."""
+    collective = LossyCollective(bernoulli(1.0), RankGroup(2), Wiring.named(repair="stale"))
+    collective.sum_(torch.ones(2, 4))
+    ((_, kept),) = collective.memories_state()
+    moved = [(size, hop, position + 2) for (size, hop, position), _ in kept]
+    collective.load_memories_state(
+        [[None, [*kept, *zip(moved, torch.ones(len(moved)), strict=True)]]], kept[0][1].device
+    )
+    collective.sum_(torch.ones(2, 4))
+    assert [place for place, _ in collective.memories_state()[0][1]] == [place for place, _ in kept]
+
+
 def test_a_block_of_evaluation_does_not_remember_another_of_the_same_step() -> None:
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))
     collective = LossyCollective(network, RankGroup(2), Wiring.named(repair="stale"))
