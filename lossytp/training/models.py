@@ -10,7 +10,7 @@ from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequanti
 from lossytp.training.heads import ENDINGS, head_class, saved_class
 from lossytp.training.hub import hub_answers, hub_or_its_cache
 from lossytp.training.shapes import HUB, LLAMAS, OTHER_SIZES, PRESETS, SCRATCH, Shape, check_shape, from_scratch
-from lossytp.training.tokenizer import check_tokenizer
+from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -63,6 +63,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     check_tokenizer(f"model_name = {name!r}: {where}", tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    encode_whole_texts_(tokenizer)
     return tokenizer
 
 
