@@ -111,7 +111,7 @@ class TokenizedSplit:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task's splits as token ids, the tokenizer that made them, and a hash of tokens and labels."""
+    """A task's splits as token ids, the tokenizer that made them, and a hash of tokens, labels and accepted answers."""
 
     task: Task
     train: TokenizedSplit
@@ -193,6 +193,8 @@ def load_dataset(
         splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
         for array in (splits[split].tokens, splits[split].offsets, splits[split].first, splits[split].labels):
             digest.update(array.tobytes())
+        if task.kind == "generation":
+            digest.update(json.dumps(splits[split].answers).encode())
     return Dataset(task, splits["train"], splits["test"], tokenizer, digest.hexdigest())
 
 

@@ -191,6 +191,16 @@ def test_an_answer_ends_with_the_end_token_and_leaves_room_for_its_prompt(load, 
     assert prompt.endswith("sea sea Question: where Answer:")
 
 
+def test_the_hash_depends_on_all_accepted_answers(load):
+    """Training sees the first one only, and evaluation accepts any."""
+
+    def sha256(accepted):
+        rows = [{"question": "is it lost", "answer": accepted}] * 2
+        return load(tasks.Generation, rows, body="{question}", ending="?", answers="answer").sha256
+
+    assert sha256(["yes"]) == sha256(["yes"]) != sha256(["yes", "sure"])
+
+
 def test_a_long_answer_is_cut_and_still_ends(load, tokenizer):
     rows = [{"context": "sea", "question": "where", "answer": "far away " * 40}] * 2
     split = load(tasks.Generation, rows, body="{context}", ending=" {question}?", answers="answer").test
