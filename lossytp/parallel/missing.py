@@ -59,14 +59,10 @@ class Message(NamedTuple):
         """Return the rows of those of the positions that are in this process."""
         return [self.positions.index(position) for position in positions if position in self.positions]
 
-    def num_packets(self, hop: Hop) -> int:
-        """Return how many packets the hop's elements fill."""
-        return -(-(hop.stop - hop.start) // self.capacity)
-
     def lost(self) -> Iterator[tuple[Hop, np.ndarray]]:
         """Yield each hop and the numbers of its missing packets, counted over all packets of the hop."""
         for hop, packets, protected in zip(self.hops, self.missing.packets, self.protected(), strict=True):
-            others = np.delete(np.arange(self.num_packets(hop)), protected) if len(protected) else None
+            others = np.delete(np.arange(hop.num_packets(self.capacity)), protected) if len(protected) else None
             yield hop, packets if others is None else others[packets]
 
     def lacking(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
@@ -138,7 +134,7 @@ def _fill_(message: Message, repair: Repair) -> None:
 
 def _protected(message: Message, hop: Hop, protect: Protect) -> np.ndarray:
     """Return the packets of a hop that its sender protects, by the sum of the rows, or in a gather by one of them."""
-    rows, num_packets = message.rows_of(hop.positions), message.num_packets(hop)
+    rows, num_packets = message.rows_of(hop.positions), hop.num_packets(message.capacity)
     if not rows:
         return NO_PACKETS
     if protect.by != "norm":
@@ -294,7 +290,7 @@ def hadamard_(message: Message, repair: Hadamard) -> None:
         if not len(protected):
             message.rows_LN[rows, hop.start : hop.stop] = _without_coefficients(sent_LN, packets, message, repair)
             continue
-        num_packets, length = message.num_packets(hop), sent_LN.shape[1]
+        num_packets, length = hop.num_packets(message.capacity), sent_LN.shape[1]
         others = torch.from_numpy(np.delete(np.arange(num_packets), protected)).to(sent_LN.device)
         sent_LPC = pad(sent_LN, (0, num_packets * capacity - length)).view(len(rows), num_packets, capacity)
         others_LN = sent_LPC[:, others].view(len(rows), -1)
