@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
+from lossytp.parallel.loss_parallel import IGNORED
 from lossytp.training.tasks import task_named
 from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tasks.kinds import Example, Task
@@ -22,7 +23,6 @@ from lossytp.training.tasks.sources import Split
 
 BUCKET_BATCHES = 50  # examples of this many batches are sorted by length together
 ANSWER_TOKENS = 32  # largest number of tokens of a generated answer
-IGNORED = -100  # the label of tokens that training does not predict
 
 
 @dataclass(frozen=True)

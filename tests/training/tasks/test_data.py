@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from lossytp.parallel.loss_parallel import IGNORED
 from lossytp.training import tasks
 from lossytp.training.models import load_tokenizer
 from lossytp.training.tasks.data import (
     ANSWER_TOKENS,
-    IGNORED,
     TokenizedSplit,
     evaluation_batches,
     load_dataset,
