@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lossytp as ltp
-from lossytp.network.streams import Stream
 from lossytp.network.wiring import Wiring
 from lossytp.parallel import missing
 from lossytp.parallel.collectives import LossyCollective
@@ -134,11 +133,3 @@ def test_a_block_of_evaluation_does_not_remember_another_of_the_same_step() -> N
                 good.sum_(torch.full((2, 4), value))
             remembered.append(collective.sum_(torch.ones(2, 4)).tolist())
     assert remembered == [[6.0] * 4, [1.0] * 4]
-
-
-def test_shorter_messages_have_the_first_of_the_same_signs() -> None:
-    longest = missing._signs(7, 1000)
-    drawn = Stream((7, "hadamard")).uniforms(1000)
-    assert longest.tolist() == np.where(drawn < 0.5, -1.0, 1.0).tolist()
-    for count in (1, 2, 64, 65, 999):
-        assert torch.equal(missing._signs(7, count), longest[:count])
