@@ -137,7 +137,10 @@ class Counters:
 def _merge(mine: dict, theirs: dict) -> None:
     for key, counts in theirs.items():
         if mine.setdefault(key, list(counts)) != counts:
-            raise ValueError(f"processes disagree on the traffic of {key}: {mine[key]} and {counts}")
+            raise ValueError(
+                f"processes disagree on the traffic of {key}: {mine[key]} and {counts}; give all the same seed, loss "
+                "process and packet size"
+            )
 
 
 def _add(table: dict, key: object, counts: tuple[int, ...]) -> None:

@@ -27,6 +27,10 @@ class Hop(NamedTuple):
     stop: int
     positions: tuple[int, ...]
 
+    def num_packets(self, capacity: int) -> int:
+        """Return how many packets of `capacity` elements the hop's elements fill."""
+        return -(-(self.stop - self.start) // capacity)
+
 
 class Missing(NamedTuple):
     """The packets that a message lacks after each of its hops.

@@ -75,6 +75,8 @@ class BucketedDDP(nn.Module):
                 module.get_parameter(name).register_post_accumulate_grad_hook(hook)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self._in_backward:  # the last one failed
+            self._reset()
         return self.module(*inputs, **named)
 
     @contextmanager
@@ -110,13 +112,17 @@ class BucketedDDP(nn.Module):
             RuntimeError: if a parameter got no gradient.
         """
         missing = [name for bucket in self.buckets for name in sorted(bucket.missing)]
+        self._reset()
+        check_all_arrived(missing)
+
+    def _reset(self) -> None:
+        """Wait for the messages, and make ready for the next backward."""
         for bucket in self._sent:
             assert bucket.work is not None
             bucket.work.wait()
         for bucket in self.buckets:
             bucket.missing, bucket.work = set(bucket.views), None
         self._in_backward, self._sent = False, []
-        check_all_arrived(missing)
 
 
 def check_all_arrived(missing: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lossytp.network.checks import check_is
 from lossytp.network.counters import NOWHERE, Site
@@ -171,6 +171,12 @@ def _on_wire(rows_LN: Tensor) -> np.ndarray:
         )
     rows: np.ndarray = rows_LN.detach().numpy()
     return rows
+
+
+def collective_of(model: nn.Module) -> LossyCollective | None:
+    """Return the collective that all of the project's layers share; None if the model has no such layer."""
+    found = (getattr(each, "collective", None) for each in model.modules())
+    return next((each for each in found if isinstance(each, LossyCollective)), None)
 
 
 class Sum(NamedTuple):

@@ -212,7 +212,7 @@ def assert_converted(model: PreTrainedModel, plan: Plan | None = None) -> None:
         if style.startswith(("rowwise", "colwise")) and not isinstance(module, kind):
             unsharded.setdefault(layer, []).append(name.split(f".{layer}.", 1)[1])
     for layer, names in unsharded.items():
-        raise AssertionError(f"block {layer} was not converted: {names} left as they were")
+        raise AssertionError(f"block {layer} was not converted: {names} left as they were; correct the plan's patterns")
 
 
 def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan | None = None) -> list[LayerSplit]:

@@ -31,7 +31,8 @@ class _Record(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.changes: dict[int, list[_Change]] = {}  # by storage
+        self.changes: dict[int, list[_Change]] = {}  # by the address of the storage
+        self._written: list[Tensor] = []  # kept, so that no other storage comes to an address in `changes`
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         named = kwargs or {}
@@ -44,6 +45,7 @@ class _Record(TorchDispatchMode):
             func(torch.empty(target.shape, dtype=target.dtype, device="cpu"), *args[1:], **named)
         part = (target.size(), target.stride(), target.storage_offset())
         change = _Change(func, part, state, args[1:], named)
+        self._written.append(target)
         self.changes.setdefault(target.untyped_storage()._cdata, []).append(change)
         return target
 

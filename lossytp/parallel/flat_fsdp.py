@@ -55,6 +55,8 @@ class FlatFSDP(nn.Module):
             self.units.append(unit)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self._in_backward:  # the last one failed
+            self._reset()
         return self.module(*inputs, **named)
 
     def _before_forward(self, unit: FlatUnit, owner: nn.Module, inputs: Any) -> None:
@@ -112,16 +114,26 @@ class FlatFSDP(nn.Module):
             self._under_way = None
 
     def _finish(self) -> None:
-        """Wait and free, at the end of backward."""
+        """Wait and free, at the end of backward.
+
+        Raises:
+            RuntimeError: if a parameter got no gradient.
+        """
         self._wait_for_reduction()
         late = [unit for unit in self.units if unit not in self._reduced]
         missing = [unit.members[index].name for unit in late for index in sorted(unit.missing)]
-        self._reduced, self._in_backward = [], False
+        self._reset()
+        check_all_arrived(missing)
+
+    def _reset(self) -> None:
+        """Free, drop the gradients that a failed backward has left, and make ready for the next one."""
+        if self._under_way is not None:
+            self._under_way[2].wait()
+        self._reduced, self._in_backward, self._under_way = [], False, None
         for unit in self.units:
             unit.in_backward = False
             unit.forget_gradients()
             unit.free()
-        check_all_arrived(missing)
 
     def whole(self, piece_of: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
         """Gather something that the replicas hold in pieces, such as gradients or an optimizer's moments.

@@ -100,11 +100,12 @@ def reliable() -> Iterator[None]:
     """Lose nothing over the backend `lossy` within the block, and advance no link. Every rank must enter it.
 
     Raises:
-        ValueError: before `init_process_group`.
+        ValueError: before `init_process_group`, or after `destroy_process_group`.
     """
-    if _settings is None:
-        raise ValueError("no lossy process group was started: call init_process_group first, or use network.reliable()")
-    with _settings.network.reliable():
+    world = dist.group.WORLD if dist.is_initialized() else None
+    if not isinstance(world, LossyProcessGroup):
+        raise ValueError("no lossy process group is there: call init_process_group first, or use network.reliable()")
+    with world.network.reliable():
         yield
 
 

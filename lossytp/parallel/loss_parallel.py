@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from lossytp.parallel.group import RankGroup
 
-IGNORED = -100
+IGNORED = -100  # label of a token that training does not predict, as in transformers
 
 
 class _CrossEntropy(Function):

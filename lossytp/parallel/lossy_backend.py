@@ -252,7 +252,7 @@ class LossyProcessGroup(ProcessGroup):
         sent = Message(flat, (self.rank(),), self.ranks, hops, missing, self.network, capacity, in_gather, own_1N)
         settle_(sent, self._repair)
         if not message.is_contiguous():
-            message.copy_(flat.view(message.shape))
+            message.detach().copy_(flat.view(message.shape))  # which autograd must not record
 
     def _draw(self, hops: Hops, message: Tensor, operation: str, phase: str, *, one_sided: bool = False) -> Missing:
         if self._repair.remembers:

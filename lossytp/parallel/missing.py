@@ -3,16 +3,14 @@
 A sum is linear in the ranks' contributions, even if a ring or a tree repairs partial sums on the way. So each row here
 is one rank's contribution, followed through all hops, and a process needs only the rows of its own ranks.
 
-Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major; B blocks of S elements.
+Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from scipy.linalg import hadamard
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -21,7 +19,7 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repairs import ZERO, Hadamard, Local, Protect, Repair, Rescale, RescaleCounted, Stale, Zero
 from lossytp.network.repairs.chain import stage_of
 from lossytp.network.routes import Hop, Hops, Missing
-from lossytp.network.streams import Stream
+from lossytp.parallel.hadamard import without_coefficients
 
 Memory = dict[tuple[int, int, int], Tensor]
 """What last arrived, by the size of the message, the number of the hop and the position of the rank."""
@@ -59,14 +57,10 @@ class Message(NamedTuple):
         """Return the rows of those of the positions that are in this process."""
         return [self.positions.index(position) for position in positions if position in self.positions]
 
-    def num_packets(self, hop: Hop) -> int:
-        """Return how many packets the hop's elements fill."""
-        return -(-(hop.stop - hop.start) // self.capacity)
-
     def lost(self) -> Iterator[tuple[Hop, np.ndarray]]:
         """Yield each hop and the numbers of its missing packets, counted over all packets of the hop."""
         for hop, packets, protected in zip(self.hops, self.missing.packets, self.protected(), strict=True):
-            others = np.delete(np.arange(self.num_packets(hop)), protected) if len(protected) else None
+            others = np.delete(np.arange(hop.num_packets(self.capacity)), protected) if len(protected) else None
             yield hop, packets if others is None else others[packets]
 
     def lacking(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
@@ -138,7 +132,7 @@ def _fill_(message: Message, repair: Repair) -> None:
 
 def _protected(message: Message, hop: Hop, protect: Protect) -> np.ndarray:
     """Return the packets of a hop that its sender protects, by the sum of the rows, or in a gather by one of them."""
-    rows, num_packets = message.rows_of(hop.positions), message.num_packets(hop)
+    rows, num_packets = message.rows_of(hop.positions), hop.num_packets(message.capacity)
     if not rows:
         return NO_PACKETS
     if protect.by != "norm":
@@ -241,8 +235,8 @@ def stale_(message: Message, repair: Stale) -> None:
                     message.rows_LN[row, start:stop] = next(put_in)
         return
     size = message.rows_LN.shape[1]
-    for other in [place for place in memory if place[0] != size]:
-        del memory[other]  # hops and pieces of a message of another size have other numbers
+    for other in [place for place in memory if place[0] != size or place[2] not in message.positions]:
+        del memory[other]  # another size has hops with other numbers; another layout had rows that are elsewhere now
     pieces = []
     for number, (hop, packets) in enumerate(hops, message.first_hop):
         for row in message.rows_of(hop.positions):
@@ -281,61 +275,20 @@ def local_(message: Message, repair: Local) -> None:
 
 @fills(Hadamard)
 def hadamard_(message: Message, repair: Hadamard) -> None:
-    """Set the coefficients in missing packets to zero, and transform back. Complete blocks do not change.
-
-    Coefficient i of block j is number i * (number of blocks) + j on the wire.
-    """
-    capacity = message.capacity
+    """Set the coefficients in missing packets to zero, and transform back. Complete blocks do not change."""
+    capacity, seed = message.capacity, message.network.seed
     for hop, packets, protected in zip(message.hops, message.missing.packets, message.protected(), strict=True):
         rows = message.rows_of(hop.positions) if len(packets) else []
         if not rows:
             continue
         sent_LN = message.rows_LN[rows, hop.start : hop.stop]
         if not len(protected):
-            message.rows_LN[rows, hop.start : hop.stop] = _without_coefficients(sent_LN, packets, message, repair)
+            message.rows_LN[rows, hop.start : hop.stop] = without_coefficients(sent_LN, packets, repair, capacity, seed)
             continue
-        num_packets, length = message.num_packets(hop), sent_LN.shape[1]
+        num_packets, length = hop.num_packets(capacity), sent_LN.shape[1]
         others = torch.from_numpy(np.delete(np.arange(num_packets), protected)).to(sent_LN.device)
         sent_LPC = pad(sent_LN, (0, num_packets * capacity - length)).view(len(rows), num_packets, capacity)
         others_LN = sent_LPC[:, others].view(len(rows), -1)
-        sent_LPC[:, others] = _without_coefficients(others_LN, packets, message, repair).view(len(rows), -1, capacity)
+        kept_LN = without_coefficients(others_LN, packets, repair, capacity, seed)
+        sent_LPC[:, others] = kept_LN.view(len(rows), -1, capacity)
         message.rows_LN[rows, hop.start : hop.stop] = sent_LPC.view(len(rows), -1)[:, :length]
-
-
-def _without_coefficients(sent_LN: Tensor, packets: np.ndarray, message: Message, repair: Hadamard) -> Tensor:
-    """Return the rows without the coefficients that these packets carry. Complete blocks do not change."""
-    (rows, length), capacity = sent_LN.shape, message.capacity
-    size = repair.block_for(length, capacity)
-    blocks = -(-length // size)
-    wire = (packets[:, None] * capacity + np.arange(min(capacity, size * blocks))).reshape(-1)
-    lost = np.zeros(size * blocks, dtype=bool)
-    lost[wire[wire < len(lost)]] = True
-    lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(sent_LN.device)
-    affected_B1 = lost_BS.any(1, keepdim=True)
-    matrix = _hadamard_matrix(size).to(sent_LN)
-    signs_BS = _signs(message.network.seed, blocks * size).to(sent_LN).view(blocks, size)
-    result_LN = torch.empty_like(sent_LN)
-    for row in range(rows):
-        values_BS = pad(sent_LN[row], (0, blocks * size - length)).view(blocks, size)
-        coefficients_BS = (values_BS * signs_BS) @ matrix
-        coefficients_BS.masked_fill_(lost_BS, 0)
-        back_BS = (coefficients_BS @ matrix) * signs_BS
-        result_LN[row] = torch.where(affected_B1, back_BS, values_BS).view(-1)[:length]
-    return result_LN
-
-
-@lru_cache(maxsize=16)
-def _hadamard_matrix(size: int) -> Tensor:
-    """Return Sylvester's matrix, orthonormal and symmetric: its own inverse."""
-    return torch.from_numpy(hadamard(size) / size**0.5)
-
-
-def _signs(seed: int, count: int) -> Tensor:
-    """Return the first `count` signs of the seed's stream."""
-    return _more_signs(seed, 1 << (count - 1).bit_length())[:count]
-
-
-@lru_cache(maxsize=8)
-def _more_signs(seed: int, count: int) -> Tensor:
-    signs = np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0)
-    return torch.from_numpy(signs.astype(np.float32))  # exact in any dtype

@@ -17,11 +17,11 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from transformers import PreTrainedModel
 
 from lossytp.parallel.group import RankGroup
+from lossytp.parallel.loss_parallel import IGNORED
 from lossytp.parallel.stages import Stage
 
 PipelineSchedule = Literal["gpipe", "1f1b"]
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-NOT_PREDICTED = -100  # label of a token that does not count, as in transformers
 
 
 class Pipeline:
@@ -95,7 +95,7 @@ class Pipeline:
         losses: list[Tensor] = []
         results = {"target": batch["labels"], "losses": losses} if self.is_last else {}
         if self.stage.is_language_model:
-            self._counted = (batch["labels"][:, 1:] != NOT_PREDICTED).sum() / microbatches
+            self._counted = (batch["labels"][:, 1:] != IGNORED).sum() / microbatches
         self._training[examples, tokens].step(*self._first(batch), **self._rest(batch), **results)
         self._sum_tied_gradients()
         return torch.stack(losses).detach().mean() if self.is_last else None

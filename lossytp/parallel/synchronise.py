@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lossytp.network.counters import Site
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.collectives import collective_of
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.replicas import local, placed
 
@@ -29,8 +29,8 @@ def synchronise_gradients_(model: nn.Module, layout: Layout, network: LossyNetwo
     """
     gradients = [local(p.grad) for p, axes, _ in placed(model) if p.grad is not None and "tp" not in axes]
     copies = max((copies for p, axes, copies in placed(model) if "tp" not in axes), default=1)
-    collective = next((m.collective for m in model.modules() if hasattr(m, "collective")), None)
-    if lossy and isinstance(collective, LossyCollective):
+    collective = collective_of(model)
+    if lossy and collective is not None:
         if not collective.wiring.own_streams or copies != len(collective.group.local):
             raise ValueError("lossy = True needs ranks with copies of their own: give own_copies = True to parallelize")
         _in_one_message_(gradients, copies, lambda each: collective.sum_(each, GRADIENTS) / collective.group.size)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
 from lossytp.network.counters import Site
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.functions import SharedColumn
 from lossytp.parallel.gathers import all_columns, gather_columns
 from lossytp.parallel.group import RankGroup
@@ -136,14 +136,10 @@ def split_vocabulary_(model: PreTrainedModel, *, lossy_gather: bool = False) -> 
         ValueError: if ranks have their own streams, or the stream is sharded.
     """
     changed: Any = model
-    collective = next((module.collective for module in model.modules() if hasattr(module, "collective")), None)
+    collective = collective_of(model)
     embedding: Any = model.get_input_embeddings()
     head: Any = model.get_output_embeddings()
-    if (
-        not isinstance(collective, LossyCollective)
-        or type(embedding) is not nn.Embedding
-        or type(head) is not nn.Linear
-    ):
+    if collective is None or type(embedding) is not nn.Embedding or type(head) is not nn.Linear:
         raise TypeError(
             f"{type(model).__name__} is not a tensor-parallel language model with a plain embedding and head: give a "
             "language model that parallelize returned"
@@ -200,7 +196,7 @@ def dense_vocabulary(model: PreTrainedModel) -> dict[int, Any]:
     return replacements
 
 
-def _shard(dense: nn.Parameter, group: RankGroup) -> nn.Parameter:
+def _shard(dense: Tensor, group: RankGroup) -> nn.Parameter:
     """Return the rows of this process's ranks, after padding to a multiple of the ranks."""
     rows = -(-len(dense) // group.size)
     first, stop = group.local.start * rows, group.local.stop * rows

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lossytp.network.fitting import Fit, Goodness, Interval, applicable, fit_family, goodness, intervals
+from lossytp.network.fitting import Family, Fit, Goodness, Interval, applicable, fit, goodness, intervals
 from lossytp.network.fitting.dependence import correlation_between
 from lossytp.network.fitting.goodness import num_simulations
 from lossytp.network.trace import Trace
@@ -70,12 +70,14 @@ def fit_all(flows: Sequence[Trace]) -> Fitted:
     families = applicable(flows)
     steps = len(families) + 1 + num_simulations(flows)
     with tqdm(total=steps, leave=False, disable=not sys.stderr.isatty()) as bar:
-        fits = []
-        for family in families:
-            bar.set_description(f"fitting {family.name}")
-            fits.append(fit_family(family, flows))
-            bar.update()
-        fits.sort(key=lambda each: each.bic)
+
+        def shown() -> Iterator[Family]:
+            for family in families:
+                bar.set_description(f"fitting {family.name}")
+                yield family
+                bar.update()
+
+        fits = fit(flows, shown())
         bar.set_description("intervals")
         found = intervals(fits[0], flows)
         bar.update()
@@ -87,9 +89,9 @@ def fit_lines(fitted: Fitted, trace: str) -> Iterator[str]:
     """Yield the lines of a report on the fits of a trace file."""
     best = fitted.best
     yield f"{'family':18} {'parameters':>10} {'BIC above best':>15} {'loss rate':>10} {'mean burst':>11}"
-    for fit in fitted.fits:
-        rate, burst = fit.process.loss_rate, fit.process.mean_burst_packets
-        yield f"{fit.family.name:18} {len(fit.values):10} {fit.bic - best.bic:15.1f} {rate:10.3%} {burst:11.2f}"
+    for each in fitted.fits:
+        rate, burst = each.process.loss_rate, each.process.mean_burst_packets
+        yield f"{each.family.name:18} {len(each.values):10} {each.bic - best.bic:15.1f} {rate:10.3%} {burst:11.2f}"
     yield ""
     kind = "Clopper and Pearson" if len(best.values) == 1 else "the observed information"
     yield f"chosen: {best.family.name}; the 95 % intervals, by {kind}, assume that this family is the true one"

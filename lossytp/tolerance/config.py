@@ -15,6 +15,7 @@ from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.settings import Settings
 from lossytp.training.shapes import check_model, shape_of
+from lossytp.training.tasks.sources import DATA_VARIABLE
 
 STDLIB, WIKITEXT = "stdlib", "wikitext-2"
 
@@ -205,8 +206,8 @@ def first_size(model_name: str, counts: tuple[int, ...]) -> int:
 
 def wikitext() -> Path | None:
     """Return WikiText-2's test text under LOSSYTP_DATA, if it is there."""
-    folder = Path(os.environ.get("LOSSYTP_DATA", "")).expanduser() / "Salesforce/wikitext/wikitext-2-v1"
-    return next((file for file in (folder / "test.txt",) if "LOSSYTP_DATA" in os.environ and file.is_file()), None)
+    file = Path(os.environ.get(DATA_VARIABLE, ""), "Salesforce/wikitext/wikitext-2-v1/test.txt").expanduser()
+    return file if DATA_VARIABLE in os.environ and file.is_file() else None
 
 
 def parts(text: str) -> list[str]:

@@ -52,7 +52,8 @@ def by_site(
         interval.
 
     Raises:
-        ValueError: if the model does not fit the tensor-parallel size, or has no such layer.
+        ValueError: if the model does not fit the tensor-parallel size, or has no such layer; or if only backward
+            loses packets.
     """
     check_at_least("draws", draws, 1)
     numbers = checked_layers(dense, layers)
@@ -84,7 +85,7 @@ def by_position(
         bin's tokens, in nats, with its 95 % interval.
 
     Raises:
-        ValueError: if the model does not fit the tensor-parallel size.
+        ValueError: if the model does not fit the tensor-parallel size, or only backward loses packets.
     """
     check_at_least("draws", draws, 1)
     network, lossy = _lossy(dense, settings)
@@ -116,6 +117,7 @@ def checked_layers(model: PreTrainedModel, layers: Sequence[int] | None) -> list
 
 
 def _lossy(dense: PreTrainedModel, settings: NetworkSettings) -> tuple[LossyNetwork, PreTrainedModel]:
+    settings.check_forward()
     network = settings.network()
     size = settings.tensor_parallel_size
     return network, parallelize(dense, network, tensor_parallel_size=size, wiring=settings.wiring())

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from lossytp.network.checks import check_at_least
+from lossytp.network.counters import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.plans import LayerSplit, blocks_of
@@ -42,14 +43,16 @@ def sum_errors(
 
     Raises:
         ValueError: if the networks have several tensor-parallel sizes, or the model does not fit theirs; if the model
-            does not add its sums to the stream as they are; or if a repair needs earlier messages, as "stale"
-            does.
+            does not add its sums to the stream as they are; if a repair needs earlier messages, as "stale" does; or if
+            only backward loses packets.
     """
     check_at_least("draws", draws, 1)
     sizes = sorted({each.tensor_parallel_size for each in networks})
     if len(sizes) > 1:
         raise ValueError(f"networks have tensor_parallel_size {' and '.join(map(str, sizes))}: give one size")
     (ranks,) = sizes
+    for each in networks:
+        each.check_forward()
     sums = sums_of(dense, ranks)
     collectives = [LossyCollective(each.network(), RankGroup(ranks), each.wiring()) for each in networks]
     for collective in collectives:
@@ -62,9 +65,12 @@ def sum_errors(
     with torch.inference_mode():
         for ids_T in blocks_NT:
             streams = _squared_streams(dense, ids_T, sums)
-            for (_, parts_RM), stream_T in zip(contributions(dense, ids_T, sums, ranks), streams, strict=True):
+            for (split, parts_RM), stream_T in zip(contributions(dense, ids_T, sums, ranks), streams, strict=True):
+                site = Site(split.layer, split.module, "forward")
                 for number, collective in enumerate(collectives):
-                    results = [collective.sum_(parts_RM.clone()).view(-1, parts_RM.shape[1]) for _ in range(draws)]
+                    results = [
+                        collective.sum_(parts_RM.clone(), site).view(-1, parts_RM.shape[1]) for _ in range(draws)
+                    ]
                     rows += [{"network": number, **_errors(each, parts_RM, stream_T)} for each in results]
     return pd.DataFrame(rows).groupby("network").mean()
 

@@ -7,7 +7,6 @@ that is killed at any moment harms no earlier checkpoint, and a damaged one is n
 
 import io
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from lossytp.parallel.dense_boxes import is_first_copy
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.replicas import gathered, on_rank_zero
 from lossytp.training.checkpoint_folder import (
+    FOLDER,
     LAYOUT,
     MARKER,
     Found,
@@ -28,6 +28,7 @@ from lossytp.training.checkpoint_folder import (
     layout_of,
     number_of,
     read_marker,
+    run_name,
     steps_in,
 )
 from lossytp.training.config import RunSettings
@@ -70,6 +71,7 @@ class Checkpoints:
         Raises:
             ValueError: if it cannot be written; the previous checkpoint stays.
         """
+        self.folder = on_rank_zero(self._folder_to_write, self._network)
         part = self.folder / f".step-{step}.part"
         on_rank_zero(lambda: self._begin(part), self._network)
         with saving(self.folder / f"step-{step}"):
@@ -150,8 +152,16 @@ class Checkpoints:
         for part in self.folder.glob(".step-*.part"):
             remove(part)
 
+    def _folder_to_write(self) -> Path:
+        """Return the folder, unless it was new when the run began, and another run has begun to write there since."""
+        own = Path(self._config.output_dir) / FOLDER
+        folder = own if self.folder == own else home(self._config)
+        if folder != self.folder:
+            print(f"another run writes its checkpoints to {self.folder}: this one's go to {folder}", file=sys.stderr)
+        return folder
+
     def _begin(self, part: Path) -> None:
-        claim(self.folder, FILES)
+        claim(self.folder, FILES, run_name(self._config))
         remove(part)
         claim(part, WRITTEN)
 
@@ -165,7 +175,7 @@ class Checkpoints:
             )
         marker = {
             "step": step,
-            "run": os.path.abspath(self._config.output_dir),
+            "run": run_name(self._config),
             "processes": self._processes,
             "config": self._config.result_settings(),
             "files": sums,

@@ -14,6 +14,7 @@ from typing import Any
 from lossytp.parallel.layout import Layout
 from lossytp.training.config import RunSettings
 from lossytp.training.files import crc32_of
+from lossytp.training.own_files import run_of
 from lossytp.training.weights_file import SUFFIXES
 
 FOLDER, MARKER = "checkpoint", "checkpoint.json"
@@ -53,6 +54,11 @@ class Found:
         return Layout(**sizes, rank=rank, world_size=self.processes)
 
 
+def run_name(config: RunSettings) -> str:
+    """Return what tells this run from all others on the machine: the path of its output folder."""
+    return os.path.abspath(config.output_dir)
+
+
 def home(config: RunSettings) -> Path:
     """Return the folder of this run's checkpoints: `checkpoint_path` if it is new, or this run has made it."""
     own = Path(config.output_dir) / FOLDER
@@ -62,6 +68,8 @@ def home(config: RunSettings) -> Path:
     if not given.is_dir():
         names_a_file = given.exists() or given.suffix in SUFFIXES
         return own if names_a_file or STEP.fullmatch(given.name) else given  # a mistyped step is no new folder
+    if run_of(given) not in (None, run_name(config)):
+        return own
     if all(path.name.startswith(".") for path in given.iterdir()):  # what a run leaves that is killed early
         return given
     steps = steps_in(given)
@@ -71,7 +79,7 @@ def home(config: RunSettings) -> Path:
         run = json.loads((steps[-1] / MARKER).read_text(encoding="utf-8"))["run"]
     except (OSError, ValueError, KeyError, TypeError):
         return own
-    return given if run == os.path.abspath(config.output_dir) else own
+    return given if run == run_name(config) else own
 
 
 def candidates(own: Path, given: str | None) -> list[Path]:

@@ -188,14 +188,15 @@ class Engine:
             return self.module.no_sync()
         return nullcontext()
 
-    def warm_up(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> None:
+    def warm_up(self, next_batch: Callable[[], dict[str, Tensor]], scaler: torch.amp.GradScaler) -> None:
         """Let DDP build the buckets that an unbroken run has, before a resumed run's first step.
 
-        DDP groups the gradients of its very first step differently. This step loses, counts and learns nothing.
+        DDP groups the gradients of its very first step differently. This step loses, counts and learns nothing. Other
+        models need no such step, and take no batch.
         """
         if isinstance(self.module, DistributedDataParallel):
             with self.network.reliable():
-                self.forward_backward(batch, scaler)
+                self.forward_backward(next_batch(), scaler)
             self.module.zero_grad(set_to_none=True)
 
     def synchronise(self) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from lossytp.parallel.loss_parallel import IGNORED
+
 
 def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[str, Tensor], float]]:
     """Split a batch into `number` microbatches of nearly equal size; fewer if there are fewer examples.
@@ -24,4 +26,4 @@ def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[s
 
 def counted(labels: Tensor) -> int:
     """Return how many terms a mean training loss has: examples, or predicted tokens for labels (examples, tokens)."""
-    return len(labels) if labels.ndim == 1 else int((labels[:, 1:] != -100).sum())
+    return len(labels) if labels.ndim == 1 else int((labels[:, 1:] != IGNORED).sum())

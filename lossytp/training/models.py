@@ -10,7 +10,8 @@ from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequanti
 from lossytp.training.heads import ENDINGS, head_class, saved_class
 from lossytp.training.hub import hub_answers, hub_or_its_cache
 from lossytp.training.shapes import HUB, LLAMAS, OTHER_SIZES, PRESETS, SCRATCH, Shape, check_shape, from_scratch
-from lossytp.training.tokenizer import check_tokenizer
+from lossytp.training.tasks.sources import DATA_VARIABLE
+from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -63,6 +64,7 @@ def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
     check_tokenizer(f"model_name = {name!r}: {where}", tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    encode_whole_texts_(tokenizer)
     return tokenizer
 
 
@@ -221,7 +223,7 @@ def _location(name: str, *, weights: bool) -> str:
     if (file := gguf_file(base)) is not None:
         return str(dequantised(name, file))
     path = HUB.get(base, base)
-    data = os.environ.get("LOSSYTP_DATA")
+    data = os.environ.get(DATA_VARIABLE)
     folder = Path(data or "").expanduser() / path
     here = data is not None and (folder / "config.json").is_file()
     if here and weights:
@@ -248,7 +250,8 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
 
 
 def _nowhere(name: str, where: str, why: str) -> ValueError:
-    looked = f"in LOSSYTP_DATA = {data}" if (data := os.environ.get("LOSSYTP_DATA")) else "LOSSYTP_DATA is not set"
+    data = os.environ.get(DATA_VARIABLE)
+    looked = f"in {DATA_VARIABLE} = {data}" if data else f"{DATA_VARIABLE} is not set"
     if name.removesuffix(SCRATCH) in IN_PACKAGES:
         return ValueError(f"model_name = {name!r} is neither installed nor available from the hub ({why}): {INSTALL}")
     return ValueError(

@@ -23,9 +23,18 @@ def is_marked(folder: Path) -> bool:
     return (folder / MARK).is_file()
 
 
-def mark(folder: Path, patterns: Iterable[str]) -> None:
-    """Make the folder, and declare that files of these names in it are this program's."""
-    write_atomically(folder / MARK, json.dumps({"files": sorted(patterns)}))
+def mark(folder: Path, patterns: Iterable[str], run: str | None = None) -> None:
+    """Make the folder, and declare that files of these names in it are this program's, or even this run's."""
+    write_atomically(folder / MARK, json.dumps({"files": sorted(patterns), **({"run": run} if run else {})}))
+
+
+def run_of(folder: Path) -> str | None:
+    """Return the run that marked the folder; None if no run did."""
+    try:
+        run = json.loads((folder / MARK).read_text(encoding="utf-8"))["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return run if isinstance(run, str) else None
 
 
 def others(folder: Path) -> list[Path]:
@@ -50,15 +59,20 @@ def refuse(paths: list[Path]) -> None:
         )
 
 
-def claim(folder: Path, patterns: Iterable[str]) -> None:
+def claim(folder: Path, patterns: Iterable[str], run: str | None = None) -> None:
     """Mark a folder that is new, empty, or already marked.
+
+    Args:
+        folder: the folder.
+        patterns: names of the program's files in it.
+        run: the output folder of the run that alone may write there; None for any run.
 
     Raises:
         ValueError: if a folder without a mark is not empty.
     """
     if not is_marked(folder):
         refuse(others(folder))
-        mark(folder, patterns)
+        mark(folder, patterns, run)
 
 
 def claim_files(folder: Path, patterns: Iterable[str]) -> None:

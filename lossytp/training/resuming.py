@@ -60,7 +60,7 @@ def resume(run: "Run") -> None:
     check_same_trace(run.config, plain["trace"], str(found.folder), fix)
     if found.folder.parent == run.checkpoints.folder:  # not that of another run, from which this one begins
         check_same_weights(run.config, plain["first_weights"], str(found.folder))
-    run.engine.warm_up(run.objective.batch(), run.scaler)
+    run.engine.warm_up(run.objective.batch, run.scaler)
     try:
         run.objective.load_state_dict(states[0]["position"], len(plain["losses"]))
         own = states[0] if found.layout == run.checkpoints.layout else _moved(run, found, states, plain)

@@ -1,6 +1,7 @@
 """Save the trained model as a folder that transformers reads."""
 
 import json
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,16 @@ def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase 
     on_rank_zero(write, engine.network)
 
 
-def save_in_bfloat16(engine: Engine, dense: PreTrainedModel, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+def save_in_bfloat16(
+    engine: Engine, build: Callable[[], PreTrainedModel], folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Save the trained weights, rounded to bfloat16, and the tokenizer among other files of `folder`.
 
     All processes must call this; the first writes.
 
     Args:
         engine: the trained model.
-        dense: a model of the same shape, whose weights are replaced.
+        build: makes a dense model of the same shape. Only the first process calls it.
         folder: where to write.
         tokenizer: the model's tokenizer.
 
@@ -75,6 +78,7 @@ def save_in_bfloat16(engine: Engine, dense: PreTrainedModel, folder: Path, token
     trained = _dense_model(engine)
 
     def write() -> None:
+        dense = build()
         dense.load_state_dict(trained.state_dict())
         with saving(folder):
             dense.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]

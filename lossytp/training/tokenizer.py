@@ -1,4 +1,4 @@
-"""Check that a tokenizer can be used at all, and with a given model."""
+"""Check that a tokenizer can be used at all, and with a given model, and let it encode whole texts."""
 
 from typing import TYPE_CHECKING
 
@@ -26,3 +26,9 @@ def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size
             f"{whose} holds a tokenizer of {len(tokenizer)} tokens, above the model's vocab_size = {vocab_size}: save "
             "the model's own there"
         )
+
+
+def encode_whole_texts_(tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Neither cut nor pad texts. A tokenizer that has done so once is saved with it, in its tokenizer.json."""
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()

@@ -15,7 +15,7 @@ from torch import nn
 
 from lossytp.network.counters import Counters
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.collectives import collective_of
 from lossytp.parallel.dense_boxes import Box, Place
 from lossytp.training.sharded_files import Piece
 
@@ -57,7 +57,7 @@ class TrainingState:
 
     def own(self) -> dict[str, Any]:
         """Return what this process has alone: tensors on the CPU, numbers and text."""
-        collective = _collective(self.module)
+        collective = collective_of(self.module)
         return {
             "steps": {
                 name: float(self.optimizer.state[place.parameter]["step"])
@@ -88,11 +88,9 @@ class TrainingState:
         if self._device.type == "cuda" and state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"], self._device)
         self.network.load_state_dict(json.loads(state["network"]))
-        collective = _collective(self.module)
+        collective = collective_of(self.module)
         if collective is not None:
-            here = collective.group.local
-            memories = [[site, [kept for kept in memory if kept[0][2] in here]] for site, memory in state["memories"]]
-            collective.load_memories_state(memories, self._device)
+            collective.load_memories_state(state["memories"], self._device)
 
 
 def of_another_layout(states: Sequence[dict[str, Any]], like: int | None, *, same_ranks: bool) -> dict[str, Any]:
@@ -140,9 +138,3 @@ def counted(states: Sequence[dict[str, Any]]) -> Counters:
 def _name(kind: str, box: Box, known: Collection[str] | None) -> str:
     name = f"{kind} {box.name}{box.copy}"
     return name if known is None or name in known else f"{kind} {box.name}"
-
-
-def _collective(module: nn.Module) -> LossyCollective | None:
-    """Return the collective that all of the project's layers share; None if the model has no such layer."""
-    found = (getattr(each, "collective", None) for each in module.modules())
-    return next((each for each in found if isinstance(each, LossyCollective)), None)

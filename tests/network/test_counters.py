@@ -222,7 +222,9 @@ def test_processes_that_disagree_on_messages_ran_apart(theirs):
     key = ("training", None, "tp")
     mine, other = counters_of([], [(key, False)]), counters_of([], [(key, lossy) for lossy in theirs])
     if theirs:
-        with pytest.raises(ValueError, match=r"^processes disagree on the traffic of .*: \[1, 0\] and \["):
+        with pytest.raises(
+            ValueError, match=r"^processes disagree on the traffic of .*: \[1, 0\] and \[.*\]; give all the same seed"
+        ):
             mine.merge(other)
     else:
         mine.merge(other)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import lossytp as ltp
 from lossytp.parallel.bucketed_ddp import Bucket, BucketedDDP
 from tests.parallel.conftest import gradient_error, gradients, tiny_batch, tiny_gpt2
-from tests.parallel.distributed_models import in_replicas, join, network, share
+from tests.parallel.distributed_models import in_replicas, join, network, share, whole
 
 SMALL_BYTES = 2**15  # about six buckets
 
@@ -128,6 +128,32 @@ def test_a_parameter_without_a_gradient_is_named(processes: Callable) -> None:
         "backward gave no gradient to 2 parameters, such as unused.bias: freeze what the training loss does not use, "
         "with requires_grad_(False)"
     }
+
+
+def on_rank_fail_once(replicas: str) -> dict[str, Tensor]:
+    """Gradients of the pass after one whose backward failed in the first block."""
+    lossy = network(0.0)
+    layout = join(lossy, data_parallel_size=2)
+    model = in_replicas(tiny_gpt2("classifier"), layout, replicas)
+
+    def fail(gradient: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    mlp = model.module.transformer.h[0].mlp
+    hook = mlp.register_forward_hook(lambda module, given, output: output.register_hook(fail) and None)
+    with pytest.raises(KeyboardInterrupt):
+        model(**share(whole_batch(), layout)).loss.backward()
+    hook.remove()
+    model.zero_grad()
+    model(**share(whole_batch(), layout)).loss.backward()
+    return whole(model, tiny_gpt2("classifier"), lossy, layout, "dense")
+
+
+@pytest.mark.parametrize("replicas", ["custom ddp", "custom fsdp"])
+def test_a_failed_backward_leaves_nothing_behind(processes: Callable, replicas: str) -> None:
+    dense = gradients(tiny_gpt2("classifier"), whole_batch())
+    for answer in processes(2, on_rank_fail_once, replicas):
+        assert gradient_error(answer, dense) < 1e-12
 
 
 def test_a_bucket_lays_gradients_side_by_side() -> None:

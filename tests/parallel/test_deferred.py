@@ -1,6 +1,7 @@
 """Deferred models: on the meta device first, then shard by shard the dense model of the same seed."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +62,29 @@ def test_tensor_parallel_shards_are_the_dense_models(family: str) -> None:
         sharded.eval()(**batch).loss,
         ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=2).eval()(**batch).loss,
     )
+
+
+class Replaced(nn.Module):
+    """Makes weights and drops them, as a model whose layers are exchanged while it is built."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: Any = None
+        for _ in range(50):
+            self.layer = nn.Linear(100, 100)
+            self.layer = None
+            self.layer = nn.Linear(3, 3)
+
+
+def test_a_weight_is_not_drawn_as_one_that_was_dropped_before_it() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        dense = Replaced()
+        torch.manual_seed(3)
+        model = deferred(Replaced)
+    for parameter, expected in zip(model.parameters(), dense.parameters(), strict=True):
+        assert len(parameter.changes) == 1
+        assert torch.equal(values_of(parameter), expected)
 
 
 def on_rank_shard(family: str) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:

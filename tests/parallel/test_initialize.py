@@ -158,9 +158,20 @@ def test_a_process_alone_is_a_group_of_one() -> None:
 
 def test_reliable_without_a_group_says_what_to_do(torchrun: Callable) -> None:
     torchrun()
-    message = "no lossy process group was started: call init_process_group first, or use network.reliable()"
+    message = "no lossy process group is there: call init_process_group first, or use network.reliable()"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"), ltp.reliable():
         raise AssertionError("the block ran")
+
+
+def on_rank_end() -> None:
+    ltp.init_process_group(network())
+    dist.destroy_process_group()
+    with pytest.raises(ValueError, match="no lossy process group is there"), ltp.reliable():
+        raise AssertionError("the block ran")
+
+
+def test_reliable_after_the_group_has_ended_says_what_to_do(processes: Callable) -> None:
+    processes(2, on_rank_end)
 
 
 def on_rank_start_by_hand() -> tuple:

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lossytp as ltp
-from lossytp.network.streams import Stream
 from lossytp.network.wiring import Wiring
 from lossytp.parallel import missing
 from lossytp.parallel.collectives import LossyCollective
@@ -110,6 +109,19 @@ def test_memories_of_another_size_are_not_taken_for_those_of_the_same_piece() ->
     assert collective.sum_(torch.ones(4, 9)).tolist() == [1] * 9
 
 
+def test_memories_of_ranks_that_are_elsewhere_are_not_kept() -> None:
+    """A change of layout hands over the memory of all ranks. What is not updated must not reach the next layout."""
+    collective = LossyCollective(bernoulli(1.0), RankGroup(2), Wiring.named(repair="stale"))
+    collective.sum_(torch.ones(2, 4))
+    ((_, kept),) = collective.memories_state()
+    moved = [(size, hop, position + 2) for (size, hop, position), _ in kept]
+    collective.load_memories_state(
+        [[None, [*kept, *zip(moved, torch.ones(len(moved)), strict=True)]]], kept[0][1].device
+    )
+    collective.sum_(torch.ones(2, 4))
+    assert [place for place, _ in collective.memories_state()[0][1]] == [place for place, _ in kept]
+
+
 def test_a_block_of_evaluation_does_not_remember_another_of_the_same_step() -> None:
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))
     collective = LossyCollective(network, RankGroup(2), Wiring.named(repair="stale"))
@@ -121,11 +133,3 @@ def test_a_block_of_evaluation_does_not_remember_another_of_the_same_step() -> N
                 good.sum_(torch.full((2, 4), value))
             remembered.append(collective.sum_(torch.ones(2, 4)).tolist())
     assert remembered == [[6.0] * 4, [1.0] * 4]
-
-
-def test_shorter_messages_have_the_first_of_the_same_signs() -> None:
-    longest = missing._signs(7, 1000)
-    drawn = Stream((7, "hadamard")).uniforms(1000)
-    assert longest.tolist() == np.where(drawn < 0.5, -1.0, 1.0).tolist()
-    for count in (1, 2, 64, 65, 999):
-        assert torch.equal(missing._signs(7, count), longest[:count])

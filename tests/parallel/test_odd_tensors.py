@@ -35,6 +35,17 @@ def test_a_parameter_can_be_summed(processes):
     assert processes(2, sum_of_a_parameter) == [[1.0] * 1000] * 2
 
 
+def sum_of_what_needs_a_gradient() -> tuple[float, bool]:
+    """Outside no_grad, as gloo takes it."""
+    x = torch.full((40, 50), everything_lost() + 1.0).t().requires_grad_()
+    dist.all_reduce(x)
+    return x.sum().item(), x.is_leaf
+
+
+def test_what_is_lost_is_no_step_of_autograd(processes):
+    assert processes(2, sum_of_what_needs_a_gradient) == [(3000.0, True)] * 2
+
+
 def coalesced_gather() -> list[list[float]]:
     rank = everything_lost()
     outputs = [[torch.empty(800), torch.empty(3)] for _ in range(2)]

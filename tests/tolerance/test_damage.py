@@ -84,6 +84,12 @@ def test_bins_of_positions_are_powers_of_two_and_cover_the_block(dense, blocks):
         assert row.rise == pytest.approx(np.mean(rises), abs=1e-5)
 
 
+@pytest.mark.parametrize("measure", [by_site, by_position])
+def test_a_network_that_loses_in_backward_only_is_refused(dense, blocks, measure):
+    with pytest.raises(ValueError, match="lossy_direction = 'backward' loses nothing in an evaluation: leave it out"):
+        measure(dense, blocks, replace(SETTINGS, lossy_direction="backward"))
+
+
 def test_without_losses_nothing_rises(dense, blocks):
     reliable = replace(SETTINGS, loss_rate=0.0)
     for table in (by_site(dense, blocks, reliable, draws=2), by_position(dense, blocks, reliable, draws=2)):

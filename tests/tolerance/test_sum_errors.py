@@ -73,6 +73,15 @@ def test_hadamard_keeps_the_error_and_protection_lowers_it(dense, blocks):
     assert both > 1.3 * errors[0], "losses on the way back add to the error"
 
 
+def test_only_the_sums_in_scope_lose_packets(dense, blocks):
+    networks = [settings(**scope) for scope in ({}, {"lossy_layers": "0:1"}, {"lossy_direction": "forward"})]
+    whole, first, forward = sum_errors(dense, blocks, networks, draws=20)["squared_error"]
+    assert forward == whole
+    assert 0.3 * whole < first < 0.7 * whole, "one layer of two"
+    with pytest.raises(ValueError, match="lossy_direction = 'backward' loses nothing in an evaluation: leave it out"):
+        sum_errors(dense, blocks, [settings(lossy_direction="backward")])
+
+
 def test_no_loss_is_no_error(dense, blocks):
     assert (sum_errors(dense, blocks, [settings(loss_rate=0.0)]).to_numpy() == 0).all()
 

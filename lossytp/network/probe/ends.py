@@ -49,6 +49,11 @@ class Log(NamedTuple):
     """Arrival times by the receiver's clock; 0 if unknown."""
 
 
+def back_failed(error: str) -> str:
+    """Return why a measurement ended early whose receiving end could not send its own packets."""
+    return f"the way back failed ({error})"
+
+
 def flow_traces(
     plan: Plan, log: Log, counts: list[int], sent_ns: np.ndarray | None, ends: tuple[str, str], same: bool
 ) -> list[FlowTrace]:

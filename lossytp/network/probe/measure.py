@@ -11,7 +11,17 @@ import numpy as np
 from lossytp.network.datagrams import address_of, flow_key, udp_socket
 from lossytp.network.probe.clocks import clock_name, same_clock
 from lossytp.network.probe.control import Control, Vanished, checked_counts
-from lossytp.network.probe.ends import BEAT_S, LATE_S, PATIENCE_S, PORT, PROTOCOL, Log, Outcome, flow_traces
+from lossytp.network.probe.ends import (
+    BEAT_S,
+    LATE_S,
+    PATIENCE_S,
+    PORT,
+    PROTOCOL,
+    Log,
+    Outcome,
+    back_failed,
+    flow_traces,
+)
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import MOST_COPIES, Receiver
 from lossytp.network.probe.sending import Route, Sender
@@ -142,6 +152,8 @@ class _Run:
                 time.sleep(0.05)
         if end.get("own_losses") is not None:
             checked_counts([end["own_losses"]], 1, self.plan.flows * self.plan.packets)
+        if end.get("error"):
+            self.ended_early = self.ended_early or back_failed(str(end["error"]))
         self.end = end
 
     def outcome(self) -> Outcome:

@@ -15,7 +15,7 @@ import numpy as np
 from lossytp.network.datagrams import bound, flow_key, new_session, udp_socket
 from lossytp.network.probe.clocks import clock_name, same_clock
 from lossytp.network.probe.control import Control, Vanished, checked_counts
-from lossytp.network.probe.ends import PATIENCE_S, PORT, PROTOCOL, Log, Outcome, flow_traces
+from lossytp.network.probe.ends import PATIENCE_S, PORT, PROTOCOL, Log, Outcome, back_failed, flow_traces
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import Receiver
 from lossytp.network.probe.sending import Route, Sender
@@ -126,6 +126,8 @@ class _Run:
                 self.back.stop()
                 self.receiver.stop()
             own_losses = self.receiver.own_losses()
+        if self.back.error is not None:
+            ended_early = ended_early or back_failed(str(self.back.error))
         source = f"UDP from {self.ends[0]} to {self.ends[1]}"
         return Outcome.of(self._flows(), same=self.same, ended_early=ended_early, own_losses=own_losses, source=source)
 
@@ -155,6 +157,8 @@ class _Run:
         arrays = {"flow": flow, "sequence": sequence, "time_ns": time_ns}
         arrays["sent_ns"] = np.concatenate([self.back.times_ns(number) for number in range(self.plan.flows)])
         answer = {"kind": "end", "sent": self.back.counts, "own_losses": self.receiver.own_losses()}
+        if self.back.error is not None:
+            answer["error"] = str(self.back.error)
         self.end = {"sent": sent, "sent_ns": sent_ns}
         with contextlib.suppress(Vanished):  # this end already has all it needs
             self.control.send(answer, arrays)

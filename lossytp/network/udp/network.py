@@ -63,7 +63,7 @@ class UdpNetwork(LossyNetwork):
         outgoing: list[Cargo] = []
         incoming: list[Cargo] = []
         for hop in hops:
-            dropped = self._take(group, hop.src, hop.dst, -(-(hop.stop - hop.start) // capacity))
+            dropped = self._take(group, hop.src, hop.dst, hop.num_packets(capacity))
             if mesh.rank not in (hop.src, hop.dst):
                 continue
             sends, length = hop.src == mesh.rank, hop.stop - hop.start
@@ -99,7 +99,7 @@ class UdpNetwork(LossyNetwork):
 
     def _count(self, hops: Hops, missing: Missing, capacity: int, group: str, site: Site | None) -> None:
         for hop, packets in zip(hops, missing.packets, strict=True):
-            count, link = -(-(hop.stop - hop.start) // capacity), (hop.src, hop.dst)
+            count, link = hop.num_packets(capacity), (hop.src, hop.dst)
             self.counters.add((self._purpose[0], site, group, *link), count, len(packets), 0, len(packets))
             if self._purpose == TRAINING:
                 before = self._sent.get(link, 0)

@@ -32,8 +32,7 @@ class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.training()
-        if self.lossy_direction == "backward":
-            raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
+        self.check_forward()
 
     def training(self) -> TrainConfig:
         """Return a training run's configuration with this network and precision; it checks them.

@@ -116,6 +116,11 @@ class NetworkSettings(Settings):
             raise ValueError("loss_type = 'g-e' needs ge_config, or loss_rate and mean_burst_packets: give one of them")
         return GilbertElliott.from_loss_and_burst(loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets)
 
+    def check_forward(self) -> None:
+        """Raise ValueError if only backward loses packets, so that an evaluation loses none."""
+        if self.lossy_direction == "backward":
+            raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
+
     def wiring(self) -> Wiring:
         """Return how the tensor-parallel ranks exchange messages."""
         return Wiring.named(

@@ -48,6 +48,7 @@ class PackedBlocks:
         self._blocks = np.zeros((0, block_size), dtype=np.int64)
         self._taken = 0  # blocks of this portion returned so far
         self._next: Future[Portion] | None = None
+        self._unwanted = threading.Event()  # set once nobody needs the next portion
 
     @property
     def position(self) -> Position:
@@ -85,6 +86,8 @@ class PackedBlocks:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._unwanted.set()
+        self._unwanted = threading.Event()
         self._position, self._rest = Position(*state["start"]), state["rest"].numpy()
         self._portion = max(-1, state["portion"] - 1)
         self._blocks, self._next = self._blocks[:0], None
@@ -95,21 +98,23 @@ class PackedBlocks:
     def _fill(self) -> None:
         self._start, self._rest_at_start = self._position, self._rest
         self._portion += 1
-        here = (self._portion, self._position, self._rest)
+        here = (self._portion, self._position, self._rest, self._unwanted)
         self._blocks, self._position, self._rest = self._read(*here) if self._next is None else self._next.result()
         self._taken = 0
         if self.streaming:
-            self._next = _in_background(self._read, self._portion + 1, self._position, self._rest)
+            self._next = _in_background(self._read, self._portion + 1, self._position, self._rest, self._unwanted)
 
-    def _read(self, number: int, start: Position, rest: np.ndarray) -> Portion:
+    def _read(self, number: int, start: Position, rest: np.ndarray, unwanted: threading.Event) -> Portion:
         """Read portion `number`.
 
         Args:
             number: counted from 0.
             start: where the portion begins in the text.
             rest: tokens before it that filled no block (N,).
+            unwanted: ends the reading early, as the end of the program does.
 
         Raises:
+            RuntimeError: if the reading ends early.
             ValueError: if the text cannot be read, or is shorter than a block.
         """
         position, enough, pieces, length = start, SHUFFLED_BLOCKS * self.block_size, [rest], len(rest)
@@ -120,7 +125,7 @@ class PackedBlocks:
             epoch = after.epoch if epoch is None else epoch
             if length >= enough if self.streaming else after.epoch > epoch and length >= self.block_size:
                 break
-            if not threading.main_thread().is_alive():  # the program ends, and waits for this thread
+            if unwanted.is_set() or not threading.main_thread().is_alive():  # a program that ends waits for this thread
                 raise RuntimeError("nobody needs this portion any more")
             position = after
             pieces += encode(self.tokenizer, texts)

@@ -121,7 +121,7 @@ class Pretraining(Objective[PretrainConfig]):
 
     def save(self, engine: "Engine") -> None:
         if self.config.save_model:
-            save_in_bfloat16(engine, self._build(), Path(self.config.output_dir), self.tokenizer)
+            save_in_bfloat16(engine, self._build, Path(self.config.output_dir), self.tokenizer)
 
     def position(self) -> dict[str, int]:
         return dict(zip(("pass", "file", "document"), self.blocks.position, strict=True))

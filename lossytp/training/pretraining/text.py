@@ -14,7 +14,7 @@ from lossytp.training.pretraining.hub_text import hub_text
 from lossytp.training.pretraining.vocabulary import train_tokenizer
 from lossytp.training.shapes import LLAMAS, PRESETS
 from lossytp.training.tasks.cache import cached, code_digest
-from lossytp.training.tokenizer import check_tokenizer
+from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
 
 VOCABULARY_DOCUMENTS = 4000
 
@@ -79,4 +79,5 @@ def _loaded(folder: str, config: PretrainConfig) -> PreTrainedTokenizerFast:
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{whose} holds no tokenizer ({first_line(error)}): give a folder with one") from error
     check_tokenizer(whose, loaded)
+    encode_whole_texts_(loaded)
     return loaded

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
+from lossytp.parallel.loss_parallel import IGNORED
 from lossytp.training.tasks import task_named
 from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tasks.kinds import Example, Task
@@ -22,7 +23,6 @@ from lossytp.training.tasks.sources import Split
 
 BUCKET_BATCHES = 50  # examples of this many batches are sorted by length together
 ANSWER_TOKENS = 32  # largest number of tokens of a generated answer
-IGNORED = -100  # the label of tokens that training does not predict
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class TokenizedSplit:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A task's splits as token ids, the tokenizer that made them, and a hash of tokens and labels."""
+    """A task's splits as token ids, the tokenizer that made them, and a hash of tokens, labels and accepted answers."""
 
     task: Task
     train: TokenizedSplit
@@ -193,6 +193,8 @@ def load_dataset(
         splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
         for array in (splits[split].tokens, splits[split].offsets, splits[split].first, splits[split].labels):
             digest.update(array.tobytes())
+        if task.kind == "generation":
+            digest.update(json.dumps(splits[split].answers).encode())
     return Dataset(task, splits["train"], splits["test"], tokenizer, digest.hexdigest())
 
 

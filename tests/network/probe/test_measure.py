@@ -98,6 +98,24 @@ def test_several_flows_in_both_directions(wire: Callable) -> None:
     assert not any(flow.lost.any() for flow in trace.flows.values())
 
 
+def test_a_way_back_that_takes_no_packets_leaves_an_incomplete_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = sending.send_to
+
+    def too_large_on_the_way_back(opened: socket.socket, datagram: bytearray, address: tuple) -> None:
+        if opened.getsockname()[1] == receiver.port:
+            raise ValueError("packets of 100 bytes are above the path's MTU: give fewer bytes")
+        real(opened, datagram, address)
+
+    monkeypatch.setattr(sending, "send_to", too_large_on_the_way_back)
+    plan = Plan(packets=200, packet_bytes=100, rate_packets_per_s=FAST, both_directions=True)
+    with served() as receiver:
+        outcomes = measure(plan, HOST, receiver.port), receiver.only()
+    for trace, ended_early in outcomes:
+        assert ended_early == "the way back failed (packets of 100 bytes are above the path's MTU: give fewer bytes)"
+        assert not trace.complete
+        assert {number: flow.num_packets for number, flow in trace.flows.items()} == {0: 200}
+
+
 def test_no_more_bytes_come_back_than_went_out(wire: Callable) -> None:
     back_too = iter(np.random.default_rng(0).random(10**6) < 0.1)
     wire(lambda sequence, send: None if next(back_too) else send())  # both directions lose

@@ -1,5 +1,6 @@
 """Test the blocks that documents are packed into."""
 
+import threading
 from collections import Counter
 from itertools import islice
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import torch
 
 from lossytp.training.pretraining import blocks as packing
 from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, encode
-from lossytp.training.pretraining.corpus import corpus
+from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.vocabulary import train_tokenizer
 from tests.training.pretraining.documents import document
 
@@ -137,7 +138,26 @@ def test_reading_ahead_ends_with_the_program(documents, tokenizer, monkeypatch):
     blocks.batch(1)
     monkeypatch.setattr(packing.threading, "main_thread", lambda: SimpleNamespace(is_alive=lambda: False))
     with pytest.raises(RuntimeError, match="nobody needs this portion"):
-        blocks._read(1, blocks.position, blocks._rest)
+        blocks._read(1, blocks.position, blocks._rest, blocks._unwanted)
+
+
+def test_reading_ahead_ends_once_a_state_is_loaded(documents, tokenizer, monkeypatch):
+    text = corpus(str(documents / "*"), split="train")
+    blocks, loaded = packed(text, tokenizer), threading.Event()
+    state, read = blocks.state_dict(), Corpus.documents
+
+    def waiting(*arguments):
+        for each in read(*arguments):
+            if threading.current_thread() is not threading.main_thread():
+                loaded.wait(60)
+            yield each
+
+    monkeypatch.setattr(Corpus, "documents", waiting)
+    blocks.batch(1)
+    ahead = blocks._next
+    blocks.load_state_dict(state)
+    loaded.set()
+    assert str(ahead.exception(timeout=60)) == "nobody needs this portion any more"
 
 
 def test_an_error_in_a_later_portion_reaches_the_caller_when_it_is_needed(documents, tokenizer, monkeypatch):

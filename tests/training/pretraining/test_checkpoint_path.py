@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from lossytp.parallel.layout import Layout
+from lossytp.training.checkpoint import Checkpoints
 from lossytp.training.checkpoint_folder import MARKER, number_of, steps_in
 from lossytp.training.loop import run
 from lossytp.training.models import build_language_model
 from lossytp.training.pretraining.text import text_sha256, tokenizer_for
+from lossytp.training.sharded_files import whole
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, stopped
 
 
@@ -56,6 +59,22 @@ def test_a_new_folder_is_where_checkpoints_are_written_and_resumed_from(pretrain
     assert steps(folder) == [STEPS]
     assert not (tmp_path / "broken" / "checkpoint").exists()
     assert_same(config, record, unbroken, run(unbroken))
+
+
+def test_two_runs_that_begin_with_one_new_folder_do_not_share_it(pretrain, tmp_path, capsys):
+    folder = tmp_path / "checkpoints"
+    configs = [pretrain(name, checkpoint_path=str(folder)) for name in ("first", "second")]
+    both = [Checkpoints(config, Layout(), config.network()) for config in configs]
+    for each in (*both, *both):  # each saves twice
+        each.save(3, {"x": whole(torch.zeros(3))}, {})
+    assert [each.folder for each in both] == [folder, tmp_path / "second" / "checkpoint"]
+    assert (
+        capsys.readouterr().err
+        == f"another run writes its checkpoints to {folder}: this one's go to {both[1].folder}\n"
+    )
+    for config, each in zip(configs, both, strict=True):
+        again = Checkpoints(config, Layout(), config.network())
+        assert again.find().folder == each.folder / "step-3"
 
 
 def test_another_runs_folder_is_read_and_not_written(pretrain, tmp_path):

@@ -1,8 +1,11 @@
 """Test pretraining of a model that is drawn shard by shard: it is that of the same seed."""
 
+from unittest.mock import patch
+
 import pytest
 
 from lossytp.training.loop import run
+from lossytp.training.pretraining import objective
 from tests.training.pretraining.test_data_parallel import on_rank_train
 from tests.training.pretraining.tiny_runs import assert_same, losses
 
@@ -13,6 +16,19 @@ def test_sharded_replicas_train_as_if_one_had_drawn_the_model(pretrain, processe
     whole, drawn = (pretrain(f"deferred {each}", deferred_init=each, **FSDP) for each in (False, True))
     records = [processes(2, on_rank_train, each.as_dict())[0] for each in (whole, drawn)]
     assert_same(drawn, records[1], whole, records[0])
+
+
+def on_rank_count_built(values):
+    """Train, and return how often this process built the model, deferred or whole."""
+    build = objective.build_language_model
+    with patch.object(objective, "build_language_model", side_effect=build) as built:
+        on_rank_train(values)
+    return built.call_count
+
+
+def test_only_the_process_that_writes_builds_a_whole_model_to_save(pretrain, processes):
+    config = pretrain("saved", deferred_init=True, total_steps=2, **FSDP)
+    assert processes(2, on_rank_count_built, config.as_dict()) == [2, 1]
 
 
 def test_tensor_parallel_ranks_train_as_if_one_had_drawn_the_model(pretrain):

@@ -118,11 +118,25 @@ def test_a_run_goes_on_at_another_layout(pretrain, at, capsys, before, after):
         assert "is of another layout (" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("values", [{"repair": "stale"}, {"reliable_gather": False}], ids=str)
-@pytest.mark.parametrize(("before", "after"), [("tp", "virtual 2"), ("virtual 2", "tp")])
-def test_ranks_lose_the_same_packets_wherever_they_run(pretrain, at, before, after, values):
+STALE, OWN, BOTH = {"repair": "stale"}, {"reliable_gather": False}, {"repair": "protect(0.01) + stale"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "virtual", "values"),
+    [
+        ("tp", "virtual 2", "virtual 2", STALE),
+        ("virtual 2", "tp", "virtual 2", STALE),
+        ("tp", "virtual 2", "virtual 2", OWN),
+        ("virtual 2", "tp", "virtual 2", OWN),
+        # each process remembers what all ranks sent, as its senders choose by sums of several ranks
+        ("tp 4 on 2", "tp 4 on 2", "virtual 4", {"algorithm": "ring", **BOTH, **OWN}),
+        ("virtual 4", "tp 4 on 2", "virtual 4", {"algorithm": "ring", **BOTH, **OWN}),
+    ],
+    ids=str,
+)
+def test_ranks_lose_the_same_packets_wherever_they_run(pretrain, at, before, after, virtual, values):
     values = {"loss_rate": 0.2, "mtu_bytes": 100, **TP, **values}
-    unbroken = at("virtual 2", pretrain("unbroken", **values))[0][0]
+    unbroken = at(virtual, pretrain("unbroken", **values))[0][0]
     config = pretrain("broken", **values)
     at(before, config, stop_at=5)
     record = at(after, config)[0][0]

@@ -17,6 +17,7 @@ from lossytp.training.config import PretrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.pretraining import blocks
+from lossytp.training.pretraining.objective import Pretraining
 from tests.training.checkpoint_contents import rewrite
 from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same, losses, stopped
 
@@ -33,6 +34,14 @@ def test_a_run_stopped_before_any_step_and_resumed_equals_an_unbroken_one(pretra
     stopped(broken, at_step)
     assert kept(broken) == ([] if at_step <= 3 else [3] if at_step <= 6 else [6])
     assert_same(broken, run(broken), unbroken, run(unbroken))
+
+
+def test_a_resumed_run_takes_no_batch_before_its_first_step(pretrain):
+    config, batch = pretrain("broken"), Pretraining.batch
+    stopped(config, 5)
+    with patch.object(Pretraining, "batch", autospec=True, side_effect=batch) as taken:
+        run(config)
+    assert taken.call_count == STEPS - 3
 
 
 def test_a_run_killed_and_resumed_equals_an_unbroken_one(pretrain):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from lossytp.parallel.loss_parallel import IGNORED
 from lossytp.training import tasks
 from lossytp.training.models import load_tokenizer
 from lossytp.training.tasks.data import (
     ANSWER_TOKENS,
-    IGNORED,
     TokenizedSplit,
     evaluation_batches,
     load_dataset,
@@ -189,6 +189,16 @@ def test_an_answer_ends_with_the_end_token_and_leaves_room_for_its_prompt(load, 
     assert split.answers == (("at sea",),) * 2
     prompt = tokenizer.decode(split.prompts(np.array([0]))["input_ids"][0])
     assert prompt.endswith("sea sea Question: where Answer:")
+
+
+def test_the_hash_depends_on_all_accepted_answers(load):
+    """Training sees the first one only, and evaluation accepts any."""
+
+    def sha256(accepted):
+        rows = [{"question": "is it lost", "answer": accepted}] * 2
+        return load(tasks.Generation, rows, body="{question}", ending="?", answers="answer").sha256
+
+    assert sha256(["yes"]) == sha256(["yes"]) != sha256(["yes", "sure"])
 
 
 def test_a_long_answer_is_cut_and_still_ends(load, tokenizer):

@@ -1,0 +1,65 @@
+"""Take lost coefficients out of messages that were sent in blocks, each transformed by Hadamard's matrix.
+
+A block's elements get random signs first. Coefficient i of block j is number i * (number of blocks) + j on the wire, so
+a packet carries at most one coefficient of a block.
+
+Shapes: L ranks of this process, N elements of one message; B blocks of S elements.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from scipy.linalg import hadamard
+from torch import Tensor
+from torch.nn.functional import pad
+
+from lossytp.network.repairs import Hadamard
+from lossytp.network.streams import Stream
+
+
+def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard, capacity: int, seed: int) -> Tensor:
+    """Return the rows without the coefficients that some packets carry. Complete blocks do not change.
+
+    Args:
+        sent_LN: what crosses a hop, one row for each rank of this process.
+        packets: sorted numbers of the missing packets, int64.
+        repair: says the size of a block.
+        capacity: elements per packet.
+        seed: of the signs.
+    """
+    rows, length = sent_LN.shape
+    size = repair.block_for(length, capacity)
+    blocks = -(-length // size)
+    wire = (packets[:, None] * capacity + np.arange(min(capacity, size * blocks))).reshape(-1)
+    lost = np.zeros(size * blocks, dtype=bool)
+    lost[wire[wire < len(lost)]] = True
+    lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(sent_LN.device)
+    affected_B1 = lost_BS.any(1, keepdim=True)
+    matrix = _hadamard_matrix(size).to(sent_LN)
+    signs_BS = _signs(seed, blocks * size).to(sent_LN).view(blocks, size)
+    result_LN = torch.empty_like(sent_LN)
+    for row in range(rows):
+        values_BS = pad(sent_LN[row], (0, blocks * size - length)).view(blocks, size)
+        coefficients_BS = (values_BS * signs_BS) @ matrix
+        coefficients_BS.masked_fill_(lost_BS, 0)
+        back_BS = (coefficients_BS @ matrix) * signs_BS
+        result_LN[row] = torch.where(affected_B1, back_BS, values_BS).view(-1)[:length]
+    return result_LN
+
+
+@lru_cache(maxsize=16)
+def _hadamard_matrix(size: int) -> Tensor:
+    """Return Sylvester's matrix, orthonormal and symmetric: its own inverse."""
+    return torch.from_numpy(hadamard(size) / size**0.5)
+
+
+def _signs(seed: int, count: int) -> Tensor:
+    """Return the first `count` signs of the seed's stream."""
+    return _more_signs(seed, 1 << (count - 1).bit_length())[:count]
+
+
+@lru_cache(maxsize=8)
+def _more_signs(seed: int, count: int) -> Tensor:
+    signs = np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0)
+    return torch.from_numpy(signs.astype(np.float32))  # exact in any dtype
