@@ -59,7 +59,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, args=words, prog=_program(), description=_with_examples_apart(description))
+            return tyro.cli(kind, args=words, prog=_program(arguments), description=_with_examples_apart(description))
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
@@ -68,10 +68,12 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
         raise ValueError(told) from None
 
 
-def _program() -> str:
-    """Return the command as a user types it, such as "python -m lossytp.tolerance", for --help."""
+def _program(arguments: list[str] | None) -> str:
+    """Return the command as a user types it, such as "python -m lossytp.probe send", for --help."""
     started = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {started.name.removesuffix('.__main__')}" if started else Path(sys.argv[0]).name
+    program = f"python -m {started.name.removesuffix('.__main__')}" if started else Path(sys.argv[0]).name
+    command = [] if arguments is None else sys.argv[1:2]  # a subcommand has the arguments after it
+    return " ".join([program, *command])
 
 
 def _with_examples_apart(description: str | None) -> str | None:

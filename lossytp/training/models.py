@@ -47,7 +47,8 @@ def check_there(name: str) -> None:
 
     kept = isinstance(try_to_load_from_cache(where, "config.json"), str)
     if not kept and (constants.HF_HUB_OFFLINE or not hub_answers()):
-        raise _nowhere(name, where, "the hub does not answer")
+        why = "HF_HUB_OFFLINE is set, so it is not asked" if constants.HF_HUB_OFFLINE else "the hub does not answer"
+        raise _nowhere(name, where, why)
     return None
 
 

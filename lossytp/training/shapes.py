@@ -99,6 +99,8 @@ def shape_of(name: str) -> Shape | None:
         return None
     if base.count("/") == 1 and not base.startswith((".", "/")):
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
+    if "/" in base:
+        raise ValueError(f"model_name = {shown(base)} does not exist: give a folder with a config.json, or owner/name")
     known = ", ".join((*PRESETS, *LLAMAS, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
     raise ValueError(f"model_name = {shown(base)} is unknown: choose one of {known}")
 
@@ -126,7 +128,7 @@ def check_shape(name: str, shape: Shape, tensor_parallel_size: int, max_length: 
 def check_positions(name: str, positions: int, length: int, *, setting: str = "max_length") -> None:
     """Raise ValueError if the model has fewer positions than the value of a setting."""
     if length > positions:
-        raise ValueError(f"{setting} = {length} is above {name}'s {positions} positions: give fewer")
+        raise ValueError(f"{setting} = {length} is above {name}'s {positions} positions: give at most {positions}")
 
 
 def _shape_of(config: dict[str, Any]) -> Shape:

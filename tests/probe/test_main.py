@@ -20,3 +20,7 @@ def test_an_unknown_command_is_refused_in_one_line() -> None:
     done = probe("sned")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: command = 'sned' is unknown: choose one of {', '.join(COMMANDS)}\n"
+
+
+def test_help_of_a_command_names_it() -> None:
+    assert probe("fit", "--help").stdout.startswith("usage: python -m lossytp.probe fit ")

@@ -209,7 +209,7 @@ def test_lists_are_split_at_commas_outside_parentheses():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss_rates": "0.1,x"}, "loss_rates = '0.1,x': 'x' is not a number: give 0.01,0.1"),
+        ({"loss_rates": "0.1,x"}, "loss_rates = '0.1,x': 'x' is not a number: give shares, such as 0.01,0.1"),
         ({"loss_rates": "2"}, "loss_rates = 2.0 is not in"),
         ({"loss_rates": ","}, "loss_rates = ',' is empty"),
         ({"phases": "gather"}, "phases = 'gather' is unknown: choose one of reduce, both"),

@@ -156,7 +156,7 @@ def test_a_model_without_the_needed_head_is_one_line(tmp_path, text):
         ({"prompt": "the"}, "prompt = 'the' needs a language model"),
         ({"model_name": "gpt2-nano-scratch", "prompt": "the"}, "is untrained"),
         ({"lossy_direction": "backward"}, "lossy_direction = 'backward' loses nothing in an evaluation"),
-        ({"max_length": 129}, "max_length = 129 is above .*'s 128 positions: give fewer"),
+        ({"max_length": 129}, "max_length = 129 is above .*'s 128 positions: give at most 128"),
     ):
         with pytest.raises(ValueError, match=message) as error:
             evaluate(tmp_path, **values)

@@ -67,7 +67,7 @@ def test_sizes_are_checked_before_anything_is_loaded(folder):
         ValueError, match="tensor_parallel_size = 8 does not divide the model's 8 heads, its 4 key-value"
     ):
         TrainConfig(model_name=str(folder), tensor_parallel_size=8)
-    with pytest.raises(ValueError, match=r"max_length = 129 is above .*'s 128 positions: give fewer"):
+    with pytest.raises(ValueError, match=r"max_length = 129 is above .*'s 128 positions: give at most 128"):
         check_model(str(folder), 2, 129)
 
 

@@ -68,7 +68,7 @@ def test_the_sizes_of_an_unknown_one_are_checked_before_its_weights_are_there(fo
     monkeypatch.setattr(models, "_location", lambda name, weights: pytest.fail("loaded") if weights else str(folder))
     with pytest.raises(ValueError, match="tensor_parallel_size = 4"):
         check_configuration("some/one", tokenizer, tensor_parallel_size=4, max_length=8)
-    with pytest.raises(ValueError, match="max_length = 33 is above some/one's 32 positions: give fewer"):
+    with pytest.raises(ValueError, match="max_length = 33 is above some/one's 32 positions: give at most 32"):
         check_configuration("some/one", tokenizer, tensor_parallel_size=2, max_length=33)
 
 

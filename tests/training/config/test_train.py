@@ -33,6 +33,7 @@ from tests.training.killed_runs import FSDP
         ({"tensor_parallel_size": 3}, ["tensor_parallel_size", "3", "1, 2, 4, 8"]),
         ({"dataset": "sst3"}, ["dataset", "sst3", "docstrings"]),
         ({"model_name": "gpt5"}, ["model_name", "gpt5", "gpt2-nano"]),
+        ({"model_name": "output/none/best"}, ["output/none/best", "does not exist", "folder"]),
         ({"max_length": 129}, ["max_length", "129", "128"]),
         ({"algorithm": "star"}, ["algorithm", "star", "direct"]),
         ({"repair": "hope"}, ["repair", "hope", "rescale"]),
