@@ -132,7 +132,9 @@ class ToleranceConfig(Settings):
             try:
                 rates.append(float(word))
             except ValueError:
-                raise ValueError(f"loss_rates = {self.loss_rates!r}: {word!r} is not a number: give shares, such as 0.01,0.1") from None
+                raise ValueError(
+                    f"loss_rates = {self.loss_rates!r}: {word!r} is not a number: give shares, such as 0.01,0.1"
+                ) from None
             check_probability("loss_rates", rates[-1])
         if not rates:
             raise ValueError(f"loss_rates = {self.loss_rates!r} is empty: give 0.01,0.1")
