@@ -92,6 +92,9 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_training_gains", {"p_holm": 0.06}, contrast="protected training, a hundredth", task="sst2"),
         row_in("real_training_gains", {"low": 0.01}, contrast="protected training, a hundredth", task="qnli"),
     ],
+    "hadamard_does_not_help_fine_tuning": [
+        arm_of("13_real_model_rates", {"difference": -0.01}, arm="hadamard(64), 10%"),
+    ],
     "retransmission_keeps_accuracy": [
         arm_of("13_real_model_advised", {"low": -0.021}, arm="protect(0.1) + retransmit(1)"),
         arm_of("13_real_model_advised", {"p_holm": 0.01}, arm="protect(0.1) + retransmit(1)"),
@@ -281,6 +284,9 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         arm_of("13_real_model_rates", {"high": 0.001}, arm="zero, 3%"),
         arm_of("13_real_model_rates", {"low": -0.03}, arm="protect(0.1) + hadamard(64), 3%"),
         row_in("real_gains_by_rate", {"low": -0.001}, loss_rate=0.03),
+        row_in("real_gains_by_rate", {"p_holm": 0.06}, loss_rate=0.1),
+        row_in("real_gains_by_rate", {"p_holm": 0.01}, loss_rate=0.01),
+        row_in("real_gains_by_rate", {"loss_rate": 0.2}, loss_rate=0.1),
     ],
     "low_rates_stay_uncertain_in_the_real_model": [
         arm_of("13_real_model_rates", {"p_holm": 0.01}, arm="zero, 1%"),
