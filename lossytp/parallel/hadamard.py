@@ -37,7 +37,7 @@ def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard,
     lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(sent_LN.device)
     affected_B1 = lost_BS.any(1, keepdim=True)
     matrix = _hadamard_matrix(size).to(sent_LN)
-    signs_BS = _signs(seed, blocks * size).to(sent_LN).view(blocks, size)
+    signs_BS = signs_of(seed, blocks * size).to(sent_LN).view(blocks, size)
     result_LN = torch.empty_like(sent_LN)
     for row in range(rows):
         values_BS = pad(sent_LN[row], (0, blocks * size - length)).view(blocks, size)
@@ -54,7 +54,7 @@ def _hadamard_matrix(size: int) -> Tensor:
     return torch.from_numpy(hadamard(size) / size**0.5)
 
 
-def _signs(seed: int, count: int) -> Tensor:
+def signs_of(seed: int, count: int) -> Tensor:
     """Return the first `count` signs of the seed's stream."""
     return _more_signs(seed, 1 << (count - 1).bit_length())[:count]
 

@@ -104,7 +104,7 @@ def reliable() -> Iterator[None]:
     """
     world = dist.group.WORLD if dist.is_initialized() else None
     if not isinstance(world, LossyProcessGroup):
-        raise ValueError("no lossy process group is there: call init_process_group first, or use network.reliable()")
+        raise ValueError("no lossy process group is running: call init_process_group first, or use network.reliable()")
     with world.network.reliable():
         yield
 

@@ -39,8 +39,8 @@ def complete_seeds(
 ) -> tuple[pd.DataFrame, list[dict]]:
     """Keep the runs of those tasks and seeds that have every arm, so that all arms share seeds.
 
-    An arm that has been added to a grid is left out until it has `min_seeds` runs of a task. It hides no other arm. A
-    training without its lossless arm, or without another, has nothing to compare.
+    An arm with fewer than `min_seeds` runs of a task is left out, and hides no other. With more, it limits all arms to
+    its seeds. A training without its lossless arm, or without another, has nothing to compare.
 
     Args:
         experiment: the cells that a complete seed has.

@@ -12,7 +12,8 @@ LARGE = 0.1  # nats a token
 def advice(rows: Sequence[Row]) -> list[str]:
     """Return sentences about the rows. The model bears a rate if the rise's whole interval is below the bound.
 
-    A few blocks cannot show that collapses are rare: where no block collapsed, a sentence bounds the share that may.
+    A few blocks cannot show that collapses are rare. Where a repair holds, or none is needed, and no block collapsed,
+    the sentence bounds the share that may.
     """
     lines = []
     for network in dict.fromkeys(row.setup[:2] for row in rows):
@@ -49,7 +50,7 @@ def _cheapest(rows: Sequence[Row]) -> str:
         return f"no repair is needed ({bare.rise.value:.3g} nats){_unseen(bare)}"
     cheapest = min(holds, key=lambda row: (row.packets, row.rise.value))
     more = cheapest.packets / bare.packets - 1
-    return f"{_name(cheapest)} holds ({cheapest.rise.value:.3g} nats, with {more:.1%} more packets)"
+    return f"{_name(cheapest)} holds ({cheapest.rise.value:.3g} nats, with {more:.1%} more packets){_unseen(cheapest)}"
 
 
 def _unseen(row: Row) -> str:

@@ -52,8 +52,10 @@ def train_and_measure(
     if not config.save_model:
         raise ValueError("save_model = False leaves no model to measure: set it to True")
     folder = Path(config.output_dir)
-    if known is not None and read_record(folder) is not None:
-        ours = known[(known["run"] == folder.name) & (known["evaluated_at"] == loss_rate)].set_index("evaluated_with")
+    finished = read_record(folder)
+    if known is not None and finished is not None:  # the run may have been repeated since
+        same = (known["run"] == folder.name) & (known["clean"] == final_accuracies(finished)["accuracy_clean"])
+        ours = known[same & (known["evaluated_at"] == loss_rate)].set_index("evaluated_with")
         if set(repairs) <= set(ours.index):
             return ours.loc[list(repairs)].reset_index()[list(known)]
     record = train(config)

@@ -157,7 +157,7 @@ class Checkpoints:
         own = Path(self._config.output_dir) / FOLDER
         folder = own if self.folder == own else home(self._config)
         if folder != self.folder:
-            print(f"another run writes its checkpoints to {self.folder}: this one's go to {folder}", file=sys.stderr)
+            print(f"{self.folder} is no longer this run's to write: checkpoints go to {folder}", file=sys.stderr)
         return folder
 
     def _begin(self, part: Path) -> None:

@@ -24,7 +24,7 @@ def is_marked(folder: Path) -> bool:
 
 
 def mark(folder: Path, patterns: Iterable[str], run: str | None = None) -> None:
-    """Make the folder, and declare that files of these names in it are this program's, or even this run's."""
+    """Make the folder, and declare that files of these names in it are this program's and, with `run`, that run's."""
     write_atomically(folder / MARK, json.dumps({"files": sorted(patterns), **({"run": run} if run else {})}))
 
 

@@ -8,8 +8,8 @@ from lossytp.parallel import hadamard
 
 
 def test_shorter_messages_have_the_first_of_the_same_signs() -> None:
-    longest = hadamard._signs(7, 1000)
+    longest = hadamard.signs_of(7, 1000)
     drawn = Stream((7, "hadamard")).uniforms(1000)
     assert longest.tolist() == np.where(drawn < 0.5, -1.0, 1.0).tolist()
     for count in (1, 2, 64, 65, 999):
-        assert torch.equal(hadamard._signs(7, count), longest[:count])
+        assert torch.equal(hadamard.signs_of(7, count), longest[:count])

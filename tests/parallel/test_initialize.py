@@ -158,7 +158,7 @@ def test_a_process_alone_is_a_group_of_one() -> None:
 
 def test_reliable_without_a_group_says_what_to_do(torchrun: Callable) -> None:
     torchrun()
-    message = "no lossy process group is there: call init_process_group first, or use network.reliable()"
+    message = "no lossy process group is running: call init_process_group first, or use network.reliable()"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"), ltp.reliable():
         raise AssertionError("the block ran")
 
@@ -166,7 +166,7 @@ def test_reliable_without_a_group_says_what_to_do(torchrun: Callable) -> None:
 def on_rank_end() -> None:
     ltp.init_process_group(network())
     dist.destroy_process_group()
-    with pytest.raises(ValueError, match="no lossy process group is there"), ltp.reliable():
+    with pytest.raises(ValueError, match="no lossy process group is running"), ltp.reliable():
         raise AssertionError("the block ran")
 
 

@@ -79,6 +79,12 @@ def test_rows_that_the_table_lacks_are_measured(in_a_clone, at, repairs):
         train_and_measure(config(run), loss_rate=at, repairs=repairs, known=table)
 
 
+def test_rows_of_an_earlier_run_in_the_same_folder_are_not_kept(in_a_clone):
+    run, table = in_a_clone
+    with pytest.raises(ValueError, match="its model was deleted"):
+        train_and_measure(config(run), loss_rate=0.3, repairs=REPAIRS, known=table.assign(clean=table["clean"] + 0.1))
+
+
 def test_rows_of_a_run_without_a_record_are_measured_again(tmp_path):
     found = train_and_measure(config(tmp_path / "run"), loss_rate=0.3, repairs=["zero"])
     (tmp_path / "run" / "record.json").unlink()

@@ -142,8 +142,8 @@ def _basis(curve: pd.DataFrame, loss_rate: float, burst: float, own: float) -> t
         where = f"in proportion to {rates[0]:.3g}"
         doubts.append("below every tried rate")
     if max(burst / own, own / burst) > ALIKE:
-        tried = "single losses" if burst == 1 else f"bursts of {burst:g}"
-        doubts.append(f"{tried} stand for bursts of {own:.1f}")
+        stand_in = "single losses" if burst == 1 else f"bursts of {burst:g}"
+        doubts.append(f"{stand_in} stand for bursts of {own:.1f}")
     return "; ".join([where, *doubts]), bool(doubts)
 
 

@@ -63,6 +63,7 @@ def fit_power_law(
     Raises:
         ValueError: if the arms do not determine the law.
     """
+    check_enough(len(fall))
     law, covariance = curve_fit(power, squared_error, fall, p0=FIRST_GUESS, sigma=standard_error, absolute_sigma=True)
     check_determined(covariance, standard_error)
     residual = fall - power(squared_error, *law)
@@ -75,6 +76,12 @@ def fit_power_law(
         r_squared=float(1 - (residual**2).sum() / ((fall - fall.mean()) ** 2).sum()),
         chi_squared=float((squared_t / expected).sum() / (len(fall) - len(law))),
     )
+
+
+def check_enough(arms: int) -> None:
+    """Raise a ValueError if a law has too few arms to be fitted to."""
+    if arms < FEWEST_ARMS:
+        raise ValueError(f"{arms} arms do not determine a power law: give at least {FEWEST_ARMS}")
 
 
 def check_determined(covariance: np.ndarray, standard_error: np.ndarray) -> None:
@@ -105,13 +112,13 @@ def explained_elsewhere(arms: pd.DataFrame, predictor: str) -> float | None:
         predictor: the column that stands for the squared error, such as `missing_share`.
 
     Returns:
-        The share of the variance of the other arms' falls that the law explains, or None if there are no others. They
-        have other algorithms, numbers of ranks and repairs.
+        The share of the variance of the other arms' falls that the law explains. None if there are no others, or too
+        few usual ones. The others have other algorithms, numbers of ranks and repairs.
     """
     usual = (
         (arms["algorithm"] == "direct") & (arms["repair"] == "zero") & (arms["ranks"] == arms["ranks"].mode().iloc[0])
     )
-    if usual.all():
+    if usual.all() or usual.sum() < FEWEST_ARMS:
         return None
     law = law_of(arms[usual], predictor)
     fall = arms.loc[~usual, "fall"].to_numpy()

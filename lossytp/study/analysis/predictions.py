@@ -7,6 +7,7 @@ finished arms. Shapes: A arms.
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from lossytp.study.analysis.law import (
     FIRST_GUESS,
     HELD_FIXED,
     check_determined,
+    check_enough,
     leaves_zeros,
     power,
     relative_squared_error,
@@ -51,6 +53,26 @@ def squared_error(config: TrainConfig, base: TrainConfig, coherence: Mapping[str
     """Return the expected squared error of a run's sums, or NaN where the law does not apply."""
     applies = kind_of(config, base) in (REDUCE_PHASE, BOTH_PHASES) and leaves_zeros(config)
     return relative_squared_error(config, coherence) if applies else math.nan
+
+
+def committed(file: Path, new: pd.DataFrame) -> pd.DataFrame | None:
+    """Return the predictions that a file holds, or None if there is no file.
+
+    Args:
+        file: from an earlier run.
+        new: the arms to predict, with `arm` and `loss_rate`.
+
+    Raises:
+        ValueError: if the file predicts other arms.
+    """
+    if not file.exists():
+        return None
+    predicted = pd.read_csv(file)
+    here, asked = (set(zip(each["arm"], each["loss_rate"], strict=True)) for each in (predicted, new))
+    if here != asked:
+        arm, rate = min(here ^ asked)
+        raise ValueError(f"{file} and the grid differ in {arm!r} at {rate:g}: give another results_dir, or its grid")
+    return predicted
 
 
 def predict_arms(finished: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
@@ -150,6 +172,7 @@ def fit_predictor(x: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -
         excess = (((fall - power(x, *law)) / sigma) ** 2).sum() / (len(x) - len(law)) - 1
         return law, covariance, float(excess)
 
+    check_enough(len(x))
     scatter = 0.0 if fit(0.0)[2] <= 0 else float(brentq(lambda each: fit(each)[2], 0.0, LARGEST_SCATTER, xtol=1e-4))
     (scale, exponent), covariance, _ = fit(scatter)
     check_determined(covariance, standard_error)

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from lossytp.network.repairs import repair_named
 from lossytp.study.statistics import share_interval, t_interval
 
 COLLAPSE_NATS = 3.0  # a block that rises by more has collapsed
 USUAL = {"algorithm": "direct", "phase": "reduce", "losses": "single"}
 NETWORK = ["algorithm", "phase", "loss_rate"]
-WITHOUT_ERRORS = (  # repairs whose rows have no errors of sums
-    "stale",  # needs earlier messages, and `lossytp.tolerance.sum_errors` measures single sums
-    "protect(0.1) + retransmit(1)",  # its errors are not measured yet
-)
+NOT_MEASURED = ("protect(0.1) + retransmit(1)",)  # whose errors of sums are still to come
 FITTED = (0.03, 0.1)  # loss rates of the usual network through which the law of the median block goes
 
 
@@ -84,7 +82,8 @@ def times_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
         errors: a row a network and repair, as for `predict_medians`.
 
     Returns:
-        The rows of both, with `times_law`. Repairs `WITHOUT_ERRORS` may have none.
+        The rows of both, with `times_law`. Repairs that remember earlier messages may have none, because
+        `lossytp.tolerance.sum_errors` measures single sums.
 
     Raises:
         ValueError: if another row has no errors.
@@ -93,7 +92,8 @@ def times_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
     key = [*NETWORK, "repair"]
     joined = single.merge(errors, on=key, how="left", validate="one_to_one", indicator="found")
     missing = joined["found"] == "left_only"
-    unknown = joined[missing & ~joined["repair"].isin(WITHOUT_ERRORS)]
+    excused = joined["repair"].map(lambda repair: repair_named(repair).remembers or repair in NOT_MEASURED)
+    unknown = joined[missing & ~excused]
     if len(unknown):
         algorithm, phase, rate, repair = unknown[key].iloc[0]
         raise ValueError(

@@ -66,7 +66,7 @@ def longest_training_gains_nothing(results: Results) -> Claim:
 
 
 def a_fall_remains_then(results: Results) -> Claim:
-    """Require that a fall is left after 27 times the steps at 30 % loss; on the other networks it may include 0."""
+    """Require that a fall is left after 27 times the steps at 30 % loss; other networks' intervals may include 0."""
     lows = {row["network"]: POINTS * row["low"] for row in _after(results, 27)}
     networks = {"30 %, reduce phase", "10 %, both phases", "10 %, ring, reduce phase"}
     return Claim(set(lows) >= networks and lows["30 %, reduce phase"] > 0, lows)

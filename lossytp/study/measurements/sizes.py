@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from lossytp.network.packets import Wire
@@ -39,17 +40,25 @@ def rises_in_inference(
         settings: of fine-tuning; its batches have the probe's shape.
         loss_rates: of the evaluations.
         draws: of losses.
-        known: an earlier table. If it has all of the model's rows, they are returned: results keep no models.
+        known: an earlier table. If it has all rows of this very model, they are returned: results keep no models.
 
     Returns:
-        A row a draw: `run`, the name of the run's folder, `model_name`, `tokens` of pretraining, `lossless`, the
-        cross-entropy without losses, `mtu_bytes`, `whole_packets`, which is True for packets of 1500 bytes,
-        `loss_rate`, `draw`, and `rise` in nats a token.
+        A row a draw: `run`, the name of the run's folder, `model_name`, `tokens` of pretraining, `pretrained`, the
+        cross-entropy in its record, `lossless`, that on the probe's text without losses, `mtu_bytes`, `whole_packets`,
+        which is True for packets of 1500 bytes, `loss_rate`, `draw`, and `rise` in nats a token.
+
+    Raises:
+        ValueError: if the model is not pretrained yet.
     """
-    name = Path(config.output_dir).name
+    folder = Path(config.output_dir)
+    record = read_record(folder)
+    if record is None:
+        raise ValueError(f"{folder} has no record: pretrain the model first")
+    pretrained = record["final"]["cross_entropy_clean"]
     asked = [(whole, rate, draw) for whole in (False, True) for rate in loss_rates for draw in range(draws)]
     if known is not None:
-        ours = known[known["run"] == name].set_index(["whole_packets", "loss_rate", "draw"])
+        same = (known["run"] == folder.name) & np.isclose(known["pretrained"], pretrained, rtol=1e-5)
+        ours = known[same].set_index(["whole_packets", "loss_rate", "draw"])
         if set(asked) <= set(ours.index):
             return ours.loc[asked].reset_index()[list(known)]
     fine = TrainConfig.from_dict({**settings, "model_name": config.output_dir, "bf16": False})
@@ -60,7 +69,8 @@ def rises_in_inference(
         size = TrainConfig.mtu_bytes if whole else packet_bytes(config, bf16=False)
         for rate in loss_rates:
             network = TrainConfig.from_dict({**fine.as_dict(), "loss_rate": rate, "mtu_bytes": size})
-            shared = {"run": name, "model_name": config.model_name, "tokens": config.tokens, "lossless": probe.lossless}
+            shared = {"run": folder.name, "model_name": config.model_name, "tokens": config.tokens}
+            shared |= {"pretrained": pretrained, "lossless": probe.lossless}
             shared |= {"mtu_bytes": size, "whole_packets": whole, "loss_rate": rate}
             rows += [shared | {"draw": draw, "rise": rise} for draw, rise in enumerate(probe.rises(network, draws))]
     return pd.DataFrame(rows)

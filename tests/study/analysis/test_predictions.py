@@ -1,14 +1,13 @@
 """The power laws that predict new arms, and how predictions are scored."""
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from lossytp.study.analysis.predictions import (
+    committed,
     fit_predictor,
     predict_arms,
     score,
@@ -16,9 +15,6 @@ from lossytp.study.analysis.predictions import (
     with_interval,
     with_measured,
 )
-from lossytp.training.record import write_atomically
-
-NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "16_predictions.ipynb"
 
 SCALE, EXPONENT = 0.6, 1.2
 NOISE = 0.003
@@ -127,18 +123,13 @@ def test_arms_without_a_standard_error_fit_nothing() -> None:
     pd.testing.assert_frame_equal(predict_arms(pd.concat([known, tied]), new), predict_arms(known, new))
 
 
-def test_the_notebook_keeps_predictions_that_are_in_the_results(tmp_path: Path) -> None:
-    """A second run would use arms that finished since, and would predict what is known by then."""
-    *_, last = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    known, new = finished_and_new_arms()
-    cells = [SimpleNamespace(config=SimpleNamespace(seed=seed)) for seed in range(5)]
-    given = {"np": np, "pd": pd, "predict_arms": predict_arms, "with_interval": with_interval, "results": tmp_path}
-    given |= {"write_atomically": write_atomically, "wanted": SimpleNamespace(cells=cells)}
-    files = [tmp_path / "predictions" / name for name in ("predictions.csv", "fitted.csv")]
-    written = []
-    for fall in (0.1, 0.9):
-        finished = known.assign(fall=fall, seeds=5, config="-")
-        exec("".join(last["source"]), given | {"finished": finished, "new": new.assign(config="-")})
-        written.append([file.read_text() for file in files])
-    assert written[0] == written[1]
-    assert len(pd.read_csv(files[0])) == 2, "a prediction by either predictor"
+def test_committed_predictions_are_kept_if_they_are_of_the_same_arms(tmp_path: Path) -> None:
+    """A second run of the notebook would use arms that finished since, and would predict what is known by then."""
+    new = pd.DataFrame({"arm": ["ring", "tree"], "loss_rate": [0.1, 0.1]})
+    file = tmp_path / "predictions.csv"
+    assert committed(file, new) is None
+    predicted = pd.concat([new, new]).assign(fall=[0.1, 0.2, 0.3, 0.4])
+    predicted.to_csv(file, index=False)
+    pd.testing.assert_frame_equal(committed(file, new), predicted.reset_index(drop=True))
+    with pytest.raises(ValueError, match=r"predictions.csv and the grid differ in 'tree' at 0.1: give another"):
+        committed(file, new[:1])

@@ -85,6 +85,9 @@ def test_rows_in_the_table_need_no_model(config, monkeypatch):
     pd.testing.assert_frame_equal(kept, measured)
     with pytest.raises(pytest.fail.Exception, match="measured again"):
         rises_in_inference(config, SETTINGS, loss_rates=[0.1, 0.5], draws=3, known=known)
+    earlier = measured.assign(pretrained=measured["pretrained"] + 0.1)  # before the model was pretrained again
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        rises_in_inference(config, SETTINGS, loss_rates=[0.1, 0.5], draws=2, known=earlier)
 
 
 def test_another_size_is_added_to_the_committed_ones_without_their_models(tmp_path):

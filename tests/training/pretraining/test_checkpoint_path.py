@@ -68,10 +68,7 @@ def test_two_runs_that_begin_with_one_new_folder_do_not_share_it(pretrain, tmp_p
     for each in (*both, *both):  # each saves twice
         each.save(3, {"x": whole(torch.zeros(3))}, {})
     assert [each.folder for each in both] == [folder, tmp_path / "second" / "checkpoint"]
-    assert (
-        capsys.readouterr().err
-        == f"another run writes its checkpoints to {folder}: this one's go to {both[1].folder}\n"
-    )
+    assert capsys.readouterr().err == f"{folder} is no longer this run's to write: checkpoints go to {both[1].folder}\n"
     for config, each in zip(configs, both, strict=True):
         again = Checkpoints(config, Layout(), config.network())
         assert again.find().folder == each.folder / "step-3"
