@@ -97,7 +97,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     ],
     "retransmission_keeps_accuracy": [
         arm_of("13_real_model_advised", {"low": -0.021}, arm="protect(0.1) + retransmit(1)"),
-        arm_of("13_real_model_advised", {"p_holm": 0.01}, arm="protect(0.1) + retransmit(1)"),
+        arm_of("13_real_model_advised", {"high": -0.001}, arm="protect(0.1) + retransmit(1)"),
         arm_of("13_real_model_advised", {"seeds": 3}, arm="protect(0.1) + retransmit(1)"),
     ],
     "protection_helps_in_qnli": [

@@ -201,10 +201,10 @@ def protection_keeps_accuracy_at_three_per_cent(results: Results) -> Claim:
 def retransmission_keeps_accuracy(results: Results) -> Claim:
     """Require that at 10 % loss protection with one retransmission, in training too, costs less than two points.
 
-    Of five seeds, and not shown to cost anything.
+    The interval, over five seeds, must include no fall.
     """
     row = row_of(results["comparisons"]["13_real_model_advised"], task="sst2", arm="protect(0.1) + retransmit(1)")
-    holds = row["seeds"] == 5 and -row["low"] < 2 * ONE_POINT and not shown(row["p_holm"])
+    holds = row["seeds"] == 5 and -row["low"] < 2 * ONE_POINT and row["high"] >= 0
     return Claim(holds, {"fall, at most": -POINTS * row["low"], "seeds": row["seeds"]})
 
 
