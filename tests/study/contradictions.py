@@ -15,6 +15,7 @@ def set_in(rows, values, **wanted):
 
 SST2 = "sst2_held_out"  # each claim is of both tasks; changing one must suffice
 FEW = "protect(0.01) + hadamard(64)"
+ADVISED = "protect(0.1) + retransmit(1)"
 PRETRAINED = "losses on the way to a sum"
 
 
@@ -274,6 +275,13 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_model", {"smallest": 0.5}, repair=FEW, phase="both"),
         row_in("real_model", {"high": 5.0}, repair=FEW, phase="both"),
         row_in("real_model", {"largest": 5.0}, repair=FEW, phase="both"),
+    ],
+    "advised_repair_holds_on_other_losses": [
+        row_in("real_model", {"collapsed": 0.01}, repair=ADVISED, losses="bursts of 8"),
+        row_in("real_model", {"high": 9.0}, repair=ADVISED, phase="both"),
+        row_in("real_model", {"high": 0.5}, repair=ADVISED, losses="correlated(shared=1.0)"),
+        row_in("real_model", {"losses": "single"}, repair=ADVISED, losses="bursts of 8"),
+        lambda r: r.update(real_model=[row for row in r["real_model"] if row["algorithm"] != "switch"]),
     ],
     "one_retransmission_is_a_lower_rate": [
         row_in("real_model", {"low": 0.09}, repair="retransmit(1)"),
