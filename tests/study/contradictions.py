@@ -205,6 +205,11 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_times_tokens_high": 2.1}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED, loss_rate=0.1),
     ],
+    "hadamard_recovers_some_in_pretraining": [
+        row_in("pretraining", {"clean": 0.2}, arm=f"{PRETRAINED} with Hadamard"),
+        row_in("pretraining", {"clean": 0.12}, arm=f"{PRETRAINED} with Hadamard"),
+        row_in("pretraining", {"clean_high": 0.22}, arm=f"{PRETRAINED} with Hadamard"),
+    ],
     "lower_rates_waste_fewer_tokens": [
         row_in("pretraining", {"clean": 0.05}, arm=PRETRAINED, loss_rate=0.01),
         row_in("pretraining", {"clean": 0.02}, arm=PRETRAINED, loss_rate=0.03),

@@ -7,6 +7,7 @@ from lossytp.study.analysis.pretraining import AXES, EVALUATIONS
 from lossytp.study.claims.claim import Claim, Results, row_of
 
 LOST = ("losses on the way to a sum", 0.1)
+SPREAD = "losses on the way to a sum with Hadamard"
 WASTED = {"clean": 1 / 3, "lossy": 2 / 5}  # share of the tokens, by evaluation
 PAYS_UP_TO = 125.0  # kilobytes in flight
 PAYS_FROM = 1250.0
@@ -34,6 +35,14 @@ def pretraining_wastes_tokens(results: Results) -> Claim:
         holds &= abs(value - wasted) < 0.05 and wasted - 0.1 < low and high < wasted + 0.1
         numbers |= {f"{evaluation}, low": low, evaluation: value, f"{evaluation}, high": high}
     return Claim(holds, numbers)
+
+
+def hadamard_recovers_some_in_pretraining(results: Results) -> Claim:
+    """Require that Hadamard lowers the rise at 10 % loss by about two fifths, with intervals apart."""
+    bare, spread = _arm(results, *LOST), _arm(results, SPREAD, LOST[1])
+    share = 1 - spread["clean"] / bare["clean"]
+    holds = spread["clean_high"] < bare["clean_low"] and 0.35 < share < 0.45
+    return Claim(holds, {"share recovered": share, "bare, at least": bare["clean_low"], "spread": spread["clean_high"]})
 
 
 def lower_rates_waste_fewer_tokens(results: Results) -> Claim:
