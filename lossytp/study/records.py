@@ -62,9 +62,9 @@ def complete_seeds(
     }
     finished = Counter(arms[run] for run in table["run"] if run in arms)
     enough = {arm for arm in arms.values() if finished[arm] >= min_seeds}
-    compared = {True: set(), False: set()}  # trainings that have the lossless arm, and another
-    for *training, arm, _ in enough:
-        compared[arm == LOSSLESS].add(tuple(training))
+    compared: dict[bool, set[tuple]] = {True: set(), False: set()}  # trainings that have the lossless arm, and another
+    for *its_training, arm, _ in enough:
+        compared[arm == LOSSLESS].add(tuple(its_training))
     wanted = {run for run, arm in arms.items() if arm in enough and arm[:-2] in compared[True] & compared[False]}
     required = Counter((cell.config.task, cell.config.seed) for cell in experiment.cells if _run(cell.config) in wanted)
     table = table[table["run"].isin(wanted)]
