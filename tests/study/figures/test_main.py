@@ -84,7 +84,7 @@ def test_lengths_are_drawn_by_network():
     rows = [{"task": "docstrings", "network": "10 %", "max_steps": steps, **FALLS} for steps in (200, 600)]
     figure = delayed_or_lost(pd.DataFrame(rows))
     assert marks(figure.axes[0]) == [([200, 600], [2.0, 2.0])]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["10 %"]
+    assert [text.get_text() for text in figure.axes[-1].get_legend().get_texts()] == ["10 %"]
 
 
 def test_dotted_lines_mark_the_budgets_within_the_tried_rates():
