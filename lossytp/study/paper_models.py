@@ -22,6 +22,7 @@ from lossytp.study.analysis.real_training import (
     RETRANSMITTING,
     contrasts,
     expected_round_trips,
+    first_fall,
     gains_by_rate,
     outcomes,
 )
@@ -83,6 +84,7 @@ def real_training(study: Study) -> dict[str, Any]:
             for task in examples
         },
         "real_gains_by_rate": gains_by_rate(by_rate) if len(by_rate) else [],
+        "real_advised_first": first_fall(study.complete("13_real_model_advised")[0], seeds=3),
     }
 
 

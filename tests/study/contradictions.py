@@ -206,7 +206,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED, loss_rate=0.1),
     ],
     "hadamard_recovers_some_in_pretraining": [
-        row_in("pretraining", {"clean": 0.2}, arm=f"{PRETRAINED} with Hadamard"),
+        row_in("pretraining", {"clean": 0.26}, arm=f"{PRETRAINED} with Hadamard"),
         row_in("pretraining", {"clean": 0.12}, arm=f"{PRETRAINED} with Hadamard"),
         row_in("pretraining", {"clean_high": 0.22}, arm=f"{PRETRAINED} with Hadamard"),
     ],
@@ -287,6 +287,8 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_model", {"high": 0.5}, repair=ADVISED, losses="correlated(shared=1.0)"),
         row_in("real_model", {"losses": "single"}, repair=ADVISED, losses="bursts of 8"),
         lambda r: r.update(real_model=[row for row in r["real_model"] if row["algorithm"] != "switch"]),
+        row_in("real_model", {"repair": "another"}, repair="zero", algorithm="ring", phase="reduce", loss_rate=0.1),
+        row_in("real_model", {"low": 0.09}, repair=ADVISED, phase="both"),
     ],
     "one_retransmission_is_a_lower_rate": [
         row_in("real_model", {"low": 0.09}, repair="retransmit(1)"),
@@ -297,8 +299,10 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         arm_of("13_real_model_rates", {"high": 0.001}, arm="zero, 3%"),
         arm_of("13_real_model_rates", {"low": -0.03}, arm="protect(0.1) + hadamard(64), 3%"),
         row_in("real_gains_by_rate", {"low": -0.001}, loss_rate=0.03),
-        row_in("real_gains_by_rate", {"p_holm": 0.06}, loss_rate=0.1),
-        row_in("real_gains_by_rate", {"p_holm": 0.01}, loss_rate=0.01),
+        row_in("real_gains_by_rate", {"low": -0.001}, loss_rate=0.1),
+        row_in("real_gains_by_rate", {"low": 0.001}, loss_rate=0.01),
+        row_in("real_gains_by_rate", {"seeds": 3}, loss_rate=0.1),
+        arm_of("13_real_model_advised", {"gain_p_holm": 0.06}, arm="protect(0.1) + hadamard(64)"),
         row_in("real_gains_by_rate", {"loss_rate": 0.2}, loss_rate=0.1),
     ],
     "low_rates_stay_uncertain_in_the_real_model": [
@@ -313,12 +317,15 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_model", {"collapsed": 0.01}, repair="zero", phase="reduce", algorithm="direct", loss_rate=0.01),
         lambda r: r["strongest_packet"].update(rise=7.0),
         lambda r: r["strongest_packet"].update(rise=13.0),
+        row_in("real_model", {"high": 0.11}, repair="zero", phase="reduce", algorithm="direct", loss_rate=0.01),
+        row_in("real_model", {"low": -0.02}, repair="zero", phase="reduce", algorithm="direct", loss_rate=0.01),
         row_in("real_model", {"rise": 4.0}, repair="zero", losses="single", algorithm="direct", loss_rate=0.1),
         row_in("real_model", {"collapsed": 0.0}, repair="zero", losses="single", algorithm="direct", loss_rate=0.1),
         row_in("real_model", {"rise": 0.9}, repair="zero", losses="single", algorithm="direct", loss_rate=0.1),
     ],
     "return_sums_reliably": [
         row_in("real_model", {"low": 0.05}, repair="zero", phase="both", algorithm="direct", loss_rate=0.01),
+        row_in("real_model", {"median": 0.1}, repair="zero", phase="both", algorithm="direct", loss_rate=0.01),
     ],
     "protection_and_retransmission_repair_most": [
         row_in("real_model", {"high": 0.21}, repair="protect(0.1) + retransmit(1)"),

@@ -62,7 +62,7 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
     )
     assert f"loses {fall} points ({least} to {most}, three seeds)" in readme
     assert low["seeds"] == 3
-    rises = [real(loss_rate=0.01, phase=phase, repair="zero")["rise"] for phase in ("both", "reduce")]
+    rises = [real(loss_rate=0.01, phase=phase, repair="zero")["median"] for phase in ("both", "reduce")]
     words = "rises by {:.2f} nats. If only the way to the sum does, it rises by {:.2f}".format(*rises)
     assert words in items["3"]
     repairs = ("zero", "protect(0.1) + retransmit(1)", "retransmit(1)")
@@ -77,6 +77,7 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
     )
     assert f"costs {fall} points on SST-2 ({least} to {most}, five seeds)" in readme
     assert kept["seeds"] == 5
+    assert "(The first three seeds alone: {1:.1f} to {2:.1f}.)".format(*committed["real_advised_first"]) in readme
     sst2, qnli = (f"{waits[task][repairs[1]]:.1f}" for task in ("sst2", "qnli"))
     assert f"waits {sst2} round trips on average in SST-2 and {qnli} in QNLI" in readme, "the claim checks the one less"
     assert f"messages of {committed['message_bytes'] / 1e6:.1f} MB" in readme
@@ -87,7 +88,8 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
             measured = [row["price"] for row in prices if row["bandwidth_gbits"] in (10, 100)]
             assert [float(cell) for cell in line.split("|")[2:4]] == pytest.approx(measured, rel=0.005)
     share = committed["claims"]["losing_pays_at_low_rates"]["numbers"]["share, 0.03"]
-    assert f"if communication takes at least {100 * share:.0f} % of a step" in readme
+    most = committed["claims"]["losing_pays_at_low_rates"]["numbers"]["share at most, 0.03"]
+    assert f"at least {100 * share:.0f} % of a step ({100 * most:.0f} % by the upper ends of intervals)" in readme
     (arm,) = rows_of(committed["pretraining"], arm=PRETRAINED, loss_rate=0.1)
     (least_arm,) = rows_of(committed["pretraining"], arm=PRETRAINED, loss_rate=0.01)
     wasted, low, high = (100 * (1 - 1 / least_arm[f"clean_times_tokens{end}"]) for end in ("", "_low", "_high"))

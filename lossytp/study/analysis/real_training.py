@@ -12,7 +12,9 @@ from lossytp.study.statistics import t_interval
 
 NOTHING, BEST, FEW = "zero", "protect(0.1) + hadamard(64)", "protect(0.01) + hadamard(64)"
 UNTIL_IT_ARRIVES = "retransmit(100)"
-RETRANSMITTING = ("retransmit(1)", "protect(0.1) + retransmit(1)", UNTIL_IT_ARRIVES)
+ADVISED = "protect(0.1) + retransmit(1)"
+RETRANSMITTING = ("retransmit(1)", ADVISED, UNTIL_IT_ARRIVES)
+POINTS = 100
 CONTRASTS = {  # both models and repairs of a difference in accuracy: trained over, evaluated with
     "training under loss": ((NOTHING, NOTHING), (LOSSLESS, NOTHING)),
     "a tenth": ((LOSSLESS, BEST), (LOSSLESS, NOTHING)),
@@ -89,6 +91,19 @@ def gains_by_rate(runs: pd.DataFrame) -> list[dict[str, Any]]:
         row = {"loss_rate": float(str(rate)), "seeds": len(gains), "p": paired_p(gains)}
         found.append(row | t_interval(gains).as_json())
     return json_rows(with_holm(pd.DataFrame(found))) if found else []
+
+
+def first_fall(runs: pd.DataFrame, *, seeds: int) -> list[float]:
+    """Return the fall of `ADVISED` over the first seeds, in points, and its 95 % interval; empty without such runs.
+
+    Args:
+        runs: from `records.tidy`, with the arm without losses.
+        seeds: their number. Later seeds were added once these were seen.
+    """
+    if runs.empty or ADVISED not in set(runs["arm"]):
+        return []
+    accuracy = runs.pivot(index="seed", columns="arm", values="accuracy_lossy").sort_index().head(seeds)
+    return [POINTS * each for each in t_interval((accuracy[LOSSLESS] - accuracy[ADVISED]).to_numpy())]
 
 
 def expected_round_trips(record: Mapping[str, Any], repair: str) -> float:

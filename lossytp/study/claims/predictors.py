@@ -26,13 +26,13 @@ def one_law(results: Results) -> Claim:
 
 
 def both_phases_cost_more(results: Results) -> Claim:
-    """Require that arms that lose in both phases cost more than the law says: all in docstrings, most in SST-2.
+    """Require that arms that lose in both phases cost more than the law says: all in docstrings, not all in SST-2.
 
     Arms count if the law expects a fall of more than two standard errors.
     """
     ratios = results["law_both_phases"]
     shares = {task: sum(ratio > 1 for ratio in each) / len(each) for task, each in ratios.items()}
-    holds = shares["docstrings"] == 1 and min(shares.values()) > 0.5
+    holds = shares["docstrings"] == 1 and 0.25 < min(shares.values()) < 0.75
     return Claim(holds, {f"share above the law, {task}": share for task, share in shares.items()})
 
 

@@ -38,10 +38,10 @@ def pretraining_wastes_tokens(results: Results) -> Claim:
 
 
 def hadamard_recovers_some_in_pretraining(results: Results) -> Claim:
-    """Require that Hadamard lowers the rise at 10 % loss by about two fifths, with intervals apart."""
+    """Require that Hadamard lowers the rise at 10 % loss by less than half, with intervals apart."""
     bare, spread = _arm(results, *LOST), _arm(results, SPREAD, LOST[1])
     share = 1 - spread["clean"] / bare["clean"]
-    holds = spread["clean_high"] < bare["clean_low"] and 0.35 < share < 0.45
+    holds = spread["clean_high"] < bare["clean_low"] and 0 < share < 0.5
     return Claim(holds, {"share recovered": share, "bare, at least": bare["clean_low"], "spread": spread["clean_high"]})
 
 
@@ -70,6 +70,7 @@ def losing_pays_at_low_rates(results: Results) -> Claim:
         numbers |= {f"tokens, at most, {rate:g}": most, f"waiting, {rate:g}": waiting}
         numbers[f"margin, {rate:g}"] = waiting - most
         mean = max(_times_tokens(row, beyond=math.inf))
+        numbers[f"share at most, {rate:g}"] = (most - 1) / (waiting - 1)
         numbers[f"share, {rate:g}"] = (mean - 1) / (waiting - 1)  # of communication in a step, where both cost the same
     holds = all(value > 0 for name, value in numbers.items() if name.startswith("margin"))
     return Claim(holds and max(0.5, numbers["share, 0.01"]) < numbers["share, 0.03"] < 0.75, numbers)

@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from lossytp.study.analysis.real_model import COLLAPSE_NATS, USUAL
-from lossytp.study.analysis.real_training import BEST, FEW, NOTHING, UNTIL_IT_ARRIVES
+from lossytp.study.analysis.real_training import ADVISED, BEST, FEW, NOTHING, UNTIL_IT_ARRIVES
 from lossytp.study.claims.claim import POINTS, Claim, Results, real_row, row_of, rows_of, shown
 from lossytp.study.statistics import ONE_POINT
-
-ADVISED = "protect(0.1) + retransmit(1)"
 
 
 def hadamard_does_not_help_the_real_model(results: Results) -> Claim:
@@ -68,7 +66,8 @@ def both_phases_stay_costly(results: Results) -> Claim:
 def advised_repair_holds_on_other_losses(results: Results) -> Claim:
     """Require that protection with one retransmission collapses no block, and leaves less than no repair and `FEW`.
 
-    On eight networks at least, of all kinds of losses, both phases and three algorithms; intervals apart.
+    On eight networks at least, of all kinds of losses, both phases and three algorithms; intervals apart. `FEW` was not
+    measured on each. In both phases more than 0.1 nats must remain.
     """
     network = ("algorithm", "phase", "losses", "loss_rate")
     rows = rows_of(results["real_model"], repair=ADVISED)
@@ -78,7 +77,8 @@ def advised_repair_holds_on_other_losses(results: Results) -> Claim:
         same = rows_of(results["real_model"], **{name: row[name] for name in network})
         others = [each for each in same if each["repair"] in (NOTHING, FEW)]
         holds &= row["collapsed"] == 0 and bool(others) and all(row["high"] < each["low"] for each in others)
-    return Claim(holds, {f"{row['algorithm']}, {row['phase']}, {row['losses']}": row["rise"] for row in rows})
+        holds &= NOTHING in {each["repair"] for each in others} and (row["phase"] == "reduce" or row["low"] > 0.1)
+    return Claim(holds, {", ".join(f"{row[name]}" for name in network): row["rise"] for row in rows})
 
 
 def one_retransmission_is_a_lower_rate(results: Results) -> Claim:
@@ -108,9 +108,13 @@ def protection_and_retransmission_repair_most(results: Results) -> Claim:
 
 
 def return_sums_reliably(results: Results) -> Claim:
-    """Require that 1 % loss in both phases raises the cross-entropy more than in one, with intervals apart."""
+    """Require that 1 % loss in both phases raises the cross-entropy more than in one, with intervals apart.
+
+    The median block, which does not collapse, must rise more than twice as much.
+    """
     one, both = (real_row(results, loss_rate=0.01, repair=NOTHING, phase=phase) for phase in ("reduce", "both"))
-    return Claim(both["low"] > one["high"], {"one phase, at most": one["high"], "both, at least": both["low"]})
+    holds = both["low"] > one["high"] and both["median"] > 2 * one["median"]
+    return Claim(holds, {"one phase, at most": one["high"], "both, at least": both["low"]})
 
 
 def rare_collapses_add_to_the_mean(results: Results) -> Claim:
@@ -121,7 +125,7 @@ def rare_collapses_add_to_the_mean(results: Results) -> Claim:
     strongest = results["strongest_packet"]["rise"]
     few, many = (real_row(results, loss_rate=rate, repair=NOTHING) for rate in (0.01, 0.1))
     added = 0.01 * strongest
-    holds = few["collapsed"] == 0 < many["collapsed"] and 0.08 < added < 0.12
+    holds = few["collapsed"] == 0 < many["collapsed"] and 0.08 < added < 0.12 and few["high"] < 0.1 < few["low"] + added
     holds &= many["rise"] / 3 < 0.1 * strongest < many["rise"]
     return Claim(holds, {"added": added, "share at 10 %": 0.1 * strongest / many["rise"]})
 
@@ -203,16 +207,17 @@ def training_is_not_shown_to_help(results: Results) -> Claim:
 def protection_keeps_accuracy_at_three_per_cent(results: Results) -> Claim:
     """Require that 3 % loss costs accuracy without a repair, and that the fall with protection is small.
 
-    The unrepaired fall's interval lies above 0, the protected fall's ends below 2 points. What protection keeps must be
-    shown at 3 and 10 %, and not at 1 %.
+    The unrepaired fall's interval lies above 0, the protected fall's ends below 2 points. What protection keeps must
+    have an interval above 0 at 3 and 10 %, and not at 1 %. At 10 %, five seeds must show it.
     """
     none, tenth = (_at_rate(results, repair, 0.03) for repair in (NOTHING, BEST))
     gains = {row["loss_rate"]: row for row in results["real_gains_by_rate"]}
     numbers = {"unrepaired": -none["high"], "protected": -tenth["low"]}
     numbers |= {f"gain at {rate:g}": row["low"] for rate, row in gains.items()}
     holds = numbers["unrepaired"] > 0 and numbers["protected"] < 2 * ONE_POINT
-    holds &= all(row["low"] > 0 and shown(row["p_holm"]) for rate, row in gains.items() if rate > 0.01)
-    holds &= set(gains) == {0.01, 0.03, 0.1} and not shown(gains[0.01]["p_holm"])
+    holds &= set(gains) == {0.01, 0.03, 0.1} and gains[0.01]["low"] <= 0 < min(gains[0.03]["low"], gains[0.1]["low"])
+    five = row_of(results["comparisons"]["13_real_model_advised"], task="sst2", arm=BEST)
+    holds &= gains[0.1]["seeds"] == five["seeds"] == 5 and shown(five["gain_p_holm"])
     return Claim(holds, {name: POINTS * value for name, value in numbers.items()})
 
 
@@ -227,7 +232,10 @@ def retransmission_keeps_accuracy(results: Results) -> Claim:
 
 
 def hadamard_does_not_help_fine_tuning(results: Results) -> Claim:
-    """Require that at 10 % loss training and running with Hadamard alone costs at least as much as without a repair."""
+    """Require that at 10 % loss training and running with Hadamard alone costs as much as without a repair, or more.
+
+    The mean falls are compared, so a gain cannot be shown.
+    """
     falls = {repair: -POINTS * _at_rate(results, repair, 0.1)["difference"] for repair in ("hadamard(64)", NOTHING)}
     return Claim(falls["hadamard(64)"] >= falls[NOTHING], falls)
 

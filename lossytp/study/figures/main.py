@@ -139,8 +139,7 @@ def nats_against_tokens(arms: pd.DataFrame) -> Figure:
     """Draw the cross-entropy of pretrained models: without losses a line over tokens, with losses a mark an arm.
 
     A dotted line joins each lossy arm to the number of lossless tokens that are as good. Upright bars are the intervals
-    of the rises against the lossless runs of the same seeds; level ones are those of these numbers of tokens. Marks of
-    equal tokens stand side by side.
+    of the rises against the lossless runs of the same seeds; level ones are those of these numbers of tokens.
 
     Args:
         arms: from `analysis.pretraining.nats_lost`, evaluated without losses.
@@ -153,12 +152,11 @@ def nats_against_tokens(arms: pd.DataFrame) -> Figure:
     for number, row in enumerate(lossy.to_dict("records")):
         color, mean = f"C{number}", row["clean_mean"]
         tokens = row["tokens"] / MILLION
-        aside = tokens * APART ** (number - (len(lossy) - 1) / 2)
         low, high = (mean + row[f"clean_{end}"] - row["clean"] for end in ("low", "high"))
-        estimates(ax, [aside], [[mean, low, high]], number + 1, color=color, markersize=4)
+        estimates(ax, [tokens], [[mean, low, high]], number + 1, color=color, markersize=4)
         if np.isfinite(row["clean_times_tokens"]):
             as_good = [tokens / row[f"clean_times_tokens{end}"] for end in ("", "_low", "_high")]
-            ax.plot([as_good[0], aside], [mean, mean], color=color, linewidth=0.8, linestyle=":")
+            ax.plot([as_good[0], tokens], [mean, mean], color=color, linewidth=0.8, linestyle=":")
             estimates(ax, [mean], [as_good], number, across=True, fmt="none")
         ends.append((float(mean), _network(row), color))
     ax.set_xscale("log")

@@ -4,11 +4,13 @@ import pytest
 from scipy.stats import ttest_rel
 
 from lossytp.study.analysis.real_training import (
+    ADVISED,
     BEST,
     CONTRASTS,
     FEW,
     contrasts,
     expected_round_trips,
+    first_fall,
     gains_by_rate,
     outcomes,
 )
@@ -121,3 +123,16 @@ def test_gains_at_a_rate_are_paired_by_seed_and_corrected_over_rates():
     assert [row["value"] for row in (clear, vague)] == pytest.approx([0.06, 0.11])
     assert clear["p_holm"] == pytest.approx(2 * clear["p"])
     assert vague["p_holm"] == vague["p"] > 0.05 > clear["p_holm"]
+
+
+def test_the_first_seeds_fall_is_not_that_of_all():
+    falls = [0.01, 0.02, 0.03, 0.5, 0.5]
+    runs = [
+        {"arm": arm, "seed": seed, "accuracy_lossy": 0.9 - (arm != "no loss") * fall}
+        for seed, fall in enumerate(falls)
+        for arm in ("no loss", ADVISED)
+    ]
+    value, low, high = first_fall(pd.DataFrame(runs[::-1]), seeds=3)
+    assert value == pytest.approx(2.0)
+    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=0.001)  # Student's t of 2
+    assert first_fall(pd.DataFrame(runs[:1]), seeds=3) == first_fall(pd.DataFrame(), seeds=3) == []
