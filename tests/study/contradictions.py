@@ -284,7 +284,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "advised_repair_holds_on_other_losses": [
         row_in("real_model", {"collapsed": 0.01}, repair=ADVISED, losses="bursts of 8"),
         row_in("real_model", {"high": 9.0}, repair=ADVISED, phase="both"),
-        row_in("real_model", {"high": 0.5}, repair=ADVISED, losses="correlated(shared=1.0)"),
+        row_in("real_model", {"high": 0.7}, repair=ADVISED, losses="correlated(shared=1.0)"),
         row_in("real_model", {"losses": "single"}, repair=ADVISED, losses="bursts of 8"),
         lambda r: r.update(real_model=[row for row in r["real_model"] if row["algorithm"] != "switch"]),
         row_in("real_model", {"repair": "another"}, repair="zero", algorithm="ring", phase="reduce", loss_rate=0.1),

@@ -63,17 +63,17 @@ def losing_pays_at_low_rates(results: Results) -> Claim:
     Steps are all communication. At 3 % they need it to be between a half and three quarters of a step, at 1 % less.
     """
     numbers: dict[str, float] = {}
-    for rate in (0.01, 0.03):
+    for rate, name in ((0.01, "low"), (0.03, "higher")):
         row = _arm(results, LOST[0], rate)
         most = max(_times_tokens(row, "_high", beyond=math.inf))
         waiting = next(each["times"] for each in row["waiting"] if each["kilobytes"] == PAYS_FROM)
         numbers |= {f"tokens, at most, {rate:g}": most, f"waiting, {rate:g}": waiting}
         numbers[f"margin, {rate:g}"] = waiting - most
         mean = max(_times_tokens(row, beyond=math.inf))
-        numbers[f"share at most, {rate:g}"] = (most - 1) / (waiting - 1)
-        numbers[f"share, {rate:g}"] = (mean - 1) / (waiting - 1)  # of communication in a step, where both cost the same
+        numbers[f"share at most, {name}"] = (most - 1) / (waiting - 1)
+        numbers[f"share, {name}"] = (mean - 1) / (waiting - 1)  # of communication in a step, where both cost the same
     holds = all(value > 0 for name, value in numbers.items() if name.startswith("margin"))
-    return Claim(holds and max(0.5, numbers["share, 0.01"]) < numbers["share, 0.03"] < 0.75, numbers)
+    return Claim(holds and max(0.5, numbers["share, low"]) < numbers["share, higher"] < 0.75, numbers)
 
 
 def waiting_beats_more_tokens(results: Results) -> Claim:
