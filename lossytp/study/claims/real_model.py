@@ -215,7 +215,9 @@ def protection_keeps_accuracy_at_three_per_cent(results: Results) -> Claim:
     numbers = {"unrepaired": -none["high"], "protected": -tenth["low"]}
     numbers |= {f"gain at {rate:g}": row["low"] for rate, row in gains.items()}
     holds = numbers["unrepaired"] > 0 and numbers["protected"] < 2 * ONE_POINT
-    holds &= set(gains) == {0.01, 0.03, 0.1} and gains[0.01]["low"] <= 0 < min(gains[0.03]["low"], gains[0.1]["low"])
+    if set(gains) != {0.01, 0.03, 0.1}:
+        return Claim(False, numbers)
+    holds &= gains[0.01]["low"] <= 0 < min(gains[0.03]["low"], gains[0.1]["low"])
     five = row_of(results["comparisons"]["13_real_model_advised"], task="sst2", arm=BEST)
     holds &= gains[0.1]["seeds"] == five["seeds"] == 5 and shown(five["gain_p_holm"])
     return Claim(holds, {name: POINTS * value for name, value in numbers.items()})

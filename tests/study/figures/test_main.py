@@ -116,11 +116,10 @@ def test_pretraining_joins_each_lossy_arm_to_as_good_a_number_of_lossless_tokens
     arms = arms.assign(clean_times_tokens_low=1.25, clean_times_tokens_high=2.0)
     (ax,) = nats_against_tokens(arms).axes
     dotted = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_linestyle() == ":"]
-    aside = pytest.approx(8 / 1.05**0.5)
-    assert dotted == [([5.0, aside], [4.2, 4.2])]
-    assert marks(ax) == [([4.0, 8.0], [4.4, 4.0]), ([aside], [4.2]), ([pytest.approx(8 * 1.05**0.5)], [5.0])]
+    assert dotted == [([5.0, 8.0], [4.2, 4.2])]
+    assert marks(ax) == [([4.0, 8.0], [4.4, 4.0]), ([8.0], [4.2]), ([8.0], [5.0])]
     rise, as_good, other = (drawn.lines[2][0].get_segments()[0].tolist() for drawn in ax.containers)
-    assert rise == [[aside, pytest.approx(4.1)], [aside, pytest.approx(4.4)]]
+    assert rise == [[8.0, pytest.approx(4.1)], [8.0, pytest.approx(4.4)]]
     assert as_good == [[pytest.approx(4.0), 4.2], [pytest.approx(6.4), 4.2]]
     assert [y for _, y in other] == pytest.approx([4.9, 5.2]), "it has a rise, and no number of tokens"
     assert [text.get_text() for text in ax.texts] == ["no loss", "10 %, reduce phase", "10 %, reduce phase,\nstale"]
