@@ -65,6 +65,10 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
     rises = [real(loss_rate=0.01, phase=phase, repair="zero")["median"] for phase in ("both", "reduce")]
     words = "rises by {:.2f} nats. If only the way to the sum does, it rises by {:.2f}".format(*rises)
     assert words in items["3"]
+    added = committed["claims"]["rare_collapses_add_to_the_mean"]["numbers"]["added"]
+    few = real(loss_rate=0.01, repair="zero")
+    assert f"which adds {added:.1f} nats on average" in readme
+    assert f"none of the {few['draws'] * few['blocks']} blocks did" in readme
     repairs = ("zero", "protect(0.1) + retransmit(1)", "retransmit(1)")
     zero, both, again = (real(loss_rate=0.1, repair=repair)["rise"] for repair in repairs)
     assert f"lowers SmolLM2's rise from {zero:.1f} to {both:.2f} nats" in items["4"]
