@@ -56,13 +56,17 @@ def test_a_missing_model_is_refused_before_torch_is_imported(monkeypatch, tmp_pa
     check_there("gpt2-large")
 
 
-def test_no_hub_and_no_data_end_the_command_with_one_line():
+@pytest.mark.parametrize(
+    ("offline", "why"), [({}, "the hub does not answer"), ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set")]
+)
+def test_no_hub_and_no_data_end_the_command_with_one_line(offline, why):
     left_out = ("HF_HUB_OFFLINE", "LOSSYTP_DATA", "RANK")
     variables = {name: value for name, value in os.environ.items() if name not in left_out}
-    variables |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": "/nonexistent"}
+    variables |= {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": "/nonexistent"} | offline
     command = [sys.executable, "-m", "lossytp.train", "--model_name", "gpt2", "--tensor_parallel_size", "2"]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     assert result.returncode == 2, result.stderr
     assert result.stderr.count("\n") == 1, result.stderr  # the hub's client would print a line for each try
     message = "error: model_name = 'gpt2': openai-community/gpt2 is neither on this machine (LOSSYTP_DATA is not set)"
     assert result.stderr.startswith(message)
+    assert f"({why}" in result.stderr

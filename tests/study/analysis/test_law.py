@@ -110,6 +110,7 @@ def test_a_law_that_holds_everywhere_explains_other_arms_and_another_does_not():
     assert explained_elsewhere(arms_of_both, "squared_error") == pytest.approx(1)
     assert explained_elsewhere(arms_of_both, "missing_share") < 0.5
     assert explained_elsewhere(arms_of_both[:5], "squared_error") is None, "there are no other arms"
+    assert explained_elsewhere(arms_of_both[2:], "squared_error") is None, "too few usual arms"
 
 
 def test_one_arm_fixes_the_scale_for_other_packets():
@@ -125,6 +126,13 @@ def test_a_fit_that_cannot_weigh_its_arms_is_refused(standard_error):
     error = np.array([0.1, 0.2, 0.3, 0.4])
     with pytest.raises(ValueError, match="do not determine a power law: give at least 4 arms"):
         fit_power_law(error, 0.9 * error, np.array(standard_error), np.full(4, 5))
+
+
+@pytest.mark.parametrize("arms", [1, 3])
+def test_a_law_of_too_few_arms_is_refused(arms):
+    error = np.linspace(0.1, 0.4, arms)
+    with pytest.raises(ValueError, match=f"^{arms} arms do not determine a power law: give at least 4$"):
+        fit_power_law(error, error, np.full(arms, 0.01), np.full(arms, 5))
 
 
 def test_a_fit_weighs_only_arms_with_standard_errors():

@@ -133,3 +133,9 @@ def test_committed_predictions_are_kept_if_they_are_of_the_same_arms(tmp_path: P
     pd.testing.assert_frame_equal(committed(file, new), predicted.reset_index(drop=True))
     with pytest.raises(ValueError, match=r"predictions.csv and the grid differ in 'tree' at 0.1: give another"):
         committed(file, new[:1])
+
+
+def test_a_predictor_of_too_few_arms_is_refused() -> None:
+    x = np.array([0.1, 0.2, 0.3])
+    with pytest.raises(ValueError, match=r"^3 arms do not determine a power law: give at least 4$"):
+        fit_predictor(x, x, np.full(3, 0.01))
