@@ -29,6 +29,7 @@ from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.scope import EVERYWHERE, Scope
 from lossytp.network.streams import Normals
 from lossytp.network.tape import LossTape
+from lossytp.network.trace import TraceLosses
 
 if TYPE_CHECKING:
     import pandas
@@ -266,8 +267,16 @@ class LossyNetwork:
         return table
 
     def summary(self, purpose: str) -> dict:
-        """Return the totals of "training" or "evaluation", whole and grouped."""
-        return self.counters.summary(purpose)
+        """Return the totals of "training" or "evaluation", whole and grouped.
+
+        Where this process's training links replay traces, `wraps` says how many times the recording has begun again on
+        the link where it did so most often.
+        """
+        summary = self.counters.summary(purpose)
+        wraps = [losses.wraps for losses in self._links.values() if isinstance(losses, TraceLosses)]
+        if purpose == self._purpose[0] == "training" and wraps:
+            summary["wraps"] = max(wraps)
+        return summary
 
     def state_dict(self) -> dict:
         """Return the state of every training link, all counters and the network's settings, as JSON-ready values.

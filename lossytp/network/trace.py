@@ -156,6 +156,11 @@ class TraceLosses:
         laps, number_of_lap = np.divmod(numbers, len(self._lost))
         return laps * self._length + self._lost[number_of_lap] - first
 
+    @property
+    def wraps(self) -> int:
+        """Return how many times the recording has begun again from its first packet."""
+        return max(self._offset + self._packets - 1, 0) // self._length
+
     def state_dict(self) -> dict:
         return {"packets": self._packets}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from lossytp.network import Trace
+from lossytp.network import Bernoulli, LossyNetwork, Trace
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.network.trace import burst_lengths
 from tests.network.loss_statistics import (
@@ -288,3 +288,26 @@ def test_links_start_apart():
         [trace.losses((0, "tp", src, 1)).take(100).tolist() for src in range(4)], 2
     ):
         assert one != other
+
+
+@pytest.mark.parametrize(("packets", "wraps"), [(0, 0), (1, 0), (17, 0), (18, 1), (47, 1), (48, 2)])
+def test_a_links_wraps_are_counted(packets: int, wraps: int):
+    """The link of `KEY` starts at packet 13 of 30."""
+    losses = Trace(lost=[0, 1, 5], num_packets=30).losses(KEY)
+    losses.take(packets)
+    assert losses.wraps == wraps
+
+
+def test_a_networks_summary_says_how_often_its_recording_began_again():
+    network = LossyNetwork({(0, 1): Trace(lost=[2], num_packets=5)}, default=Bernoulli(loss_rate=0.1))
+    assert "wraps" not in network.summary("training")
+    network.lost_packets(1, 0, 100)
+    assert "wraps" not in network.summary("training")
+    network.lost_packets(0, 1, 100)
+    assert network.summary("training")["wraps"] in (19, 20)
+    resumed = LossyNetwork({(0, 1): Trace(lost=[2], num_packets=5)}, default=Bernoulli(loss_rate=0.1))
+    resumed.load_state_dict(network.state_dict())
+    assert resumed.summary("training") == network.summary("training")
+    with network.evaluation(1):
+        network.lost_packets(0, 1, 100)
+        assert "wraps" not in network.summary("evaluation")
