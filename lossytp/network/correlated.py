@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.checks import check_is, check_probability
+from lossytp.network.checks import check_is, check_probability, shown
 from lossytp.network.gilbert_elliott import GilbertElliott
 from lossytp.network.loss_process import LinkLosses, LossProcess, check_process, mean_burst
+from lossytp.network.replay import Replay
 from lossytp.network.streams import Key
 
 
@@ -28,6 +29,11 @@ class Correlated:
     def __post_init__(self) -> None:
         check_process("common", self.common)
         check_process("private", self.private)
+        if isinstance(self.common, Replay):
+            raise ValueError(
+                f"common = {shown(self.common)} holds losses of single links: give it as private, or give "
+                "common = Trace(...)"
+            )
         check_is("switch", self.switch, (int, str), "its number or its name")
 
     @classmethod
@@ -96,9 +102,10 @@ class Correlated:
 
     def losses(self, key: Key) -> "CorrelatedLosses":
         """Return the losses of one link; the common ones do not depend on `key`'s src and dst."""
-        return CorrelatedLosses(
-            self.common.losses((*key[:-2], "switch", self.switch)), self.private.losses((*key, "private"))
-        )
+        private = (*key, "private")
+        if isinstance(self.private, Correlated | Replay):  # which read the link at the key's end
+            private = (*key[:-3], "private", *key[-3:])
+        return CorrelatedLosses(self.common.losses((*key[:-2], "switch", self.switch)), self.private.losses(private))
 
 
 class CorrelatedLosses:

@@ -7,6 +7,7 @@ from lossytp.network.checks import shown
 from lossytp.network.identity import process_described
 from lossytp.network.links import Link, checked_link
 from lossytp.network.loss_process import LossProcess, check_process
+from lossytp.network.replay import Replay
 
 LOSSLESS = Bernoulli(loss_rate=0.0)
 
@@ -40,6 +41,11 @@ class LinkProcesses:
     def of(self, src: int, dst: int) -> LossProcess:
         """Return the process of the link src -> dst."""
         return self.named.get((src, dst), self.default)
+
+    def loss_rate(self, src: int, dst: int) -> float:
+        """Return the loss rate of the link src -> dst, which differs from link to link in a recording of a mesh."""
+        process = self.of(src, dst)
+        return (process.of((src, dst)) if isinstance(process, Replay) else process).loss_rate
 
     def described(self) -> dict[str, str]:
         """Return the default process and those named processes that differ from it, in words."""

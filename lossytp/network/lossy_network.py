@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +44,8 @@ class LossyNetwork:
     A link's state starts stationary. It advances once per packet and carries over from message to message.
 
     A deep copy of the network, or of a model that uses it, has its own link states and counters. From then on, original
-    and copy each lose and report their own packets.
+    and copy each lose and report their own packets. A copy that is made within `reliable()`, `evaluation()` or
+    `recording()` is outside of these blocks.
 
     Args:
         process: the process of every link, or `{(src, dst): process}` for named links.
@@ -84,10 +85,21 @@ class LossyNetwork:
         self._evaluations = 0
         self._links: dict[tuple[str, int, int], LinkLosses] = {}
         self._normals: dict[tuple[str, int, int], Normals] = {}
+        self._training_streams = self._links, self._normals
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy holds. Nobody would end the original's blocks in the copy, so it is in none."""
+        links, normals = self._training_streams
+        training = {"_purpose": TRAINING, "_block": TRAINING, "_links": links, "_normals": normals}
+        return self.__dict__ | training | {"_suspended": 0, "_tape": None}
 
     def process(self, src: int, dst: int) -> LossProcess:
         """Return the loss process of the link src -> dst."""
         return self._processes.of(src, dst)
+
+    def loss_rate(self, src: int, dst: int) -> float:
+        """Return the loss rate of the link src -> dst."""
+        return self._processes.loss_rate(src, dst)
 
     @property
     def named_links(self) -> tuple[Link, ...]:
@@ -323,6 +335,7 @@ class LossyNetwork:
                 f"state = {shown(state)} cannot be loaded ({reason}): give what state_dict() returned"
             ) from error
         self._links, self._normals, self.counters = loaded
+        self._training_streams = self._links, self._normals
 
     def _loaded(self, state: dict) -> tuple[dict, dict, Counters]:
         links = {}

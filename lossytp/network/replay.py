@@ -83,8 +83,16 @@ class Replay:
             ValueError: if the recording lacks the link.
         """
         link: Any = (key[-2], key[-1])
+        return TraceLosses(self.of(link), key, offset=0 if "training" in key[:-3] else None)
+
+    def of(self, link: Link) -> Trace:
+        """Return what the recording holds of a link.
+
+        Raises:
+            ValueError: if it lacks the link.
+        """
         self.check_has([link])
-        return TraceLosses(dict(self.links)[link], key, offset=0 if "training" in key[:-3] else None)
+        return dict(self.links)[link]
 
     def check_has(self, links: Iterable[Link]) -> None:
         """Raise ValueError if the recording lacks one of the links."""

@@ -92,7 +92,7 @@ class Trace:
             return cls.from_indicators(lost)
         try:
             if file.suffix == ".npy":
-                return cls.from_indicators(np.load(file))
+                return cls.from_indicators(array_in(file))
             text = file.read_text(encoding="utf-8-sig").translate({ord(sign): None for sign in ", \t\r\n"})
             wrong = set(text) - {"0", "1"}
             if wrong:
@@ -129,6 +129,21 @@ class Trace:
     def losses(self, key: Key) -> "TraceLosses":
         """Return the losses of one link, from an offset drawn from the stream of `key`."""
         return TraceLosses(self, key)
+
+
+def array_in(path: Path) -> np.ndarray:
+    """Return the array in a .npy file.
+
+    Raises:
+        ValueError: if the file holds something else.
+    """
+    try:
+        array: object = np.load(path)
+    except ValueError as error:
+        raise ValueError(f"it is not an array ({error}): give one that numpy.save wrote") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError("it is an archive of arrays: give one array that numpy.save wrote")
+    return array
 
 
 class TraceLosses:

@@ -22,5 +22,5 @@ def add_noise_(message: Message, group: str, site: Site | None) -> None:
         for row in message.rows_of(hop.positions):
             span = message.rows_LN[row, hop.start : hop.stop]
             wide = span.double()  # squares of fp16 would overflow or vanish
-            scale = math.sqrt(network.process(hop.src, hop.dst).loss_rate) * wide.square().mean().sqrt()
+            scale = math.sqrt(network.loss_rate(hop.src, hop.dst)) * wide.square().mean().sqrt()
             span.copy_(wide + scale * torch.from_numpy(numbers).to(wide))

@@ -28,7 +28,7 @@ def all_columns(shard: Tensor, widths: tuple[int, ...], group: RankGroup) -> Ten
     if group.process_group is None or group.processes == 1:
         return shard
     shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
-    dist.all_gather(shards, shard.contiguous(), group=group.process_group)
+    dist.all_gather(shards, shard.contiguous(), group=group.plain_group)  # a lossy group would lose some of it
     here = [len(group.local) * width for width in widths]
     projections = zip(*(each.split(here, -1) for each in shards), strict=True)
     return torch.cat([piece for pieces in projections for piece in pieces], -1)
@@ -44,13 +44,12 @@ def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Ten
 def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
     """Return all columns, given this process's, (B, ..., O), or each stream's, (L * B, ..., sum of `widths`)."""
     group = collective.group
-    with collective.network.reliable():
-        if not collective.wiring.own_streams:
-            return all_columns(y, widths, group)
-        pieces = y.unflatten(0, (len(group.local), -1)).split(widths, -1)
-        here = torch.cat([piece.movedim(0, -2).flatten(-2) for piece in pieces], -1)
-        whole = all_columns(here, widths, group)
-        return whole.expand(len(group.local), *whole.shape).flatten(0, 1)
+    if not collective.wiring.own_streams:
+        return all_columns(y, widths, group)
+    pieces = y.unflatten(0, (len(group.local), -1)).split(widths, -1)
+    here = torch.cat([piece.movedim(0, -2).flatten(-2) for piece in pieces], -1)
+    whole = all_columns(here, widths, group)
+    return whole.expand(len(group.local), *whole.shape).flatten(0, 1)
 
 
 def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:

@@ -22,11 +22,12 @@ class RankGroup:
         process_group: the processes over which the ranks are spread evenly, in order. Without it, all are virtual ranks
             of this process, along an axis of its tensors.
         first_rank: global rank of the first rank, by which links are named. If left out, it follows from the group's
-            first process.
+            first process, and all its processes must be neighbours.
         name: distinguishes groups on the same link. If left out, it follows from the first rank.
 
     Raises:
-        ValueError: if `size` is below 1, or not a multiple of the number of processes.
+        ValueError: if `size` is below 1, or not a multiple of the number of processes, or if the processes are not
+            neighbours and `first_rank` is left out.
     """
 
     size: int
@@ -56,9 +57,15 @@ class RankGroup:
     def _first_process(self) -> int:
         if self.process_group is None:
             return 0
-        from torch.distributed import get_global_rank
+        from torch.distributed import get_process_group_ranks
 
-        return get_global_rank(self.process_group, 0)
+        processes = get_process_group_ranks(self.process_group)
+        if processes != [*range(processes[0], processes[0] + len(processes))]:
+            raise ValueError(
+                f"process_group = processes {processes}, which are not neighbours, so their links have no names: give "
+                "a group of neighbours, or first_rank"
+            )
+        return processes[0]
 
     @property
     def world_size(self) -> int:

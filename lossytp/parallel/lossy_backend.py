@@ -237,8 +237,7 @@ class LossyProcessGroup(ProcessGroup):
         if stage_of(self._repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops):
             raise ValueError(
                 f"repair = '{self._repair}' does not work over the backend with algorithm = {self._routes.name!r}, "
-                "whose packets carry sums that no single process knows: choose direct, sender or switch, or another "
-                "repair"
+                "whose packets carry sums that no single process knows: choose direct or sender, or another repair"
             )
         own = message.clone() if self._repair.uses_own_part else None
         self._settle_(message, hops, self._draw(hops, message, operation, "reduce"), own)

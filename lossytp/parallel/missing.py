@@ -192,7 +192,7 @@ def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: n
 def rescale_(message: Message, repair: Rescale) -> None:
     """Scale what crossed each hop, and set what is missing to zero."""
     for hop, protected in zip(message.hops, message.protected(), strict=True):
-        loss_rate = message.network.process(hop.src, hop.dst).loss_rate
+        loss_rate = message.network.loss_rate(hop.src, hop.dst)
         weight = repair.weight(message.deliver.missing_rate(loss_rate))
         for row in message.rows_of(hop.positions) if weight != 1 else ():
             crossed_N = message.rows_LN[row, hop.start : hop.stop]

@@ -42,7 +42,7 @@ def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> No
 def check_delivers(network: LossyNetwork, links: Iterable[Link], repair: Repair) -> None:
     """Raise ValueError if a link loses everything, so that what `protect` sends would never arrive."""
     for link in sorted(links):
-        if network.process(*link).loss_rate == 1:
+        if network.loss_rate(*link) == 1:
             raise ValueError(
                 f"repair = '{repair}' cannot work, because the link {link[0]}>{link[1]} loses every packet: give it a "
                 "loss rate below 1, or choose another repair"

@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lossytp.network import Bernoulli, Correlated, FourState, GilbertElliott, LossyNetwork, Trace
+from lossytp.network.replay import Replay
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,
     assert_any_pieces_lose_the_same,
@@ -188,6 +189,21 @@ def test_a_part_may_be_recorded():
     one, other = (process.losses((*KEY[:-2], src, 1)).take(200).tolist() for src in (0, 2))
     assert one == other
     assert process.loss_rate == 0.04
+
+
+def test_switches_below_a_switch_share_their_losses():
+    rack = Correlated(common=Bernoulli(loss_rate=0.3), private=Bernoulli(loss_rate=0), switch="rack")
+    network = LossyNetwork(Correlated(common=Bernoulli(loss_rate=0), private=rack, switch="spine"))
+    lost = [network.lost_packets(*link, 1000).tolist() for link in ((0, 1), (0, 2), (1, 2))]
+    assert lost[0] == lost[1] == lost[2] != []
+
+
+def test_a_recording_of_links_may_be_private_but_not_common():
+    recording = Replay((((0, 1), Trace(lost=[2], num_packets=5)),))
+    network = LossyNetwork(Correlated(common=Bernoulli(loss_rate=0), private=recording))
+    assert network.lost_packets(0, 1, 6).tolist() == [2]
+    with pytest.raises(ValueError, match=r"^common = Replay.* holds losses of single links: give it as private, or "):
+        Correlated(common=recording, private=Bernoulli(loss_rate=0))
 
 
 def test_losses_stay_the_same_across_versions():

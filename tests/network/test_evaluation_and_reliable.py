@@ -1,9 +1,13 @@
 """The blocks of a lossy network: evaluation apart from training, and reliable messages."""
 
+import copy
+import pickle
+
 import pytest
 
 from lossytp.network import LossyNetwork
 from lossytp.network.algorithms import direct
+from lossytp.network.tape import LossTape
 from tests.network.loss_statistics import assert_within, correlation, indicators
 from tests.network.lossy_traffic import (
     BERNOULLI,
@@ -108,6 +112,26 @@ def test_reliable_blocks_nest():
         assert network.suspended
         assert not loses(network)
     assert loses(network)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+@pytest.mark.parametrize("block", ["reliable", "evaluation", "recording"])
+def test_a_copy_made_within_a_block_is_outside_of_it(block, duplicate):
+    network, plain = (LossyNetwork(BERNOULLI, wire=TWO_FLOATS) for _ in range(2))
+    assert sent(network) == sent(plain)
+    blocks = {
+        "reliable": network.reliable(),
+        "evaluation": network.evaluation(7),
+        "recording": network.recording(LossTape()),
+    }
+    with blocks[block], network.evaluation(8):
+        sent(network)
+        copied = duplicate(network)
+    assert copied.tape is None
+    assert copied.block == ("training", 0)
+    assert sent(copied) == sent(plain)
+    copied.load_state_dict(plain.state_dict())
+    assert sent(duplicate(copied)) == sent(plain), "what was loaded is copied too"
 
 
 def test_an_evaluation_can_be_made_reliable():

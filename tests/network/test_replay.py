@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lossytp.network import LossyNetwork, Trace
+from lossytp.network import Bernoulli, LossyNetwork, Trace
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.network.replay import Replay
 
@@ -47,6 +47,11 @@ def test_its_laws_are_those_of_all_links() -> None:
     never, always = (Replay((((0, 1), Trace.from_indicators([lost] * 4)),)) for lost in (0, 1))
     assert (never.loss_rate, never.mean_burst_packets, never.autocorrelation(1)) == (0.0, 0.0, 0.0)
     assert (always.loss_rate, always.mean_burst_packets) == (1.0, float("inf"))
+
+
+def test_a_link_has_the_rate_of_its_own_recording() -> None:
+    network = LossyNetwork({(0, 1): BOTH, (1, 0): BOTH}, default=Bernoulli(loss_rate=0.1))
+    assert [network.loss_rate(*link) for link in ((0, 1), (1, 0), (0, 2))] == [3 / 8, 1 / 4, 0.1]
 
 
 def test_a_link_that_was_not_recorded_is_refused() -> None:

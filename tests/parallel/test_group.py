@@ -100,6 +100,21 @@ def test_ranks_that_cannot_be_spread_evenly_are_refused(size: int, processes: in
         group_over_processes(size, processes, 0)
 
 
+@pytest.mark.parametrize(("processes", "first"), [([0, 1], 0), ([2, 3], 4)])
+def test_the_first_rank_follows_from_the_processes(
+    processes: list[int], first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda group: processes)
+    assert group_over_processes(4, 2, 0, first_rank=-1).ranks == tuple(range(first, first + 4))
+
+
+def test_processes_that_are_not_neighbours_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_process_group_ranks", lambda group: [0, 2])
+    with pytest.raises(ValueError, match=r"^process_group = processes \[0, 2\], which are not neighbours, .*: give "):
+        group_over_processes(4, 2, 0, first_rank=-1)
+    assert group_over_processes(4, 2, 0, first_rank=8).ranks == (8, 9, 10, 11)
+
+
 def test_a_sum_is_complete_when_it_was_waited_for() -> None:
     partial = torch.ones(3)
     wait = group_over_processes(4, 2, 0).begin_sum_(partial)

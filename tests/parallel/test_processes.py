@@ -1,5 +1,6 @@
 """Ranks in processes against virtual ranks: the same training losses, lost packets and weights, and only a shard."""
 
+import copy
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -142,6 +143,20 @@ def test_neither_checkpointing_nor_evaluation_shifts_the_losses(processes: Calla
         assert answer["checkpointed"] == answer["plain"]
         assert answer["evaluated"] == answer["plain"]
         assert answer["evaluated outside"][0] != answer["plain"][0], "control"
+
+
+def on_rank_gather_a_copy() -> tuple[dict[str, Tensor], list]:
+    lossy = network()
+    join(lossy, tensor_parallel_size=2)
+    parallel = ltp.parallelize(tiny_gpt2(), lossy, tensor_parallel_size=2)
+    return ltp.gather(copy.deepcopy(parallel)).state_dict(), lossy.counters.rows()
+
+
+def test_gathering_a_copy_loses_and_counts_nothing(processes: Callable) -> None:
+    dense = tiny_gpt2().state_dict()
+    for gathered, counted in processes(2, on_rank_gather_a_copy):
+        assert all(torch.equal(gathered[name], tensor) for name, tensor in dense.items())
+        assert counted == []
 
 
 # --- what a process holds and sends

@@ -11,6 +11,7 @@ from lossytp.network.trace import Trace
 EDGE = 1e-6  # starts stay this far from 0 and 1, where maximisation would be stuck
 GOOD_SHARES = (0.01, 0.5)  # candidates for the good state's loss rate, as shares of the overall one
 ALONE_SHARES = (0.05, 0.9)  # candidates for the share of one-packet bursts that are in state 4
+LEAST_VARIANCE = 1e-3  # of equal counts in all windows, as a share of the variance of independent losses
 MEMORIES = np.logspace(-5, -0.01, 200)  # candidates for p_good_to_bad + p_bad_to_good
 
 
@@ -53,7 +54,7 @@ def gilbert_elliott_moments(flows: Sequence[Trace], good_share: float) -> np.nda
     memory, correlation = 0.5, 0.0
     if len(windows):
         shape = 2 * np.array([_lag_sums(1 - each, windows) for each in MEMORIES])
-        weights = counts / (1 + excess) ** 2
+        weights = counts / np.maximum(1 + excess, LEAST_VARIANCE) ** 2
         amounts = np.maximum(shape @ (weights * excess) / (shape**2 @ weights), 0.0)
         misfit = (amounts[:, None] * shape - excess) ** 2 @ weights
         memory, correlation = MEMORIES[misfit.argmin()], amounts[misfit.argmin()]

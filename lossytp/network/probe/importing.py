@@ -22,6 +22,7 @@ import numpy as np
 
 from lossytp.network.checks import check_known
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
+from lossytp.network.trace import array_in
 
 NAMES = ("lost", "is_lost", "loss")  # of columns that are taken for the losses first
 FATES = {"0": False, "1": True, "false": False, "true": True}
@@ -60,17 +61,9 @@ def import_trace(path: Path, *, column: str | None = None, where: str | None = N
     return ProbeTrace(flows=dict(enumerate(flows)), source=f"imported from {path.name}")
 
 
-def _array_in(path: Path) -> np.ndarray:
-    try:
-        array: np.ndarray = np.load(path)
-    except ValueError as error:
-        raise ValueError(f"it is not an array ({error}): give one that numpy.save wrote") from error
-    return array
-
-
 def _flows(path: Path, column: str | None, where: str | None) -> list[FlowTrace]:
     if path.suffix == ".npy":
-        return [FlowTrace(lost=row) for row in np.atleast_2d(_zeros_and_ones(_array_in(path)))]
+        return [FlowTrace(lost=row) for row in np.atleast_2d(_zeros_and_ones(array_in(path)))]
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8-sig") as file:  # spreadsheets begin with a byte-order mark
         text = file.read()

@@ -64,7 +64,7 @@ def serve(
             with connection:
                 try:
                     run = _Run(connection, port, limits, patience_s)
-                except Vanished as reason:
+                except (Vanished, OSError) as reason:  # OSError: the connection was reset before anything was sent
                     say(f"no measurement with {partner}: {reason}")
                     continue
                 say(f"{partner} sends {run.plan.flows} x {run.plan.packets} packets, {run.plan.mbits_per_s:.1f} Mbit/s")

@@ -116,7 +116,10 @@ def _check_backend(config: "RunSettings") -> None:
                 "leave it out, or leave out implementation, data_parallel_size and pipeline_parallel_size"
             )
     chooses = stage_of(repair, "select") != ZERO
-    if chooses and not (own_layers and tensor_parallel_alone) and not config.wiring().algorithm.hops_carry_one():
+    algorithm = config.wiring().algorithm
+    scattered = algorithm.reduce_scatter(16, (0, 1, 2, 3)) if config.fully_sharded else ()
+    carry_one = algorithm.hops_carry_one() and all(len(hop.positions) == 1 for hop in scattered)
+    if chooses and not (own_layers and tensor_parallel_alone) and not carry_one:
         raise ValueError(
             f"repair = {config.repair!r} does not work with algorithm = {config.algorithm!r}, whose packets carry sums "
             "that no single process knows: choose direct, or only this project's tensor parallelism"

@@ -23,7 +23,9 @@ def test_moments_find_a_gilbert_elliott_channel_whose_good_loss_is_known(good):
     np.testing.assert_allclose(values, [0.01, 0.05, 0.3, good], rtol=0.1)
 
 
-@pytest.mark.parametrize("flow", ["01" * 10, "0" * 20 + "1" * 20, "1" * 60 + "0", "0" * 60 + "1", "0010011" * 9])
+@pytest.mark.parametrize(
+    "flow", ["01" * 10, "0" * 20 + "1" * 20, "1" * 60 + "0", "0" * 60 + "1", "0010011" * 9, "01" * 32, "0011" * 40]
+)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_starts_are_processes_whatever_the_flow(name, flow):
     for values in starts(FAMILIES[name], [bits(flow)]):

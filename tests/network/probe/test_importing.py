@@ -5,6 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
+from lossytp.network import Trace
 from lossytp.network.probe.importing import import_trace
 
 
@@ -93,6 +94,16 @@ def test_an_array_of_other_numbers_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", [0, 2])
     with pytest.raises(ValueError, match=r"shape \(2,\) is not one or two axes of zeros and ones"):
         import_trace(tmp_path / "a.npy")
+
+
+def test_an_archive_with_the_name_of_an_array_is_refused(tmp_path):
+    np.savez(tmp_path / "a.npz", [0, 1])
+    (tmp_path / "a.npz").rename(tmp_path / "a.npy")
+    for read in (import_trace, Trace.from_file):
+        with pytest.raises(
+            ValueError, match=r"a\.npy: it is an archive of arrays: give one array that numpy.save wrote"
+        ):
+            read(tmp_path / "a.npy")
 
 
 def test_a_missing_file_is_refused(tmp_path):

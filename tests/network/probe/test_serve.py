@@ -1,4 +1,5 @@
 import socket
+import struct
 import time
 from dataclasses import replace
 
@@ -59,6 +60,17 @@ def test_garbage_on_the_connection_costs_the_next_partner_nothing() -> None:
     with served() as receiver:
         with socket.create_connection((HOST, receiver.port)) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with greeted(receiver.port, PLAN) as partner:
+            partner.send(*range(10), size=SIZE)
+            ended(partner)
+        assert receiver.only().trace.flows[0].num_packets == 10
+
+
+def test_a_connection_that_is_reset_costs_the_next_partner_nothing() -> None:
+    with served() as receiver:
+        connection = socket.create_connection((HOST, receiver.port))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # so that closing resets it
+        connection.close()
         with greeted(receiver.port, PLAN) as partner:
             partner.send(*range(10), size=SIZE)
             ended(partner)

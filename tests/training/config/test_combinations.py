@@ -52,6 +52,17 @@ OWN = {"reliable_gather": False}
             "process knows: choose direct, or only this project's tensor parallelism",
         ),
         (
+            {
+                "repair": "protect(0.1)",
+                "algorithm": "switch",
+                "tensor_parallel_size": 1,
+                "data_parallel_size": 2,
+                "data_parallel_type": "fsdp",
+            },
+            "repair = 'protect(0.1)' does not work with algorithm = 'switch', whose packets carry sums that no single "
+            "process knows: choose direct, or only this project's tensor parallelism",
+        ),
+        (
             {"exact_adjoint": True, "lossy_direction": "backward"},
             "exact_adjoint = True has no effect with lossy_direction = 'backward', because forward loses nothing: "
             "leave one out",
