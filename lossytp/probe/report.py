@@ -37,8 +37,8 @@ class ReportConfig(Settings):
     """Language model: a name such as smollm2-135m, a folder, or a .gguf file."""
     text: str | None = None
     """Text to score: a pattern of files, stdlib or wikitext-2, as in lossytp.tolerance."""
-    tensor_parallel_size: Count | None = None
-    """Number of tensor-parallel ranks. If left out, the first of 4, 3 and 2 that divides the model."""
+    tensor_parallel_size: Annotated[int, Ge(2)] | None = None
+    """Number of tensor-parallel ranks, at least 2. If left out, the first of 4, 3 and 2 that divides the model."""
     algorithms: str = "direct"
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
     phases: str = "reduce"

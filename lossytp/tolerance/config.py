@@ -43,8 +43,8 @@ class ToleranceConfig(Settings):
     text: str | None = None
     """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
     LOSSYTP_DATA). If left out, wikitext-2 if LOSSYTP_DATA has it, else stdlib."""
-    tensor_parallel_size: Count | None = None
-    """Tensor-parallel ranks. If left out, the first of 4, 3 and 2 that divides the model."""
+    tensor_parallel_size: Annotated[int, Ge(2)] | None = None
+    """Tensor-parallel ranks, at least 2. If left out, the first of 4, 3 and 2 that divides the model."""
     loss_rates: str | None = None
     """Packet loss rates of every link, separated by commas; 0.001,0.01,0.03,0.1 if left out. A loss type with its own
     rate, such as a trace, takes none."""
@@ -142,6 +142,9 @@ class ToleranceConfig(Settings):
 
     def setups(self) -> list[Setup]:
         """Return the rows to measure, by algorithm, phase and rate; for each rate, the row without a repair first."""
+        for name, listed in (("algorithms", self.algorithms), ("phases", self.phases)):
+            if not parts(listed):
+                raise ValueError(f"{name} = {listed!r} is empty: give one, such as {getattr(ToleranceConfig, name)}")
         for phase in parts(self.phases):
             check_known("phases", phase, PHASES)
         repairs = list(dict.fromkeys([NO_REPAIR, *parts(self.repairs)]))

@@ -54,7 +54,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     if "config" in given:
         words, file = _without_config(words)
         replaced = [*given, *GO_WITH_DATASET] if "dataset" in given else given
-        words += _as_flags(kind, _parameters_in(file), given=replaced)
+        words += _as_flags(kind, _parameters_in(file, given), given=replaced)
     words += implied_flags([_named(word, switches) for word in words if word.startswith("--")], known)
     complaint = io.StringIO()
     try:
@@ -224,17 +224,24 @@ def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
     return words
 
 
-def _parameters_in(file: Path) -> dict:
+def _parameters_in(file: Path, given: list[str]) -> dict:
     values = read_yaml_file(f"--config {file}", file)
     if not isinstance(values, dict):
         raise ValueError(f"--config {file} holds no parameters: write one 'name: value' a line")
     if not isinstance(values.get("config"), dict):
         return values
-    processes, started = values.get("processes", 1), rank_and_world_size()[1]  # the file is a record
+    started = rank_and_world_size()[1]
+    processes = values.get("processes", started)  # the file is a record, or what an evaluation or a lab wrote
     if processes != started:
         raise ValueError(
             f"--config {file} is the record of a run on {processes} processes, not {started}: "
             f"start it with torchrun --nproc_per_node {processes} -m"
+        )
+    weights = values.get("first_weights")
+    if weights and "checkpoint_path" not in given:
+        raise ValueError(
+            f"--config {file} is the record of a run that began from the weights {weights['file']} (sha256 "
+            f"{weights['sha256'][:8]}...): give their path as --checkpoint_path"
         )
     return values["config"] | {name: values[name] for name in ("task_folder",) if name in values}
 

@@ -82,7 +82,7 @@ def _run(config: RunSettings, layout: Layout, network: LossyNetwork) -> dict[str
             trace = network.trace()
             on_rank_zero(lambda: _write_losses(Path(config.output_dir) / LOSSES, trace), network)
         on_rank_zero(lambda: write_record(Path(config.output_dir), record), network)
-    if not objective_of(config).keeps_checkpoint:
+    if not objective_of(config).keeps_checkpoint and config.keep_checkpoints == 1:
         checkpoints.remove()
     return done
 
@@ -114,6 +114,7 @@ class Run:
         self.tokens = self.real_tokens = 0
         self.step_seconds: list[float] = []
         self.best, self.since_best = -math.inf, 0
+        self.saved_best = -math.inf  # of this output folder; `best` may be of the run that this one goes on from
         self.drift = 0.0  # replica drift after the last step before an evaluation
         self.resumed: list[int] = []  # steps after which the run was resumed
         self.earlier_seconds = 0.0  # total time of processes that were stopped
@@ -212,10 +213,11 @@ class Run:
         return step == self.config.steps or bool(every and step % every == 0)
 
     def _compare(self, value: float) -> None:
-        """Compare an evaluation with the best so far: save a better model, else count one without improvement."""
+        """Compare an evaluation with the best so far: count one without improvement, and save a better model."""
         better = value > self.best
         self.best, self.since_best = (value, 0) if better else (self.best, self.since_best + 1)
-        if better:
+        if value > self.saved_best:
+            self.saved_best = value
             self.objective.improved(self.engine)
 
     def total_seconds(self) -> float:

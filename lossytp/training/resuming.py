@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from lossytp.training.weights_file import load_weights_
 if TYPE_CHECKING:
     from lossytp.training.loop import Run
 
-COUNTS = ("tokens", "real_tokens", "best", "since_best", "drift", "earlier_seconds", "earlier_packets")
+COUNTS = ("tokens", "real_tokens", "best", "saved_best", "since_best", "drift", "earlier_seconds", "earlier_packets")
 KEPT = (
     "losses",
     "evaluations",
@@ -75,6 +76,8 @@ def resume(run: "Run") -> None:
         raise ValueError(f"{found.folder} does not belong to this run ({reason}): {start_over}") from error
     for name in KEPT:
         setattr(run, name, plain[name])
+    if found.folder.parent != run.checkpoints.folder:
+        run.saved_best = -math.inf
     run.resumed.append(len(run.losses))
 
 

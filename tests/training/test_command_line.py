@@ -130,6 +130,32 @@ def test_the_configuration_of_a_record_is_read_with_small_floats_and_booleans(tm
     assert again == config
 
 
+def test_a_record_of_given_weights_needs_them_again(tmp_path):
+    record = {"config": TrainConfig().as_dict(), "first_weights": {"file": "w.pth", "sha256": "0123456789ab"}}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    words = ["--config", str(tmp_path / "record.json")]
+    message = r"began from the weights w\.pth \(sha256 01234567\.\.\.\): give their path as --checkpoint_path$"
+    with pytest.raises(ValueError, match=message):
+        parse(TrainConfig, None, words)
+    assert parse(TrainConfig, None, [*words, "--checkpoint_path", "w.pth"]).checkpoint_path == "w.pth"
+
+
+def test_a_record_is_of_a_number_of_processes_but_an_evaluation_of_any(tmp_path, monkeypatch):
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "a.json").write_text(json.dumps({"config": TrainConfig().as_dict()}))
+    assert parse(TrainConfig, None, ["--config", str(tmp_path / "a.json")]) == TrainConfig()
+    (tmp_path / "a.json").write_text(json.dumps({"config": TrainConfig().as_dict(), "processes": 1}))
+    with pytest.raises(ValueError, match="is the record of a run on 1 processes, not 2: start it with torchrun"):
+        parse(TrainConfig, None, ["--config", str(tmp_path / "a.json")])
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

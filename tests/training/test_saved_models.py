@@ -155,6 +155,23 @@ def test_the_best_and_the_last_model_are_kept(toy, tmp_path, monkeypatch):
     assert {file.name for file in (tmp_path / "run").iterdir()} == {"best", "last", "record.json"}
 
 
+def test_a_run_that_goes_on_from_anothers_checkpoint_keeps_a_best_model_of_its_own(toy, tmp_path, monkeypatch):
+    scores = iter([0.9, 0.5, 0.7, 0.6])
+
+    def evaluate(self, step):
+        score = next(scores)
+        self.evaluations.append({"step": step, "score_clean": score, "score_lossy": score, "seconds": 0.0})
+        return self.evaluations[-1]
+
+    monkeypatch.setattr("lossytp.training.loop.Run._evaluate", evaluate)
+    values = {"eval_steps": 2, "checkpoint_steps": 2, "schedule": "constant", "max_steps": 4, "save_model": True}
+    run(toy(output_dir=str(tmp_path / "first"), keep_checkpoints=2, **values))
+    assert (tmp_path / "first" / "checkpoint" / "step-2").exists(), "several checkpoints stay"
+    first = str(tmp_path / "first" / "checkpoint" / "step-2")
+    run(toy(output_dir=str(tmp_path / "second"), checkpoint_path=first, **values))
+    assert (tmp_path / "second" / "best").is_dir()
+
+
 @pytest.mark.parametrize(
     "values",
     [

@@ -97,7 +97,7 @@ class WatchingSettings(Settings):
     """A checkpoint to resume from, or a folder, whose newest checkpoint counts; if left out, output_dir's if any. A new
     or empty folder is where checkpoints are written. A .pth file of another program gives the weights alone."""
     keep_checkpoints: Count = 1
-    """Keep so many checkpoints, the newest ones."""
+    """Keep so many checkpoints, the newest ones. More than one stay after fine-tuning has finished, too."""
     save_model: bool = False
     """Save the model with the best lossy evaluation and the last model, in the folders best and last."""
     statistics: bool = False
@@ -121,7 +121,8 @@ class FineTuningSettings(WatchingSettings):
     max_steps: Count = 600
     """Optimizer steps."""
     gradient_accumulation_steps: Count = 1
-    """Number of microbatches accumulated per optimizer step. It changes results only by rounding."""
+    """Number of microbatches accumulated per optimizer step. Without packet losses it changes results
+    only by rounding; with them, its smaller messages lose other packets."""
     patience: Count | None = None
     """Evaluations in a row without a better score over the lossy network after which to stop."""
     target_accuracy: float | None = None

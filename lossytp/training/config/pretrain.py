@@ -113,6 +113,11 @@ class PretrainConfig(RunSettings, TextSettings):
         if not self.prompt:
             raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
         self._check_tokens()
+        if 0 < self.learning_rate < self.min_learning_rate and self.schedule != "constant":
+            raise ValueError(
+                f"min_learning_rate = {self.min_learning_rate:g} is above learning_rate = {self.learning_rate:g}: give "
+                f"at most that, such as {self.learning_rate / 10:g}"
+            )
         if self.block_size < 2:
             raise ValueError(f"block_size = {self.block_size} leaves no token to predict: give 2 or more")
         shape, scratch = shape_of(self.model_name), from_scratch(self.model_name) != self.model_name
@@ -198,7 +203,7 @@ class PretrainConfig(RunSettings, TextSettings):
 
     @property
     def smallest_rate(self) -> float:
-        return min(1.0, self.min_learning_rate / self.learning_rate) if self.learning_rate else 0.0
+        return self.min_learning_rate / self.learning_rate if self.learning_rate else 0.0
 
     def over(self, processes: int) -> Self:
         """Return the configuration for so many processes.

@@ -46,7 +46,7 @@ def model_card(record: dict[str, Any]) -> str:
         data=config["dataset"] or config["data_glob"],
         tokens=timing["steps"] * config["batch_size"] * config["block_size"],
         schedule=_schedule(config),
-        precision="float32, with autocast to bfloat16" if config["bf16"] else "float32",
+        precision=_precision(config),
         validation_loss=loss,
         perplexity=math.exp(loss),
         commit=record["commit"],
@@ -54,6 +54,11 @@ def model_card(record: dict[str, Any]) -> str:
         torch=where["torch"],
         hours=timing["train_seconds"] / 3600,
     )
+
+
+def _precision(config: dict[str, Any]) -> str:
+    narrow = next((name for flag, name in (("bf16", "bfloat16"), ("fp16", "float16")) if config[flag]), None)
+    return f"float32, with autocast to {narrow}" if narrow else "float32"
 
 
 def _schedule(config: dict[str, Any]) -> str:

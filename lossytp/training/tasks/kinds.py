@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
 ROWS_AT_ONCE = 1000
-PART = "part"  # an optional column of test rows: evaluation also scores each part that it names
+PART = "part"  # a column of the test rows of a source that `has_parts`: evaluation also scores each part
 
 
 class Example(NamedTuple):
@@ -93,6 +93,7 @@ class Task(ABC):
         if samples is not None and samples < len(rows):
             rows = rows.select(sample_indices(len(rows), samples))
         examples = []
+        has_parts = split == "test" and getattr(self.source, "has_parts", False)
         for row in _each(rows):
             try:
                 example = self.example(row)
@@ -104,7 +105,7 @@ class Task(ABC):
             except (ValueError, TypeError, AttributeError, OverflowError) as error:  # also from a user's own functions
                 raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {split} of {self.source}") from None
             if example is not None:
-                examples.append(example._replace(part=row.get(PART, "")))
+                examples.append(example._replace(part=row[PART]) if has_parts else example)
         if not examples:
             raise ValueError(f"{self.source} has no labelled row in split {split!r}: give a split with labels")
         return examples

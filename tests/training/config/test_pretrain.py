@@ -53,6 +53,10 @@ def test_the_earlier_studys_command_line():
         ({"data_parallel_size": 3}, "batch_size = 64 is not a multiple of data_parallel_size = 3"),
         ({"pipeline_parallel_size": 2}, "a pipeline, which supports classification, not language modelling"),
         ({"loss_rate": 0.1}, "loss_rate = 0.1 has no effect on a single rank"),
+        (
+            {"learning_rate": 5e-5},
+            "min_learning_rate = 0.0001 is above learning_rate = 5e-05: give at most that, such as 5e-06",
+        ),
         ({"batch_size": 0}, "batch_size = 0 is below 1"),
         ({"learning_rate": -1.0}, "learning_rate = -1.0 is below 0"),
         ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps = 9 is above total_steps = 8: give as many or fewer"),

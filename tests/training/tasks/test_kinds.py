@@ -39,6 +39,12 @@ def test_a_users_task_from_a_csv(tmp_path, monkeypatch):
         del TASKS["reviews"]
 
 
+def test_a_users_column_may_be_named_part():
+    rows = [{"text": "fine", "label": 1, "part": 7}, {"text": "poor", "label": 0, "part": None}]
+    task = Classification(source=Table(train=rows, test=rows), body="{text}", labels=("bad", "good"))
+    assert [example.part for split in ("train", "test") for example in task.examples(split)] == [""] * 4
+
+
 STARS = {"body": "{review}", "label": "stars", "labels": ("1", "2", "3")}
 
 
