@@ -234,10 +234,15 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         exponent_of("rise", 0.1, high=0.01),
         exponent_of("rise, whole packets", 0.1, high=0.01),
         exponent_of("rise", 0.03, high=-0.01),
+        exponent_of("rise", 0.3, high=0.01),
+        exponent_of("rise, whole packets", 0.3, value=-0.2),
         lambda r: set_in(r["sizes"]["rises"], {"rise": 0.06}, model_name="gpt2-micro", whole_packets=False),
         lambda r: set_in(r["sizes"]["rises"], {"rise": 0.08}, model_name="gpt2-micro", whole_packets=False),
     ],
-    "falls_shrink_with_size": [exponent_of("fall", 0.3, high=0.01)],
+    "falls_shrink_with_size": [
+        exponent_of("fall", 0.3, high=0.01),
+        lambda r: set_in(r["sizes"]["falls"], {"fall": 0.01}, model_name="gpt2-micro"),
+    ],
     "rises_grow_with_tokens": [
         exponent_of("rise", 0.1, against="tokens", low=0.9),
         exponent_of("rise, whole packets", 0.1, against="tokens", low=0.9),
@@ -273,6 +278,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("real_model", {"collapsed": 0.0}, repair="zero", losses="bursts of 8"),
         row_in("real_model", {"high": 2.0}, repair=FEW, losses="correlated(shared=1.0)"),
         row_in("real_model", {"rise": 2.0}, repair=FEW, losses="trace('traces/congestion.parquet')"),
+        row_in("real_model", {"high": 0.1}, repair=FEW, losses="trace('traces/congestion.parquet')"),
         lambda r: r.update(real_model=[row for row in r["real_model"] if row["losses"] != "bursts of 8"]),
     ],
     "both_phases_stay_costly": [

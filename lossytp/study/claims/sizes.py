@@ -10,23 +10,30 @@ from lossytp.study.claims.claim import POINTS, Claim, Results, real_row, row_of,
 def rises_shrink_with_size(results: Results) -> Claim:
     """Require that the exponent of the rise at 10 % is below 0 with its interval, in packets of both kinds.
 
-    The two largest models must differ by more than the others. At 3 % both intervals must hold 0.
+    The two largest models must differ by more than the others. At 30 % the exponents must be closer to 0, with
+    intervals below it. At 3 % both intervals must hold 0.
     """
     costs = ("rise", "rise, whole packets")
     numbers = {cost: _exponent(results, "parameters", cost, 0.1)["high"] for cost in costs}
+    at_30 = {cost: _exponent(results, "parameters", cost, 0.3) for cost in costs}
+    smaller = all(_exponent(results, "parameters", cost, 0.1)["value"] < at_30[cost]["value"] for cost in costs)
+    below = smaller and all(row["high"] < 0 for row in at_30.values())
     at_3 = [_exponent(results, "parameters", cost, 0.03) for cost in costs]
     uncertain = all(row["low"] <= 0 <= row["high"] for row in at_3)
     shared = results["sizes"]["tokens"]
     rows = [row for row in _small_packets(results) if row["tokens"] == shared]
     first, *_, last_but_one, last = (row["rise"] for row in sorted(rows, key=lambda row: row["parameters"]))
-    holds = max(numbers.values()) < 0 and last_but_one - last > first - last_but_one > 0 and uncertain
+    holds = max(numbers.values()) < 0 and last_but_one - last > first - last_but_one > 0 and below and uncertain
     return Claim(holds, numbers | {"smallest": first, "last but one": last_but_one, "largest": last})
 
 
 def falls_shrink_with_size(results: Results) -> Claim:
-    """Require that the exponent of the fall after fine-tuning is below 0 with its interval."""
+    """Require that mean falls after fine-tuning shrink from size to size, to a power below 0 with its interval."""
     row = _exponent(results, "parameters", "fall", 0.3)
-    return Claim(row["high"] < 0, {end: row[end] for end in ("value", "low", "high")})
+    rows = rows_of(results["sizes"]["falls"], tokens=results["sizes"]["tokens"])
+    falls = [each["fall"] for each in sorted(rows, key=lambda each: each["parameters"])]
+    shrink = falls == sorted(falls, reverse=True)
+    return Claim(shrink and row["high"] < 0, {end: row[end] for end in ("value", "low", "high")})
 
 
 def rises_grow_with_tokens(results: Results) -> Claim:
