@@ -124,7 +124,8 @@ def _runs_by_packet_size(study: Study, model_name: str) -> pd.DataFrame:
     every = pd.concat([again, study.tables[HEADLINE]], ignore_index=True)
     every = every[every["seed"].isin(again["seed"])]
     rates = every["task"].map(_packet_rates(study))
-    usual = (every["model_name"] == model_name) & every["wire_dtype"].isna() & every["reliable_gather"]
+    alike = {"model_name": model_name, "repair": "zero", "algorithm": "direct", "loss_type": "ber"}
+    usual = (every[list(alike)] == pd.Series(alike)).all(axis=1) & every["wire_dtype"].isna() & every["reliable_gather"]
     return every[usual & (every["loss_rate"] == rates)]
 
 

@@ -17,6 +17,8 @@ def falls_by_length(
 ) -> pd.DataFrame:
     """Return the falls of networks that were also trained for longer than the shortest runs.
 
+    They lose single packets, without a repair.
+
     Args:
         compared: of each experiment, a row an arm, from `comparisons.drops_and_gains`, and a configuration of each
             row, for its network. If several experiments have a network, the first one counts.
@@ -29,7 +31,8 @@ def falls_by_length(
     rows: list[dict[str, Any]] = []
     for table, configs in compared:
         for row, config in zip(with_falls(table).to_dict("records"), configs, strict=True):
-            if row["learning_rate"] == learning_rate and row["arm"] != LOSSLESS:
+            alone = (config.repair, config.loss_type) == ("zero", "ber")
+            if row["learning_rate"] == learning_rate and row["arm"] != LOSSLESS and alone:
                 network = network_name(config.loss_rate, config.algorithm, config.reliable_gather)
                 rows.append(
                     {"task": row["task"], "network": network, "max_steps": row["max_steps"]}
