@@ -13,7 +13,6 @@ from lossytp.study.statistics import share_interval, t_interval
 COLLAPSE_NATS = 3.0  # a block that rises by more has collapsed
 USUAL = {"algorithm": "direct", "phase": "reduce", "losses": "single"}
 NETWORK = ["algorithm", "phase", "loss_rate"]
-NOT_MEASURED = ("protect(0.1) + retransmit(1)",)  # whose errors of sums are still to come
 FITTED = (0.03, 0.1)  # loss rates of the usual network through which the law of the median block goes
 
 
@@ -92,7 +91,7 @@ def times_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
     key = [*NETWORK, "repair"]
     joined = single.merge(errors, on=key, how="left", validate="one_to_one", indicator="found")
     missing = joined["found"] == "left_only"
-    excused = joined["repair"].map(lambda repair: repair_named(repair).remembers or repair in NOT_MEASURED)
+    excused = joined["repair"].map(lambda repair: repair_named(repair).remembers)
     unknown = joined[missing & ~excused]
     if len(unknown):
         algorithm, phase, rate, repair = unknown[key].iloc[0]
