@@ -80,9 +80,11 @@ def test_classification(load, tokenizer):
     assert result["score"] == right / 7
 
 
-def test_parts_are_also_scored_separately(load, tokenizer):
+def test_parts_are_also_scored_separately(load, tokenizer, monkeypatch):
     rows = [{**row, "part": "odd" if i % 3 else "even"} for i, row in enumerate(REVIEWS)]
-    data = load(tasks.Classification, rows, body="{text}", labels=("bad", "good"))
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks.Table, "has_parts", True, raising=False)
+        data = load(tasks.Classification, rows, body="{text}", labels=("bad", "good"))
     (result,) = scores(Answers(lambda text: [1.0, 0.0], tokenizer), data)
     bad = {part: [row["label"] == 0 for row in rows if row["part"] == part] for part in ("odd", "even")}
     assert result["accuracy"] == 4 / 7
