@@ -13,7 +13,7 @@ import pandas as pd
 from lossytp.study.analysis.break_even import price_of_reliability, step_ratios_of_both_phases
 from lossytp.study.analysis.overview import compute_hours, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
-from lossytp.study.analysis.pretraining import nats_lost, waiting_times
+from lossytp.study.analysis.pretraining import nats_lost, turning_points, waiting_times
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
@@ -150,13 +150,13 @@ def pretraining(study: Study) -> dict[str, Any]:
     if runs.empty or LOSSLESS not in set(runs["arm"]):
         return {}
     arms = nats_lost(runs)
-    study.draw(nats_against_tokens(arms), "pretraining")
+    study.draw(nats_against_tokens(arms[(arms["loss_rate"] == 0) | arms["clean_times_tokens"].notna()]), "pretraining")
     step_times = pd.read_csv(study.results / "step_times.csv")
     rows = json_rows(arms)
     for row in rows:
         phases = "reduce" if row["reliable_gather"] else "both"
         row["waiting"] = waiting_times(step_times, loss_rate=row["loss_rate"], phases=phases)
-    return {"pretraining": rows}
+    return {"pretraining": rows, "pretraining_turns": json_rows(turning_points(study.records[PRETRAINING]))}
 
 
 def parallelisms(study: Study) -> dict[str, Any]:

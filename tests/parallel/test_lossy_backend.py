@@ -53,7 +53,7 @@ def on_rank_protect_partial_sums() -> list[str]:
 def test_protect_is_refused_where_a_process_does_not_know_what_is_sent(processes: Callable) -> None:
     refusal = (
         "repair = 'protect(0.1)' does not work over the backend with algorithm = 'ring', whose packets carry sums that "
-        "no single process knows: choose direct, sender or switch, or another repair"
+        "no single process knows: choose direct or sender, or another repair"
     )
     assert processes(3, on_rank_protect_partial_sums) == [[refusal] * 2] * 3
 

@@ -17,6 +17,7 @@ SST2 = "sst2_held_out"  # each claim is of both tasks; changing one must suffice
 FEW = "protect(0.01) + hadamard(64)"
 ADVISED = "protect(0.1) + retransmit(1)"
 PRETRAINED = "losses on the way to a sum"
+BOTH = "losses on both ways"
 
 
 def arm_of(experiment, values, **wanted):
@@ -204,6 +205,16 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_times_tokens_low": 1.4}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining", {"lossy_times_tokens_high": 2.1}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED, loss_rate=0.1),
+    ],
+    "pretraining_fails_over_both_phases": [
+        row_in("pretraining", {"clean_low": 0.9}, arm=BOTH),
+        row_in("pretraining", {"clean_times_tokens": 1.9}, arm=BOTH),
+        row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
+    ],
+    "training_diverges_as_the_rate_rises": [
+        row_in("pretraining_turns", {"step": 120}, seed=1),
+        row_in("pretraining_turns", {"last": 6.0}, seed=0),
+        lambda r: r["pretraining_turns"].pop(),
     ],
     "hadamard_recovers_some_in_pretraining": [
         row_in("pretraining", {"clean": 0.26}, arm=f"{PRETRAINED} with Hadamard"),

@@ -11,6 +11,7 @@ from lossytp.study.statistics import t_interval
 
 WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
+SMOOTHED = 5  # points of a training curve
 AXES = ("", "_linear")  # of the tokens, on which lossless runs are interpolated: logarithmic, or linear
 
 
@@ -61,6 +62,26 @@ def _times_tokens(runs: pd.DataFrame, outcome: str, *, linear: bool) -> pd.DataF
         value, low, high = np.exp(t_interval(np.array(logs)))
         rows.append({"arm": arm, "loss_rate": rate, "": value, "_low": low, "_high": high})
     return pd.DataFrame(rows, columns=[*WHERE, "", "_low", "_high"]).set_index(WHERE)
+
+
+def turning_points(records: list[dict]) -> pd.DataFrame:
+    """Return where the training loss of runs that lose packets in both phases was least, and where it ended.
+
+    Args:
+        records: of pretraining, with their curves of the training loss.
+
+    Returns:
+        One row a run: `loss_rate`, `seed`, `warmup_steps`; the `step` at which the running median of `SMOOTHED` points
+        of the curve is least; this `least` loss, and the `last` one, in nats a token.
+    """
+    rows = []
+    for record in records:
+        config, curve = record["config"], pd.DataFrame(record["curves"]["train_loss"])
+        if not config["reliable_gather"]:
+            smooth = curve.set_index("step")["loss"].rolling(SMOOTHED, center=True, min_periods=1).median()
+            row = {name: config[name] for name in ("loss_rate", "seed", "warmup_steps")}
+            rows.append(row | {"step": smooth.idxmin(), "least": smooth.min(), "last": smooth.iloc[-1]})
+    return pd.DataFrame(rows, columns=["loss_rate", "seed", "warmup_steps", "step", "least", "last"])
 
 
 def waiting_times(step_times: pd.DataFrame, *, loss_rate: float, phases: str) -> list[dict[str, float]]:

@@ -4,9 +4,11 @@ import math
 from typing import Any
 
 from lossytp.study.analysis.pretraining import AXES, EVALUATIONS
-from lossytp.study.claims.claim import Claim, Results, row_of
+from lossytp.study.claims.claim import Claim, Results, row_of, rows_of
 
 LOST = ("losses on the way to a sum", 0.1)
+BOTH = ("losses on both ways", 0.1)
+MOST_PREDICTED = 0.5  # nats, over losses in both phases: the upper end in predictions/fixed_beforehand.csv
 SPREAD = "losses on the way to a sum with Hadamard"
 WASTED = {"clean": 1 / 3, "lossy": 2 / 5}  # share of the tokens, by evaluation
 PAYS_UP_TO = 125.0  # kilobytes in flight
@@ -35,6 +37,27 @@ def pretraining_wastes_tokens(results: Results) -> Claim:
         holds &= abs(value - wasted) < 0.05 and wasted - 0.1 < low and high < wasted + 0.1
         numbers |= {f"{evaluation}, low": low, evaluation: value, f"{evaluation}, high": high}
     return Claim(holds, numbers)
+
+
+def pretraining_fails_over_both_phases(results: Results) -> Claim:
+    """Require that 10 % loss in both phases ends over a nat higher, and higher than half of the lossless tokens.
+
+    The interval must lie above both, and above what was predicted.
+    """
+    row, (half,) = _arm(results, *BOTH), rows_of(results["pretraining"], arm="no loss in half the steps")
+    least = max(1.0, half["clean_high"], MOST_PREDICTED)
+    holds = row["clean_low"] > least and row["clean_times_tokens"] is None
+    return Claim(holds, {"at least": row["clean_low"], "half of the tokens": half["clean_high"]})
+
+
+def training_diverges_as_the_rate_rises(results: Results) -> Claim:
+    """Require that over 10 % loss in both phases each seed's training loss is least before the end of the warm-up.
+
+    It must end higher than that.
+    """
+    rows = rows_of(results["pretraining_turns"], loss_rate=BOTH[1])
+    holds = len(rows) >= 3 and all(row["step"] <= row["warmup_steps"] and row["last"] > row["least"] for row in rows)
+    return Claim(holds, {f"seed {row['seed']}, least at step": row["step"] for row in rows})
 
 
 def hadamard_recovers_some_in_pretraining(results: Results) -> Claim:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.pretraining import nats_lost, waiting_times
+from lossytp.study.analysis.pretraining import nats_lost, turning_points, waiting_times
 from lossytp.study.measurements.step_times import BEST_EFFORT
 
 LOSSY, REPAIRED, HALF = "losses on the way to a sum", "repaired", "no loss in half the steps"
@@ -113,3 +113,15 @@ def test_waiting_costs_less_where_half_of_the_traffic_waits_in_any_case():
 
 def test_without_losses_nobody_waits():
     assert [each["times"] for each in waiting_times(step_times({1: 1.2}), loss_rate=0.0, phases="both")] == [1.0]
+
+
+def test_the_training_loss_turns_where_its_running_median_is_least():
+    losses = [8.0, 7.0, 6.0, 6.5, 6.2, 2.0, 6.4, 7.0, 7.2, 7.1, 7.3]  # the 2.0 is one lucky batch
+    curve = [{"step": 10 * (number + 1), "loss": loss} for number, loss in enumerate(losses)]
+    config = {"loss_rate": 0.1, "seed": 1, "warmup_steps": 100}
+    records = [
+        {"config": {**config, "reliable_gather": reliable}, "curves": {"train_loss": curve}}
+        for reliable in (False, True)
+    ]
+    (row,) = turning_points(records).to_dict("records")
+    assert row == {**config, "step": 40, "least": 6.2, "last": 7.2}
