@@ -132,7 +132,7 @@ class Checkpoints:
 
     def to_start_over(self, folder: Path) -> str:
         """Return how to start without a checkpoint: delete it only if it is this run's."""
-        remedy = f"delete {folder}" if self._is_own(folder) else "leave checkpoint_path out"
+        remedy = f"delete {folder}" if self.is_own(folder) else "leave checkpoint_path out"
         return f"{remedy} to start over"
 
     def remove(self) -> None:
@@ -220,13 +220,13 @@ class Checkpoints:
         if changed:
             raise ValueError(
                 f"{found.folder} belongs to an unfinished run with {self._config.compared(changed, written)}: "
-                + ("give another output_dir, or " if self._is_own(found.folder) else "")
+                + ("give another output_dir, or " if self.is_own(found.folder) else "")
                 + self.to_start_over(found.folder)
             )
         if found.layout != self.layout:
             self._check_layout(found)
 
-    def _is_own(self, folder: Path) -> bool:
+    def is_own(self, folder: Path) -> bool:
         """Return whether a checkpoint lies in this run's folder."""
         return folder.parent.resolve() == self.folder.resolve()
 

@@ -59,7 +59,8 @@ def resume(run: "Run") -> None:
     fix = f"put the old file back, or {start_over}"
     check_same_data(run.config, plain["data"], run.objective.sha256, str(found.folder), fix)
     check_same_trace(run.config, plain["trace"], str(found.folder), fix)
-    if found.folder.parent == run.checkpoints.folder:  # not that of another run, from which this one begins
+    own_folder = run.checkpoints.is_own(found.folder)  # not that of another run, from which this one begins
+    if own_folder:
         check_same_weights(run.config, plain["first_weights"], str(found.folder))
     run.engine.warm_up(run.objective.batch, run.scaler)
     try:
@@ -76,7 +77,7 @@ def resume(run: "Run") -> None:
         raise ValueError(f"{found.folder} does not belong to this run ({reason}): {start_over}") from error
     for name in KEPT:
         setattr(run, name, plain[name])
-    if found.folder.parent != run.checkpoints.folder:
+    if not own_folder:
         run.saved_best = -math.inf
     run.resumed.append(len(run.losses))
 

@@ -172,6 +172,24 @@ def test_a_run_that_goes_on_from_anothers_checkpoint_keeps_a_best_model_of_its_o
     assert (tmp_path / "second" / "best").is_dir()
 
 
+def test_a_run_knows_its_own_checkpoint_by_any_path(toy, tmp_path, monkeypatch):
+    scores = iter([0.9, 0.5, 0.7])
+
+    def evaluate(self, step):
+        score = next(scores)
+        self.evaluations.append({"step": step, "score_clean": score, "score_lossy": score, "seconds": 0.0})
+        return self.evaluations[-1]
+
+    monkeypatch.setattr("lossytp.training.loop.Run._evaluate", evaluate)
+    monkeypatch.chdir(tmp_path)
+    values = {"eval_steps": 2, "checkpoint_steps": 2, "schedule": "constant", "max_steps": 4, "save_model": True}
+    run(toy(output_dir="own", keep_checkpoints=2, **values))
+    best = weights(tmp_path / "own" / "best")
+    (tmp_path / "own" / "record.json").unlink()
+    run(toy(output_dir="own", checkpoint_path=str(tmp_path / "own" / "checkpoint" / "step-2"), **values))
+    assert all(torch.equal(best[name], tensor) for name, tensor in weights(tmp_path / "own" / "best").items())
+
+
 @pytest.mark.parametrize(
     "values",
     [
