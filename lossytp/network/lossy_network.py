@@ -9,7 +9,7 @@ what replaces missing elements (`lossytp.network.repairs`). Without a repair the
 
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -21,20 +21,18 @@ from lossytp.network.checks import check_at_least, check_is, check_number, shown
 from lossytp.network.counters import COUNTED, Counters, Site
 from lossytp.network.identity import described
 from lossytp.network.link_processes import LinkProcesses
+from lossytp.network.link_streams import LinkStreams
 from lossytp.network.links import Link
-from lossytp.network.loss_process import LinkLosses, LossProcess
+from lossytp.network.loss_process import LossProcess
 from lossytp.network.packets import Wire
 from lossytp.network.repairs import ZERO, Repair
 from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.scope import EVERYWHERE, Scope
-from lossytp.network.streams import Normals
 from lossytp.network.tape import LossTape
-from lossytp.network.trace import TraceLosses
 
 if TYPE_CHECKING:
     import pandas
 
-TRAINING: tuple[str, int] = ("training", 0)
 SUSPENDING = threading.Lock()  # of all networks, since a network with a lock of its own could not be copied
 
 
@@ -71,9 +69,10 @@ class LossyNetwork:
         wire: Wire | None = None,
         scope: Scope = EVERYWHERE,
     ) -> None:
-        self._processes = LinkProcesses(process, default)
+        processes = LinkProcesses(process, default)
         check_number("seed", seed, Integral, "one, such as 0")
         self.seed = index(seed)  # numpy's integers would select other streams
+        self._streams = LinkStreams(processes, self.seed)
         self.wire = Wire() if wire is None else wire
         check_is("wire", self.wire, Wire, "one, such as Wire(mtu_bytes=1500)")
         check_is("scope", scope, Scope, 'one, such as Scope(direction="forward")')
@@ -81,30 +80,23 @@ class LossyNetwork:
         self.counters = Counters()
         self._tape: LossTape | None = None
         self._suspended = 0
-        self._purpose = self._block = TRAINING
-        self._evaluations = 0
-        self._links: dict[tuple[str, int, int], LinkLosses] = {}
-        self._normals: dict[tuple[str, int, int], Normals] = {}
-        self._training_streams = self._links, self._normals
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy holds. Nobody would end the original's blocks in the copy, so it is in none."""
-        links, normals = self._training_streams
-        training = {"_purpose": TRAINING, "_block": TRAINING, "_links": links, "_normals": normals}
-        return self.__dict__ | training | {"_suspended": 0, "_tape": None}
+        return self.__dict__ | {"_suspended": 0, "_tape": None}
 
     def process(self, src: int, dst: int) -> LossProcess:
         """Return the loss process of the link src -> dst."""
-        return self._processes.of(src, dst)
+        return self._streams.processes.of(src, dst)
 
     def loss_rate(self, src: int, dst: int) -> float:
         """Return the loss rate of the link src -> dst."""
-        return self._processes.loss_rate(src, dst)
+        return self._streams.processes.loss_rate(src, dst)
 
     @property
     def named_links(self) -> tuple[Link, ...]:
         """Return the links that the mapping names."""
-        return tuple(self._processes.named)
+        return tuple(self._streams.processes.named)
 
     def lost_packets(
         self, src: int, dst: int, num_packets: int, *, group: str = "tp", site: Site | None = None
@@ -128,16 +120,9 @@ class LossyNetwork:
         check_at_least("num_packets", num_packets, 0)
         if self._is_reliable(site):
             return NO_PACKETS
-        lost = self._take(group, src, dst, num_packets)
-        self.counters.add((self._purpose[0], site, group, src, dst), num_packets, len(lost), 0, len(lost))
+        lost = self._streams.take(group, src, dst, num_packets)
+        self.counters.add((self._streams.purpose[0], site, group, src, dst), num_packets, len(lost), 0, len(lost))
         return lost
-
-    def _take(self, group: str, src: int, dst: int, num_packets: int) -> np.ndarray:
-        link = self._links.get((group, src, dst))
-        if link is None:
-            key = (self.seed, *self._purpose, group, src, dst)
-            link = self._links[group, src, dst] = self.process(src, dst).losses(key)
-        return link.take(num_packets)
 
     def send(
         self,
@@ -172,14 +157,14 @@ class LossyNetwork:
         capacity = self.wire.elements_per_packet(itemsize)
         missing = [self._send_over(hop, capacity, repair, group, site) for hop in hops]
         if hops:
-            self.counters.add_message((self._purpose[0], site, group), any(len(packets) for packets in missing))
+            self.counters.add_message((self._streams.purpose[0], site, group), any(len(packets) for packets in missing))
         return Missing(missing)
 
     def _send_over(self, hop: Hop, capacity: int, repair: Repair, group: str, site: Site | None) -> np.ndarray:
         counts = [0, 0, 0]  # packets, lost, extra
 
         def send(count: int, extra: int = 0) -> np.ndarray:
-            lost = self._take(group, hop.src, hop.dst, count)
+            lost = self._streams.take(group, hop.src, hop.dst, count)
             counts[0] += count
             counts[1] += len(lost)
             counts[2] += extra
@@ -189,7 +174,7 @@ class LossyNetwork:
         missing = repair.carry(own, capacity, send)
         packets, lost, extra = counts
         extra += -(-elements // capacity) - -(-own // capacity)  # the padding of a repair's blocks
-        self.counters.add((self._purpose[0], site, group, hop.src, hop.dst), packets, lost, extra, len(missing))
+        self.counters.add((self._streams.purpose[0], site, group, hop.src, hop.dst), packets, lost, extra, len(missing))
         return missing
 
     def normals(self, hops: Hops, *, group: str = "tp", site: Site | None = None) -> list[np.ndarray]:
@@ -201,12 +186,8 @@ class LossyNetwork:
         if self._tape is not None and self._tape.replaying:
             recorded: list[np.ndarray] = self._tape.next()
             return recorded
-        numbers = []
-        for hop in () if self._is_reliable(site) else hops:
-            link = (group, hop.src, hop.dst)
-            if link not in self._normals:
-                self._normals[link] = Normals((self.seed, *self._purpose, *link, "normals"))
-            numbers.append(self._normals[link].take(hop.stop - hop.start))
+        used = () if self._is_reliable(site) else hops
+        numbers = [self._streams.normals(group, hop) for hop in used]
         if self._tape is not None:
             self._tape.record(numbers)
         return numbers
@@ -222,7 +203,7 @@ class LossyNetwork:
     @property
     def block(self) -> tuple[str, int]:
         """Return ("training", 0), or ("evaluation", n) within the n-th block of `evaluation`, whatever its step."""
-        return self._block
+        return self._streams.block
 
     @property
     def suspended(self) -> bool:
@@ -246,18 +227,9 @@ class LossyNetwork:
         with SUSPENDING:
             self._suspended += change
 
-    @contextmanager
-    def evaluation(self, step: int) -> Iterator[None]:
+    def evaluation(self, step: int) -> AbstractContextManager[None]:
         """Draw losses within the block from streams named by `step`, so that training's streams do not shift."""
-        check_number("step", step, Integral, "the number of the training step")
-        before = self._purpose, self._block, self._links, self._normals
-        self._evaluations += 1
-        self._purpose, self._block = ("evaluation", index(step)), ("evaluation", self._evaluations)
-        self._links, self._normals = {}, {}
-        try:
-            yield
-        finally:
-            self._purpose, self._block, self._links, self._normals = before
+        return self._streams.evaluation(step)
 
     @contextmanager
     def recording(self, tape: LossTape) -> Iterator[None]:
@@ -285,9 +257,8 @@ class LossyNetwork:
         the link where it did so most often.
         """
         summary = self.counters.summary(purpose)
-        wraps = [losses.wraps for losses in self._links.values() if isinstance(losses, TraceLosses)]
-        if purpose == self._purpose[0] == "training" and wraps:
-            summary["wraps"] = max(wraps)
+        if purpose == "training" and self._streams.of_training and self._streams.wraps is not None:
+            summary["wraps"] = self._streams.wraps
         return summary
 
     def state_dict(self) -> dict:
@@ -296,15 +267,12 @@ class LossyNetwork:
         Raises:
             ValueError: within `evaluation()`.
         """
-        if self._purpose != TRAINING:
+        if not self._streams.of_training:
             raise ValueError("state_dict() within evaluation(): call it after the block")
-        links = [[list(link), losses.state_dict()] for link, losses in self._links.items()]
-        normals = [[list(link), stream.position] for link, stream in self._normals.items()]
         return {
             "seed": self.seed,
             "settings": self._settings(),
-            "links": links,
-            "normals": normals,
+            **self._streams.state_dict(),
             "counters": self.counters.state_dict(),
         }
 
@@ -318,7 +286,7 @@ class LossyNetwork:
             ValueError: if the state is of a network with another seed, process, wire or scope, if `state` is not what
                 `state_dict()` returns, or within `evaluation()`.
         """
-        if self._purpose != TRAINING:
+        if not self._streams.of_training:
             raise ValueError("load_state_dict() within evaluation(): call it after the block")
         check_is("state", state, dict, "what state_dict() returned")
         lacking = [name for name in ("seed", "links", "normals", "counters") if name not in state]
@@ -328,32 +296,18 @@ class LossyNetwork:
             raise ValueError(f"the state is of seed {state['seed']}, this network of {self.seed}: give the same seed")
         self._check_settings(state.get("settings", self._settings()))
         try:
-            loaded = self._loaded(state)
+            streams, counters = self._streams.loaded(state), Counters()
+            counters.load_state_dict(state["counters"])
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(
                 f"state = {shown(state)} cannot be loaded ({reason}): give what state_dict() returned"
             ) from error
-        self._links, self._normals, self.counters = loaded
-        self._training_streams = self._links, self._normals
-
-    def _loaded(self, state: dict) -> tuple[dict, dict, Counters]:
-        links = {}
-        for (group, src, dst), link_state in state["links"]:
-            losses = self.process(src, dst).losses((self.seed, *TRAINING, group, src, dst))
-            losses.load_state_dict(link_state)
-            links[group, src, dst] = losses
-        normals = {
-            tuple(link): Normals((self.seed, *TRAINING, *link, "normals"), position)
-            for link, position in state["normals"]
-        }
-        counters = Counters()
-        counters.load_state_dict(state["counters"])
-        return links, normals, counters
+        self._streams, self.counters = streams, counters
 
     def _settings(self) -> dict[str, str]:
         """Return the settings that must be equal for a resumed network to lose the same packets."""
-        return self._processes.described() | {"wire": described(self.wire), "scope": described(self.scope)}
+        return self._streams.processes.described() | {"wire": described(self.wire), "scope": described(self.scope)}
 
     def _check_settings(self, theirs: dict[str, str]) -> None:
         check_is("settings of the state", theirs, dict, "what state_dict() returned")

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from lossytp.network.checks import check_is
 from lossytp.network.counters import NOWHERE, Site
-from lossytp.network.lossy_network import TRAINING, LossyNetwork
+from lossytp.network.link_streams import TRAINING
+from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repairs import ZERO
 from lossytp.network.repairs.chain import stage_of
 from lossytp.network.routes import Hops, Missing

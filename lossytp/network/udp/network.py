@@ -6,7 +6,7 @@ import numpy as np
 
 from lossytp.network.checks import shown
 from lossytp.network.counters import Site
-from lossytp.network.lossy_network import TRAINING, LossyNetwork
+from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
 from lossytp.network.repairs import ZERO, Repair
 from lossytp.network.routes import Hops, Missing
@@ -63,7 +63,7 @@ class UdpNetwork(LossyNetwork):
         outgoing: list[Cargo] = []
         incoming: list[Cargo] = []
         for hop in hops:
-            dropped = self._take(group, hop.src, hop.dst, hop.num_packets(capacity))
+            dropped = self._streams.take(group, hop.src, hop.dst, hop.num_packets(capacity))
             if mesh.rank not in (hop.src, hop.dst):
                 continue
             sends, length = hop.src == mesh.rank, hop.stop - hop.start
@@ -100,13 +100,13 @@ class UdpNetwork(LossyNetwork):
     def _count(self, hops: Hops, missing: Missing, capacity: int, group: str, site: Site | None) -> None:
         for hop, packets in zip(hops, missing.packets, strict=True):
             count, link = hop.num_packets(capacity), (hop.src, hop.dst)
-            self.counters.add((self._purpose[0], site, group, *link), count, len(packets), 0, len(packets))
-            if self._purpose == TRAINING:
+            self.counters.add((self._streams.purpose[0], site, group, *link), count, len(packets), 0, len(packets))
+            if self._streams.of_training:
                 before = self._sent.get(link, 0)
                 self._recorded.setdefault(link, []).append(packets + before)
                 self._sent[link] = before + count
         if hops:
-            self.counters.add_message((self._purpose[0], site, group), missing.any)
+            self.counters.add_message((self._streams.purpose[0], site, group), missing.any)
 
     def trace(self) -> ProbeTrace:
         """Return the fates of training's packets on each link, in the order of sending.
