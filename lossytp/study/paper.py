@@ -150,7 +150,8 @@ def pretraining(study: Study) -> dict[str, Any]:
     if runs.empty or LOSSLESS not in set(runs["arm"]):
         return {}
     arms = nats_lost(runs)
-    study.draw(nats_against_tokens(arms[(arms["loss_rate"] == 0) | arms["clean_times_tokens"].notna()]), "pretraining")
+    as_good = arms["clean_times_tokens"].notna()  # an arm that failed would squeeze the others into a corner
+    study.draw(nats_against_tokens(arms[(arms["loss_rate"] == 0) | as_good]), "pretraining")
     step_times = pd.read_csv(study.results / "step_times.csv")
     rows = json_rows(arms)
     for row in rows:

@@ -136,15 +136,20 @@ def _die_at(place: str) -> None:
         Path.rename = dying(Path.rename)
 
 
-def test_the_best_and_the_last_model_are_kept(toy, tmp_path, monkeypatch):
-    scores = iter([0.5, 0.9, 0.7, 0.5, 0.9])
+def score_next(monkeypatch, *scores):
+    """Let the next evaluations have these scores, with and without losses."""
+    coming = iter(scores)
 
     def evaluate(self, step):
-        score = next(scores)
+        score = next(coming)
         self.evaluations.append({"step": step, "score_clean": score, "score_lossy": score, "seconds": 0.0})
         return self.evaluations[-1]
 
     monkeypatch.setattr("lossytp.training.loop.Run._evaluate", evaluate)
+
+
+def test_the_best_and_the_last_model_are_kept(toy, tmp_path, monkeypatch):
+    score_next(monkeypatch, 0.5, 0.9, 0.7, 0.5, 0.9)
     values = {"eval_steps": 2, "schedule": "constant", "save_model": True}
     run(toy(max_steps=6, **values))
     run(toy(max_steps=4, output_dir=str(tmp_path / "shorter"), **values))
@@ -156,14 +161,7 @@ def test_the_best_and_the_last_model_are_kept(toy, tmp_path, monkeypatch):
 
 
 def test_a_run_that_goes_on_from_anothers_checkpoint_keeps_a_best_model_of_its_own(toy, tmp_path, monkeypatch):
-    scores = iter([0.9, 0.5, 0.7, 0.6])
-
-    def evaluate(self, step):
-        score = next(scores)
-        self.evaluations.append({"step": step, "score_clean": score, "score_lossy": score, "seconds": 0.0})
-        return self.evaluations[-1]
-
-    monkeypatch.setattr("lossytp.training.loop.Run._evaluate", evaluate)
+    score_next(monkeypatch, 0.9, 0.5, 0.7, 0.6)
     values = {"eval_steps": 2, "checkpoint_steps": 2, "schedule": "constant", "max_steps": 4, "save_model": True}
     run(toy(output_dir=str(tmp_path / "first"), keep_checkpoints=2, **values))
     assert (tmp_path / "first" / "checkpoint" / "step-2").exists(), "several checkpoints stay"
@@ -173,14 +171,7 @@ def test_a_run_that_goes_on_from_anothers_checkpoint_keeps_a_best_model_of_its_o
 
 
 def test_a_run_knows_its_own_checkpoint_by_any_path(toy, tmp_path, monkeypatch):
-    scores = iter([0.9, 0.5, 0.7])
-
-    def evaluate(self, step):
-        score = next(scores)
-        self.evaluations.append({"step": step, "score_clean": score, "score_lossy": score, "seconds": 0.0})
-        return self.evaluations[-1]
-
-    monkeypatch.setattr("lossytp.training.loop.Run._evaluate", evaluate)
+    score_next(monkeypatch, 0.9, 0.5, 0.7)
     monkeypatch.chdir(tmp_path)
     values = {"eval_steps": 2, "checkpoint_steps": 2, "schedule": "constant", "max_steps": 4, "save_model": True}
     run(toy(output_dir="own", keep_checkpoints=2, **values))

@@ -33,6 +33,8 @@ def test_only_networks_that_cost_something_and_were_trained_longer_stay():
         an_arm(100, 0.1, 0.5, fall=0.1),  # never trained longer
         an_arm(400, 0.01, 0.7, fall=0.002),  # costs too little
         an_arm(400, 0.3, 0.6, fall=0.1, learning_rate=4e-3),  # another learning rate
+        an_arm(400, 0.1, 0.5, fall=0.2, repair="hadamard(64)"),  # repaired
+        an_arm(400, 0.1, 0.5, fall=0.2, loss_type="correlated(shared=1)"),  # lost together
         an_arm(400, 0.2, 0.65, fall=0.05, reliable_gather=False),
     ]
     second = [

@@ -136,10 +136,11 @@ def test_the_exported_folder_is_read_by_transformers_and_gives_the_cards_loss(pr
 
 def test_the_card_names_the_task_that_was_read_and_its_schedule(pretrain):
     record = run(pretrain(schedule="constant"))
-    record["config"]["dataset"] = "shakespeare"
+    record["config"] |= {"dataset": "shakespeare", "fp16": True}
     card = model_card(record)
     assert "| data | shakespeare," in card
     assert "| learning rate | 0.01, constant |" in card
+    assert "trained in float32, with autocast to float16 |" in card
 
 
 def test_threads_change_no_bit_and_microbatches_only_rounding(pretrain):
