@@ -25,13 +25,13 @@ def main() -> None:
         lossy, clean = result["lossy"], result["clean"]
         print(
             f"{result['dataset']}{' (subset)' if result['subset'] else ''}: {result['metric']} {lossy['score']:.4f} "
-            f"with loss, {clean['score']:.4f} without, on {result['test_examples']} examples"
+            f"with packet loss, {clean['score']:.4f} without, on {result['test_examples']} examples"
         )
     if "perplexity" in result:
         lossy, clean = (_shown(result["perplexity"][how]) for how in ("lossy", "clean"))
-        print(f"perplexity {lossy} with loss, {clean} without")
+        print(f"perplexity {lossy} with packet loss, {clean} without")
     if "text" in result:
-        print(f"with loss: {result['text']['lossy']!r}\nwithout: {result['text']['clean']!r}")
+        print(f"with packet loss: {result['text']['lossy']!r}\nwithout: {result['text']['clean']!r}")
     print(f"see {config.output_dir}/evaluation.json")
 
 

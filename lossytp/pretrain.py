@@ -33,8 +33,8 @@ def main() -> None:
         raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
     if outcome is None:
         raise ValueError(
-            f"the loss is not finite at step {steps}: lower learning_rate = {config.learning_rate:g}, and give another "
-            "output_dir"
+            f"the training or validation loss is not finite at step {steps}: lower learning_rate = "
+            f"{config.learning_rate:g}, and give another output_dir"
         )
     print(f"{outcome}: see {file}")
 

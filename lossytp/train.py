@@ -36,8 +36,9 @@ def _outcome(dataset: str, record: dict) -> str:
         return f"the training loss was not finite at step {record['timing']['steps']}"
     data, final = record["data"], record["final"]
     return (
-        f"{dataset}{' (subset)' if data['subsets'] else ''}: {data['metric']} {final['score_lossy']:.4f} with loss, "
-        f"{final['score_clean']:.4f} without, {data['chance']:.4f} by chance{_beside(data)} ({record['status']})"
+        f"{dataset}{' (subset)' if data['subsets'] else ''}: {data['metric']} {final['score_lossy']:.4f} with "
+        f"packet loss, {final['score_clean']:.4f} without, {data['chance']:.4f} by chance{_beside(data)} "
+        f"({record['status']})"
     )
 
 

@@ -95,7 +95,7 @@ class BackendLabConfig(LabConfig):
 
 
 def place(config: LabConfig, needs_processes: str | None = None) -> Layout:
-    """Return this process's place among the ranks.
+    """Return the lab's layout, with this process's rank.
 
     Args:
         config: the lab's flags.

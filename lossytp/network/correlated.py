@@ -40,7 +40,7 @@ class Correlated:
     def from_loss_and_share(
         cls, *, loss_rate: float, shared: float, mean_burst_packets: float | None = None, switch: int | str = 0
     ) -> "Correlated":
-        """Return a process with this loss rate, of which the share `shared`, in [0, 1], is lost at the switch.
+        """Return a process with this loss rate. The switch loses the share `shared`, in [0, 1], of it.
 
         Both parts are Bernoulli. With a mean burst, both are simple Gilbert channels with equal bursts, and a link's
         runs of consecutive losses have that mean.

@@ -39,7 +39,7 @@ class LinkStreams:
         self._of_training = self._losses, self._normals
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy holds: training's streams. Nobody would end the original's evaluation in the copy."""
+        """Return what a copy holds: only training's streams, because nothing would end an evaluation in the copy."""
         losses, normals = self._of_training
         return self.__dict__ | {"purpose": TRAINING, "block": TRAINING, "_losses": losses, "_normals": normals}
 
@@ -67,7 +67,7 @@ class LinkStreams:
 
     @property
     def wraps(self) -> int | None:
-        """Return how often the replayed trace that did so most has begun again; None if no link replays one."""
+        """Return the largest number of times that a link's trace has begun again; None if no link replays a trace."""
         return max((each.wraps for each in self._losses.values() if isinstance(each, TraceLosses)), default=None)
 
     @contextmanager
@@ -94,7 +94,7 @@ class LinkStreams:
     def loaded(self, state: dict) -> "LinkStreams":
         """Return streams that go on from `state_dict()`."""
         again = LinkStreams(self.processes, self.seed)
-        again._evaluations = self._evaluations  # memories of evaluations before must not be taken for later ones
+        again._evaluations = self._evaluations  # so that a new evaluation never finds the memory of an earlier one
         for (group, src, dst), position in state["links"]:
             link = (group, src, dst)
             again._losses[link] = again._begun(TRAINING, link)

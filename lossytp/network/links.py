@@ -29,7 +29,7 @@ def checked_link(key: object) -> Link:
 
 
 def check_links_within(links: Iterable[Link], num_ranks: int) -> None:
-    """Raise ValueError if a link ends at none of `num_ranks` ranks."""
+    """Raise ValueError if an end of a link is a rank above the last of `num_ranks` ranks."""
     for src, dst in links:
         if max(src, dst) >= num_ranks:
             raise ValueError(

@@ -82,7 +82,7 @@ class LossyNetwork:
         self._suspended = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy holds. Nobody would end the original's blocks in the copy, so it is in none."""
+        """Return what a copy holds. It is outside of all blocks, because nothing would end them in the copy."""
         return self.__dict__ | {"_suspended": 0, "_tape": None}
 
     def process(self, src: int, dst: int) -> LossProcess:
@@ -253,8 +253,8 @@ class LossyNetwork:
     def summary(self, purpose: str) -> dict:
         """Return the totals of "training" or "evaluation", whole and grouped.
 
-        Where this process's training links replay traces, `wraps` says how many times the recording has begun again on
-        the link where it did so most often.
+        Where this process's training links replay traces, `wraps` is the largest number of times that a link's trace
+        has begun again.
         """
         summary = self.counters.summary(purpose)
         if purpose == "training" and self._streams.of_training and self._streams.wraps is not None:

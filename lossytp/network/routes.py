@@ -61,7 +61,7 @@ Hops = tuple[Hop, ...]  # a hop comes after those whose data it carries
 class Routes(Protocol):
     """Return the hops of a message of `num_elements` among `ranks`, in chunks of whole `unit`s of elements.
 
-    A unit is one element, or those of a token if chunks are shards of a residual stream.
+    A unit is one element or, if chunks are shards of a residual stream, all elements of a token.
     """
 
     def __call__(self, num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops: ...
@@ -115,6 +115,9 @@ class Algorithm(NamedTuple):
 
 
 def chunk_bounds(num_elements: int, num_chunks: int, unit: int = 1) -> list[tuple[int, int]]:
-    """Return chunk c of R as [c * size, (c + 1) * size), clipped to n; size is n / R rounded up to whole units."""
+    """Return the bounds of each chunk. Chunk c is [c * size, (c + 1) * size), clipped to `num_elements`.
+
+    `size` is num_elements / num_chunks, rounded up to whole units.
+    """
     size = -(-num_elements // (num_chunks * unit)) * unit
     return [(min(c * size, num_elements), min((c + 1) * size, num_elements)) for c in range(num_chunks)]

@@ -5,9 +5,9 @@ independently of the others, at the same stationary rate p = 1 - q. A rank's res
 
     E[(sum_r (a_r - 1) x_r)^2] = sum_rs E[x_r x_s] (E[a_r a_s] - E[a_r] - E[a_s] + 1).
 
-The moments of the weights a_r follow from the algorithm's routes. They depend on h(r), the hops of the reduce phase
-that carry r's part of an element, and on the number of hops that bring the sum to a rank in a lossy gather. Each repair
-states the moments of its weights (`Repair.sum_moments`).
+The moments of the weights a_r follow from the algorithm's routes. They depend on n(r), the number of hops of the reduce
+phase that carry r's part of an element, and on the number of hops that bring the sum to a rank in a lossy gather. Each
+repair states the moments of its weights (`Repair.sum_moments`).
 
 An element crosses each hop once. So Gilbert-Elliott and Bernoulli links of equal rate have equal expectations, as long
 as bursts are shorter than a chunk. `fec` and `retransmit` are exceptions: their remaining loss rate is that of

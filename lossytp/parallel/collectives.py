@@ -94,7 +94,7 @@ class LossyCollective:
         return Sum(finish, hops, missing)
 
     def all_gather(self, x: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
-        """Return each local rank's copy (L, ...) of `x` (...), of which each rank holds one chunk.
+        """Gather `x` (...), of which each rank holds one chunk. Return each local rank's copy of it, (L, ...).
 
         If the gather is reliable, all copies are the same memory.
         """

@@ -1,7 +1,7 @@
 """Data parallelism by DDP and FSDP, PyTorch's or this project's: replicas see different examples and average gradients.
 
-Li et al., "PyTorch Distributed", VLDB 2020; Zhao et al., "PyTorch FSDP", VLDB 2023. Over the backend `lossy` DDP's
-all-reduce of gradients loses packets, and FSDP's all-gather of parameters and reduce-scatter of gradients do.
+Li et al., "PyTorch Distributed", VLDB 2020; Zhao et al., "PyTorch FSDP", VLDB 2023. Over the backend `lossy`, DDP loses
+packets in its all-reduce of gradients, and FSDP in its all-gather of parameters and reduce-scatter of gradients.
 """
 
 from typing import Any, Literal

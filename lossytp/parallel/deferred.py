@@ -1,8 +1,8 @@
 """Models whose weights are drawn when they are needed, a layer at a time: no process ever holds the whole model.
 
 A deferred model has the shapes on the meta device, and a record of how each weight is drawn. `parallelize` and
-`FlatFSDP` draw a layer, keep this process's shard and drop the rest. So shards are those of the dense model of the same
-seed, to the last bit, and ranks hold different ones. Each process draws every weight that it shards.
+`FlatFSDP` draw a layer, keep this process's shard and drop the rest. So the shards are, to the last bit, parts of the
+dense model of the same seed, and differ from rank to rank. Each process draws every weight that it shards.
 """
 
 from collections.abc import Callable

@@ -28,7 +28,7 @@ class Box(NamedTuple):
 
     name: str
     copy: str
-    """How the name of a copy goes on; "" for the first copy."""
+    """The suffix of a copy's name; "" for the first copy."""
     shape: Numbers
     start: Numbers
     view: Tensor
@@ -86,7 +86,7 @@ class Place:
     Attributes:
         parameter: the parameter.
         shape: its shape before replicas shard it.
-        first: number of its element, row-major, with which this process's shard begins.
+        first: row-major index, in that shape, of the first element of this process's shard.
         parts: its boxes before replicas shard it.
         replica: whose copy it is; 0 if the replicas shard it.
     """

@@ -4,8 +4,9 @@ PyTorch's column-wise and row-wise styles support only `nn.Linear`. So GPT-2's C
 q, k and v are ordered by rank, so that a rank's contiguous share holds the q, k and v of its heads.
 
 PyTorch adds a row-parallel layer's bias before the sum, an equal share of it to each rank's part. So a packet that is
-lost takes a share of the bias with it, or all of it on its way back. This project's layers and Megatron's add the bias
-after the sum, where it cannot be lost. Everything else that crosses the network is the same.
+lost on the way to the sum takes a share of the bias with it, and one that is lost on the way back takes all of it. This
+project's layers and Megatron's add the bias after the sum, where it cannot be lost. Everything else that crosses the
+network is the same.
 """
 
 import torch

@@ -24,10 +24,10 @@ class Member(NamedTuple):
 
 
 class FlatUnit:
-    """Parameters side by side in a vector (P,), of which replica r of R keeps the r-th part, its shard.
+    """Parameters side by side in a vector (P,). Replica r of R keeps the r-th part of the vector, its shard.
 
-    While they are gathered, the model holds `wholes`. Otherwise it holds `pieces`, which the optimizer trains: what
-    this replica's shard has of each parameter, one-dimensional and often empty.
+    While they are gathered, the model holds `wholes`. Otherwise it holds `pieces`, which the optimizer trains: the part
+    of each parameter in this replica's shard, one-dimensional and often empty.
 
     Args:
         parameters: the parameters with their names and modules, all of one dtype.
@@ -134,7 +134,7 @@ class FlatUnit:
             piece.grad = part if piece.grad is None else piece.grad + part
 
     def whole(self, pieces: list[Tensor]) -> list[Tensor]:
-        """Return whole tensors in the parameters' shapes, of which each replica gives its pieces."""
+        """Return the whole tensors, in the parameters' shapes, given this replica's pieces of each."""
         shard = torch.zeros_like(self.shard)
         for part, piece in zip(self.pieces_of(shard), pieces, strict=True):
             part.copy_(piece.detach())

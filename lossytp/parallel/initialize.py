@@ -48,7 +48,7 @@ def init_process_group(
     """Initialise torch.distributed with the backend `lossy`, for sub-groups and meshes too.
 
     Args:
-        network: the network, with the same seed, processes and wire on every rank.
+        network: the network, with the same seed, loss processes and wire on every rank.
         wraps: "gloo" (CPU and CUDA tensors) or "nccl" (CUDA tensors, one rank per GPU; gloo carries CPU tensors).
         join_timeout_s: seconds to wait for the other ranks, unless torchrun's agent has connected them.
         settings: `algorithm`, `repair` and `reliable_gather` of every operation, as in `Wiring.named`. With

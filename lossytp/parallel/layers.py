@@ -3,8 +3,9 @@
 Shoeybi et al., "Megatron-LM", 2019, section 3: a column-parallel layer splits its weight by outputs, a row-parallel one
 by inputs. `lossytp.parallel.functions` computes them.
 
-Each layer holds the shards of the L ranks in this process, in the order of the dense weight. So a product before which
-no packets travel is one dense matrix product. Only products that are summed over ranks are computed rank by rank.
+Each layer holds the shards of the L ranks in this process, in the order of the dense weight. If ranks share a stream,
+a product that is not summed over ranks is one dense matrix product, unless the exact adjoint is used. All other
+products are computed rank by rank.
 
 Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
 layer holds side by side (3 for q, k, v), K inputs of one rank, O outputs of all projections in this process.

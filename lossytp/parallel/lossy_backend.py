@@ -50,7 +50,7 @@ class LossyProcessGroup(ProcessGroup):
         wrapped: the group that carries the messages.
         name: PyTorch's name of the group. The name and the first rank select the group's streams.
         ranks: global ranks, by position in the group.
-        network: the network, with the same seed and processes on every rank.
+        network: the network, with the same seed and loss processes on every rank.
         wiring: algorithm, repair and reliable_gather of every operation. A repair that remembers is refused at the
             first lossy message, because this group does not know which message follows which. "local" leaves zero in an
             all-gather, where no rank has its own part.

@@ -236,7 +236,7 @@ def stale_(message: Message, repair: Stale) -> None:
         return
     size = message.rows_LN.shape[1]
     for other in [place for place in memory if place[0] != size or place[2] not in message.positions]:
-        del memory[other]  # another size has hops with other numbers; another layout had rows that are elsewhere now
+        del memory[other]  # of messages of another size, or of ranks that another layout had in this process
     pieces = []
     for number, (hop, packets) in enumerate(hops, message.first_hop):
         for row in message.rows_of(hop.positions):

@@ -18,7 +18,7 @@ CLASSIFIER, CHOICE = "ForSequenceClassification", "ForMultipleChoice"
 
 
 class MultipleChoice:
-    """Makes a classifier of one logit choose: a softmax over the options of an example.
+    """Make a classifier with one logit choose among options, by a softmax over the options of an example.
 
     It takes input_ids and attention_mask (B, O, T) and labels (B,), and returns logits (B, O). An option whose mask is
     all 0 is absent, and its logit is minus infinity. Inputs of two axes, (B, T), are examples of one option each.

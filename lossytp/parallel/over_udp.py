@@ -17,9 +17,10 @@ LOOPBACK = "127.0.0.1"
 
 @contextmanager
 def over_udp(network: UdpNetwork) -> Iterator[None]:
-    """Let the network send over UDP within the block. All processes enter it; one that fails ends all.
+    """Let the network send over UDP within the block. All processes must enter it.
 
-    Processes on one machine use loopback. Others use the address from which they reach MASTER_ADDR.
+    If one fails, the others fail too. Processes on one machine use loopback. Others use the address from which
+    they reach MASTER_ADDR.
     """
     hosts = gathered(_own_address(), network)
     mesh = Mesh(dist.get_rank(), LOOPBACK if len(set(hosts)) == 1 else hosts[dist.get_rank()])

@@ -148,7 +148,7 @@ def _is_replicated(module: nn.Module) -> bool:
 
 
 def shared_again(model: nn.Module) -> dict[int, Any]:
-    """Return the modules, for `deepcopy`, that undo `give_own_streams_` in a model with one stream."""
+    """Return replacements, for `deepcopy`, of what `give_own_streams_` made: plain dropout, the first rank's copies."""
     replacements: dict[int, Any] = {}
     for module in model.modules():
         if isinstance(module, SharedDropout):

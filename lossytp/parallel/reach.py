@@ -15,8 +15,8 @@ MOST_SHOWN = 8  # links in a message
 def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> None:
     """Raise ValueError if the network's scope or named links cover nothing that the group may lose.
 
-    Other axes of parallelism send other messages. So if the group is not the whole world, only links between ranks that
-    do not exist are refused.
+    Other axes of parallelism send other messages. So if the group is not the whole world, only links to or from ranks
+    that do not exist are refused.
     """
     if stage_of(wiring.repair, "select") != ZERO:
         check_delivers(network, wiring.lossy_links(group.ranks, None), wiring.repair)

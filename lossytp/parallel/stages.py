@@ -85,7 +85,7 @@ class Stage(nn.Module):
 
     @property
     def counted_by_first_stage(self) -> nn.Parameter | None:
-        """Return the last stage's copy of the embeddings, which a norm of all parameters or gradients counts once."""
+        """Return the last stage's copy of tied embeddings, which norms skip because the first stage counts them."""
         return None if self.is_first else self.tied_weight
 
     def forward(self, x: Tensor, attention_mask: Tensor | None = None, input_ids: Tensor | None = None) -> Tensor:
@@ -102,7 +102,7 @@ class Stage(nn.Module):
         if input_ids is None:
             input_ids = x
         else:
-            self.received.hidden = x * (x != 0) if self.exact_adjoint else x  # what is lost is zero, else hardly any
+            self.received.hidden = x * (x != 0) if self.exact_adjoint else x  # lost elements are 0, hardly any others
         model = self.model if self.is_last else self.model.base_model
         output = model(input_ids, attention_mask=attention_mask, use_cache=False)
         return output.logits.to(self.dtype) if self.is_last else self.handed_on.take()

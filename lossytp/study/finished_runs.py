@@ -61,7 +61,7 @@ class Study:
 
     @property
     def every_record(self) -> list[dict]:
-        """Return the records of all experiments, those that several share once for each."""
+        """Return the records of all experiments. A record that several experiments share occurs once for each."""
         return [record for records in self.records.values() for record in records]
 
     @cached_property

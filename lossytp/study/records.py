@@ -39,8 +39,8 @@ def complete_seeds(
 ) -> tuple[pd.DataFrame, list[dict]]:
     """Keep the runs of those tasks and seeds that have every arm, so that all arms share seeds.
 
-    An arm with fewer than `min_seeds` runs of a task is left out, and hides no other. With more, it limits all arms to
-    its seeds. A training without its lossless arm, or without another, has nothing to compare.
+    An arm with fewer than `min_seeds` runs of a task is left out, and limits no other arm. Every other arm limits all
+    arms to its seeds. A training is left out if it lacks the lossless arm, or has no other arm.
 
     Args:
         experiment: the cells that a complete seed has.

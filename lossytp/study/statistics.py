@@ -73,7 +73,7 @@ def student_quantile(num_values: int) -> float:
 def holm(p_values: np.ndarray) -> np.ndarray:
     """Adjust p-values for testing several comparisons at once.
 
-    If those below 5 % count as shown, any false claim occurs in at most 5 % of studies. Holm, "A simple sequentially
+    If those below 5 % count as shown, at most 5 % of studies make any false claim. Holm, "A simple sequentially
     rejective multiple test procedure", Scandinavian Journal of Statistics 1979.
 
     Args:

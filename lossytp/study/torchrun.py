@@ -83,7 +83,7 @@ def _pass_on(run: subprocess.Popen[str], passed: tuple[str, ...]) -> list[str]:
 
 
 def _reason(lines: list[str]) -> str:
-    """Return the first rank's error that no other rank caused, or torchrun's report of the first process to end."""
+    """Return the first error that no other rank caused; if there is none, torchrun's report of the first to end."""
     errors = [line for line in lines if OWN_ERROR.match(line)]
     own = [line for line in errors if CONSEQUENCE not in line]
     if own:

@@ -13,7 +13,7 @@ def advice(rows: Sequence[Row]) -> list[str]:
     """Return sentences about the rows. The model bears a rate if the rise's whole interval is below the bound.
 
     A few blocks cannot show that collapses are rare. Where a repair holds, or none is needed, and no block collapsed,
-    the sentence bounds the share that may.
+    the sentence bounds the share of blocks that may collapse.
     """
     lines = []
     for network in dict.fromkeys(row.setup[:2] for row in rows):
@@ -58,7 +58,7 @@ def _unseen(row: Row) -> str:
     blocks = sum(map(len, row.rises))
     if row.collapsed:
         return ""
-    return f", unless blocks collapse: none of {blocks} did, so up to {share_interval(0, blocks).high:.0%} may"
+    return f"; none of {blocks} blocks collapsed, but up to {share_interval(0, blocks).high:.0%} of blocks may"
 
 
 def _name(row: Row) -> str:

@@ -29,7 +29,7 @@ def sum_errors(
 ) -> pd.DataFrame:
     """Measure the errors of all of a model's sums.
 
-    The model adds each sum to its residual stream as it is, as GPT-2 and Llama do.
+    The model must add each sum unchanged to its residual stream, as GPT-2 and Llama do.
 
     Args:
         dense: a language model in evaluation mode.

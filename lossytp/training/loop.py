@@ -51,9 +51,8 @@ def run(config: RunSettings) -> dict[str, Any]:
         config: a `TrainConfig` fine-tunes, a `PretrainConfig` pretrains.
 
     Returns:
-        The record. Its status is "finished", "stopped early" or "not finite". A training loss, or in
-        pretraining a validation loss without packet losses, that is NaN or infinite ends the run as "not finite", with
-        null final scores.
+        The record. Its status is "finished", "stopped early" or "not finite". The last means that the training loss
+        or, in pretraining, the validation loss without packet losses was NaN or infinite. Final scores are then null.
 
     Raises:
         ModuleNotFoundError: if a library to log to is not installed.

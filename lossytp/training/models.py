@@ -21,7 +21,7 @@ DROPOUTS = (
     *("embd_pdrop", "attn_pdrop", "resid_pdrop"),
     *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
 )
-VOCABULARY_MULTIPLE = 64  # a vocabulary from scratch is padded so far: GPT-2's 50,257 to 50,304
+VOCABULARY_MULTIPLE = 64  # a vocabulary from scratch is padded to a multiple of this: GPT-2's 50,257 to 50,304
 SPECIAL = ("pad_token_id", "bos_token_id", "eos_token_id")
 DEFAULT_LOSS = "ForCausalLM"  # transformers' own default, which warns if a model's class name implies no loss
 
@@ -29,7 +29,7 @@ DEFAULT_LOSS = "ForCausalLM"  # transformers' own default, which warns if a mode
 def check_configuration(
     name: str, tokenizer: "PreTrainedTokenizerFast", tensor_parallel_size: int, max_length: int
 ) -> None:
-    """Check as `check_model`, once the model's configuration is here, and before its weights are."""
+    """Raise ValueError as `check_model` does, from the model's configuration, before its weights are loaded."""
     config: Any = _configuration(name, tokenizer)
     shape = Shape(*(getattr(config, size) for size in OTHER_SIZES))
     grouped, inner = (getattr(config, size, None) or 0 for size in ("num_key_value_heads", "intermediate_size"))
@@ -117,7 +117,10 @@ def build_model(
         try:
             model: Any = head(config)
         except Exception as error:  # a config.json can raise anything: an unknown activation, for example, a KeyError
-            raise ValueError(f"model_name = {name!r}: its config.json is invalid ({first_line(error)})") from error
+            raise ValueError(
+                f"model_name = {name!r}: its config.json is invalid ({first_line(error)}): correct it, or give another "
+                "model"
+            ) from error
     if not name.endswith(SCRATCH):
         model.base_model.load_state_dict(_pretrained(name, type(model.base_model)).state_dict())
         model.tie_weights()
@@ -246,7 +249,9 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     except Exception as error:  # a damaged file can raise anything
         first = first_line(error)
         if Path(where).is_dir():
-            raise ValueError(f"model_name = {name!r}: {where} cannot be loaded ({first})") from error
+            raise ValueError(
+                f"model_name = {name!r}: {where} cannot be loaded ({first}): give a folder that transformers can load"
+            ) from error
         raise _nowhere(name, where, first) from error
 
 

@@ -1,4 +1,4 @@
-"""Read the command lines of earlier studies: their flags that have another name or form here, or no use.
+"""Translate the command lines of earlier studies, whose flags have other names or forms here, or no use.
 
 `tests/training/test_old_command_lines.py` lists those command lines.
 """
@@ -50,8 +50,10 @@ def implied_flags(given: Collection[str], known: Collection[str]) -> list[str]:
 
 
 def _take_local_rank(value: str) -> None:
-    """Use the process's number on its node, which an older launcher gives as a flag, unless a variable says it."""
+    """Set LOCAL_RANK to the number that an older launcher gives as a flag, unless it is set already."""
     if not value.removeprefix("-").isdecimal():
-        raise ValueError(f"--local_rank = {value!r} is not a whole number: leave it out, torchrun sets LOCAL_RANK")
+        raise ValueError(
+            f"--local_rank = {value!r} is not a whole number: leave it out, because torchrun sets LOCAL_RANK"
+        )
     if int(value) >= 0 and "RANK" in os.environ:
         os.environ.setdefault("LOCAL_RANK", value)

@@ -77,7 +77,7 @@ def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_(folder: Path, pieces: Pieces) -> None:
-    """Fill the pieces with what the folder has of them.
+    """Fill the pieces with their values in the folder.
 
     Raises:
         ValueError: if a tensor has another shape, or is not there.

@@ -1,4 +1,4 @@
-"""Check that a tokenizer can be used at all, and with a given model, and let it encode whole texts."""
+"""Check that a tokenizer is usable, alone and with a given model, and keep it from truncating or padding texts."""
 
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,8 @@ def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size
     Raises:
         ValueError: if it has no words or no end token, or more tokens than `vocab_size`.
     """
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes such a one for a folder without any
+    # transformers makes an empty tokenizer for a folder without one
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ValueError(f"{whose} holds no tokenizer: save the model's own there")
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{whose} holds a tokenizer without an end token: give it an eos_token")
@@ -29,6 +30,6 @@ def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size
 
 
 def encode_whole_texts_(tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Neither cut nor pad texts. A tokenizer that has done so once is saved with it, in its tokenizer.json."""
+    """Turn truncation and padding off. A tokenizer that has truncated or padded texts saves these settings with it."""
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()

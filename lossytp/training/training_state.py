@@ -1,8 +1,8 @@
-"""All state of a run that a training step changes: tensors, which any layout can read, and what each process has alone.
+"""The state that training steps change: tensors, which any layout can read, and the state that each process has alone.
 
 Parameters and the optimizer's moments are named as in the dense model (`lossytp.parallel.dense_boxes`). A process's
-own state has its random generator, its links and what repairs remember. At the layout that wrote them a run goes on to
-the last digit. Another layout takes what both have.
+own state has its random generator, its links and what repairs remember. At the layout that wrote a checkpoint, the run
+goes on as if it had never stopped, to the last digit. Another layout takes over only what both layouts have.
 """
 
 import json

@@ -49,7 +49,9 @@ def _weights(file: Path) -> dict[str, Tensor]:
     found = [content, *(content[name] for name in ENTRIES if name in content)] if isinstance(content, Mapping) else []
     weights = next((each for each in found if _is_state_dict(each)), None)
     if weights is None:
-        raise ValueError(f"{file} has no weights, nor under {', '.join(ENTRIES)}: give another checkpoint_path")
+        raise ValueError(
+            f"{file} holds no weights, at its top level or under {', '.join(ENTRIES)}: give another checkpoint_path"
+        )
     for prefix in PREFIXES:
         weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
     return dict(weights)

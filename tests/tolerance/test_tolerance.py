@@ -188,13 +188,13 @@ def test_advice_names_the_largest_rates_and_the_cheapest_repairs():
         row(0.1, 2.0, repair="hadamard(64)"),
     ]
     where = "direct, losses in the reduce phase"
-    unseen = "unless blocks collapse: none of 16 did, so up to 19% may"  # Wilson: z^2 / (16 + z^2)
+    unseen = "none of 16 blocks collapsed, but up to 19% of blocks may"  # Wilson: z^2 / (16 + z^2)
     assert advice(measured) == [
         f"{where}: up to a loss rate of 0.001, losses cost under 0.01 nats without a repair",
         f"{where}: up to a loss rate of 0.01, losses cost under 0.1 nats without a repair",
-        f"{where}, 0.001: no repair is needed (0.002 nats), {unseen}",
-        f"{where}, 0.01: no repair is needed (0.05 nats), {unseen}",
-        f"{where}, 0.03: hadamard(64) holds (0.09 nats, with 0.0% more packets), {unseen}",
+        f"{where}, 0.001: no repair is needed (0.002 nats); {unseen}",
+        f"{where}, 0.01: no repair is needed (0.05 nats); {unseen}",
+        f"{where}, 0.03: hadamard(64) holds (0.09 nats, with 0.0% more packets); {unseen}",
         f"{where}, 0.1: no measured repair holds the rise under 0.1 nats; hadamard(64) comes closest (2)",
     ]
     assert advice([row(0.01, 0.02)])[0] == f"{where}: no measured loss rate costs under 0.01 nats without a repair"

@@ -24,7 +24,7 @@ def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
 
 @lru_cache(maxsize=1024)
 def reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Route each rank's chunk of the sum down to this rank only. A loss there loses all contributions."""
+    """Route each rank's chunk of the sum down to this rank only. A packet lost there takes all contributions along."""
     everyone = tuple(range(len(ranks)))
     chunks = zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True)
     down = (Hop(SWITCH, rank, start, stop, everyone) for rank, (start, stop) in chunks if stop > start)

@@ -31,7 +31,7 @@ def gather(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
 
 @lru_cache(maxsize=1024)
 def reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-    """Route sums to the root, then each rank's chunk down its branch, where a loss loses the sum."""
+    """Route sums to the root, then each rank's chunk down its branch, where a lost packet takes the sum along."""
     everyone = tuple(range(len(ranks)))
     down = [
         _down(position, ranks, start, stop, everyone)

@@ -11,7 +11,7 @@ from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
 PROTOCOL = "lossytp.probe 1"
 PORT = 29470
 BEAT_S = 0.5
-"""Seconds between the sender's questions which packets have arrived."""
+"""Seconds between the sender's requests for a report of which packets have arrived."""
 LATE_S = 1.0
 """Seconds for which the sender waits for the last packets to arrive."""
 PATIENCE_S = 10.0
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
     def of(
         cls, flows: list[FlowTrace], *, same: bool, ended_early: str, own_losses: int | None, source: str
     ) -> "Outcome":
-        """Return a measurement of the flows that have packets, whose ends read the same clock or not."""
+        """Return the outcome for the flows that have packets. `same` says whether both ends read the same clock."""
         trace = ProbeTrace(
             flows={number: flow for number, flow in enumerate(flows) if flow.num_packets},
             clocks="same" if same else "different",
@@ -50,7 +50,7 @@ class Log(NamedTuple):
 
 
 def back_failed(error: str) -> str:
-    """Return why a measurement ended early whose receiving end could not send its own packets."""
+    """Return why a measurement ended early, if its receiving end could not send its own packets."""
     return f"the way back failed ({error})"
 
 

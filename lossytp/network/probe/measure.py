@@ -157,7 +157,7 @@ class _Run:
         self.end = end
 
     def outcome(self) -> Outcome:
-        """Return what is known, without flows of which nothing is known."""
+        """Return what is known, without the flows about which nothing is known."""
         plan, end = self.plan, self.end
         known_F, known_N = np.nonzero(self.arrived)
         counts, log = self.newest, Log(known_F, known_N, np.zeros(len(known_F), np.int64))

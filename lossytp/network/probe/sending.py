@@ -34,7 +34,7 @@ class Sender(threading.Thread):
     Args:
         plan: the packets to send.
         route_of: returns a flow's route, or None if the flow cannot be sent yet.
-        may_send: returns whether the next packet may leave now. It waits until it may.
+        may_send: returns whether the next packet may leave now. The thread waits until it returns True.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Fec(Zero):
         return missing[missing >= 0]
 
     def missing_rate(self, loss_rate: float) -> float:
-        """Multiply p by the probability that too many other packets of a whole block are lost as well."""
+        """Return p times the probability that too many other packets of a packet's group are lost, in whole blocks."""
         parity = self.n - self.k
         if self.code == "mds":
             return float(loss_rate * bdtrc(parity - 1, self.n - 1, loss_rate))

@@ -26,8 +26,9 @@ class Protect(Zero):
         by: which packets. "norm" takes those of the largest Euclidean norm, as the sender holds them. "random" takes
             places drawn once for each message length: a control.
 
-    The sender repeats each of these packets until it arrives, which costs 1 / (1 - p) - 1 of them. Their number follows
-    from the message's length alone, so a link loses the same packets of its stream whatever the message holds.
+    The sender repeats each of these packets until it arrives, which adds 1 / (1 - p) - 1 packets for each on average.
+    Their number follows from the message's length alone, so a link loses the same packets of its stream whatever the
+    message holds.
     """
 
     name = "protect"

@@ -44,7 +44,7 @@ class RescaleCounted(Repair):
     name = "rescale_counted"
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Average R / n of each of the n parts that arrived, over all outcomes O of the hops."""
+        """Return the moments over all outcomes O of the hops: each of the n parts that arrived has weight R / n."""
         hops, ranks = crosses_HR.shape
         if max(hops, ranks) > MOST_RANKS_COUNTED:
             raise ValueError(

@@ -23,7 +23,7 @@ class Stale(Repair):
     remembers: ClassVar[bool] = True
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Return as E[a_r] the probability that a part is current, as E[a_r a_s] that two parts have the same age."""
+        """Return the probability that a part is current, for E[a_r], and that two have the same age, for E[a_r a_s]."""
         if rate == 1:  # nothing ever arrives, so every gap stays zero
             return ZERO.sum_moments(crosses_HR, receivers, rate)
         _check_meet_and_stay_together(crosses_HR)

@@ -152,7 +152,7 @@ class Mesh:
             return self._exchange(list(outgoing), list(incoming))
         except Vanished as error:
             raise ValueError(
-                f"rank {self.rank} lost the connection to another rank ({error}): see why it ended"
+                f"rank {self.rank} lost the connection to another rank ({error}): read that rank's own error"
             ) from error
 
     def _exchange(self, outgoing: list[Cargo], incoming: list[Cargo]) -> dict[tuple[int, int], np.ndarray]:

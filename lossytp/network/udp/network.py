@@ -40,7 +40,7 @@ class UdpNetwork(LossyNetwork):
     def _send(
         self, hops: Hops, itemsize: int, repair: Repair, group: str, site: Site | None, rows: np.ndarray | None
     ) -> Missing:
-        """Send this rank's contribution, and receive those to its own chunk.
+        """Send this rank's contribution, and receive the other ranks' contributions to its own chunk.
 
         Args:
             hops: hops of a reduce phase, each of which carries one rank's contribution to its receiver.
@@ -49,7 +49,8 @@ class UdpNetwork(LossyNetwork):
             group: name of the ranks' group.
             site: where in the model the message is from.
             rows: this rank's contribution, (1, elements). Afterwards the rank's own chunk holds the sum of what
-                arrived, and the rest is zero: the sum of all ranks' rows is the result. A single rank's stays.
+                arrived, and the rest is zero: the sum of all ranks' rows is the result. With a single rank, the row
+                does not change.
         """
         mesh = self._mesh
         if mesh is None:

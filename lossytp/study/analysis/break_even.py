@@ -145,7 +145,7 @@ def step_ratios(steps: pd.DataFrame) -> pd.DataFrame:
 def price_of_reliability(step_times: pd.DataFrame, *, best_effort_share: float = 1.0) -> pd.DataFrame:
     """Divide the time of a step over reliable transport by its time with best effort.
 
-    A lossy run may take that many times as many steps, and still reaches an accuracy as soon.
+    A lossy run that takes that many times as many steps still reaches the same accuracy in the same time.
 
     Args:
         step_times: from `step_times.step_times`.

@@ -33,8 +33,8 @@ def comparable_runs(folder: Path) -> pd.DataFrame:
         folder: the study's results.
 
     Returns:
-        A row a run: the columns of `experiment_summary.csv`, `phase` ("reduce" or "both") and `burst`, the mean burst
-        in packets, 1.0 for losses that are independent.
+        One row per run: the columns of `experiment_summary.csv`, `phase` ("reduce" or "both") and `burst`, the mean
+        burst in packets, 1.0 for losses that are independent.
 
     Raises:
         ValueError: if the folder has no such table.
@@ -87,7 +87,7 @@ def expected_costs(runs: pd.DataFrame, *, loss_rate: float, mean_burst_packets: 
 
 
 def _as_independent(loss_rate: float, mean_burst_packets: float) -> float:
-    """Return the mean burst in those that independent losses of this rate have: 1.0 for these."""
+    """Return the mean burst, in units of the mean burst of independent losses of this rate; at least 1.0."""
     return max(1.0, mean_burst_packets * (1 - loss_rate))
 
 
@@ -148,7 +148,7 @@ def _basis(curve: pd.DataFrame, loss_rate: float, burst: float, own: float) -> t
 
 
 def side_by_side(costs: pd.DataFrame) -> pd.DataFrame:
-    """Return a table to read: a row a network, two columns a task. A question mark is an extrapolation.
+    """Return a table to read: one row per network, two columns per task. A question mark is an extrapolation.
 
     Args:
         costs: from `expected_costs`.

@@ -161,7 +161,7 @@ def law_arms(
     An arm that several experiments have counts once, with the most seeds.
 
     Args:
-        compared: a row an arm and loss rate, from `comparisons.drops_and_gains`.
+        compared: one row per arm and loss rate, from `comparisons.drops_and_gains`.
         configs: a configuration of each row.
         base: a configuration by task. Arms share its settings `HELD_FIXED`.
         coherence: of the ranks' contributions, by task and number of ranks.

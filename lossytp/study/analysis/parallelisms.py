@@ -24,7 +24,7 @@ def label(config: dict) -> str:
 
 
 def compare(records: list[dict]) -> pd.DataFrame:
-    """Tabulate task, parallelism, accuracy, step time, and calls and losses of collectives, a row a record.
+    """Tabulate task, parallelism, accuracy, step time, and calls and losses of collectives, one row per record.
 
     Step times compare only between runs on one otherwise idle machine.
     """

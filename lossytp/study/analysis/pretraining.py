@@ -23,15 +23,15 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
     no cross-entropy: rises leave its seed out, and its arm has neither a mean nor `times_tokens`.
 
     Args:
-        runs: one row a run, from `records.read_experiment`. Arms without losses have several numbers of steps.
+        runs: one row per run, from `records.read_experiment`. Arms without losses have several numbers of steps.
 
     Returns:
-        One row an arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `seeds`, `tokens`. For the evaluation without
+        One row per arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `seeds`, `tokens`. For the evaluation without
         losses, the mean cross-entropy is `clean_mean`, its rise `clean` with `clean_low`, `clean_high` and p-values as
         in `comparisons.drops_and_gains`. `clean_times_tokens` has an interval in `clean_times_tokens_low` and
-        `clean_times_tokens_high`; on a linear axis it is `clean_times_tokens_linear`. A single seed leaves it missing
-        in the whole arm: one whose run diverged, is worse than the seed's shortest lossless run, or is better than all
-        of them. The same columns exist for `lossy`.
+        `clean_times_tokens_high`; on a linear axis it is `clean_times_tokens_linear`. It is missing for the whole arm
+        if the arm's run of any seed diverged, is worse than the seed's shortest lossless run, or is better than all of
+        the seed's lossless runs. The same columns exist for `lossy`.
     """
     runs = runs.assign(tokens=runs["max_steps"] * runs["batch_size"] * runs["block_size"])
     found = runs.drop_duplicates(WHERE)[[*WHERE, "repair", "reliable_gather", "tokens"]]
@@ -71,8 +71,8 @@ def turning_points(records: list[dict]) -> pd.DataFrame:
         records: of pretraining, with their curves of the training loss.
 
     Returns:
-        One row a run: `loss_rate`, `seed`, `warmup_steps`; the `step` at which the running median of `SMOOTHED` points
-        of the curve is least; this `least` loss, and the `last` one, in nats a token.
+        One row per run: `loss_rate`, `seed`, `warmup_steps`; the `step` at which the running median of `SMOOTHED`
+        points of the curve is least; this `least` loss, and the `last` one, in nats a token.
     """
     rows = []
     for record in records:

@@ -58,7 +58,7 @@ def predict_medians(errors: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFram
     A power law goes through the usual network's medians at the loss rates `FITTED`.
 
     Args:
-        errors: a row a network: algorithm, phase, loss_rate, and `squared_error` and `stream_error` of
+        errors: one row per network: algorithm, phase, loss_rate, and `squared_error` and `stream_error` of
             `lossytp.tolerance.sum_errors`.
         measured: from `rises`, with these two rates.
 
@@ -78,7 +78,7 @@ def times_law(table: pd.DataFrame, errors: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         table: from `rises`.
-        errors: a row a network and repair, as for `predict_medians`.
+        errors: one row per network and repair, as for `predict_medians`.
 
     Returns:
         The rows of both, with `times_law`. Repairs that remember earlier messages may have none, because

@@ -29,7 +29,7 @@ def outcomes(table: pd.DataFrame) -> pd.DataFrame:
     """Return the fall of each model with each repair, against the model that was trained and run without losses.
 
     Args:
-        table: a row a model and repair: `task`, `seed`, `trained_at`, `trained_with`, `evaluated_with`, `accuracy`,
+        table: one row per model and repair: `task`, `seed`, `trained_at`, `trained_with`, `evaluated_with`, `accuracy`,
             `clean` and `strongest`.
 
     Returns:

@@ -29,7 +29,7 @@ def compare_runs(experiments: Iterable[Experiment], published: Path) -> pd.DataF
         published: the results folder with the published records, below "runs".
 
     Returns:
-        One row a cell and measure: `task`, `arm`, `loss_rate`, `seed`, `measure`, `published`, `here`, `difference`
+        One row per cell and measure: `task`, `arm`, `loss_rate`, `seed`, `measure`, `published`, `here`, `difference`
         and `agrees` ("yes", "no" or "other data").
 
     Raises:

@@ -11,8 +11,8 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
     """Compute the gain in accuracy of training at a loss rate over training without losses, paired by seed.
 
     Args:
-        table: a row an evaluation, with `task`, `trained_at`, `evaluated_at`, `seed` and `accuracy`. Some models were
-            trained at rate 0.
+        table: one row per evaluation, with `task`, `trained_at`, `evaluated_at`, `seed` and `accuracy`. Some models
+            were trained at rate 0.
 
     Returns:
         One row for each task, rate of evaluation and rate of training: `task`, `evaluated_at`, `trained_at`, and the

@@ -18,7 +18,7 @@ def lost_together(compared: pd.DataFrame, configs: Sequence[TrainConfig]) -> pd.
     A piece is an element, a packet, the packets of a mean burst, or a rank's whole chunk of a message.
 
     Args:
-        compared: a row an arm, from `comparisons.drops_and_gains`.
+        compared: one row per arm, from `comparisons.drops_and_gains`.
         configs: a configuration of each row.
 
     Returns:
@@ -50,8 +50,8 @@ def packet_size_effect(runs: pd.DataFrame) -> pd.DataFrame:
     """Return how much more accuracy larger packets cost than the smallest, paired by seed.
 
     Args:
-        runs: a row a run with losses, with `task`, `loss_rate`, `mtu_bytes`, `seed` and `accuracy_lossy`; at one loss
-            rate a task. Runs that several experiments have count once.
+        runs: one row per run with losses, with `task`, `loss_rate`, `mtu_bytes`, `seed` and `accuracy_lossy`; at one
+            loss rate per task. Runs that several experiments have count once.
 
     Returns:
         Columns `task`, `loss_rate`, `mtu_bytes`, `smallest_bytes`, `seeds`, and the `cost` as a share with Student's

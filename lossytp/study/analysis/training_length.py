@@ -20,7 +20,7 @@ def falls_by_length(
     They lose single packets, without a repair.
 
     Args:
-        compared: of each experiment, a row an arm, from `comparisons.drops_and_gains`, and a configuration of each
+        compared: of each experiment, one row per arm, from `comparisons.drops_and_gains`, and a configuration of each
             row, for its network. If several experiments have a network, the first one counts.
         learning_rate: the peak of the runs that count.
 
@@ -65,8 +65,8 @@ def slowdowns(runs: pd.DataFrame) -> dict[str, dict[str, list[dict[str, Any]]]]:
     Returns:
         For each network with two slowdowns or more: the `slowdown` after each length, a geometric mean over seeds; the
         `growth` from each to the next, the ratio of two slowdowns; and `shrunk`, by how much the fall in accuracy
-        shrinks from each length to the next. Both changes are paired by seed. Each list has a row a length, or a row
-        for the later of two lengths: `steps`, `seeds`, and the `value` with Student's interval as `low` and `high`.
+        shrinks from each length to the next. Both changes are paired by seed. Each list has one row per length, or
+        one for the later of two lengths: `steps`, `seeds`, and the `value` with Student's interval as `low` and `high`.
     """
     runs = runs.drop_duplicates(["network", "max_steps", "seed"])
     lossless = runs[runs["network"].isna()].pivot(index="seed", columns="max_steps", values="accuracy_lossy")

@@ -81,9 +81,10 @@ def lower_rates_waste_fewer_tokens(results: Results) -> Claim:
 
 
 def losing_pays_at_low_rates(results: Results) -> Claim:
-    """Require that at 1 and 3 % loss and 1.25 MB in flight, waiting costs more than the tokens by any estimate.
+    """Require that at 1 and 3 % loss and 1.25 MB in flight, waiting costs more than the most tokens in any interval.
 
-    Steps are all communication. At 3 % they need it to be between a half and three quarters of a step, at 1 % less.
+    Waiting is timed for steps that are all communication. The share of communication from which losing pays must lie
+    between a half and three quarters of a step at 3 % loss, and be smaller at 1 %.
     """
     numbers: dict[str, float] = {}
     for rate, name in ((0.01, "low"), (0.03, "higher")):
@@ -100,7 +101,7 @@ def losing_pays_at_low_rates(results: Results) -> Claim:
 
 
 def waiting_beats_more_tokens(results: Results) -> Claim:
-    """Require that waiting is cheaper than the tokens wasted up to 125 kB in flight, and not surely so beyond.
+    """Require that up to 125 kB in flight waiting is cheaper than the wasted tokens, and that beyond this is open.
 
     It must be so with and without losses in evaluation, and on both axes of tokens. With most in flight, waiting must
     cost more than each estimate of the tokens.

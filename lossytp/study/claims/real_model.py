@@ -96,8 +96,8 @@ def protection_and_retransmission_repair_most(results: Results) -> Claim:
     """Require that protection with one retransmission leaves less than a tenth of the rise at 10 % loss, uncollapsed.
 
     Protection with spreading must leave more, with intervals apart, and send fewer packets. One retransmission alone
-    must leave a rise as small within the intervals, and wait less. Protection must save one round trip of those that
-    sending everything until it arrives takes.
+    must leave a rise as small within the intervals, and wait less. Protection must wait one round trip less than if
+    every packet is sent until it arrives.
     """
     repairs = (ADVISED, "retransmit(1)", BEST, NOTHING)
     both, again, spread, none = (real_row(results, loss_rate=0.1, repair=repair) for repair in repairs)
@@ -147,9 +147,10 @@ def single_packets_destroy_blocks(results: Results) -> Claim:
 
 
 def law_predicts_the_real_model(results: Results) -> Claim:
-    """Require that predictions from the stream's error are right to a quarter in the reduce phase, and too low in both.
+    """Require that the stream's error predicts medians to a factor of 1.25 in the reduce phase, and too low in both.
 
-    A law of the loss rate alone must be farther off.
+    In both phases, each measured median must be over 1.25 times its prediction. In the reduce phase, a law of the loss
+    rate alone must be farther off.
     """
     new = [row for row in results["real_networks"] if not row["fitted"]]
     one, both = ([row for row in new if row["phase"] == phase] for phase in ("reduce", "both"))

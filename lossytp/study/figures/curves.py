@@ -44,7 +44,7 @@ def accuracy_against_evaluated_loss(table: pd.DataFrame) -> Figure:
     Points are means over seeds, bands Student's 95 % intervals.
 
     Args:
-        table: a row an evaluation, with `task`, `trained_at`, `evaluated_at`, `seed` and `accuracy`.
+        table: one row per evaluation, with `task`, `trained_at`, `evaluated_at`, `seed` and `accuracy`.
     """
     tasks, trained_at = list(dict.fromkeys(table["task"])), sorted(table["trained_at"].unique())
     figure, axes_1T = plt.subplots(1, len(tasks), figsize=(COLUMN, 2.2), layout="constrained", squeeze=False)

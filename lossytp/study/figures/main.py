@@ -136,10 +136,10 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
 
 
 def nats_against_tokens(arms: pd.DataFrame) -> Figure:
-    """Draw the cross-entropy of pretrained models: without losses a line over tokens, with losses a mark an arm.
+    """Draw the cross-entropy of pretrained models: a line over tokens without losses, and one mark per lossy arm.
 
-    A dotted line joins each lossy arm to the number of lossless tokens that are as good. Upright bars are the intervals
-    of the rises against the lossless runs of the same seeds; level ones are those of these numbers of tokens.
+    A dotted line joins each lossy arm to the number of lossless tokens that are as good. Vertical bars are intervals of
+    the rise against the lossless runs of the same seeds. Horizontal bars are intervals of that number of tokens.
 
     Args:
         arms: from `analysis.pretraining.nats_lost`, evaluated without losses.

@@ -15,7 +15,7 @@ def reproduced_on_published(published: pd.DataFrame, here: pd.DataFrame) -> Figu
     A hollow mark is the published run of the same cell. Where both agree, one covers the other.
 
     Args:
-        published: a row a published run, with `loss_rate`, `seed` and `accuracy_lossy`.
+        published: one row per published run, with `loss_rate`, `seed` and `accuracy_lossy`.
         here: the same columns for this machine's runs.
     """
     figure, ax = plt.subplots(figsize=(COLUMN, 2.4), layout="constrained")

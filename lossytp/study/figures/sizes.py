@@ -11,10 +11,10 @@ from lossytp.study.figures.style import COLUMN, MILLION, POINTS, estimates
 
 
 def cost_of_models(rises: pd.DataFrame, falls: pd.DataFrame) -> Figure:
-    """Draw the rise in inference and the fall after fine-tuning, a line a loss rate.
+    """Draw the rise in inference and the fall after fine-tuning, one line per loss rate.
 
-    They are drawn against the number of parameters, at equal tokens, and against that of tokens, at one size, if there
-    are several.
+    They are drawn against the number of parameters, at equal tokens. If a size was pretrained on several numbers of
+    tokens, they are also drawn against the number of tokens, at that size.
 
     Args:
         rises: from `analysis.sizes.rises_of_models`, of packets of one size.

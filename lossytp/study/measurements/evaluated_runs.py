@@ -33,8 +33,8 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
         evaluated_at: loss rates.
 
     Returns:
-        One row a rate: `task`, `trained_at`, `evaluated_at`, `seed`, `accuracy`, `cross_entropy` (nats an example), and
-        the evaluation's `packets` and `lost`.
+        One row per rate: `task`, `trained_at`, `evaluated_at`, `seed`, `accuracy`, `cross_entropy` (nats an example),
+        and the evaluation's `packets` and `lost`.
 
     Raises:
         ValueError: if `config` saves no model or loses packets only in backward, if there is no rate or one is

@@ -43,9 +43,9 @@ def rises_in_inference(
         known: an earlier table. If it has all rows of this very model, they are returned: results keep no models.
 
     Returns:
-        A row a draw: `run`, the name of the run's folder, `model_name`, `tokens` of pretraining, `pretrained`, the
-        cross-entropy in its record, `lossless`, that on the probe's text without losses, `mtu_bytes`, `whole_packets`,
-        which is True for packets of 1500 bytes, `loss_rate`, `draw`, and `rise` in nats a token.
+        One row per draw: `run` (the name of the run's folder), `model_name`, `tokens` (of pretraining), `pretrained`
+        (the cross-entropy in the record), `lossless` (the cross-entropy on the probe's text without losses),
+        `mtu_bytes`, `whole_packets` (True for packets of 1500 bytes), `loss_rate`, `draw`, and `rise` (nats a token).
 
     Raises:
         ValueError: if the model is not pretrained yet.
@@ -90,7 +90,7 @@ def fine_tuned(
         seeds: of fine-tuning.
 
     Returns:
-        A row a run: `model_name`, `parameters`, `tokens` of pretraining, `pretrained`, the cross-entropy of the
+        One row per run: `model_name`, `parameters`, `tokens` of pretraining, `pretrained`, the cross-entropy of the
         pretrained model, `loss_rate`, `mtu_bytes`, `seed`, and the run's `records.final_accuracies`.
 
     Raises:

@@ -15,8 +15,8 @@ def check_combinations(config: "RunSettings") -> None:
     """Raise ValueError, with the settings and the fix, if some of them do not work together."""
     if config.control is not None and config.loss_type != "ber":
         raise ValueError(
-            f"control = {config.control!r} does not work with loss_type = {config.loss_type!r}: its losses, or its "
-            "noise, are independent; give loss_type = 'ber'"
+            f"control = {config.control!r} does not work with loss_type = {config.loss_type!r}, because controls are "
+            "independent from element to element: give loss_type = 'ber'"
         )
     _check_transport(config)
     _check_parallelism(config)
@@ -56,7 +56,7 @@ def _check_parallelism(config: "RunSettings") -> None:
         if config.kind != "classification":
             raise ValueError(
                 f"dataset = {config.task!r} does not work with a pipeline, which supports classification, "
-                f"not {config.kind}: choose another"
+                f"not {config.kind}: choose a classification task"
             )
         if not config.reliable_gather and not config.sequence_parallel:
             raise ValueError(

@@ -23,7 +23,8 @@ class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
     prompt: str | None = None
     """A text for a language model to continue."""
     max_length: Count | None = None
-    """Largest number of tokens of an example or a block of text. If left out, as in fine-tuning, else 64 or all."""
+    """Largest number of tokens of an example or a block of text. If left out, that of the model's fine-tuning, or
+    else 64, or the model's positions if these are fewer."""
     new_tokens: Count = 40
     """Tokens of the continuation."""
     output_dir: str = "output/evaluate"
@@ -51,7 +52,7 @@ class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
         )
 
     def layout(self, rank: int, world_size: int) -> Layout:
-        """Return this process's place among `world_size`.
+        """Return the run's layout over `world_size` processes, with this process's rank.
 
         Raises:
             ValueError: if the processes do not fit the tensor-parallel ranks.

@@ -20,7 +20,7 @@ class ComputeSettings(Settings):
     bf16: bool = False
     """Compute matrix products in bfloat16. Tensor parallelism then sends bfloat16; other traffic stays float32."""
     fp16: bool = False
-    """Compute them in float16, and scale the training loss."""
+    """Compute matrix products in float16, and scale the training loss."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +36,8 @@ class DataSettings(TaskSettings):
     """The task: docstrings (which library is a text from?), which needs no data; another of TASKS: sst2, mnli...; or a
     YAML file that declares one of your own."""
     max_length: Count = 64
-    """Largest number of tokens of an example, of a prompt with its answer; the record has the share of cut examples."""
+    """Largest number of tokens of an example, or of a prompt and its answer together. The record has the share of
+    truncated examples."""
     max_samples: CountFromZero | None = None
     """Number of training examples to use; all if left out, or 0."""
 
@@ -94,10 +95,11 @@ class WatchingSettings(Settings):
     checkpoint_steps: Count | None = 200
     """Steps between checkpoints of the unfinished run; the same command resumes from the last one."""
     checkpoint_path: str | None = None
-    """A checkpoint to resume from, or a folder, whose newest checkpoint counts; if left out, output_dir's if any. A new
-    or empty folder is where checkpoints are written. A .pth file of another program gives the weights alone."""
+    """A checkpoint to resume from, or a folder whose newest checkpoint counts. In a new or empty folder, the run starts
+    and writes its checkpoints. A .pth file of another program gives the weights alone. If left out, the run resumes
+    from the newest checkpoint in output_dir, if there is one."""
     keep_checkpoints: Count = 1
-    """Keep so many checkpoints, the newest ones. More than one stay after fine-tuning has finished, too."""
+    """Number of checkpoints to keep, the newest ones. If it is above 1, they stay after fine-tuning has finished."""
     save_model: bool = False
     """Save the model with the best lossy evaluation and the last model, in the folders best and last."""
     statistics: bool = False
@@ -109,7 +111,7 @@ class WatchingSettings(Settings):
     link_gbits: Annotated[float, Ge(1e-6), Le(1e6)] | None = None
     """Gbit/s of a simulated link, for time to accuracy; null where training/simulated.py cannot compute it."""
     round_trip_us: Annotated[float, Ge(0), Le(1e9)] = 100.0
-    """Round trip of that link, in microseconds."""
+    """Round trip of the simulated link (link_gbits), in microseconds."""
     output_dir: str = "output"
     """Folder for record.json."""
 
@@ -124,7 +126,7 @@ class FineTuningSettings(WatchingSettings):
     """Number of microbatches accumulated per optimizer step. Without packet losses it changes results
     only by rounding; with them, its smaller messages lose other packets."""
     patience: Count | None = None
-    """Evaluations in a row without a better score over the lossy network after which to stop."""
+    """Stop after this many evaluations in a row without a better score over the lossy network."""
     target_accuracy: float | None = None
     """Record when the score over the lossy network first reaches this in two evaluations in a row."""
 

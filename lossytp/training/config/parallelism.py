@@ -30,11 +30,11 @@ class ParallelismSettings(NetworkSettings):
     resync_every: Count | None = None
     """Steps between resynchronisations, which set drifting copies to their mean."""
     exact_adjoint: bool = False
-    """Let backward use what forward lost. In lossytp layers this is an ablation, since no sender knows it. Between
-    pipeline stages it is a repair, since the receiver knows it. It applies to both."""
+    """Let backward use what forward lost. In lossytp layers this is an ablation, since no sender knows what was lost.
+    Between pipeline stages it is a repair, since the receiver knows. A run that has both uses it in both."""
 
     def layout(self, rank: int, world_size: int) -> Layout:
-        """Return this process's place among `world_size`.
+        """Return the run's layout over `world_size` processes, with this process's rank.
 
         Raises:
             ValueError: if the sizes need more or fewer processes.

@@ -65,8 +65,8 @@ class PretrainConfig(RunSettings, TextSettings):
     """With enable_loss_parallelism, evaluation's gather of logits loses packets, too. Ranks then score differently, and
     records have the spread."""
     tensor_parallel_size: int = 1
-    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual. If left out, one for each process
-    that replicas leave."""
+    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual. Under torchrun, 1 means a rank for
+    each process of a replica."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
     """How the learning rate falls to min_learning_rate after the warm-up; constant keeps it."""
     learning_rate: NotNegative = 3e-3
@@ -74,7 +74,7 @@ class PretrainConfig(RunSettings, TextSettings):
     min_learning_rate: NotNegative = 1e-4
     """Learning rate at the end of its decay."""
     warmup_steps: CountFromZero = 100
-    """Steps of linear warm-up. At most total_steps, but for the default."""
+    """Steps of linear warm-up. A value above total_steps is refused, unless it is the default."""
     total_steps: Count = 6200
     """Optimizer steps."""
     weight_decay: NotNegative = 0.1
@@ -94,7 +94,7 @@ class PretrainConfig(RunSettings, TextSettings):
     save_model: bool = True
     """Save the model, its tokenizer and its card in output_dir."""
     seed: CountFromZero = 0
-    """Of initial weights, the order of blocks and packet losses."""
+    """Seed of initial weights, the order of blocks and packet losses."""
     output_dir: str = "output/pretrain"
     """Folder for record.json, the model and its checkpoints."""
 
@@ -206,10 +206,10 @@ class PretrainConfig(RunSettings, TextSettings):
         return self.min_learning_rate / self.learning_rate if self.learning_rate else 0.0
 
     def over(self, processes: int) -> Self:
-        """Return the configuration for so many processes.
+        """Return the configuration for `processes` processes.
 
-        Without `tensor_parallel_size`, each process that replicas and stages leave is a tensor-parallel rank, as in an
-        earlier study.
+        A `tensor_parallel_size` of 1 becomes the number of processes in each stage of a replica, as in an earlier
+        study, if the processes divide evenly.
         """
         ranks, rest = divmod(processes, self.data_parallel_size * self.pipeline_parallel_size)
         if self.tensor_parallel_size > 1 or ranks <= 1 or rest:

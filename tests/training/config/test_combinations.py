@@ -69,8 +69,8 @@ OWN = {"reliable_gather": False}
         ),
         (
             {"control": "elements", "loss_type": "g-e", "ge_config": "one"},
-            "control = 'elements' does not work with loss_type = 'g-e': its losses, or its noise, are independent; "
-            "give loss_type = 'ber'",
+            "control = 'elements' does not work with loss_type = 'g-e', because controls are independent from "
+            "element to element: give loss_type = 'ber'",
         ),
         (
             {**OWN, "tensor_parallel_size": 1},

@@ -168,7 +168,7 @@ def test_weights_that_do_not_fit_are_one_line(pretrain, tmp_path):
     for content, message in (
         ({key: weights[key] for key in weights if key != name}, rf"lacks {name}: give the weights of the same model"),
         ({**weights, name: torch.zeros(3, 16)}, rf"has {name} of shape \(3, 16\), and the model has \(64, 16\): give"),
-        ({"step": 3}, "has no weights, nor under model, model_state_dict"),
+        ({"step": 3}, "holds no weights, at its top level or under model, model_state_dict"),
         (print, r"is not a file of tensors alone: give one that torch.save wrote, or leave checkpoint_path out$"),
     ):
         torch.save(content, tmp_path / "w.pth")
