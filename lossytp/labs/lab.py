@@ -167,10 +167,11 @@ def load_digits(config: LabConfig, device: torch.device) -> Digits:
 def _mnist(config: LabConfig) -> Files | Source | None:
     """Return the source of MNIST, or None for scikit-learn's digits."""
     folder = Path(config.data_dir or os.environ.get(DATA_VARIABLE, ""), MNIST.path, "mnist").expanduser()
-    train, test = (sorted(folder.glob(f"{split}-*.parquet")) for split in ("train", "test"))
-    if config.dataset == "digits" or (config.dataset is None and not (train and test)):
+    files = Files(train=folder / "train-*.parquet", test=folder / "test-*.parquet")
+    here = any(folder.glob("train-*.parquet")) and any(folder.glob("test-*.parquet"))
+    if config.dataset == "digits" or (config.dataset is None and not here):
         return None
-    return Files(train=train[0], test=test[0]) if train and test else MNIST
+    return files if here else MNIST
 
 
 def _prepared(config: LabConfig, images: Tensor, labels: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -122,6 +122,12 @@ class CorrelatedLosses:
         lost = np.sort(np.concatenate([common, private]), kind="stable")  # merges two sorted arrays
         return lost[np.diff(lost, prepend=-1) > 0]
 
+    @property
+    def wraps(self) -> int | None:
+        """Return the largest number of times that a trace has begun again; None if neither part replays one."""
+        found = [getattr(part, "wraps", None) for part in (self._common, self._private)]
+        return max((wraps for wraps in found if wraps is not None), default=None)
+
     def state_dict(self) -> dict:
         return {"common": self._common.state_dict(), "private": self._private.state_dict()}
 

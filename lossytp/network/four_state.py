@@ -20,7 +20,7 @@ from lossytp.network.streams import Key, Stream
 
 IS_LOST = np.array([0.0, 0.0, 1.0, 1.0])
 WITHIN_BURST, LOST_IN_BURST, LOST_ALONE = 1, 2, 3  # states 2, 3 and 4, counted from 0
-ROUNDING = 1e-12
+ROUNDING = 1e-9  # of `to_netem`, which writes ten digits
 
 
 @dataclass(frozen=True)

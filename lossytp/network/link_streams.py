@@ -13,7 +13,6 @@ from lossytp.network.link_processes import LinkProcesses
 from lossytp.network.loss_process import LinkLosses
 from lossytp.network.routes import Hop
 from lossytp.network.streams import Normals
-from lossytp.network.trace import TraceLosses
 
 TRAINING: tuple[str, int] = ("training", 0)
 LinkOfGroup = tuple[str, int, int]  # group, src, dst
@@ -68,7 +67,8 @@ class LinkStreams:
     @property
     def wraps(self) -> int | None:
         """Return the largest number of times that a link's trace has begun again; None if no link replays a trace."""
-        return max((each.wraps for each in self._losses.values() if isinstance(each, TraceLosses)), default=None)
+        found = [getattr(losses, "wraps", None) for losses in self._losses.values()]
+        return max((wraps for wraps in found if wraps is not None), default=None)
 
     @contextmanager
     def evaluation(self, step: int) -> Iterator[None]:

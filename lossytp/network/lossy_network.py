@@ -54,7 +54,8 @@ class LossyNetwork:
 
     Raises:
         TypeError: if an argument is of another type, or a link is not a pair of ranks.
-        ValueError: if a process is not a loss process, a mapping is empty, or `default` is given without a mapping.
+        ValueError: if a process is not a loss process, a mapping is empty and has no `default`, or `default` has no
+            mapping.
     """
 
     carries_rows = False

@@ -1,6 +1,7 @@
 """Replay the recorded losses of named links."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,15 +26,17 @@ class Replay:
         links: pairs of a link and its losses, one for every link that carries packets.
 
     Raises:
-        ValueError: if there are no links.
+        ValueError: if there are no links, or one is there twice.
     """
 
     links: tuple[tuple[Link, Trace], ...]
 
     def __post_init__(self) -> None:
         check_filled("links", self.links)
-        for link, _ in self.links:
-            checked_link(link)
+        times = Counter(checked_link(link) for link, _ in self.links)
+        (src, dst), most = times.most_common(1)[0]
+        if most > 1:
+            raise ValueError(f"the recording has {most} flows from {src} to {dst}: give one for each link")
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Replay":

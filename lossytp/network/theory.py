@@ -125,7 +125,7 @@ def _moments(wiring: Wiring, ranks: int, loss_rate: float) -> Iterator[Moments]:
     check_probability("loss_rate", loss_rate)
     repair, everyone = wiring.repair, tuple(range(ranks))
     rate = repair.missing_rate(loss_rate)
-    reduce, gather = wiring.algorithm.reduce(ranks, everyone), wiring.algorithm.gather(ranks, everyone)
+    reduce, gather = (routes(ranks, everyone) for routes in wiring.algorithm.pair(wiring.sequence_parallel))
     for chunk in range(ranks):
         total = _sum_moments(tuple(hop for hop in reduce if hop.start <= chunk < hop.stop), repair, ranks, rate)
         on_way = [hop.positions for hop in gather if hop.start <= chunk < hop.stop]

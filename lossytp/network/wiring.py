@@ -1,13 +1,17 @@
 """How ranks exchange messages: one object, made once from names and passed on whole."""
 
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from lossytp.network.algorithms import ALGORITHMS, algorithm_named
 from lossytp.network.checks import check_bool, check_is, check_known, check_names
 from lossytp.network.links import Link
 from lossytp.network.repairs import ZERO, Repair, repair_named
+from lossytp.network.repairs.chain import stage_of
 from lossytp.network.routes import Algorithm
+
+if TYPE_CHECKING:
+    from lossytp.network.lossy_network import LossyNetwork
 
 WIRE_DTYPES = ("fp32", "bf16")
 CONTROLS = ("noise",)
@@ -87,6 +91,17 @@ class Wiring:
         phases = {"reduce": reduce} | ({} if self.reliable_gather else {"gather": gather})
         routes = [of for name, of in phases.items() if phase in (None, name)]
         return {(hop.src, hop.dst) for of in routes for hop in of(len(ranks) ** 2, ranks)}
+
+    def check_delivers(self, network: "LossyNetwork", ranks: tuple[int, ...]) -> None:
+        """Raise ValueError if a link loses everything, so that what `protect` sends would never arrive."""
+        if stage_of(self.repair, "select") == ZERO:
+            return
+        for src, dst in sorted(self.lossy_links(ranks, None)):
+            if network.loss_rate(src, dst) == 1:
+                raise ValueError(
+                    f"repair = '{self.repair}' cannot work, because the link {src}>{dst} loses every packet: give it a "
+                    "loss rate below 1, or choose another repair"
+                )
 
     def _check_own_part(self) -> None:
         if not self.algorithm.has_receiving_ranks:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # whose signatures would keep the group that exists when they are first read
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 from torch.distributed import Backend, DistNetworkError, DistStoreError, ProcessGroup
 

@@ -39,7 +39,9 @@ def _on_own_streams(forward: Callable) -> Callable:
         del inputs["self"]
         return_dict = inputs.pop("return_dict", None)
         ids = inputs.get("input_ids")
-        tokens = inputs["inputs_embeds"] if ids is None else ids
+        tokens = inputs.get("inputs_embeds") if ids is None else ids
+        if tokens is None:
+            return forward(self, **inputs)  # which names what is missing
         flat = tokens if ids is None else ids.flatten(0, -2)  # rows of options, if there are several
         rows, length = flat.shape[:2]
         past, positions = inputs.get("past_key_values"), inputs.get("position_ids")
@@ -65,6 +67,7 @@ def _on_own_streams(forward: Callable) -> Callable:
 class OwnStreams:
     """A model whose forward returns the first rank's logits, and each local rank's as `rank_logits` (L, B, ...).
 
+    Its hidden states, its attention weights and its cache have the rows of all local ranks, rank-major, (L * B, ...).
     If you compute a training loss yourself, average it over `rank_logits`: each rank's shard needs its rank's loss.
     """
 

@@ -1,11 +1,7 @@
 """Check that a network can lose some of a group's packets, so that no setting is silently ignored."""
 
-from collections.abc import Iterable
-
 from lossytp.network.links import Link, check_links_within
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.repairs import ZERO, Repair
-from lossytp.network.repairs.chain import stage_of
 from lossytp.network.wiring import Wiring
 from lossytp.parallel.group import RankGroup
 
@@ -18,8 +14,7 @@ def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> No
     Other axes of parallelism send other messages. So if the group is not the whole world, only links to or from ranks
     that do not exist are refused.
     """
-    if stage_of(wiring.repair, "select") != ZERO:
-        check_delivers(network, wiring.lossy_links(group.ranks, None), wiring.repair)
+    wiring.check_delivers(network, group.ranks)
     phase, named = network.scope.phase, set(network.named_links)
     if phase is None and not named:
         return
@@ -37,16 +32,6 @@ def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> No
             f"the network names {_text(named)}, over which {wiring.algorithm.name!r} of {group.size} "
             f"ranks sends nothing that may be lost: name some of {_text(lossy)}"
         )
-
-
-def check_delivers(network: LossyNetwork, links: Iterable[Link], repair: Repair) -> None:
-    """Raise ValueError if a link loses everything, so that what `protect` sends would never arrive."""
-    for link in sorted(links):
-        if network.loss_rate(*link) == 1:
-            raise ValueError(
-                f"repair = '{repair}' cannot work, because the link {link[0]}>{link[1]} loses every packet: give it a "
-                "loss rate below 1, or choose another repair"
-            )
 
 
 def check_layers(network: LossyNetwork, blocks: int) -> None:

@@ -11,6 +11,7 @@ from annotated_types import Ge, Lt
 from lossytp.network.checks import check_known, check_probability
 from lossytp.network.loss_processes import LOSS_PROCESSES
 from lossytp.network.notation import parse, split_outside_parentheses
+from lossytp.network.replay import Replay
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.settings import Settings
@@ -85,8 +86,18 @@ class ToleranceConfig(Settings):
                 f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
             )
         for setup in self.setups():
-            self.network(setup)
+            self._check_row(self.network(setup))
         check_model(self.model_name, self.ranks() or 1, 1)
+
+    def _check_row(self, settings: NetworkSettings) -> None:
+        """Raise ValueError if the row could not be measured, before hours go into earlier rows."""
+        size = self.ranks()
+        if size is None:
+            return
+        ranks, process, wiring = tuple(range(size)), settings.process(), settings.wiring()
+        if isinstance(process, Replay):
+            process.check_has(wiring.lossy_links(ranks, None))
+        wiring.check_delivers(settings.network(), ranks)
 
     def ranks(self) -> int | None:
         """Return the tensor-parallel size; None if it follows from a model that is not loaded yet.

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from lossytp.network.checks import check_at_least, check_known
 from lossytp.network.scope import MODULES
+from lossytp.parallel.collectives import DTYPES
 from lossytp.tolerance.contributions import contributions, sums_of
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.pretraining.token_losses import losses_by_block
@@ -56,7 +57,7 @@ def packet_norms(
     Args:
         dense: a decoder in evaluation mode, with any head.
         blocks_NT: token ids, on the model's device. Each block is a separate message; lengths may differ.
-        settings: the algorithm, the packet size and the tensor-parallel size.
+        settings: the collective, the packets and the tensor-parallel size.
         layers: numbers of the layers, from 0; all if left out.
 
     Returns:
@@ -70,7 +71,7 @@ def packet_norms(
     for block, ids_T in enumerate(blocks_NT):
         for split, parts_RM in contributions(dense, ids_T, sums, settings.tensor_parallel_size):
             width = parts_RM.shape[1] // len(ids_T)
-            for packet in _packets(parts_RM, settings):
+            for packet in _packets(parts_RM, width, settings):
                 link = {"src": packet.src, "dst": packet.dst, "token": packet.start // width}
                 rows.append({"layer": split.layer, "module": split.module, "block": block, **link, "norm": packet.norm})
     return pd.DataFrame(rows)
@@ -107,7 +108,7 @@ def by_norm(
     Args:
         dense: a language model in evaluation mode.
         blocks_NT: token ids, on the model's device.
-        settings: the algorithm, the packet size and the tensor-parallel size. Its loss rate and repair have no effect.
+        settings: the collective, the packets and the tensor-parallel size. The loss rate and the repair have no effect.
         layer: number of the layer, from 0.
         module: "attention" or "mlp".
         packets: number of packets to lose, one at a time, for each block and bin, spread evenly over the bin.
@@ -128,7 +129,7 @@ def by_norm(
         lossless = losses_by_block(dense, ids_1T).mean()
         for split, parts_RM in contributions(dense, ids_T, sums, settings.tensor_parallel_size):
             width = parts_RM.shape[1] // len(ids_T)
-            sent = sorted(_packets(parts_RM, settings), key=lambda packet: -packet.norm)
+            sent = sorted(_packets(parts_RM, width, settings), key=lambda packet: -packet.norm)
             for name, number in _chosen(len(sent), packets):
                 packet = sent[number]
                 with _without(split.linears[0], packet, parts_RM):
@@ -139,10 +140,14 @@ def by_norm(
     return pd.DataFrame(rows)
 
 
-def _packets(parts_RM: Tensor, settings: NetworkSettings) -> Iterator[Packet]:
-    """Yield the packets of the reduce phase."""
-    capacity = settings.network().wire.elements_per_packet(parts_RM.element_size())
-    for hop in settings.wiring().algorithm.reduce(parts_RM.shape[1], tuple(range(len(parts_RM)))):
+def _packets(parts_RM: Tensor, width: int, settings: NetworkSettings) -> Iterator[Packet]:
+    """Yield the packets of the reduce phase. A token has `width` elements."""
+    wiring = settings.wiring()
+    reduce, _ = wiring.algorithm.pair(wiring.sequence_parallel)
+    sent_as = parts_RM.dtype if wiring.wire_dtype is None else DTYPES[wiring.wire_dtype]
+    capacity = settings.network().wire.elements_per_packet(sent_as.itemsize)
+    unit = width if wiring.sequence_parallel else 1
+    for hop in reduce(parts_RM.shape[1], tuple(range(len(parts_RM))), unit):
         carried = parts_RM[list(hop.positions), hop.start : hop.stop].sum(0)
         norms = pad(carried, (0, -len(carried) % capacity)).view(-1, capacity).double().norm(dim=1)
         for number, norm in enumerate(norms.tolist()):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from lossytp.network.checks import check_at_least
+from lossytp.network.checks import check_at_least, check_filled
 from lossytp.network.counters import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
@@ -42,10 +42,11 @@ def sum_errors(
         and `stream_error`, relative to the squared stream, token by token.
 
     Raises:
-        ValueError: if the networks have several tensor-parallel sizes, or the model does not fit theirs; if the model
-            does not add its sums to the stream as they are; if a repair needs earlier messages, as "stale" does; or if
-            only backward loses packets.
+        ValueError: if there is no network, or they have several tensor-parallel sizes, or the model does not fit
+            theirs; if the model does not add its sums to the stream as they are; if a repair needs earlier messages, as
+            "stale" does; or if only backward loses packets.
     """
+    check_filled("networks", networks)
     check_at_least("draws", draws, 1)
     sizes = sorted({each.tensor_parallel_size for each in networks})
     if len(sizes) > 1:
@@ -67,9 +68,11 @@ def sum_errors(
             streams = _squared_streams(dense, ids_T, sums)
             for (split, parts_RM), stream_T in zip(contributions(dense, ids_T, sums, ranks), streams, strict=True):
                 site = Site(split.layer, split.module, "forward")
+                width = parts_RM.shape[1] // len(ids_T)
                 for number, collective in enumerate(collectives):
+                    unit = width if collective.wiring.sequence_parallel else 1
                     results = [
-                        collective.sum_(parts_RM.clone(), site).view(-1, parts_RM.shape[1]) for _ in range(draws)
+                        collective.sum_(parts_RM.clone(), site, unit).view(-1, parts_RM.shape[1]) for _ in range(draws)
                     ]
                     rows += [{"network": number, **_errors(each, parts_RM, stream_T)} for each in results]
     return pd.DataFrame(rows).groupby("network").mean()

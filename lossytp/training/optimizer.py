@@ -16,7 +16,7 @@ def build_optimizer(
 
     Weight decay applies to the weights of linear layers and embeddings, not to biases and norms.
     """
-    norms = {id(p) for module in model.modules() if _is_norm(module) for p in module.parameters(recurse=False)}
+    norms = {id(p) for module in model.modules() if is_norm(module) for p in module.parameters(recurse=False)}
     groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}  # one kernel cannot mix tensors of different meshes
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -32,7 +32,7 @@ def build_optimizer(
     )
 
 
-def _is_norm(module: nn.Module) -> bool:
+def is_norm(module: nn.Module) -> bool:
     """Return whether the module is a LayerNorm, a LlamaRMSNorm or another class that is named so."""
     return "Norm" in type(module.template[0] if isinstance(module, PerRank) else module).__name__
 

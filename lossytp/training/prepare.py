@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.plans import blocks_of
+from lossytp.training.optimizer import is_norm
 
 
 def to_device_(model: nn.Module, device: torch.device) -> None:
@@ -51,7 +52,7 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
     whole: Any = model
     head = whole.score if hasattr(whole, "score") else whole.lm_head
     model.requires_grad_(False)
-    base: Any = model.base_model
-    norms = [child for child in base.children() if not isinstance(child, nn.ModuleList | nn.Embedding)]
+    within = {module for block in blocks for module in block.modules()}
+    norms = [module for module in model.base_model.modules() if is_norm(module) and module not in within]
     for module in (*blocks[len(blocks) - blocks_trained :], *norms, head):
         module.requires_grad_(True)

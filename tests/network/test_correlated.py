@@ -8,6 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lossytp.network import Bernoulli, Correlated, FourState, GilbertElliott, LossyNetwork, Trace
+from lossytp.network.algorithms import ALGORITHMS
 from lossytp.network.replay import Replay
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,
@@ -189,6 +190,16 @@ def test_a_part_may_be_recorded():
     one, other = (process.losses((*KEY[:-2], src, 1)).take(200).tolist() for src in (0, 2))
     assert one == other
     assert process.loss_rate == 0.04
+
+
+def test_wraps_of_recorded_parts_are_counted():
+    common, private = Trace(lost=[0], num_packets=50), Trace(lost=[1], num_packets=10)
+    network = LossyNetwork(
+        Correlated(common=common, private=Correlated(common=Bernoulli(loss_rate=0), private=private))
+    )
+    network.send(ALGORITHMS["direct"].reduce(100_000, (0, 1)), 4)
+    packets = network.summary("training")["packets"] / 2
+    assert abs(network.summary("training")["wraps"] - packets / 10) <= 1
 
 
 def test_switches_below_a_switch_share_their_losses():

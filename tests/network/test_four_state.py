@@ -166,6 +166,12 @@ def test_netem_round_trip(process):
     assert again.to_netem() == text
 
 
+@pytest.mark.parametrize("p31", np.random.default_rng(0).uniform(0.9, 1, 20))
+def test_netem_takes_back_probabilities_that_add_up_to_one(p31):
+    process = FourState(p13=0.01, p31=p31, p32=1 - p31)
+    assert from_netem(process.to_netem()).p31 == pytest.approx(p31)
+
+
 @pytest.mark.parametrize(
     ("text", "values"),
     [

@@ -64,6 +64,11 @@ def test_links_must_be_given() -> None:
         Replay(())
 
 
+def test_a_link_may_be_recorded_once() -> None:
+    with pytest.raises(ValueError, match=r"^the recording has 2 flows from 0 to 1: give one for each link$"):
+        Replay((((0, 1), THERE), ((1, 0), BACK), ((0, 1), BACK)))
+
+
 def test_a_trace_between_machines_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"
     write_trace(path, ProbeTrace(flows={0: FlowTrace(lost=np.array([True]), src="10.0.0.1", dst="10.0.0.2")}))

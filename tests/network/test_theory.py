@@ -112,6 +112,19 @@ def test_equals_the_mean_over_every_outcome_of_every_hop(algorithm, repair, reli
             assert expected_squared_error(*case, coherence, reliable_gather) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("algorithm", ["direct", "ring", "tree", "switch"])
+def test_sequence_parallel_sums_travel_as_reduce_scatters_do(algorithm):
+    ranks, rate = 4, 0.3
+    routes = ALGORITHMS[algorithm].reduce_scatter(ranks, tuple(range(ranks)))
+    lost = 0.0  # of each part, expected: with coherence 0, only these probabilities count
+    for chunk in range(ranks):
+        on_way = [hop for hop in routes if hop.start <= chunk < hop.stop]
+        for rank in range(ranks):
+            lost += 1 - (1 - rate) ** sum(rank in hop.positions for hop in on_way)
+    wiring = Wiring.named(algorithm=algorithm, sequence_parallel=True)
+    assert theory.expected_squared_error(wiring, ranks, rate) == pytest.approx(lost / ranks**2)
+
+
 @settings(reproducible, max_examples=30)
 @given(ranks=ranks_, rate=rates, share=st.floats(0.01, 1))
 def test_direct_in_closed_form(ranks, rate, share):

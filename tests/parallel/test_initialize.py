@@ -174,6 +174,20 @@ def test_reliable_after_the_group_has_ended_says_what_to_do(processes: Callable)
     processes(2, on_rank_end)
 
 
+def test_a_group_may_begin_again_once_it_has_ended() -> None:
+    program = """
+        import torch
+        for _ in range(2):
+            ltp.init_process_group(network)
+            dist.all_reduce(torch.ones(2))
+            dist.destroy_process_group()
+        print("again")
+        """
+    with held_port() as port:
+        done = run_in_a_process(program, **VARIABLES | {"WORLD_SIZE": "1", "MASTER_PORT": str(port)})
+    assert done.stdout.split() == ["again"], done.stderr
+
+
 def on_rank_start_by_hand() -> tuple:
     ltp.init_process_group(network(1.0), algorithm="sender")
     group = dist.group.WORLD

@@ -3,6 +3,7 @@
 Functions named `on_rank_...` run in every process, over the backend they name, without losses.
 """
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -159,5 +160,5 @@ def on_rank_join_over_losses() -> tuple[float, int]:
 def test_uneven_inputs_end_over_losses_too(processes: Callable) -> None:
     """DDP keeps only the C++ half of the handles of joined ranks."""
     for gradients, lost in processes(2, on_rank_join_over_losses):
-        assert gradients == gradients, "no NaN"
+        assert math.isfinite(gradients)
         assert lost > 0

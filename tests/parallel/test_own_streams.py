@@ -85,6 +85,13 @@ def test_embeddings_may_be_given(kind: str, mode: str) -> None:
 
 
 @on_own_streams
+def test_a_call_without_inputs_ends_with_transformers_own_error(mode: str) -> None:
+    for model in (tiny_gpt2(), parallel(tiny_gpt2(), 0.0, mode)):
+        with pytest.raises(ValueError, match="specify either input_ids or inputs_embeds"):
+            model()
+
+
+@on_own_streams
 def test_other_inputs_are_those_of_the_dense_model(mode: str) -> None:
     dense, batch = tiny_gpt2(), tiny_batch(padded=True)
     positions = torch.arange(NUM_TOKENS).flip(0)

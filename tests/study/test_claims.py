@@ -67,14 +67,16 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
     assert words in items["3"]
     added = committed["claims"]["rare_collapses_add_to_the_mean"]["numbers"]["added"]
     few = real(loss_rate=0.01, repair="zero")
-    assert f"which adds {added:.1f} nats on average" in readme
+    assert f"this loss adds {added:.1f} nats on average" in readme
     assert f"We measured {few['draws'] * few['blocks']} blocks at 1 %; by chance, none of them did" in readme
     repairs = ("zero", "protect(0.1) + retransmit(1)", "retransmit(1)")
     zero, both, again = (real(loss_rate=0.1, repair=repair)["rise"] for repair in repairs)
     assert f"lowers SmolLM2's rise from {zero:.1f} to {both:.2f} nats" in items["4"]
     assert f"`retransmit(1)` alone lowers the rise to {again:.2f} nats" in readme
     ways = real(loss_rate=0.1, phase="both", repair=repairs[1])["rise"]
-    assert f"nor in both phases, where it leaves {ways:.2f} nats" in readme, "a claim checks the rest of the sentence"
+    assert f"None collapsed in both phases, but {ways:.2f} nats remain there" in readme, (
+        "a claim checks the rest of the sentence"
+    )
     (kept,) = rows_of(committed["comparisons"]["13_real_model_advised"], arm=repairs[1])
     fall, least, most = (
         f"{-100 * kept[name]:.1f}".replace("-", "\N{MINUS SIGN}") for name in ("difference", "high", "low")

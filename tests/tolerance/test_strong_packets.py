@@ -121,6 +121,22 @@ def test_other_algorithms_lose_what_their_routes_carry(dense, blocks, algorithm)
     assert row["rise"] == pytest.approx(rise, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"wire_dtype": "bf16"}, {"algorithm": "tree", "sequence_parallel": True}, {"algorithm": "ring"}],
+    ids=str,
+)
+def test_packets_are_those_that_the_model_sends(dense, blocks, changed):
+    settings = replace(SETTINGS, **changed)
+    network = settings.network()
+    model = ltp.parallelize(dense, network, tensor_parallel_size=RANKS, wiring=settings.wiring())
+    with network.evaluation(0), torch.no_grad():
+        model(blocks[:1])
+    sent = network.report().query("phase == 'reduce'").groupby(["layer", "module"])["packets"].sum()
+    found = packet_norms(dense, blocks[:1], settings).groupby(["layer", "module"]).size()
+    assert found.to_dict() == sent.to_dict()
+
+
 def test_the_model_is_left_as_it_was(dense, blocks):
     before = losses_by_block(dense, blocks)
     by_norm(dense, blocks, SETTINGS, layer=0, module="mlp", packets=1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import lossytp as ltp
+from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance import measure
@@ -212,6 +213,10 @@ def test_lists_are_split_at_commas_outside_parentheses():
         ({"loss_rates": "0.1,x"}, "loss_rates = '0.1,x': 'x' is not a number: give shares, such as 0.01,0.1"),
         ({"loss_rates": "2"}, "loss_rates = 2.0 is not in"),
         ({"loss_rates": ","}, "loss_rates = ',' is empty"),
+        (
+            {"loss_rates": "0.1,1", "repairs": "protect(0.1)"},
+            r"repair = 'protect\(0.1\)' cannot work, because the link 0>1 loses",
+        ),
         ({"phases": "gather"}, "phases = 'gather' is unknown: choose one of reduce, both"),
         ({"repairs": "magic"}, "repair = 'magic' is unknown"),
         ({"algorithms": "rings"}, "algorithm = 'rings' is unknown"),
@@ -227,6 +232,13 @@ def test_bad_values_are_one_line(text, values, message):
     with pytest.raises(ValueError, match=message) as error:
         settings(text, **values)
     assert "\n" not in str(error.value)
+
+
+def test_a_recording_of_fewer_ranks_is_refused_before_the_first_row(text, tmp_path):
+    flow = FlowTrace(lost=np.array([False, True]), src="0", dst="1")
+    write_trace(tmp_path / "two.parquet", ProbeTrace(flows={0: flow}))
+    with pytest.raises(ValueError, match="the recording has no link 0>2, only 0>1"):
+        settings(text, loss_type=f"replay('{tmp_path / 'two.parquet'}')", loss_rates=None)
 
 
 def test_the_size_follows_from_the_model(text):

@@ -8,9 +8,10 @@ from lossytp.training.models import build_model, load_tokenizer
 from tests.training.parallel_runs import weights
 
 OWN_STREAMS = {"tensor_parallel_size": 2, "reliable_gather": False}
+OWN_COPIES = OWN_STREAMS | {"replicated_gradients": "none"}
 
 
-@pytest.mark.parametrize(("trained", "values"), [(0, {}), (1, {}), (2, OWN_STREAMS)], ids=str)
+@pytest.mark.parametrize(("trained", "values"), [(0, {}), (1, {}), (2, OWN_STREAMS), (1, OWN_COPIES)], ids=str)
 def test_only_the_last_blocks_norm_and_head_are_trained(toy, tmp_path, trained, values):
     values = {"loss_rate": 0.1, "save_model": True, **values}
     record = run(toy(unfreeze_last_layers=trained, **values))

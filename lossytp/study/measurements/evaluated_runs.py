@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
 
     Raises:
         ValueError: if `config` saves no model or loses packets only in backward, if there is no rate or one is
-            outside [0, 1], or if an evaluation is missing and its model was deleted. A model trained anew elsewhere
-            could differ in its last digits from the one evaluated before.
+            outside [0, 1], if the loss type has its own rate, or if an evaluation is missing and its model was deleted.
+            A model trained anew elsewhere could differ in its last digits from the one evaluated before.
     """
     from lossytp.training.saved_models import remove_models  # torch takes seconds to import; tables do not need it
 
@@ -51,6 +52,8 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
         raise ValueError("save_model = False leaves no model to evaluate: set it to True")
     if config.lossy_direction == "backward":
         raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
+    for rate in rates:
+        replace(config, loss_rate=rate)  # raises if the loss type has its own rate, before training takes its time
     train(config)
     run = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
     table = pd.DataFrame([run | {"evaluated_at": rate} | evaluate_at(config, rate) for rate in rates])

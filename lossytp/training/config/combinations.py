@@ -1,7 +1,9 @@
 """Refuse settings that do not go together, or that the model cannot have. Importing this module costs no torch."""
 
+import math
 from typing import TYPE_CHECKING
 
+from lossytp.network.links import check_links_within
 from lossytp.network.repairs import ZERO
 from lossytp.network.repairs.chain import stage_of
 from lossytp.network.replay import Replay
@@ -140,7 +142,7 @@ def _check_backend(config: "RunSettings") -> None:
 
 
 def _check_scope(config: "RunSettings") -> None:
-    """Refuse a scope in which nothing can be lost, if tensor parallelism is the only parallelism."""
+    """Refuse a scope in which nothing can be lost. Links are known exactly for tensor parallelism alone."""
     if config.exact_adjoint and config.lossy_direction == "backward":
         raise ValueError(
             "exact_adjoint = True has no effect with lossy_direction = 'backward', because forward loses nothing: "
@@ -152,6 +154,7 @@ def _check_scope(config: "RunSettings") -> None:
             "lossy_phase = 'gather' loses nothing where gathers are reliable: give reliable_gather = False"
         )
     if config.tensor_parallel_layers != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
+        _check_other_axes(config)
         return
     if config.tensor_parallel_size == 1 and config.process().loss_rate > 0:
         raise ValueError(
@@ -171,6 +174,23 @@ def _check_scope(config: "RunSettings") -> None:
                     f"lossy_links names {src}>{dst}, over which {config.algorithm!r} of {len(ranks)} ranks sends "
                     f"nothing that may be lost: choose among {links or 'none'}"
                 )
+
+
+def _check_other_axes(config: "RunSettings") -> None:
+    """Refuse a scope that data or pipeline parallelism without tensor parallelism never reaches."""
+    axes = config.tensor_parallel_size, config.data_parallel_size, config.pipeline_parallel_size
+    if config.lossy_links is not None:
+        check_links_within(links_named(config.lossy_links), math.prod(axes))
+    match axes:
+        case 1, replicas, 1 if replicas > 1 and not config.fully_sharded and config.lossy_direction == "forward":
+            raise ValueError(
+                "lossy_direction = 'forward' loses nothing with ddp alone, which sums gradients in backward: leave it "
+                "out, or choose data_parallel_type = 'fsdp'"
+            )
+        case 1, 1, stages if stages > 1 and config.lossy_phase == "reduce":
+            raise ValueError(
+                "lossy_phase = 'reduce' loses nothing in a pipeline alone, which sums nothing: leave it out"
+            )
 
 
 def _check_replicas(config: "RunSettings") -> None:

@@ -16,6 +16,7 @@ from lossytp.network.presets import gilbert_elliott_preset
 from lossytp.network.scope import Scope, layers_named, links_named
 from lossytp.network.udp.network import UdpNetwork
 from lossytp.network.wiring import Wiring
+from lossytp.training.config.bounds import Count
 from lossytp.training.config.settings import Settings
 
 ON_UDP = {
@@ -33,7 +34,7 @@ ON_UDP = {
 class NetworkSettings(Settings):
     """The tensor-parallel ranks, the network between them, and the seed of its losses."""
 
-    tensor_parallel_size: int = 4
+    tensor_parallel_size: Count = 4
     """Tensor-parallel ranks: spread over the processes under torchrun, otherwise virtual ranks."""
     loss_type: str = "ber"
     """Loss process: ber (Bernoulli), g-e (Gilbert-Elliott) or another of LOSS_PROCESSES: "correlated(shared=0.5)"."""

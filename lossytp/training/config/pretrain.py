@@ -5,12 +5,14 @@ Names are those of earlier studies' flags, so their command lines run here.
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from annotated_types import Ge
 
 from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import Settings
-from lossytp.training.shapes import check_model, from_scratch, shape_of
+from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
 
 PATHS = ("data_glob", "validation_glob", "tokenizer_path")
 
@@ -32,7 +34,7 @@ class TextSettings(Settings):
     """Shuffle the next few thousand blocks; --no-streaming reads all text first and shuffles all."""
     trust_remote_code: bool = False
     """Let a tokenizer run code that came with it."""
-    block_size: int = 128
+    block_size: Annotated[int, Ge(2)] = 128
     """Tokens a block."""
 
 
@@ -64,7 +66,7 @@ class PretrainConfig(RunSettings, TextSettings):
     lossy_logits: bool = False
     """With enable_loss_parallelism, evaluation's gather of logits loses packets, too. Ranks then score differently, and
     records have the spread."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Count = 1
     """Tensor-parallel ranks; spread over the processes under torchrun, else virtual. Under torchrun, 1 means a rank for
     each process of a replica."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
@@ -118,9 +120,7 @@ class PretrainConfig(RunSettings, TextSettings):
                 f"min_learning_rate = {self.min_learning_rate:g} is above learning_rate = {self.learning_rate:g}: give "
                 f"at most that, such as {self.learning_rate / 10:g}"
             )
-        if self.block_size < 2:
-            raise ValueError(f"block_size = {self.block_size} leaves no token to predict: give 2 or more")
-        shape, scratch = shape_of(self.model_name), from_scratch(self.model_name) != self.model_name
+        shape, scratch = shape_of(self.model_name), from_scratch(self.model_name).endswith(SCRATCH)
         if shape is not None and not scratch and self.block_size > shape.positions:
             raise ValueError(
                 f"block_size = {self.block_size} is above {self.model_name}'s {shape.positions} positions: give as "

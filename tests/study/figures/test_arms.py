@@ -65,7 +65,9 @@ def test_arms_of_one_loss_rate_stand_side_by_side_around_it():
 
 def test_measured_values_are_drawn_in_place():
     arms = [(arm, rate, 1.0, 100 * rate) for arm in "ab" for rate in (0.01, 0.2)]
-    for drawn in drops_against(compared(arms), {"loss_rate": "x", "cost": "y"}).axes[1].containers:
+    containers = drops_against(compared(arms), {"loss_rate": "x", "cost": "y"}).axes[1].containers
+    assert len(containers) == 2
+    for drawn in containers:
         assert drawn.lines[0].get_xdata().tolist() == [1.0, 20.0]
 
 

@@ -158,6 +158,7 @@ def test_a_run_that_became_not_finite_answers_with_the_most_frequent_class(tmp_p
     [
         ({"save_model": False}, RATES, "save_model = False leaves no model to evaluate"),
         ({"lossy_direction": "backward"}, RATES, "lossy_direction = 'backward' loses nothing in evaluation"),
+        ({"loss_rate": 0.0, "loss_type": "g-e", "ge_config": "one"}, RATES, "ge_config = 'one' sets rate and burst"),
         ({}, [0.1, 1.5], r"evaluated_at = 1\.5 is not in \[0, 1\]"),
     ],
 )

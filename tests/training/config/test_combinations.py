@@ -73,6 +73,19 @@ OWN = {"reliable_gather": False}
             "element to element: give loss_type = 'ber'",
         ),
         (
+            {"tensor_parallel_size": 1, "data_parallel_size": 2, "lossy_direction": "forward"},
+            "lossy_direction = 'forward' loses nothing with ddp alone, which sums gradients in backward: leave it out, "
+            "or choose data_parallel_type = 'fsdp'",
+        ),
+        (
+            {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "lossy_phase": "reduce"},
+            "lossy_phase = 'reduce' loses nothing in a pipeline alone, which sums nothing: leave it out",
+        ),
+        (
+            {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "lossy_links": "1>2"},
+            "link 1>2 names rank 2, which is above 1, the last of 2 ranks: name links among ranks 0 to 1",
+        ),
+        (
             {**OWN, "tensor_parallel_size": 1},
             "reliable_gather = False has no effect where nothing is summed: give tensor_parallel_size above 1",
         ),

@@ -35,7 +35,8 @@ def test_the_earlier_studys_command_line():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"block_size": 1}, "block_size = 1 leaves no token to predict: give 2 or more"),
+        ({"block_size": 1}, "block_size = 1 is below 2: give 2 or more"),
+        ({"block_size": 0, "tokens_per_step": 64}, "block_size = 0 is below 2: give 2 or more"),
         (
             {"model_name": NANO, "block_size": 129},
             "block_size = 129 is above .*gpt2-nano's 128 positions",
