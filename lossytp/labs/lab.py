@@ -23,8 +23,8 @@ from lossytp.parallel.layout import Layout, rank_and_world_size, under_torchrun
 from lossytp.parallel.replicas import mean_over_processes, merge_counters
 from lossytp.training.config import NetworkSettings
 from lossytp.training.config.bounds import Count, CountFromZero, Positive
+from lossytp.training.files import write_atomically
 from lossytp.training.progress import Progress
-from lossytp.training.record import write_atomically
 from lossytp.training.tasks.sources import DATA_VARIABLE, Files, Source
 
 DEFAULT_EPOCHS = 8

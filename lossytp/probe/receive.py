@@ -21,7 +21,7 @@ from lossytp.probe.send import write_new_trace
 from lossytp.training.command_line import parse
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.settings import Settings
-from lossytp.training.record import check_writable
+from lossytp.training.files import check_writable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,7 @@ from lossytp.network.probe.trace_file import ProbeTrace, write_trace
 from lossytp.training.command_line import parse
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.settings import Settings
-from lossytp.training.files import saving
-from lossytp.training.record import check_writable
+from lossytp.training.files import check_writable, saving
 
 
 @dataclass(frozen=True, kw_only=True)

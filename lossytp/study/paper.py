@@ -46,8 +46,8 @@ from lossytp.study.run_measures import (
     mean_by_arm,
     stream_distances,
 )
+from lossytp.training.files import write_atomically
 from lossytp.training.models import MODELS
-from lossytp.training.record import write_atomically
 from lossytp.training.shapes import shape_of
 
 LONGEST = ("14_converged", "14_converged_longer")

@@ -18,8 +18,9 @@ from lossytp.study.records import final_accuracies
 from lossytp.tolerance.strong_packets import packet_norms, summary
 from lossytp.training.config import TrainConfig
 from lossytp.training.config.network import NetworkSettings
+from lossytp.training.files import write_atomically
 from lossytp.training.models import load_model, load_tokenizer
-from lossytp.training.record import read_record, write_atomically
+from lossytp.training.record import read_record
 from lossytp.training.saved_models import remove_models
 from lossytp.training.tasks.data import load_dataset
 

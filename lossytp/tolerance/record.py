@@ -9,8 +9,9 @@ from typing import Any
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance.config import Setup, ToleranceConfig
 from lossytp.tolerance.measure import Measurement, Row
+from lossytp.training.files import write_atomically
 from lossytp.training.inputs import check_same_trace, trace_sha256
-from lossytp.training.record import commit, environment, write_atomically
+from lossytp.training.record import commit, environment
 
 RECORD = "tolerance.json"
 OTHER_FOLDER = "give another output_dir, or delete the file"

@@ -33,9 +33,8 @@ from lossytp.training.checkpoint_folder import (
 )
 from lossytp.training.config import RunSettings
 from lossytp.training.engine import FOREIGN
-from lossytp.training.files import crc32_of, saving, sync_names
+from lossytp.training.files import crc32_of, saving, sync_names, write_atomically
 from lossytp.training.own_files import claim, is_marked, others, refuse, remove, remove_parts
-from lossytp.training.record import write_atomically
 from lossytp.training.sharded_files import INDEX, Pieces, read_, shapes, whole, write
 
 FILES = ("step-*", ".step-*.part")

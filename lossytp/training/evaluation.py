@@ -16,13 +16,13 @@ from lossytp.parallel.replicas import merge_counters, on_rank_zero
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.connected_processes import connected_processes, this_device
 from lossytp.training.engine import Engine
-from lossytp.training.files import first_line
+from lossytp.training.files import check_writable, first_line, write_atomically
 from lossytp.training.finetuned import with_its_task
 from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.corpus import corpus
-from lossytp.training.record import check_writable, describe, write_atomically
+from lossytp.training.record import describe
 from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.shapes import check_positions
 from lossytp.training.tasks.data import load_dataset

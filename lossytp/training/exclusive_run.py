@@ -10,8 +10,8 @@ from pathlib import Path
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.replicas import on_rank_zero
+from lossytp.training.files import check_writable
 from lossytp.training.own_files import remove_parts
-from lossytp.training.record import check_writable
 
 LOCK = ".lossytp.lock"
 WRITTEN = (

@@ -36,6 +36,42 @@ def saving(path: Path, *, reads_too: bool = False) -> Iterator[None]:
         raise ValueError(f"{path} cannot be written ({reason}): {fix}, then start the same command again") from error
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that `path` either holds all of it or does not change, even if the process is killed.
+
+    Raises:
+        ValueError: if the operating system refuses to write, for example because the disk is full.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with saving(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with part.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def check_writable(output_dir: str) -> None:
+    """Make the folder.
+
+    Raises:
+        ValueError: if it cannot be made or written.
+    """
+    folder = Path(output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".probe.{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): give another") from error
+
+
 def os_error(error: BaseException | None) -> OSError | None:
     """Return the operating system's error that caused `error`, or None if something else did."""
     while error is not None:

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import RunSettings
-from lossytp.training.files import saving
-from lossytp.training.record import write_atomically
+from lossytp.training.files import saving, write_atomically
 from lossytp.training.statistics_file import STATISTICS, StatisticsFile, written_lines
 
 WANDB_ID = "wandb_id"  # file in output_dir with the run's id, so that a resumed run continues its curves

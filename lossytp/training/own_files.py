@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from lossytp.training.record import write_atomically
+from lossytp.training.files import write_atomically
 
 MARK = ".lossytp.json"
 PART = re.compile(r"\.(.+)\.\d+")  # the partial file that `write_atomically` leaves if it is killed

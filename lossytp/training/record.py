@@ -1,7 +1,6 @@
 """Read and write records. A finished run leaves one, `record.json`, in its output folder; it is written last."""
 
 import json
-import os
 import platform
 import subprocess
 from importlib.metadata import version
@@ -9,30 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import NetworkSettings, RunSettings, settings_class
-from lossytp.training.files import saving
+from lossytp.training.files import check_writable, write_atomically
 
 RECORD = "record.json"
 NEWER = "newer_settings"  # of a record that was read: settings that it lacks
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` either holds all of it or does not change, even if the process is killed.
-
-    Raises:
-        ValueError: if the operating system refuses to write, for example because the disk is full.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with saving(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
 
 
 def write_record(folder: Path, record: dict[str, Any]) -> None:
@@ -91,22 +70,6 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
             "give another folder"
         )
     return record if record["config"] == config.result_settings() else None
-
-
-def check_writable(output_dir: str) -> None:
-    """Make the folder.
-
-    Raises:
-        ValueError: if it cannot be made or written.
-    """
-    folder = Path(output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): give another") from error
 
 
 def describe(config: NetworkSettings) -> dict[str, Any]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.files import saving
+from lossytp.training.files import saving, write_atomically
 from lossytp.training.own_files import refuse
-from lossytp.training.record import write_atomically
 
 STATISTICS = "statistics.jsonl"
 Key = tuple[int, str]  # a line's step, and what its names begin with: "train" or "eval"

@@ -33,9 +33,9 @@ from transformers import (
 import lossytp as ltp
 from lossytp.network import transport
 from lossytp.network.timing import AllReduce, Channel, collective_times
+from lossytp.training.files import write_atomically
 from lossytp.training.gguf import gguf_file
 from lossytp.training.models import load_model
-from lossytp.training.record import write_atomically
 from lossytp.training.shapes import PRESETS
 from tests.bench.pretraining import pretraining_ratios
 

@@ -22,7 +22,7 @@ import lossytp as ltp
 from lossytp.parallel.data_parallel import data_parallel
 from lossytp.parallel.dtensor import parallelize_dtensor
 from lossytp.parallel.megatron import parallelize_megatron
-from lossytp.training.record import write_atomically
+from lossytp.training.files import write_atomically
 from lossytp.training.shapes import PRESETS
 
 ROUNDS, BATCH, LENGTH = 30, 8, 128

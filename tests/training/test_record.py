@@ -6,7 +6,8 @@ import pytest
 
 from lossytp import train
 from lossytp.training.config import TrainConfig
-from lossytp.training.record import check_output_folder, environment, read_record, write_atomically, write_record
+from lossytp.training.files import write_atomically
+from lossytp.training.record import check_output_folder, environment, read_record, write_record
 
 
 @pytest.mark.parametrize("text", ["{half", "[]", "{}", '{"config": [], "final": {}}', '{"config": {}, "final": 3}'])

@@ -14,6 +14,7 @@ from torch import Tensor
 from lossytp.parallel.deferred import deferred
 from lossytp.parallel.replicas import local
 from lossytp.training.config import PretrainConfig
+from lossytp.training.files import write_atomically
 from lossytp.training.models import build_language_model
 from lossytp.training.objective import Objective
 from lossytp.training.own_files import claim_files
@@ -21,7 +22,6 @@ from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks
 from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.text import text_sha256, tokenizer_for, training_text, validation_text
 from lossytp.training.pretraining.trigram import trigram_perplexity
-from lossytp.training.record import write_atomically
 from lossytp.training.saved_models import MODEL_FILES, TOKENIZER_FILES, save_in_bfloat16
 
 if TYPE_CHECKING:
