@@ -175,7 +175,9 @@ def with_layers(
     """
     memo: dict[int, Any] = dict(replacements or {})  # deepcopy takes these in place of copies
     for split in splits:
-        layer: Any = (row if split.row else column)(split, *split.weight_and_bias()).train(split.linears[0].training)
+        layer: Any = (row if split.row else column)(split, *split.drawn_weight_and_bias()).train(
+            split.linears[0].training
+        )
         layer.made_of = [(type(linear), weight_and_bias(linear)[0].shape[1]) for linear in split.linears]
         if len(split.linears) == 1:
             memo[id(split.linears[0])] = layer

@@ -68,7 +68,7 @@ class RankGroup:
         return processes[0]
 
     @property
-    def world_size(self) -> int:
+    def num_global_ranks(self) -> int:
         """Return the number of global ranks: those of this group, and those of its counterparts in other processes."""
         from torch.distributed import get_world_size, is_available, is_initialized
 

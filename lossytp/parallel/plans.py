@@ -66,7 +66,7 @@ class LayerSplit:
         outputs = (weight_and_bias(linear)[0].shape[1] for linear in self.linears)
         return tuple(width // self.projections for width in outputs for _ in range(self.projections))
 
-    def weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
+    def drawn_weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
         """Return weight (inputs, outputs) and bias of all linear layers, side by side; deferred ones are drawn."""
         if len(self.linears) == 1:
             return _drawn(self.linears[0])

@@ -18,9 +18,9 @@ def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> No
     phase, named = network.scope.phase, set(network.named_links)
     if phase is None and not named:
         return
-    check_links_within(network.named_links, group.world_size)
+    check_links_within(network.named_links, group.num_global_ranks)
     lossy = wiring.lossy_links(group.ranks, phase)
-    if group.world_size > group.size or not wiring.lossy_links(group.ranks, None):
+    if group.num_global_ranks > group.size or not wiring.lossy_links(group.ranks, None):
         return
     if not lossy:
         raise ValueError(

@@ -24,7 +24,7 @@ from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
 from lossytp.parallel.vocabulary import split_vocabulary_
 from lossytp.training.config import RunSettings
 from lossytp.training.config.combinations import check_blocks
-from lossytp.training.microbatches import counted, microbatches
+from lossytp.training.microbatches import loss_terms, microbatches
 from lossytp.training.prepare import check_same_function, freeze_, to_device_
 from lossytp.training.side_by_side import SideBySide
 
@@ -232,7 +232,7 @@ class Engine:
         first, stop = examples * index // replicas, examples * (index + 1) // replicas
         if first == stop:
             return slice(0, 1), 0.0
-        return slice(first, stop), counted(labels[first:stop]) * replicas / counted(labels)
+        return slice(first, stop), loss_terms(labels[first:stop]) * replicas / loss_terms(labels)
 
     def _to_device(self, batch: dict[str, Tensor], rows: slice = slice(None)) -> dict[str, Tensor]:
         return {name: tensor[rows].to(self.device) for name, tensor in batch.items()}

@@ -16,14 +16,14 @@ def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[s
     if number == 1:
         yield batch, 1.0
         return
-    examples, whole = len(batch["labels"]), counted(batch["labels"])
+    examples, whole = len(batch["labels"]), loss_terms(batch["labels"])
     number = min(number, examples)
     for index in range(number):
         rows = slice(examples * index // number, examples * (index + 1) // number)
         microbatch = {name: tensor[rows] for name, tensor in batch.items()}
-        yield microbatch, counted(microbatch["labels"]) / whole
+        yield microbatch, loss_terms(microbatch["labels"]) / whole
 
 
-def counted(labels: Tensor) -> int:
+def loss_terms(labels: Tensor) -> int:
     """Return how many terms a mean training loss has: examples, or predicted tokens for labels (examples, tokens)."""
     return len(labels) if labels.ndim == 1 else int((labels[:, 1:] != IGNORED).sum())

@@ -99,7 +99,7 @@ def test_lossy_links_are_those_that_are_counted(algorithm, phase) -> None:
 def test_a_group_among_others_leaves_the_others_their_links() -> None:
     """Rank 4 is the first of this replica, and ranks 0 to 3 another's."""
     group = RankGroup(4, first_rank=4)
-    assert group.world_size == 8
+    assert group.num_global_ranks == 8
     check_reaches(named((0, 4)), group, Wiring())
     check_reaches(bernoulli(0.1, scope=ltp.Scope(phase="gather")), group, Wiring())
     with pytest.raises(ValueError, match="link 0>8 names rank 8, which is above 7, the last of 8 ranks"):

@@ -64,7 +64,7 @@ def test_a_checksum_notices_a_flipped_bit_and_a_cut_end(tmp_path):
         ("torch.save", {"checkpoint_steps": 1}, "step-1"),
         ("transformers.PreTrainedModel.save_pretrained", {"save_model": True}, "best"),
         ("tensorboard.summary.writer.record_writer.RecordWriter.write", {"tensorboard": True}, "tensorboard"),
-        ("lossytp.training.record.os.replace", {"max_steps": 1}, r"record\.json"),
+        ("lossytp.training.files.os.replace", {"max_steps": 1}, r"record\.json"),
         ("numpy.savez", {}, r"toy-train-\w+"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lossytp.training.loop import run
-from lossytp.training.microbatches import counted, microbatches
+from lossytp.training.microbatches import loss_terms, microbatches
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, result, started
 
 OWN_STREAMS = {"tensor_parallel_size": 2, "reliable_gather": False}
@@ -27,7 +27,7 @@ def test_microbatches_hold_all_examples_and_weigh_by_size():
 
 def test_only_predicted_tokens_count():
     labels = torch.tensor([[5, -100, 6], [7, 8, 9]])
-    assert counted(labels) == 3  # a first token is never predicted
+    assert loss_terms(labels) == 3  # a first token is never predicted
     assert [share for _, share in microbatches({"labels": labels}, 2)] == [1 / 3, 2 / 3]
 
 

@@ -11,6 +11,7 @@ from lossytp.study.statistics import t_interval
 
 WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
+OF_RUN = ["loss_rate", "repair", "seed", "warmup_steps"]  # settings beside a turning point
 SMOOTHED = 5  # points of a training curve
 AXES = ("", "_linear")  # of the tokens, on which lossless runs are interpolated: logarithmic, or linear
 
@@ -71,17 +72,17 @@ def turning_points(records: list[dict]) -> pd.DataFrame:
         records: of pretraining, with their curves of the training loss.
 
     Returns:
-        One row per run: `loss_rate`, `seed`, `warmup_steps`; the `step` at which the running median of `SMOOTHED`
-        points of the curve is least; this `least` loss, and the `last` one, in nats a token.
+        One row per run: `loss_rate`, `repair`, `seed`, `warmup_steps`; the `step` at which the running median of
+        `SMOOTHED` points of the curve is least; this `least` loss, and the `last` one, in nats a token.
     """
     rows = []
     for record in records:
         config, curve = record["config"], pd.DataFrame(record["curves"]["train_loss"])
         if not config["reliable_gather"]:
             smooth = curve.set_index("step")["loss"].rolling(SMOOTHED, center=True, min_periods=1).median()
-            row = {name: config[name] for name in ("loss_rate", "seed", "warmup_steps")}
+            row = {name: config[name] for name in OF_RUN}
             rows.append(row | {"step": smooth.idxmin(), "least": smooth.min(), "last": smooth.iloc[-1]})
-    return pd.DataFrame(rows, columns=["loss_rate", "seed", "warmup_steps", "step", "least", "last"])
+    return pd.DataFrame(rows, columns=[*OF_RUN, "step", "least", "last"])
 
 
 def waiting_times(step_times: pd.DataFrame, *, loss_rate: float, phases: str) -> list[dict[str, float]]:

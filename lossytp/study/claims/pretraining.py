@@ -55,7 +55,7 @@ def training_diverges_as_the_rate_rises(results: Results) -> Claim:
 
     It must end higher than that.
     """
-    rows = rows_of(results["pretraining_turns"], loss_rate=BOTH[1])
+    rows = rows_of(results["pretraining_turns"], loss_rate=BOTH[1], repair="zero")
     holds = len(rows) >= 3 and all(row["step"] <= row["warmup_steps"] and row["last"] > row["least"] for row in rows)
     return Claim(holds, {f"seed {row['seed']}, least at step": row["step"] for row in rows})
 

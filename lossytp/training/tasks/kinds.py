@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from lossytp.training.tasks.cache import code_digest, identity
 from lossytp.training.tasks.labels import check_all_occur, class_of, index_of
 from lossytp.training.tasks.sources import Row, RowSource, Split, sample_indices
-from lossytp.training.tasks.templates import Text, check_filled, text_of
+from lossytp.training.tasks.templates import Text, check_has_text, text_of
 
 if TYPE_CHECKING:
     import evaluate
@@ -112,7 +112,7 @@ class Task(ABC):
 
     def check_rows(self, rows: "Rows", split: Split) -> None:
         """Raise ValueError if the rows of a whole split do not fit this task's declaration."""
-        check_filled(rows, (self.body, self.ending), f"{split} of {self.source}")
+        check_has_text(rows, (self.body, self.ending), f"{split} of {self.source}")
 
     def fingerprint(self) -> str:
         """Return a hash of the rows, the declaration and the code of both. Different examples have different hashes."""

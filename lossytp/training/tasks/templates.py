@@ -29,7 +29,7 @@ def text_of(template: Text, row: Row) -> str:
     return text.rstrip()
 
 
-def check_filled(rows: "Dataset", templates: Iterable[Text], where: str) -> None:
+def check_has_text(rows: "Dataset", templates: Iterable[Text], where: str) -> None:
     """Check that every column that a template names has text in some row.
 
     Args:
