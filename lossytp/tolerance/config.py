@@ -15,7 +15,7 @@ from lossytp.network.replay import Replay
 from lossytp.training.config.bounds import Count, Positive
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.settings import Settings
-from lossytp.training.shapes import check_model, shape_of
+from lossytp.training.shapes import Shape, check_model, shape_of
 from lossytp.training.tasks.sources import DATA_VARIABLE
 
 STDLIB, WIKITEXT = "stdlib", "wikitext-2"
@@ -110,8 +110,7 @@ class ToleranceConfig(Settings):
         shape = shape_of(self.model_name)
         if shape is None:
             return None
-        counts = (shape.heads, shape.key_value_heads or shape.heads, shape.inner or 4 * shape.width)
-        return first_size(self.model_name, counts)
+        return first_size(self.model_name, shape)
 
     def own_rate(self) -> float | None:
         """Return the loss rate of a loss type that has its own, such as a trace; None for others.
@@ -205,14 +204,14 @@ class ToleranceConfig(Settings):
         return str(file)
 
 
-def first_size(model_name: str, counts: tuple[int, ...]) -> int:
-    """Return the first of `SIZES` that divides all counts.
+def first_size(model_name: str, shape: Shape) -> int:
+    """Return the first of `SIZES` that divides the model.
 
     Raises:
         ValueError: if none does.
     """
     for size in SIZES:
-        if not any(count % size for count in counts):
+        if not any(count % size for count in shape.divided.values()):
             return size
     raise ValueError(
         f"model_name = {model_name!r}: none of {', '.join(map(str, SIZES))} divides its heads and its MLP: give "

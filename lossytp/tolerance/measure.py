@@ -21,7 +21,7 @@ from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.corpus import corpus
 from lossytp.training.pretraining.token_losses import losses_by_block
-from lossytp.training.shapes import check_positions
+from lossytp.training.shapes import Shape, check_positions
 from lossytp.training.tokenizer import check_tokenizer
 
 ENOUGH = 0.2  # of the rise: a half-width at which a row is done
@@ -66,10 +66,8 @@ class Measurement:
         positions = shape.max_position_embeddings
         block_size = config.block_size or min(BLOCK_SIZE, positions)
         check_positions(config.model_name, positions, block_size, setting="block_size")
-        grouped = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-        inner = getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size
-        counts = (shape.num_attention_heads, grouped, inner)
-        self.ranks = config.tensor_parallel_size or first_size(config.model_name, counts)
+        sizes = Shape.read(lambda setting: getattr(shape, setting, None))
+        self.ranks = config.tensor_parallel_size or first_size(config.model_name, sizes)
         text = corpus(config.files(), split="validation")
         blocks_NT = all_blocks(text, tokenizer, block_size=block_size)[: config.blocks or max(1, TOKENS // block_size)]
         self.blocks_NT = blocks_NT.to(self.device)

@@ -9,7 +9,7 @@ from lossytp.training.files import first_line
 from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequantised, gguf_file
 from lossytp.training.heads import ENDINGS, head_class, saved_class
 from lossytp.training.hub import hub_answers, hub_or_its_cache
-from lossytp.training.shapes import HUB, LLAMAS, OTHER_SIZES, PRESETS, SCRATCH, Shape, check_shape, from_scratch
+from lossytp.training.shapes import HUB, LLAMAS, PRESETS, SCRATCH, Shape, check_shape, from_scratch
 from lossytp.training.tasks.sources import DATA_VARIABLE
 from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
 
@@ -31,9 +31,8 @@ def check_configuration(
 ) -> None:
     """Raise ValueError as `check_model` does, from the model's configuration, before its weights are loaded."""
     config: Any = _configuration(name, tokenizer)
-    shape = Shape(*(getattr(config, size) for size in OTHER_SIZES))
-    grouped, inner = (getattr(config, size, None) or 0 for size in ("num_key_value_heads", "intermediate_size"))
-    check_shape(name, shape._replace(key_value_heads=grouped, inner=inner), tensor_parallel_size, max_length)
+    shape = Shape.read(lambda setting: getattr(config, setting, None))
+    check_shape(name, shape, tensor_parallel_size, max_length)
 
 
 def check_there(name: str) -> None:

@@ -5,6 +5,7 @@ A name with the suffix `-scratch` gives the model's shape and tokenizer with ran
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +68,18 @@ class Shape(NamedTuple):
     key_value_heads: int = 0
     inner: int = 0
 
+    @classmethod
+    def read(cls, setting: Callable[[str], Any]) -> "Shape":
+        """Return the shape of a configuration; `setting` returns one by name, or None if the family has none such."""
+        grouped, inner = (setting(name) or 0 for name in ("num_key_value_heads", "intermediate_size"))
+        return cls(*map(setting, OTHER_SIZES), grouped, inner)
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """Return what tensor parallelism divides, by name."""
+        grouped = self.key_value_heads or self.heads
+        return {"heads": self.heads, "key_value_heads": grouped, "inner": self.inner or 4 * self.width}
+
 
 HUB_SHAPES = {
     "gpt2": Shape(768, 12, 12, 1024),
@@ -89,7 +102,7 @@ def shape_of(name: str) -> Shape | None:
     if base in PRESETS:
         return Shape(*(PRESETS[base][size] for size in SIZES))
     if base in LLAMAS:
-        return _shape_of(LLAMAS[base])
+        return Shape.read(LLAMAS[base].get)
     if base in HUB_SHAPES:
         return HUB_SHAPES[base]
     if base and os.path.isdir(base):  # False for names that are too long for a path
@@ -120,8 +133,7 @@ def from_scratch(name: str) -> str:
 
 def check_shape(name: str, shape: Shape, tensor_parallel_size: int, max_length: int) -> None:
     """Raise ValueError if the shape does not fit `tensor_parallel_size` or `max_length`."""
-    inner = shape.inner or 4 * shape.width
-    check_divides(tensor_parallel_size, heads=shape.heads, inner=inner, key_value_heads=shape.key_value_heads)
+    check_divides(tensor_parallel_size, **shape.divided)
     check_positions(name, shape.positions, max_length)
 
 
@@ -129,12 +141,6 @@ def check_positions(name: str, positions: int, length: int, *, setting: str = "m
     """Raise ValueError if the model has fewer positions than the value of a setting."""
     if length > positions:
         raise ValueError(f"{setting} = {length} is above {name}'s {positions} positions: give at most {positions}")
-
-
-def _shape_of(config: dict[str, Any]) -> Shape:
-    """Return the shape of another family's configuration."""
-    grouped, inner = config.get("num_key_value_heads") or 0, config.get("intermediate_size") or 0
-    return Shape(*(config[size] for size in OTHER_SIZES))._replace(key_value_heads=grouped, inner=inner)
 
 
 def _shape_in(folder: Path) -> Shape:
@@ -148,7 +154,7 @@ def _shape_in(folder: Path) -> Shape:
             check_at_least(size, config[size], 1)
         if gpt2:
             return Shape(*(config[size] for size in sizes))
-        return _shape_of(config)
+        return Shape.read(config.get)
     except (OSError, KeyError, TypeError, ValueError) as error:
         why = f"its config.json: {first_line(error)}"
         raise ValueError(f"model_name = {str(folder)!r} holds no decoder ({why}): give a folder with one") from error
