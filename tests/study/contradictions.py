@@ -207,8 +207,9 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"lossy_times_tokens": None}, arm=PRETRAINED, loss_rate=0.1),
     ],
     "pretraining_fails_over_both_phases": [
-        row_in("pretraining", {"clean_low": 0.9}, arm=BOTH),
-        row_in("pretraining", {"clean_times_tokens": 1.9}, arm=BOTH),
+        row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.1),
+        row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.03),
+        row_in("pretraining", {"clean_times_tokens": 1.9}, arm=BOTH, loss_rate=0.03),
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
     ],
     "training_diverges_as_the_rate_rises": [
