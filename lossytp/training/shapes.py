@@ -72,7 +72,7 @@ class Shape(NamedTuple):
     def read(cls, setting: Callable[[str], Any]) -> "Shape":
         """Return the shape of a configuration; `setting` returns one by name, or None if the family has none such."""
         grouped, inner = (setting(name) or 0 for name in ("num_key_value_heads", "intermediate_size"))
-        return cls(*map(setting, OTHER_SIZES), grouped, inner)
+        return cls(*map(setting, OTHER_SIZES))._replace(key_value_heads=grouped, inner=inner)
 
     @property
     def divided(self) -> dict[str, int]:
