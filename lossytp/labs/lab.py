@@ -167,7 +167,7 @@ def load_digits(config: LabConfig, device: torch.device) -> Digits:
 def _mnist(config: LabConfig) -> Files | Source | None:
     """Return the source of MNIST, or None for scikit-learn's digits."""
     folder = Path(config.data_dir or os.environ.get(DATA_VARIABLE, ""), MNIST.path, "mnist").expanduser()
-    files = Files(train=folder / "train-*.parquet", test=folder / "test-*.parquet")
+    files = Files(train="train-*.parquet", test="test-*.parquet", folder=folder)
     here = any(folder.glob("train-*.parquet")) and any(folder.glob("test-*.parquet"))
     if config.dataset == "digits" or (config.dataset is None and not here):
         return None

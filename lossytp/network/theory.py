@@ -38,6 +38,8 @@ def expected_squared_error(
 ) -> float:
     """Return E[(a rank's result - sum)^2] / E[sum^2] of an all-reduce, averaged over elements and ranks.
 
+    With `sequence_parallel`, it is that of a reduce-scatter, and of an all-gather if gathers lose packets.
+
     With algorithm "direct" and a reliable gather, the numerator is
 
         zero, hadamard   (R - 1) p + rho (R - 1) (R - 2) p^2

@@ -4,8 +4,8 @@ Shoeybi et al., "Megatron-LM", 2019, section 3: a column-parallel layer splits i
 by inputs. `lossytp.parallel.functions` computes them.
 
 Each layer holds the shards of the L ranks in this process, in the order of the dense weight. If ranks share a stream,
-a product that is not summed over ranks is one dense matrix product, unless the exact adjoint is used. All other
-products are computed rank by rank.
+a product that is not summed over ranks is one dense matrix product. All other products are computed rank by rank, and
+so are those of a row-parallel layer's backward with the exact adjoint.
 
 Shapes: ... any leading axes, T their product, D model width, R ranks, L of them in this process, P projections that one
 layer holds side by side (3 for q, k, v), K inputs of one rank, O outputs of all projections in this process.

@@ -56,8 +56,8 @@ class ReportConfig(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        read(Path(self.trace))
-        self.tolerance()
+        if not read(Path(self.trace)).all_lost().all():
+            self.tolerance()
 
     def tolerance(self) -> ToleranceConfig:
         """Return the settings that measure the model over the trace."""
@@ -87,8 +87,9 @@ def main(words: list[str]) -> None:
     print("MEASURED", *measured_lines(trace), sep="\n", flush=True)
     print("\nFIT", *fit_lines(fit_all(flows_of(trace)), config.trace), sep="\n", flush=True)
     replayed = Trace.from_indicators(trace.all_lost())
-    if not replayed.loss_rate:
-        print("\nNo packets were lost, so there is no cost to estimate.")
+    if replayed.loss_rate in (0, 1):
+        which = "No packets were" if replayed.loss_rate == 0 else "Every packet was"
+        print(f"\n{which} lost, so there is no cost to estimate.")
         return
 
     from lossytp.tolerance.__main__ import measure_and_print  # torch takes seconds to import

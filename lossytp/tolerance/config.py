@@ -85,9 +85,10 @@ class ToleranceConfig(Settings):
             raise ValueError(
                 f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
             )
-        for setup in self.setups():
-            self._check_row(self.network(setup))
+        rows = [self.network(setup) for setup in self.setups()]
         check_model(self.model_name, self.ranks() or 1, 1)
+        for row in rows:
+            self._check_row(row)
 
     def _check_row(self, settings: NetworkSettings) -> None:
         """Raise ValueError if the row could not be measured, before hours go into earlier rows."""

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from lossytp.study.figures.style import COLUMN, MARKERS, estimates, shared_legend
+from lossytp.study.figures.style import COLUMN, estimates, marker_of, shared_legend
 from lossytp.tolerance.strong_packets import BINS, summary
 
 RISE = "rise of cross-entropy (nats)"
@@ -58,7 +58,7 @@ def single_packets(table: pd.DataFrame) -> Figure:
     for number, name in enumerate(BINS):
         rows = table[table["bin"].isin([name])]
         if len(rows):
-            ax.plot(rows["norm"], rows["rise"], MARKERS[number], color=f"C{number}", label=name, ms=3.5, alpha=0.7)
+            ax.plot(rows["norm"], rows["rise"], marker_of(number), color=f"C{number}", label=name, ms=3.5, alpha=0.7)
     ax.axhline(0, color="grey", lw=0.6, ls=":")
     ax.set_yscale("symlog", linthresh=NOTHING)
     ax.margins(y=0.08)
@@ -76,7 +76,7 @@ def strongest(norms: pd.DataFrame) -> Figure:
     """
     figure, ax = _panel()
     for number, (module, rows) in enumerate(summary(norms).groupby("module")):
-        ax.plot(rows["layer"], rows["ratio"], f"{MARKERS[number]}-", color=f"C{number}", label=module, ms=3)
+        ax.plot(rows["layer"], rows["ratio"], f"{marker_of(number)}-", color=f"C{number}", label=module, ms=3)
     ax.set(yscale="log", xlabel="layer", ylabel="strongest packet's norm / median")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

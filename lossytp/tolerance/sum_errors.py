@@ -1,6 +1,7 @@
 """Measure the squared error of a language model's sums over lossy networks, in two units.
 
-Relative to the sum, it is the error that `lossytp.network.theory` expects. Relative to the residual stream, it is the
+Relative to the sum, it is the error that `lossytp.network.theory` expects (of the reduce-scatter alone
+with `sequence_parallel`). Relative to the residual stream, it is the
 error after normalisation: the next layer divides each token by the norm of its stream (RMSNorm; LayerNorm also
 subtracts the mean). Each sum is measured alone, on the ranks' lossless contributions.
 

@@ -30,6 +30,6 @@ def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size
 
 
 def encode_whole_texts_(tokenizer: "PreTrainedTokenizerFast") -> None:
-    """Turn truncation and padding off. A tokenizer that has truncated or padded texts saves these settings with it."""
+    """Turn truncation and padding off. A tokenizer that has truncated or padded keeps these settings when saved."""
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()

@@ -88,16 +88,16 @@ def test_mnist_is_read_from_a_folder_laid_out_like_the_hub(tmp_path, monkeypatch
     folder.mkdir(parents=True)
     pixels = np.random.default_rng(0).integers(0, 256, (6, 28, 28), dtype=np.uint8)
     features = Features({"image": Image(), "label": Value("int64")})
-    for split, chosen in (("train", slice(0, 4)), ("test", slice(4, 6))):
+    for file, chosen in (("train-0", slice(0, 3)), ("train-1", slice(3, 4)), ("test-0", slice(4, 6))):
         rows = {"image": list(pixels[chosen]), "label": list(range(6))[chosen]}
-        Dataset.from_dict(rows, features=features).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+        Dataset.from_dict(rows, features=features).to_parquet(folder / f"{file}.parquet")
     config = LabConfig(data_dir=str(tmp_path)) if by == "data_dir" else LabConfig()
     if by == "LOSSYTP_DATA":
         monkeypatch.setenv("LOSSYTP_DATA", str(tmp_path))
     digits = load_digits(config, CPU)
     assert digits.name == "mnist"
     assert torch.equal((digits.test[0] * 255).round().byte(), torch.tensor(pixels[4:]).flatten(1))
-    assert digits.test[1].tolist() == [4, 5]
+    assert (digits.train[1].tolist(), digits.test[1].tolist()) == ([0, 1, 2, 3], [4, 5])
     assert load_digits(LabConfig(data_dir=str(tmp_path), dataset="digits"), CPU).name == "digits"
 
 

@@ -27,11 +27,15 @@ def test_reports_from_the_losses_to_the_study(tmp_path, capsys):
     assert any("hadamard(64)" in line and "?" in line for line in study)
 
 
-def test_nothing_lost_ends_early(tmp_path, capsys):
-    report.main([str(trace_file(tmp_path, [0, 0, 0]))])
+@pytest.mark.parametrize(
+    ("lost", "measured", "last"),
+    [(0, "lost 0: 0.000%", "No packets were lost"), (1, "lost 3: 100.000%", "Every packet was lost")],
+)
+def test_nothing_or_everything_lost_ends_early(tmp_path, capsys, lost, measured, last):
+    report.main([str(trace_file(tmp_path, [lost] * 3))])
     shown = capsys.readouterr().out
-    assert "lost 0: 0.000%" in shown
-    assert shown.endswith("No packets were lost, so there is no cost to estimate.\n")
+    assert measured in shown
+    assert shown.endswith(f"{last}, so there is no cost to estimate.\n")
 
 
 def test_many_flows_are_summed_up(tmp_path):

@@ -67,7 +67,7 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
     assert words in items["3"]
     added = committed["claims"]["rare_collapses_add_to_the_mean"]["numbers"]["added"]
     few = real(loss_rate=0.01, repair="zero")
-    assert f"this loss adds {added:.1f} nats on average" in readme
+    assert f"losing it adds {added:.1f} nats on average" in readme
     assert f"We measured {few['draws'] * few['blocks']} blocks at 1 %; by chance, none of them did" in readme
     repairs = ("zero", "protect(0.1) + retransmit(1)", "retransmit(1)")
     zero, both, again = (real(loss_rate=0.1, repair=repair)["rise"] for repair in repairs)
@@ -104,7 +104,7 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
     (least_arm,) = rows_of(committed["pretraining"], arm=PRETRAINED, loss_rate=0.01)
     wasted, low, high = (100 * (1 - 1 / least_arm[f"clean_times_tokens{end}"]) for end in ("", "_low", "_high"))
     for words in (
-        "If both ways lose 3 or 10 %, pretraining our small model fails at the learning rate that we use without losses.",
+        "If both ways lose 3 or 10 %, pretraining our small model fails at the learning rate that we use without",
         f"a third of {arm['tokens'] / 1e6:.0f} million tokens",
         f"and {wasted:.0f} % of them ({low:.0f} to {high:.0f} %) at 1 %",
     ):

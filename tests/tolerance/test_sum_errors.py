@@ -92,6 +92,8 @@ def test_stale_is_refused_by_name(dense, blocks):
 
 
 def test_networks_of_two_sizes_and_models_with_norms_behind_their_sums_are_refused(dense, blocks):
+    with pytest.raises(ValueError, match=r"networks = \[\] is not a list of at least one value"):
+        sum_errors(dense, blocks, [])
     with pytest.raises(ValueError, match=r"networks have tensor_parallel_size 2 and 4: give one size"):
         sum_errors(dense, blocks, [settings(), settings(tensor_parallel_size=2)])
     with pytest.raises(ValueError, match=r"Olmo2ForCausalLM does not add each sum to its residual stream"):

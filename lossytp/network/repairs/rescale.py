@@ -49,7 +49,7 @@ class RescaleCounted(Repair):
         if max(hops, ranks) > MOST_RANKS_COUNTED:
             raise ValueError(
                 f"ranks = {ranks} with repair = 'rescale_counted', worked out from all 2^{hops} outcomes of its hops: "
-                f"give at most {MOST_RANKS_COUNTED}"
+                f"give fewer ranks"
             )
         lost_OH = (np.arange(2**hops)[:, None] >> np.arange(hops) & 1).astype(float)
         lost_O = lost_OH.sum(1)

@@ -8,7 +8,6 @@ from lossytp.study.claims.claim import Claim, Results, row_of, rows_of
 
 LOST = ("losses on the way to a sum", 0.1)
 BOTH = "losses on both ways"
-MOST_PREDICTED = 0.5  # nats, over losses in both phases: the upper end in predictions/fixed_beforehand.csv
 SPREAD = "losses on the way to a sum with Hadamard"
 WASTED = {"clean": 1 / 3, "lossy": 2 / 5}  # share of the tokens, by evaluation
 PAYS_UP_TO = 125.0  # kilobytes in flight
@@ -42,16 +41,14 @@ def pretraining_wastes_tokens(results: Results) -> Claim:
 def pretraining_fails_over_both_phases(results: Results) -> Claim:
     """Require that 3 and 10 % loss in both phases end over a nat higher, and higher than half of the lossless tokens.
 
-    The intervals must lie above both. That at 10 % must lie above what was predicted.
+    The intervals must lie above both, and so above what was predicted for 10 %.
     """
     (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
     rows = {rate: _arm(results, BOTH, rate) for rate in (0.03, 0.1)}
     least = max(1.0, half["clean_high"])
     holds = all(row["clean_low"] > least and row["clean_times_tokens"] is None for row in rows.values())
     numbers = {f"at least, {rate:g}": row["clean_low"] for rate, row in rows.items()}
-    return Claim(
-        holds and rows[0.1]["clean_low"] > MOST_PREDICTED, numbers | {"half of the tokens": half["clean_high"]}
-    )
+    return Claim(holds, numbers | {"half of the tokens": half["clean_high"]})
 
 
 def training_diverges_as_the_rate_rises(results: Results) -> Claim:
@@ -105,7 +102,7 @@ def losing_pays_at_low_rates(results: Results) -> Claim:
 
 
 def waiting_beats_more_tokens(results: Results) -> Claim:
-    """Require that up to 125 kB in flight waiting is cheaper than the wasted tokens, and that beyond this is open.
+    """Require that up to 125 kB in flight waiting is cheaper than the wasted tokens, and that it is open beyond.
 
     It must be so with and without losses in evaluation, and on both axes of tokens. With most in flight, waiting must
     cost more than each estimate of the tokens.

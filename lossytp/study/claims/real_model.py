@@ -147,7 +147,7 @@ def single_packets_destroy_blocks(results: Results) -> Claim:
 
 
 def law_predicts_the_real_model(results: Results) -> Claim:
-    """Require that the stream's error predicts medians to a factor of 1.25 in the reduce phase, and too low in both.
+    """Require that the stream's error predicts medians to a factor of 1.25, and too little in both phases.
 
     In both phases, each measured median must be over 1.25 times its prediction. In the reduce phase, a law of the loss
     rate alone must be farther off.

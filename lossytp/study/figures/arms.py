@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
-from lossytp.study.figures.style import COLUMN, MARKERS, POINTS, band, estimates, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, POINTS, band, estimates, marker_of, shared_legend, task_name
 from lossytp.study.records import TRAINING
 from lossytp.study.statistics import CONFIDENCE
 
@@ -43,7 +43,7 @@ def drops_by_arm(compared: pd.DataFrame) -> Figure:
         for number, task in enumerate(tasks):
             ours = table[table["task"] == task]
             places = [arms.index(label) + 0.3 * (number - (len(tasks) - 1) / 2) for label in ours["label"]]
-            color, marker = f"C{number}", MARKERS[number]
+            color, marker = f"C{number}", marker_of(number)
             estimates(ax, places, scale * ours[estimate], number, across=True, fmt="none", elinewidth=1)
             cost = scale * ours[estimate[0]]
             shown = np.where(ours[p].to_numpy(dtype=float) < 1 - CONFIDENCE, color, "white")

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import MARKERS, estimates, shared_legend
+from lossytp.study.figures.style import estimates, marker_of, shared_legend
 
 WIDTH = 5.5  # inches
 GREYS = {"aspect": "auto", "cmap": "Greys", "vmin": 0, "interpolation": "nearest"}  # dark is more
@@ -105,7 +105,7 @@ def completion_tails(table: pd.DataFrame) -> Figure:
             x = rows["algorithm"].map(algorithms.index) + (number - (len(transports) - 1) / 2) * 0.6 / len(transports)
             color, (p50, p99, p999) = f"C{number}", 1e6 * rows[["p50_s", "p99_s", "p999_s"]].to_numpy().T
             ax.vlines(x, p50, p99, color=color, linewidth=1.2)
-            ax.plot(x, p50, MARKERS[number], color=color, markersize=4, linestyle="", label=transport)
+            ax.plot(x, p50, marker_of(number), color=color, markersize=4, linestyle="", label=transport)
             ax.plot(x, p999, "x", color=color, markersize=4)
         ax.set(yscale="log", title=process)
         ax.set_xticks(range(len(algorithms)), algorithms)

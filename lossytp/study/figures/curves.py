@@ -5,7 +5,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, band, estimates, loss_rate_axis, shared_legend, task_name
+from lossytp.study.figures.style import (
+    COLUMN,
+    MARKERS,
+    band,
+    estimates,
+    loss_rate_axis,
+    marker_of,
+    shared_legend,
+    task_name,
+)
 from lossytp.study.records import LOSSLESS
 
 
@@ -69,7 +78,7 @@ def burst_distribution(table: pd.DataFrame) -> Figure:
     """
     figure, ax = plt.subplots(figsize=(COLUMN, 1.9), layout="constrained")
     for number, (process, rows) in enumerate(table.groupby("process", sort=False)):
-        color, marker = f"C{number}", MARKERS[number]
+        color, marker = f"C{number}", marker_of(number)
         ax.plot(rows["burst_packets"], rows["expected"], color=color, linewidth=1)
         ax.plot(rows["burst_packets"], rows["measured"], marker, color=color, markersize=2.5, label=str(process))
     ax.set(yscale="log", xlabel="burst length, packets", ylabel="share of bursts")
@@ -98,7 +107,7 @@ def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = N
         for number, product in enumerate(products):
             rows = price[ours & (price["kilobytes"] == product)].drop_duplicates("loss_rate")
             label = f"{product / 1000:g} MB" if product >= 1000 else f"{product:g} kB"
-            marker = MARKERS[number]
+            marker = marker_of(number)
             ax.plot(rows["loss_rate"], rows["price"], marker=marker, color=f"C{number}", label=label, markersize=2.5)
         ax.set_title(transport)
         ax.set_yscale("log")
@@ -119,7 +128,7 @@ def _step_ratios(ax: Axes, step_ratios: pd.DataFrame) -> None:
     """Plot each task's ratios in black, with intervals."""
     for number, (task, rows) in enumerate(step_ratios[step_ratios["loss_rate"] > 0].groupby("task", sort=False)):
         rate, ratio = rows["loss_rate"].to_numpy(), rows["ratio"].to_numpy()
-        marker = MARKERS[::-1][number]  # unlike those of the first lines
+        marker = MARKERS[::-1][number % len(MARKERS)]  # unlike those of the first lines
         values = rows[["ratio", "low", "high"]].clip(1e-3, 1e6)  # an infinite interval leaves the panel
         estimates(ax, rate, values, number, fmt="none", color="0.15", elinewidth=1, capsize=2)
         ax.plot(

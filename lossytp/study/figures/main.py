@@ -13,11 +13,11 @@ from lossytp.study.analysis.law import PowerLaw
 from lossytp.study.figures.style import (
     COLUMN,
     FALL,
-    MARKERS,
     MILLION,
     POINTS,
     estimates,
     loss_rate_axis,
+    marker_of,
     task_name,
 )
 from lossytp.study.records import LOSSLESS
@@ -50,7 +50,7 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
             estimates = np.array([t_interval(row.dropna().to_numpy()) for _, row in falls.iterrows()])
             value, low, high = POINTS * np.array(estimates).T
             color = f"C{number}"
-            ax.plot(rates, value, marker=MARKERS[number], color=color, markersize=3)
+            ax.plot(rates, value, marker=marker_of(number), color=color, markersize=3)
             if np.isfinite(low[1:]).all():  # a single seed has no interval
                 ax.fill_between(rates[1:], low[1:], high[1:], color=color, alpha=0.2, linewidth=0)
             ends.append((min(value[-1], FARTHEST), str(arm), color))

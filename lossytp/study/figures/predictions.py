@@ -6,7 +6,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from lossytp.study.analysis.law import PowerLaw
-from lossytp.study.figures.style import COLUMN, FALL, MARKERS, POINTS, estimates, shared_legend
+from lossytp.study.figures.style import COLUMN, FALL, POINTS, estimates, marker_of, shared_legend
 
 
 def predicted_and_measured(table: pd.DataFrame) -> Figure:
@@ -30,7 +30,7 @@ def predicted_and_measured(table: pd.DataFrame) -> Figure:
             ours = rows[rows["kind"] == kind]
             inside = ours["measured"].between(ours["low"], ours["high"])
             fall, measured = POINTS * ours["fall"], POINTS * ours["measured"]
-            style = {"marker": MARKERS[number], "edgecolor": f"C{number}", "s": 12, "linewidth": 0.8}
+            style = {"marker": marker_of(number), "edgecolor": f"C{number}", "s": 12, "linewidth": 0.8}
             ax.scatter(fall[inside], measured[inside], facecolor=f"C{number}", label=kind, **style)
             ax.scatter(fall[~inside], measured[~inside], facecolor="white", **style)
         band = rows.sort_values("fall")

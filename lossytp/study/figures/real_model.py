@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, FALL, MARKERS, POINTS, estimates, shared_legend, task_name
+from lossytp.study.figures.style import COLUMN, FALL, POINTS, estimates, marker_of, shared_legend, task_name
 from lossytp.study.records import LOSSLESS
 
 EXTRA_MARKERS = "+x1"  # of kinds of repair, apart from those of networks
@@ -60,7 +60,7 @@ def real_model_law(networks: pd.DataFrame, repaired: pd.DataFrame) -> Figure:
         for fitted, rows in networks[kinds == kind].groupby("fitted"):
             color = f"C{number}"
             ax.plot(
-                rows["stream_error"], rows["median"], marker=MARKERS[number], color=color, linestyle="none",
+                rows["stream_error"], rows["median"], marker=marker_of(number), color=color, linestyle="none",
                 markersize=4, markerfacecolor=color if fitted else "white", label=None if fitted else kind,
             )  # fmt: skip
     by_kind = dict(list(repaired.groupby(repaired["repair"].map(_kind))))

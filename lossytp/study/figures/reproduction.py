@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import COLUMN, MARKERS, band, loss_rate_axis
+from lossytp.study.figures.style import COLUMN, band, loss_rate_axis, marker_of
 
 
 def reproduced_on_published(published: pd.DataFrame, here: pd.DataFrame) -> Figure:
@@ -23,7 +23,7 @@ def reproduced_on_published(published: pd.DataFrame, here: pd.DataFrame) -> Figu
     band(ax, published, "loss_rate", "accuracy_lossy", label=f"published, {seeds} seeds", number=0)
     cells = here.merge(published, on=["loss_rate", "seed"], suffixes=("", "_published"))
     for number, (seed, runs) in enumerate(cells.groupby("seed"), 1):
-        rates, marker = runs["loss_rate"], MARKERS[number]
+        rates, marker = runs["loss_rate"], marker_of(number)
         style: dict[str, Any] = {"linestyle": "none", "marker": marker, "color": f"C{number}"}
         ax.plot(rates, runs["accuracy_lossy_published"], **style, markersize=7, markerfacecolor="none")
         ax.plot(rates, runs["accuracy_lossy"], **style, markersize=3.5, label=f"here, seed {seed}")

@@ -19,7 +19,12 @@ FALL = ["fall", "low", "high"]  # columns of a fall and its interval
 MILLION = 1e6
 COLUMN = 3.5  # inches, the width of the paper's column
 TASK_NAMES = {"sst2_held_out": "SST-2", "sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI subset"}
-MARKERS = "osD^vPX*<>" * 5  # with colours, so that arms differ in grey too; again from the first after ten
+MARKERS = "osD^vPX*<>"
+
+
+def marker_of(number: int) -> str:
+    """Return the marker of an arm by its number, so that arms differ in grey too; after the last comes the first."""
+    return MARKERS[number % len(MARKERS)]
 
 
 def task_name(task: object) -> str:
@@ -58,7 +63,7 @@ def band(ax: Axes, runs: pd.DataFrame, x: str, y: str, *, label: str, number: in
     estimates = runs.groupby(x)[y].apply(lambda values: t_interval(values.to_numpy()))
     where = estimates.index.to_numpy()
     mean, low, high = np.array(estimates.tolist()).T
-    ax.plot(where, mean, marker=MARKERS[number], color=color, label=label, markersize=3)
+    ax.plot(where, mean, marker=marker_of(number), color=color, label=label, markersize=3)
     if np.isfinite(low).all():  # a single seed has no interval
         ax.fill_between(where, low, high, color=color, alpha=0.2, linewidth=0)
 
@@ -78,7 +83,7 @@ def estimates(ax: Axes, where: Any, values_A3: Any, number: int, *, across: bool
     values = values_A3[:, 0]
     errors = np.abs(np.sort(values_A3[:, 1:]).T - values)
     looks: dict[str, Any] = {"xerr" if across else "yerr": errors}
-    looks |= {"marker": MARKERS[number], "color": f"C{number}", "linestyle": "none"}
+    looks |= {"marker": marker_of(number), "color": f"C{number}", "linestyle": "none"}
     looks |= {"markersize": 3.5, "elinewidth": 0.8, "capsize": 1.5}
     x, y = (values, where) if across else (where, values)
     ax.errorbar(x, y, **(looks | style))

@@ -53,7 +53,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
     if config.lossy_direction == "backward":
         raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
     for rate in rates:
-        replace(config, loss_rate=rate)  # raises if the loss type has its own rate, before training takes its time
+        replace(config, loss_rate=rate or 0.5)  # raises if the loss type has its own rate, before hours of training
     train(config)
     run = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
     table = pd.DataFrame([run | {"evaluated_at": rate} | evaluate_at(config, rate) for rate in rates])

@@ -95,9 +95,9 @@ class WatchingSettings(Settings):
     checkpoint_steps: Count | None = 200
     """Steps between checkpoints of the unfinished run; the same command resumes from the last one."""
     checkpoint_path: str | None = None
-    """A checkpoint to resume from, or a folder whose newest checkpoint counts. In a new or empty folder, the run starts
-    and writes its checkpoints. A .pth file of another program gives the weights alone. If left out, the run resumes
-    from the newest checkpoint in output_dir, if there is one."""
+    """A checkpoint to resume from, or a folder whose newest checkpoint counts. If the folder is new or empty, the run
+    starts anew and writes its checkpoints there. A .pth file of another program gives the weights alone. If left out,
+    the run resumes from the newest checkpoint in output_dir, if there is one."""
     keep_checkpoints: Count = 1
     """Number of checkpoints to keep, the newest ones. If it is above 1, they stay after fine-tuning has finished."""
     save_model: bool = False

@@ -72,6 +72,7 @@ OWN = {"reliable_gather": False}
             "control = 'elements' does not work with loss_type = 'g-e', because controls are independent from "
             "element to element: give loss_type = 'ber'",
         ),
+        ({"tensor_parallel_size": 0, "algorithm": "ring"}, "tensor_parallel_size = 0 is below 1: give 1 or more"),
         (
             {"tensor_parallel_size": 1, "data_parallel_size": 2, "lossy_direction": "forward"},
             "lossy_direction = 'forward' loses nothing with ddp alone, which sums gradients in backward: leave it out, "

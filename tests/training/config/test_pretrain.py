@@ -69,7 +69,7 @@ def test_impossible_values_are_refused(values, message):
 
 
 def test_shapes_from_scratch_take_blocks_of_up_to_4096_tokens():
-    for name in ("gpt2-nano", "gpt2", "llama-nano", "llama-124m"):
+    for name in ("gpt2-nano", "gpt2-nano-scratch", "gpt2", "llama-nano", "llama-124m"):
         assert PretrainConfig(model_name=name, block_size=4096, tensor_parallel_size=2).microbatches == 16
 
 
@@ -96,6 +96,7 @@ def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one():
         ({}, 2, 2),
         ({"data_parallel_size": 2}, 2, 1),
         ({"data_parallel_size": 2}, 4, 2),
+        ({"data_parallel_size": 2, "lossy_links": "2>3", "lossy_direction": "forward", "loss_rate": 0.1}, 4, 2),
         ({"tensor_parallel_size": 4}, 2, 4),
     ):
         config = PretrainConfig(**values).over(processes)
