@@ -14,6 +14,7 @@ from lossytp.parallel.initialize import init_process_group
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.over_udp import over_udp
 from lossytp.training.config import NetworkSettings
+from lossytp.training.freed_memory import keep_freed_memory
 
 
 @contextmanager
@@ -23,6 +24,7 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
     Raises:
         ValueError: if MASTER_ADDR names no machine, or the processes do not meet.
     """
+    keep_freed_memory()
     network = config.network()
     if layout.world_size == 1:
         yield network

@@ -1,0 +1,36 @@
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, sys, torch
+from lossytp.training.freed_memory import keep_freed_memory
+if sys.argv[1] == "kept":
+    keep_freed_memory()
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+torch.ones(2**24)  # 64 MiB
+before = faults()
+for _ in range(20):
+    torch.ones(2**24)
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these options")
+def test_large_tensors_do_not_fault_their_pages_in_again() -> None:
+    kept, returned = (
+        int(subprocess.run([sys.executable, "-c", FAULTS, how], capture_output=True, check=True).stdout)
+        for how in ("kept", "returned")
+    )
+    assert kept < returned / 10
+
+
+def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
+    monkeypatch.setattr("ctypes.CDLL", None)  # fails if it is called
+    from lossytp.training.freed_memory import keep_freed_memory
+
+    keep_freed_memory()
