@@ -7,9 +7,12 @@ together: on a shared machine they vary less than a clock's, and a thread that r
 import json
 import random
 import statistics
+import subprocess
+import sys
 import sysconfig
 import tempfile
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +25,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, logging
 
+from lossytp.training import connected_processes
 from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import Run, run
 from lossytp.training.models import MODELS
@@ -38,7 +42,11 @@ def pretraining_ratios() -> dict:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         pattern = sources_as_parquet(Path(folder))
-        return {"to_plain_loop": speed_ratio(pattern, folder), "streaming": streaming_cost(pattern, folder)}
+        return {
+            "to_plain_loop": speed_ratio(pattern, folder),
+            "streaming": streaming_cost(pattern, folder),
+            "kept_memory": memory_ratio(pattern, folder),
+        }
 
 
 def configured(pattern: str, folder: str, **values: Any) -> PretrainConfig:
@@ -185,6 +193,41 @@ def streaming_cost(pattern: str, folder: str) -> dict:
     }
 
 
+def memory_ratio(pattern: str, folder: str) -> dict:
+    """Seconds of a step over losses in both phases that keeps freed memory, over those of one that returns it.
+
+    What malloc was told stays so, so each arm is a process of its own. The processes take turns.
+    """
+    seconds: dict[str, list[float]] = {"kept": [], "returned": []}
+    for _ in range(3):
+        for how, found in random.sample(list(seconds.items()), 2):
+            command = [sys.executable, "-m", "tests.bench.pretraining", how, pattern, folder]
+            found.append(float(subprocess.run(command, capture_output=True, check=True).stdout.split()[-1]))
+    kept, returned = (statistics.median(found) for found in seconds.values())
+    return {"kept_s": kept, "returned_s": returned, "ratio": kept / returned, "target": "under 0.85"}
+
+
+def seconds_of_a_step(how: str, pattern: str, folder: str) -> float:
+    """Return the processor's seconds of the fastest of five steps, with memory kept or returned."""
+    both: dict[str, Any] = {"tensor_parallel_size": 4, "loss_rate": 0.1, "reliable_gather": False}
+    config = configured(pattern, f"{folder}/{how}", total_steps=6, warmup_steps=1, microbatch_size=8, **both)
+    step, seconds = Run._timed_step, []
+
+    def timed(self: Run, number: int, batch: dict[str, Tensor]) -> float:
+        start = time.process_time()
+        loss = step(self, number, batch)
+        seconds.append(time.process_time() - start)
+        return loss
+
+    with patch.object(Run, "_timed_step", timed), tempfile.TemporaryDirectory() as output:
+        if how == "returned":
+            with patch.object(connected_processes, "keep_freed_memory", lambda: None):
+                run(replace(config, output_dir=output))
+        else:
+            run(replace(config, output_dir=output))
+    return min(seconds[1:])
+
+
 def sources_as_parquet(folder: Path) -> str:
     """Write the standard library's sources into four parquet files, 20 lines a row, and return their pattern."""
     root = Path(sysconfig.get_paths()["stdlib"])
@@ -197,4 +240,8 @@ def sources_as_parquet(folder: Path) -> str:
 
 if __name__ == "__main__":
     logging.set_verbosity_error()
-    print(json.dumps(pretraining_ratios(), indent=2))
+    if len(sys.argv) > 1:
+        torch.set_num_threads(1)
+        print(seconds_of_a_step(*sys.argv[1:]))
+    else:
+        print(json.dumps(pretraining_ratios(), indent=2))

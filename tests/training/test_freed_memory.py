@@ -4,6 +4,10 @@ import sys
 
 import pytest
 
+from lossytp.training import connected_processes
+from lossytp.training.config import TrainConfig
+from lossytp.training.freed_memory import keep_freed_memory
+
 FAULTS = """
 import resource, sys, torch
 from lossytp.training.freed_memory import keep_freed_memory
@@ -28,9 +32,15 @@ def test_large_tensors_do_not_fault_their_pages_in_again() -> None:
     assert kept < returned / 10
 
 
+def test_runs_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[bool] = []
+    monkeypatch.setattr(connected_processes, "keep_freed_memory", lambda: called.append(True))
+    config = TrainConfig()
+    with connected_processes.connected_processes(config, config.layout(0, 1)):
+        assert called
+
+
 def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     monkeypatch.setattr("ctypes.CDLL", None)  # fails if it is called
-    from lossytp.training.freed_memory import keep_freed_memory
-
     keep_freed_memory()
