@@ -219,12 +219,13 @@ def seconds_of_a_step(how: str, pattern: str, folder: str) -> float:
         seconds.append(time.process_time() - start)
         return loss
 
-    with patch.object(Run, "_timed_step", timed), tempfile.TemporaryDirectory() as output:
-        if how == "returned":
-            with patch.object(connected_processes, "keep_freed_memory", lambda: None):
-                run(replace(config, output_dir=output))
-        else:
-            run(replace(config, output_dir=output))
+    keep = connected_processes.keep_freed_memory if how == "kept" else lambda: None
+    with (
+        patch.object(Run, "_timed_step", timed),
+        patch.object(connected_processes, "keep_freed_memory", keep),
+        tempfile.TemporaryDirectory() as output,
+    ):
+        run(replace(config, output_dir=output))
     return min(seconds[1:])
 
 
