@@ -7,6 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from lossytp.training.config import NetworkSettings, RunSettings, settings_class
 from lossytp.training.files import check_writable, write_atomically
 
@@ -85,11 +87,13 @@ def describe(config: NetworkSettings) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions and the processor, on which the last digits of a run's results depend."""
+    """Return the versions, the processor and the GPU, on which the last digits of a run's results depend."""
+    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "processor": _processor(),
+        **gpu,
         **{name: version(name) for name in ("torch", "transformers", "numpy")},
     }
 
