@@ -185,7 +185,7 @@ def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: n
     one = torch.ones_like(index, dtype=torch.int32)
     edges.index_put_((index, first), one, accumulate=True)
     edges.index_put_((index, last), -one, accumulate=True)
-    rows_LN.masked_fill_(edges.cumsum(1)[:, :-1] > 0, 0)
+    rows_LN.masked_fill_(edges.cumsum(1, dtype=torch.int32)[:, :-1] > 0, 0)
 
 
 @fills(Rescale)
