@@ -3,7 +3,7 @@
 A block's elements get random signs first. Coefficient i of block j is number i * (number of blocks) + j on the wire, so
 a packet carries at most one coefficient of a block.
 
-Shapes: L ranks of this process, N elements of one message; B blocks of S elements.
+Shapes: L ranks of this process, N elements of one message; B blocks of S elements; P packets of C coefficients.
 """
 
 from functools import lru_cache
@@ -31,13 +31,13 @@ def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard,
     rows, length = sent_LN.shape
     size = repair.block_for(length, capacity)
     blocks = -(-length // size)
-    wire = (packets[:, None] * capacity + np.arange(min(capacity, size * blocks))).reshape(-1)
-    lost = np.zeros(size * blocks, dtype=bool)
-    lost[wire[wire < len(lost)]] = True
-    lost_BS = torch.from_numpy(np.ascontiguousarray(lost.reshape(size, blocks).T)).to(sent_LN.device)
+    carried = min(capacity, size * blocks)
+    lost_PC = torch.zeros(-(-size * blocks // carried), carried, dtype=torch.bool, device=sent_LN.device)
+    lost_PC[torch.from_numpy(packets).to(sent_LN.device)] = True
+    lost_BS = lost_PC.view(-1)[: size * blocks].view(size, blocks).t().contiguous()
     affected_B1 = lost_BS.any(1, keepdim=True)
-    matrix = _hadamard_matrix(size).to(sent_LN)
-    signs_BS = signs_of(seed, blocks * size).to(sent_LN).view(blocks, size)
+    matrix = _hadamard_matrix(size, sent_LN.dtype, sent_LN.device)
+    signs_BS = signs_of(seed, blocks * size, sent_LN.dtype, sent_LN.device).view(blocks, size)
     result_LN = torch.empty_like(sent_LN)
     for row in range(rows):
         values_BS = pad(sent_LN[row], (0, blocks * size - length)).view(blocks, size)
@@ -49,17 +49,17 @@ def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard,
 
 
 @lru_cache(maxsize=16)
-def _hadamard_matrix(size: int) -> Tensor:
+def _hadamard_matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return Sylvester's matrix, orthonormal and symmetric: its own inverse."""
-    return torch.from_numpy(hadamard(size) / size**0.5)
+    return torch.from_numpy(hadamard(size) / size**0.5).to(device, dtype)
 
 
-def signs_of(seed: int, count: int) -> Tensor:
+def signs_of(seed: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the first `count` signs of the seed's stream."""
-    return _more_signs(seed, 1 << (count - 1).bit_length())[:count]
+    return _more_signs(seed, 1 << (count - 1).bit_length(), dtype, device)[:count]
 
 
 @lru_cache(maxsize=8)
-def _more_signs(seed: int, count: int) -> Tensor:
+def _more_signs(seed: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     signs = np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0)
-    return torch.from_numpy(signs.astype(np.float32))  # exact in any dtype
+    return torch.from_numpy(signs).to(device, dtype)  # exact in any dtype

@@ -172,20 +172,19 @@ def zero_(message: Message, repair: Repair) -> None:
 
 
 def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> None:
-    """Set elements [starts[i], stops[i]) of row rows[i] to zero."""
+    """Set elements [starts[i], stops[i]), at least one, of row rows[i] to zero."""
     if rows_LN.device.type == "cpu" and len(rows) <= FEW_SPANS:
         bytes_LN: Any = rows_LN.view(torch.uint8).numpy()  # numpy slices cost a tenth of torch's, in any dtype
         size = rows_LN.element_size()
         for row, start, stop in zip(rows.tolist(), (starts * size).tolist(), (stops * size).tolist(), strict=True):
             bytes_LN[row, start:stop] = 0
         return
-    # all at once: +1 at each start, -1 at each stop, and the running sum is positive inside a span
-    edges = torch.zeros(rows_LN.shape[0], rows_LN.shape[1] + 1, dtype=torch.int32, device=rows_LN.device)
-    index, first, last = (torch.from_numpy(values).to(rows_LN.device) for values in (rows, starts, stops))
-    one = torch.ones_like(index, dtype=torch.int32)
-    edges.index_put_((index, first), one, accumulate=True)
-    edges.index_put_((index, last), -one, accumulate=True)
-    rows_LN.masked_fill_(edges.cumsum(1, dtype=torch.int32)[:, :-1] > 0, 0)
+    # all at once: a row of numbers for each span, in which short spans repeat their last element
+    before = rows * rows_LN.shape[1]
+    first, last = (torch.from_numpy(before + each).to(rows_LN.device) for each in (starts, stops))
+    longest = torch.arange(int((stops - starts).max()), device=rows_LN.device)
+    elements = torch.minimum(first[:, None] + longest, last[:, None] - 1)
+    rows_LN.view(-1).index_fill_(0, elements.view(-1), 0)
 
 
 @fills(Rescale)
