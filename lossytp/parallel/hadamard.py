@@ -33,7 +33,7 @@ def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard,
     blocks = -(-length // size)
     carried = min(capacity, size * blocks)
     lost_PC = torch.zeros(-(-size * blocks // carried), carried, dtype=torch.bool, device=sent_LN.device)
-    lost_PC[torch.from_numpy(packets).to(sent_LN.device)] = True
+    lost_PC[torch.tensor(packets, device=sent_LN.device)] = True
     lost_BS = lost_PC.view(-1)[: size * blocks].view(size, blocks).t().contiguous()
     affected_B1 = lost_BS.any(1, keepdim=True)
     matrix = _hadamard_matrix(size, sent_LN.dtype, sent_LN.device)
@@ -48,7 +48,7 @@ def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard,
     return result_LN
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=16)  # this and the signs stay in the device's memory
 def _hadamard_matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return Sylvester's matrix, orthonormal and symmetric: its own inverse."""
     return torch.from_numpy(hadamard(size) / size**0.5).to(device, dtype)

@@ -172,7 +172,7 @@ def zero_(message: Message, repair: Repair) -> None:
 
 
 def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> None:
-    """Set elements [starts[i], stops[i]), at least one, of row rows[i] to zero."""
+    """Set elements [starts[i], stops[i]), at least one, of row rows[i] of contiguous rows to zero."""
     if rows_LN.device.type == "cpu" and len(rows) <= FEW_SPANS:
         bytes_LN: Any = rows_LN.view(torch.uint8).numpy()  # numpy slices cost a tenth of torch's, in any dtype
         size = rows_LN.element_size()

@@ -7,8 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from lossytp.training.config import NetworkSettings, RunSettings, settings_class
 from lossytp.training.files import check_writable, write_atomically
 
@@ -87,7 +85,9 @@ def describe(config: NetworkSettings) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions, the processor and the GPU, on which the last digits of a run's results depend."""
+    """Return the versions, the processor and this process's GPU, on which the last digits of a run's results depend."""
+    import torch  # takes seconds, and readers of records need none
+
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
         "python": platform.python_version(),

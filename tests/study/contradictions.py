@@ -213,9 +213,15 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
     ],
     "training_diverges_as_the_rate_rises": [
-        row_in("pretraining_turns", {"step": 120}, seed=1),
-        row_in("pretraining_turns", {"last": 6.0}, seed=0),
-        lambda r: r["pretraining_turns"].pop(),
+        row_in("pretraining_turns", {"step": 120}, seed=1, repair="zero"),
+        row_in("pretraining_turns", {"last": 6.0}, seed=0, repair="zero"),
+        row_in("pretraining_turns", {"loss_rate": 0.03}, seed=2, repair="zero"),  # two seeds are left
+    ],
+    "hadamard_softens_the_failure": [
+        row_in("pretraining", {"clean": 0.4}, arm=f"{BOTH} with Hadamard"),
+        row_in("pretraining", {"clean_high": 2.4}, arm=f"{BOTH} with Hadamard"),
+        row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
+        row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.1),
     ],
     "hadamard_recovers_some_in_pretraining": [
         row_in("pretraining", {"clean": 0.26}, arm=f"{PRETRAINED} with Hadamard"),

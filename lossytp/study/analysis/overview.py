@@ -51,7 +51,8 @@ def repeatability(records: list[dict]) -> dict[str, dict[str, Any]]:
         trainings.setdefault(f"{sorted(training.items())} {record['processes']}", []).append(record)
     differences: dict[str, list[np.ndarray]] = {"one": [], "two": []}
     for first, second in (pair for runs in trainings.values() for pair in combinations(runs, 2)):
-        processors = {run["environment"]["processor"] for run in (first, second)}
+        machines = [run["environment"] for run in (first, second)]
+        processors = {(machine["processor"], machine.get("gpu")) for machine in machines}
         scores = np.array([[run["final"][name] for name in ACCURACIES] for run in (first, second)])
         differences["one" if len(processors) == 1 else "two"].append(np.abs(scores[0] - scores[1]))
     return {

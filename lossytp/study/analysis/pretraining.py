@@ -11,7 +11,7 @@ from lossytp.study.statistics import t_interval
 
 WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
-OF_RUN = ["loss_rate", "repair", "seed", "warmup_steps"]  # settings beside a turning point
+OF_RUN = ["loss_rate", "repair", "mtu_bytes", "seed", "warmup_steps"]  # settings beside a turning point
 SMOOTHED = 5  # points of a training curve
 AXES = ("", "_linear")  # of the tokens, on which lossless runs are interpolated: logarithmic, or linear
 
@@ -72,8 +72,8 @@ def turning_points(records: list[dict]) -> pd.DataFrame:
         records: of pretraining, with their curves of the training loss.
 
     Returns:
-        One row per run: `loss_rate`, `repair`, `seed`, `warmup_steps`; the `step` at which the running median of
-        `SMOOTHED` points of the curve is least; this `least` loss, and the `last` one, in nats a token.
+        One row per run: `loss_rate`, `repair`, `mtu_bytes`, `seed`, `warmup_steps`; the `step` at which the running
+        median of `SMOOTHED` points of the curve is least; this `least` loss, and the `last` one, in nats a token.
     """
     rows = []
     for record in records:

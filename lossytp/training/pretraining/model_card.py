@@ -50,7 +50,7 @@ def model_card(record: dict[str, Any]) -> str:
         validation_loss=loss,
         perplexity=math.exp(loss),
         commit=record["commit"],
-        processor=where["processor"],
+        processor=where.get("gpu", where["processor"]),
         torch=where["torch"],
         hours=timing["train_seconds"] / 3600,
     )

@@ -118,7 +118,7 @@ def test_without_losses_nobody_waits():
 def test_the_training_loss_turns_where_its_running_median_is_least():
     losses = [8.0, 7.0, 6.0, 6.5, 6.2, 2.0, 6.4, 7.0, 7.2, 7.1, 7.3]  # the 2.0 is one lucky batch
     curve = [{"step": 10 * (number + 1), "loss": loss} for number, loss in enumerate(losses)]
-    config = {"loss_rate": 0.1, "repair": "zero", "seed": 1, "warmup_steps": 100}
+    config = {"loss_rate": 0.1, "repair": "zero", "mtu_bytes": 1500, "seed": 1, "warmup_steps": 100}
     records = [
         {"config": {**config, "reliable_gather": reliable}, "curves": {"train_loss": curve}}
         for reliable in (False, True)
