@@ -3,6 +3,7 @@ import platform
 from pathlib import Path
 
 import pytest
+import torch
 
 from lossytp import train
 from lossytp.training.config import TrainConfig
@@ -100,3 +101,10 @@ def test_a_processor_is_named_with_its_generation_if_known(monkeypatch):
     assert environment()["processor"] == "A Core: X, family 25, model 17"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: "processor\t: 0\nFeatures\t: fp asimd\n")
     assert environment()["processor"] == platform.processor()
+
+
+@pytest.mark.parametrize("gpu", [None, "A GPU X"])
+def test_a_gpu_is_named_if_there_is_one(monkeypatch, gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    assert environment().get("gpu") == gpu

@@ -41,7 +41,7 @@ def repeatability(records: list[dict]) -> dict[str, dict[str, Any]]:
     different packets.
 
     Returns:
-        A summary under `one` for pairs on one model of processor, and under `two` for pairs on two models. It has the
+        A summary under `one` for pairs on one model of processor or GPU, and under `two` for pairs on two. It has the
         number of `pairs`, the number that `differ` in clean accuracy, and the largest difference in clean accuracy
         (`largest`) and in lossy accuracy (`largest_lossy`), as shares, or 0 without pairs.
     """

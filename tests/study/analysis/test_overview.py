@@ -83,5 +83,7 @@ def test_trainings_that_ran_twice_are_compared_by_their_processors(record):
     assert found["two"] == {
         "pairs": 2, "differ": 2, "largest": pytest.approx(0.1), "largest_lossy": pytest.approx(0.02)
     }  # fmt: skip
+    on_gpu = run(0.7) | {"environment": {"processor": "one", "gpu": "A GPU"}}
+    assert repeatability([run(0.7), on_gpu])["two"]["pairs"] == 1  # one processor, but not one machine
     none = {"pairs": 0, "differ": 0, "largest": 0.0, "largest_lossy": 0.0}
     assert repeatability(others) == {"one": none, "two": none}

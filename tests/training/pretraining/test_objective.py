@@ -141,6 +141,8 @@ def test_the_card_names_the_task_that_was_read_and_its_schedule(pretrain):
     assert "| data | shakespeare," in card
     assert "| learning rate | 0.01, constant |" in card
     assert "trained in float32, with autocast to float16 |" in card
+    record["environment"] |= {"processor": "A Core", "gpu": "A GPU X"}
+    assert "| made on | A GPU X," in model_card(record)
 
 
 def test_threads_change_no_bit_and_microbatches_only_rounding(pretrain):
