@@ -212,6 +212,10 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_times_tokens": 1.9}, arm=BOTH, loss_rate=0.03),
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
     ],
+    "one_per_cent_over_both_phases_wastes_half": [
+        row_in("pretraining", {"clean_low": 0.4}, arm=BOTH, loss_rate=0.01),
+        row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
+    ],
     "training_diverges_as_the_rate_rises": [
         row_in("pretraining_turns", {"step": 120}, seed=1, repair="zero"),
         row_in("pretraining_turns", {"last": 6.0}, seed=0, repair="zero"),

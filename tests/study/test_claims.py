@@ -102,7 +102,7 @@ def test_the_readme_advises_with_the_papers_numbers(committed):
     wasted, low, high = (100 * (1 - 1 / least_arm[f"clean_times_tokens{end}"]) for end in ("", "_low", "_high"))
     for words in (
         "If both ways lose 3 or 10 %, pretraining fails at the learning rate that works without losses.",
-        "At 10 %, `hadamard(64)` softens the failure, but more than half of the tokens are still wasted.",
+        "At 1 %, and at 10 % with `hadamard(64)`, more than half of the tokens are wasted.",
         f"a third of {arm['tokens'] / 1e6:.0f} million tokens",
         f"and {wasted:.0f} % of them ({low:.0f} to {high:.0f} %) at 1 %",
     ):

@@ -52,6 +52,14 @@ def pretraining_fails_over_both_phases(results: Results) -> Claim:
     return Claim(holds, numbers | {"half of the tokens": half["clean_high"]})
 
 
+def one_per_cent_over_both_phases_wastes_half(results: Results) -> Claim:
+    """Require that 1 % loss in both phases ends higher than half of the lossless tokens, with intervals apart."""
+    (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
+    row = _arm(results, BOTH, 0.01)
+    numbers = {"at least": row["clean_low"], "half of the tokens": half["clean_high"]}
+    return Claim(row["clean_low"] > half["clean_high"], numbers)
+
+
 def training_diverges_as_the_rate_rises(results: Results) -> Claim:
     """Require that over 10 % loss in both phases each seed's training loss is least before the end of the warm-up.
 
