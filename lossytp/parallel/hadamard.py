@@ -33,7 +33,7 @@ def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard,
     blocks = -(-length // size)
     carried = min(capacity, size * blocks)
     lost_PC = torch.zeros(-(-size * blocks // carried), carried, dtype=torch.bool, device=sent_LN.device)
-    lost_PC[torch.tensor(packets, device=sent_LN.device)] = True
+    lost_PC.index_fill_(0, on_device(packets, sent_LN.device), True)
     lost_BS = lost_PC.view(-1)[: size * blocks].view(size, blocks).t().contiguous()
     affected_B1 = lost_BS.any(1, keepdim=True)
     matrix = _hadamard_matrix(size, sent_LN.dtype, sent_LN.device)
@@ -46,6 +46,12 @@ def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard,
         back_BS = (coefficients_BS @ matrix) * signs_BS
         result_LN[row] = torch.where(affected_B1, back_BS, values_BS).view(-1)[:length]
     return result_LN
+
+
+def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Return the numbers on the device. From pinned memory, a GPU fetches them while the processor goes on."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 @lru_cache(maxsize=16)  # this and the signs stay in the device's memory

@@ -19,7 +19,7 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.repairs import ZERO, Hadamard, Local, Protect, Repair, Rescale, RescaleCounted, Stale, Zero
 from lossytp.network.repairs.chain import stage_of
 from lossytp.network.routes import Hop, Hops, Missing
-from lossytp.parallel.hadamard import without_coefficients
+from lossytp.parallel.hadamard import on_device, without_coefficients
 
 Memory = dict[tuple[int, int, int], Tensor]
 """What last arrived, by the size of the message, the number of the hop and the position of the rank."""
@@ -181,7 +181,7 @@ def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: n
         return
     # all at once: a row of numbers for each span, in which short spans repeat their last element
     before = rows * rows_LN.shape[1]
-    first, last = (torch.from_numpy(before + each).to(rows_LN.device) for each in (starts, stops))
+    first, last = (on_device(before + each, rows_LN.device) for each in (starts, stops))
     longest = torch.arange(int((stops - starts).max()), device=rows_LN.device)
     elements = torch.minimum(first[:, None] + longest, last[:, None] - 1)
     rows_LN.view(-1).index_fill_(0, elements.view(-1), 0)
@@ -280,14 +280,15 @@ def hadamard_(message: Message, repair: Hadamard) -> None:
         rows = message.rows_of(hop.positions) if len(packets) else []
         if not rows:
             continue
-        sent_LN = message.rows_LN[rows, hop.start : hop.stop]
+        here: Any = rows if len(rows) > 1 else slice(rows[0], rows[0] + 1)  # the processor waits for a GPU after a list
+        sent_LN = message.rows_LN[here, hop.start : hop.stop]
         if not len(protected):
-            message.rows_LN[rows, hop.start : hop.stop] = without_coefficients(sent_LN, packets, repair, capacity, seed)
+            message.rows_LN[here, hop.start : hop.stop] = without_coefficients(sent_LN, packets, repair, capacity, seed)
             continue
         num_packets, length = hop.num_packets(capacity), sent_LN.shape[1]
-        others = torch.from_numpy(np.delete(np.arange(num_packets), protected)).to(sent_LN.device)
+        others = on_device(np.delete(np.arange(num_packets), protected), sent_LN.device)
         sent_LPC = pad(sent_LN, (0, num_packets * capacity - length)).view(len(rows), num_packets, capacity)
         others_LN = sent_LPC[:, others].view(len(rows), -1)
         kept_LN = without_coefficients(others_LN, packets, repair, capacity, seed)
         sent_LPC[:, others] = kept_LN.view(len(rows), -1, capacity)
-        message.rows_LN[rows, hop.start : hop.stop] = sent_LPC.view(len(rows), -1)[:, :length]
+        message.rows_LN[here, hop.start : hop.stop] = sent_LPC.view(len(rows), -1)[:, :length]
