@@ -23,6 +23,8 @@ NOT_COMPARED = (
     "11_pretraining",
     "12_predictions",
     "15_sizes",
+    "18_pretraining_gpt2",
+    "18_pretraining_gpt2_jumbo",
 )  # they have an analysis of their own
 
 

@@ -1,7 +1,8 @@
 """Make the paper's contents from the records: one function per section draws its figures and returns its numbers.
 
 A function skips what the profile's experiments do not have, and returns nothing for it. The sections about what
-predicts the cost are in `lossytp.study.paper_predictors`, those about other models in `lossytp.study.paper_models`.
+predicts the cost are in `lossytp.study.paper_predictors`, those about other models in `lossytp.study.paper_models`, and
+those about pretraining in `lossytp.study.paper_pretraining`.
 """
 
 import json
@@ -13,7 +14,6 @@ import pandas as pd
 from lossytp.study.analysis.break_even import price_of_reliability, step_ratios_of_both_phases
 from lossytp.study.analysis.overview import compute_hours, summarise_runs
 from lossytp.study.analysis.parallelisms import against_tensor_parallelism, traffic_a_step
-from lossytp.study.analysis.pretraining import nats_lost, turning_points, waiting_times
 from lossytp.study.analysis.repairs import advise
 from lossytp.study.analysis.robustness import evaluation_changes, gains
 from lossytp.study.analysis.tolerance import task_settings, tolerance_curves, tune_learning_rates
@@ -32,15 +32,12 @@ from lossytp.study.figures.curves import (
     burst_distribution,
     price_against_loss,
 )
-from lossytp.study.figures.main import (
-    delayed_or_lost,
-    fall_against_loss,
-    nats_against_tokens,
-)
+from lossytp.study.figures.main import delayed_or_lost, fall_against_loss
 from lossytp.study.finished_runs import HEADLINE, Study
 from lossytp.study.paper_models import real_model, real_training, sizes
 from lossytp.study.paper_predictors import law, predictions, together
-from lossytp.study.records import LOSSLESS, joined, json_rows, with_lossless
+from lossytp.study.paper_pretraining import pretraining, pretraining_gpt2
+from lossytp.study.records import joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_by_arm,
@@ -51,7 +48,6 @@ from lossytp.training.models import MODELS
 from lossytp.training.shapes import shape_of
 
 LONGEST = ("14_converged", "14_converged_longer")
-PRETRAINING = "11_pretraining"
 HIDDEN = "rescale|clipped"  # arms of parallelisms that lie on others in the figure; the appendix lists them
 
 
@@ -144,22 +140,6 @@ def _runs_by_length(study: Study, learning_rate: float) -> pd.DataFrame:
     return runs.assign(network=names)
 
 
-def pretraining(study: Study) -> dict[str, Any]:
-    """Return how many nats losses cost in pretraining, and how many more tokens make up for them."""
-    runs = study.arms_with_seeds(PRETRAINING)
-    if runs.empty or LOSSLESS not in set(runs["arm"]):
-        return {}
-    arms = nats_lost(runs)
-    as_good = arms["clean_times_tokens"].notna()  # an arm that failed would squeeze the others into a corner
-    study.draw(nats_against_tokens(arms[(arms["loss_rate"] == 0) | as_good]), "pretraining")
-    step_times = pd.read_csv(study.results / "step_times.csv")
-    rows = json_rows(arms)
-    for row in rows:
-        phases = "reduce" if row["reliable_gather"] else "both"
-        row["waiting"] = waiting_times(step_times, loss_rate=row["loss_rate"], phases=phases)
-    return {"pretraining": rows, "pretraining_turns": json_rows(turning_points(study.records[PRETRAINING]))}
-
-
 def parallelisms(study: Study) -> dict[str, Any]:
     """Return which parallelism bears loss best."""
     if "07_parallelisms" not in study.comparisons:
@@ -223,8 +203,8 @@ def channel(study: Study) -> dict[str, Any]:
 
 
 SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
-    runs, tolerance, comparisons, law, predictions, together, longer, pretraining, sizes, real_model, real_training,
-    parallelisms, implementations, replicas, robustness, price, channel,
+    runs, tolerance, comparisons, law, predictions, together, longer, pretraining, pretraining_gpt2, sizes, real_model,
+    real_training, parallelisms, implementations, replicas, robustness, price, channel,
 )  # fmt: skip
 
 

@@ -30,6 +30,11 @@ def row_in(section, values, **wanted):
     return lambda r: set_in(r[section], values, **wanted)
 
 
+def gpt2_in(section, values, **wanted):
+    """Return a change that sets values in a section's rows of pretraining GPT-2's shape."""
+    return lambda r: set_in(r["pretraining_gpt2"][section], values, **wanted)
+
+
 def exponent_of(cost, loss_rate, *, against="parameters", **values):
     """Return a change of the exponent of a cost against size, or tokens."""
     return lambda r: set_in(r["sizes"]["exponents"], values, against=against, cost=cost, loss_rate=loss_rate)
@@ -226,6 +231,18 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_high": 2.4}, arm=f"{BOTH} with Hadamard"),
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
         row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.1),
+    ],
+    "the_shape_of_gpt2_fails_too": [
+        gpt2_in("arms", {"clean_low": 0.4}, arm=BOTH),
+        gpt2_in("turns", {"step": 150}, seed=1, mtu_bytes=1500),
+        gpt2_in("turns", {"last": 6.5}, seed=0, mtu_bytes=1500),
+        gpt2_in("turns", {"mtu_bytes": 216}, seed=2, mtu_bytes=1500),  # two seeds are left
+    ],
+    "larger_packets_fail_sooner": [
+        gpt2_in("turns", {"step": 200}, seed=1, mtu_bytes=9000),
+        gpt2_in("turns", {"step": 190}, seed=1, mtu_bytes=1500),
+        gpt2_in("turns", {"last": 7.0}, seed=0, mtu_bytes=9000),
+        gpt2_in("turns", {"mtu_bytes": 1501}, seed=1, mtu_bytes=9000),  # one seed is left
     ],
     "hadamard_recovers_some_in_pretraining": [
         row_in("pretraining", {"clean": 0.26}, arm=f"{PRETRAINED} with Hadamard"),

@@ -11,7 +11,7 @@ from lossytp.study.statistics import t_interval
 
 WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
-OF_RUN = ["loss_rate", "repair", "mtu_bytes", "seed", "warmup_steps"]  # settings beside a turning point
+OF_RUN = ["loss_rate", "repair", "mtu_bytes", "sequence_parallel", "seed", "warmup_steps"]  # beside a turning point
 SMOOTHED = 5  # points of a training curve
 AXES = ("", "_linear")  # of the tokens, on which lossless runs are interpolated: logarithmic, or linear
 
@@ -27,15 +27,15 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
         runs: one row per run, from `records.read_experiment`. Arms without losses have several numbers of steps.
 
     Returns:
-        One row per arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `seeds`, `tokens`. For the evaluation without
-        losses, the mean cross-entropy is `clean_mean`, its rise `clean` with `clean_low`, `clean_high` and p-values as
-        in `comparisons.drops_and_gains`. `clean_times_tokens` has an interval in `clean_times_tokens_low` and
-        `clean_times_tokens_high`; on a linear axis it is `clean_times_tokens_linear`. It is missing for the whole arm
-        if the arm's run of any seed diverged, is worse than the seed's shortest lossless run, or is better than all of
-        the seed's lossless runs. The same columns exist for `lossy`.
+        One row per arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `sequence_parallel`, `seeds`, `tokens`. For
+        the evaluation without losses, the mean cross-entropy is `clean_mean`, its rise `clean` with `clean_low`,
+        `clean_high` and p-values as in `comparisons.drops_and_gains`. `clean_times_tokens` has an interval in
+        `clean_times_tokens_low` and `clean_times_tokens_high`; on a linear axis it is `clean_times_tokens_linear`. It
+        is missing for the whole arm if the arm's run of any seed diverged, is worse than the seed's shortest lossless
+        run, or is better than all of the seed's lossless runs. The same columns exist for `lossy`.
     """
     runs = runs.assign(tokens=runs["max_steps"] * runs["batch_size"] * runs["block_size"])
-    found = runs.drop_duplicates(WHERE)[[*WHERE, "repair", "reliable_gather", "tokens"]]
+    found = runs.drop_duplicates(WHERE)[[*WHERE, "repair", "reliable_gather", "sequence_parallel", "tokens"]]
     for evaluation in EVALUATIONS:
         outcome = f"cross_entropy_{evaluation}"
         rises = compare_arms(runs, reference=LOSSLESS, outcome=outcome, within=("task",))
@@ -72,17 +72,42 @@ def turning_points(records: list[dict]) -> pd.DataFrame:
         records: of pretraining, with their curves of the training loss.
 
     Returns:
-        One row per run: `loss_rate`, `repair`, `mtu_bytes`, `seed`, `warmup_steps`; the `step` at which the running
-        median of `SMOOTHED` points of the curve is least; this `least` loss, and the `last` one, in nats a token.
+        One row per run: `loss_rate`, `repair`, `mtu_bytes`, `sequence_parallel`, `seed`, `warmup_steps`; the `step` at
+        which the running median of `SMOOTHED` points of the curve is least; this `least` loss, and the `last` one, in
+        nats a token.
     """
     rows = []
     for record in records:
-        config, curve = record["config"], pd.DataFrame(record["curves"]["train_loss"])
+        config, smooth = record["config"], _smooth_curve(record)
         if not config["reliable_gather"]:
-            smooth = curve.set_index("step")["loss"].rolling(SMOOTHED, center=True, min_periods=1).median()
             row = {name: config[name] for name in OF_RUN}
             rows.append(row | {"step": smooth.idxmin(), "least": smooth.min(), "last": smooth.iloc[-1]})
     return pd.DataFrame(rows, columns=[*OF_RUN, "step", "least", "last"])
+
+
+def training_curves(runs: pd.DataFrame, records: list[dict], networks: dict[tuple[str, float], str]) -> pd.DataFrame:
+    """Return the training loss of some networks' runs over the steps, as running medians of `SMOOTHED` points.
+
+    Args:
+        runs: one row per run, from `records.read_experiment`.
+        records: of the same runs, in the same order.
+        networks: the names of the networks to return, by arm and loss rate.
+
+    Returns:
+        One row per run and point, in the order of `networks`: `network`, `seed`, `step`, `loss` in nats a token.
+    """
+    curves = []
+    for where, name in networks.items():
+        for arm, rate, seed, record in zip(runs["arm"], runs["loss_rate"], runs["seed"], records, strict=True):
+            if (arm, rate) == where:
+                curves.append(_smooth_curve(record).reset_index().assign(network=name, seed=seed))
+    return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=["network", "seed", "step", "loss"])
+
+
+def _smooth_curve(record: dict) -> pd.Series:
+    """Return the running median of a run's training loss, by step."""
+    curve = pd.DataFrame(record["curves"]["train_loss"]).set_index("step")["loss"]
+    return curve.rolling(SMOOTHED, center=True, min_periods=1).median()
 
 
 def waiting_times(step_times: pd.DataFrame, *, loss_rate: float, phases: str) -> list[dict[str, float]]:

@@ -65,7 +65,7 @@ def training_diverges_as_the_rate_rises(results: Results) -> Claim:
 
     It must end higher than that.
     """
-    rows = rows_of(results["pretraining_turns"], loss_rate=0.1, repair="zero", mtu_bytes=1500)
+    rows = rows_of(results["pretraining_turns"], loss_rate=0.1, repair="zero", sequence_parallel=False)
     holds = len(rows) >= 3 and all(row["step"] <= row["warmup_steps"] and row["last"] > row["least"] for row in rows)
     return Claim(holds, {f"seed {row['seed']}, least at step": row["step"] for row in rows})
 
@@ -80,6 +80,32 @@ def hadamard_softens_the_failure(results: Results) -> Claim:
     holds = half["clean_high"] < spread["clean"] and spread["clean_high"] < bare["clean_low"]
     numbers = {"rise": spread["clean"], "at most": spread["clean_high"], "half of the tokens": half["clean_high"]}
     return Claim(holds, numbers | {"bare, at least": bare["clean_low"]})
+
+
+def the_shape_of_gpt2_fails_too(results: Results) -> Claim:
+    """Require that 10 % loss in both phases costs GPT-2's shape over half a nat, and that its training turns late.
+
+    Each of three seeds' training loss must be least later than two warm-ups, and end half a nat higher than that.
+    """
+    row = row_of(results["pretraining_gpt2"]["arms"], arm=BOTH, loss_rate=0.1)
+    turns = rows_of(results["pretraining_gpt2"]["turns"], mtu_bytes=1500)
+    holds = row["clean_low"] > 0.5 and len(turns) >= 3
+    holds &= all(turn["step"] > 2 * turn["warmup_steps"] and turn["last"] > turn["least"] + 0.5 for turn in turns)
+    earliest = min(turn["step"] for turn in turns)
+    return Claim(holds, {"at least": row["clean_low"], "seeds": len(turns), "least at step, earliest": earliest})
+
+
+def larger_packets_fail_sooner(results: Results) -> Claim:
+    """Require that over packets of 9000 bytes both seeds' training turns earlier, in at most 0.6 times the steps.
+
+    Their training loss must end 0.3 nats higher than at the turn.
+    """
+    turns = results["pretraining_gpt2"]["turns"]
+    usual = [turn["step"] for turn in rows_of(turns, mtu_bytes=1500)]
+    large = [turn["step"] for turn in rows_of(turns, mtu_bytes=9000)]
+    numbers = {"usual, earliest": min(usual), "large, latest": max(large)}
+    ends_higher = all(turn["last"] > turn["least"] + 0.3 for turn in rows_of(turns, mtu_bytes=9000))
+    return Claim(len(large) >= 2 and ends_higher and max(large) < 0.6 * min(usual), numbers)
 
 
 def hadamard_recovers_some_in_pretraining(results: Results) -> Claim:

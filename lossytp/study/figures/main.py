@@ -1,8 +1,5 @@
 """Draw the paper's main figures: one message each, with direct labels, legible in grey."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -13,20 +10,18 @@ from lossytp.study.analysis.law import PowerLaw
 from lossytp.study.figures.style import (
     COLUMN,
     FALL,
-    MILLION,
     POINTS,
     estimates,
+    label_ends,
     loss_rate_axis,
     marker_of,
     task_name,
 )
-from lossytp.study.records import LOSSLESS
 from lossytp.study.statistics import ONE_POINT, rate_of_drop, t_interval
 
 BELOW = 2.6  # points below 0, with room for the budgets' labels
 FARTHEST = 10  # points: the tolerance figure is about what lies below
 APART = 1.05  # between marks of equal x on a logarithmic axis
-LABEL_GAP = 0.09  # of a panel's height, between two labels
 
 
 def fall_against_loss(table: pd.DataFrame) -> Figure:
@@ -59,7 +54,7 @@ def fall_against_loss(table: pd.DataFrame) -> Figure:
         _one_point(ax)
         loss_rate_axis(ax, runs["loss_rate"])
         ax.set(title=task_name(task), ylim=(-BELOW, FARTHEST))
-    _label_ends(axes[-1], ends)
+    label_ends(axes[-1], ends)
     axes[0].annotate("one point", (0, POINTS * ONE_POINT), xytext=(0, 2), textcoords="offset points", fontsize=6)
     axes[0].set_ylabel("fall in accuracy, points")
     figure.supxlabel("packet loss rate, %", fontsize="medium")
@@ -107,7 +102,7 @@ def cost_against_bytes(table: pd.DataFrame) -> Figure:
         ends.append((POINTS * last["fall"], name, f"C{number}"))
     ax.set_xscale("log")
     ax.set_ylim(bottom=0)
-    _label_ends(ax, ends)
+    label_ends(ax, ends)
     ax.set(xlabel="bytes lost together (element, packet, burst, message)", ylabel="fall in accuracy, points")
     return figure
 
@@ -133,45 +128,6 @@ def delayed_or_lost(table: pd.DataFrame) -> Figure:
     axes[0].set_ylabel("fall in accuracy, points")
     axes[-1].legend(*axes[0].get_legend_handles_labels(), loc="upper right", fontsize=5.5, borderpad=0)
     return figure
-
-
-def nats_against_tokens(arms: pd.DataFrame) -> Figure:
-    """Draw the cross-entropy of pretrained models: a line over tokens without losses, and one mark per lossy arm.
-
-    A dotted line joins each lossy arm to the number of lossless tokens that are as good. Vertical bars are intervals of
-    the rise against the lossless runs of the same seeds. Horizontal bars are intervals of that number of tokens.
-
-    Args:
-        arms: from `analysis.pretraining.nats_lost`, evaluated without losses.
-    """
-    figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
-    lossless = arms[arms["loss_rate"] == 0].sort_values("tokens")
-    ax.plot(lossless["tokens"] / MILLION, lossless["clean_mean"], color="0.2", marker="o", markersize=3)
-    ends = [(float(lossless["clean_mean"].iloc[-1]), LOSSLESS, "0.2")]
-    lossy = arms[arms["loss_rate"] > 0]
-    for number, row in enumerate(lossy.to_dict("records")):
-        color, mean = f"C{number}", row["clean_mean"]
-        tokens = row["tokens"] / MILLION
-        low, high = (mean + row[f"clean_{end}"] - row["clean"] for end in ("low", "high"))
-        estimates(ax, [tokens], [[mean, low, high]], number + 1, color=color, markersize=4)
-        if np.isfinite(row["clean_times_tokens"]):
-            as_good = [tokens / row[f"clean_times_tokens{end}"] for end in ("", "_low", "_high")]
-            ax.plot([as_good[0], tokens], [mean, mean], color=color, linewidth=0.8, linestyle=":")
-            estimates(ax, [mean], [as_good], number, across=True, fmt="none")
-        ends.append((float(mean), _network(row), color))
-    ax.set_xscale("log")
-    ax.set_xticks(ticks := sorted(lossless["tokens"] / MILLION), [f"{each:.3g}" for each in ticks])
-    ax.minorticks_off()
-    ax.set(xlabel="tokens of pretraining, millions", ylabel="cross-entropy, nats a token")
-    _label_ends(ax, ends)
-    return figure
-
-
-def _network(row: Mapping[Any, Any]) -> str:
-    """Return the loss rate, the phases and the repair of an arm."""
-    phases = "reduce phase" if row["reliable_gather"] else "both phases"
-    name = f"{POINTS * row['loss_rate']:g} %, {phases}"
-    return name if row["repair"] == "zero" else f"{name},\n{row['repair']}"
 
 
 def _panels(
@@ -211,21 +167,3 @@ def _mark_budgets(ax: Axes, budgets: list[tuple[float, str]]) -> None:
 
 def _one_point(ax: Axes) -> None:
     ax.axhline(POINTS * ONE_POINT, color="0.5", linewidth=0.8, linestyle="--", zorder=0)
-
-
-def _label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
-    """Write each line's name in its colour right of the panel, at the height of its last point.
-
-    Args:
-        ax: the panel, with its final limits.
-        ends: height, name and colour of each line.
-    """
-    low, high = ax.get_ylim()
-    gap = LABEL_GAP * (high - low)
-    free = -np.inf
-    for y, name, color in sorted(ends):
-        free = max(y, free + gap * (1 + name.count("\n")))
-        ax.annotate(
-            name, (1.03, free), xycoords=("axes fraction", "data"), color=color, fontsize=6, va="center",
-            annotation_clip=False,
-        )  # fmt: skip

@@ -20,6 +20,7 @@ MILLION = 1e6
 COLUMN = 3.5  # inches, the width of the paper's column
 TASK_NAMES = {"sst2_held_out": "SST-2", "sst2": "SST-2", "qnli": "QNLI", "mnli": "MNLI subset"}
 MARKERS = "osD^vPX*<>"
+LABEL_GAP = 0.09  # of a panel's height, between two labels
 
 
 def marker_of(number: int) -> str:
@@ -113,3 +114,21 @@ def loss_rate_axis(ax: Axes, rates: pd.Series) -> None:
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}" if value in named else ""))
     ax.tick_params(axis="x", labelsize=6)
+
+
+def label_ends(ax: Axes, ends: list[tuple[float, str, str]]) -> None:
+    """Write each line's name in its colour right of the panel, at the height of its last point.
+
+    Args:
+        ax: the panel, with its final limits.
+        ends: height, name and colour of each line.
+    """
+    low, high = ax.get_ylim()
+    gap = LABEL_GAP * (high - low)
+    free = -np.inf
+    for y, name, color in sorted(ends):
+        free = max(y, free + gap * (1 + name.count("\n")))
+        ax.annotate(
+            name, (1.03, free), xycoords=("axes fraction", "data"), color=color, fontsize=6, va="center",
+            annotation_clip=False,
+        )  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.pretraining import nats_lost, turning_points, waiting_times
+from lossytp.study.analysis.pretraining import nats_lost, training_curves, turning_points, waiting_times
 from lossytp.study.measurements.step_times import BEST_EFFORT
 
 LOSSY, REPAIRED, HALF = "losses on the way to a sum", "repaired", "no loss in half the steps"
@@ -16,7 +16,7 @@ SEEDS = (0, 1, 2)
 def a_run(arm, seed, clean, *, lossy=None, loss_rate=0.0, steps=100, repair="zero"):
     return {
         "arm": arm, "seed": seed, "task": "text", "loss_rate": loss_rate, "repair": repair, "reliable_gather": True,
-        "max_steps": steps, "batch_size": 8, "block_size": 16, "cross_entropy_clean": clean,
+        "sequence_parallel": False, "max_steps": steps, "batch_size": 8, "block_size": 16, "cross_entropy_clean": clean,
         "cross_entropy_lossy": clean if lossy is None else lossy,
     }  # fmt: skip
 
@@ -118,10 +118,33 @@ def test_without_losses_nobody_waits():
 def test_the_training_loss_turns_where_its_running_median_is_least():
     losses = [8.0, 7.0, 6.0, 6.5, 6.2, 2.0, 6.4, 7.0, 7.2, 7.1, 7.3]  # the 2.0 is one lucky batch
     curve = [{"step": 10 * (number + 1), "loss": loss} for number, loss in enumerate(losses)]
-    config = {"loss_rate": 0.1, "repair": "zero", "mtu_bytes": 1500, "seed": 1, "warmup_steps": 100}
+    config = {
+        "loss_rate": 0.1,
+        "repair": "zero",
+        "sequence_parallel": False,
+        "mtu_bytes": 1500,
+        "seed": 1,
+        "warmup_steps": 100,
+    }
     records = [
         {"config": {**config, "reliable_gather": reliable}, "curves": {"train_loss": curve}}
         for reliable in (False, True)
     ]
     (row,) = turning_points(records).to_dict("records")
     assert row == {**config, "step": 40, "least": 6.2, "last": 7.2}
+
+
+def test_training_curves_are_those_of_the_named_networks_in_their_order():
+    def record(loss):
+        return {"curves": {"train_loss": [{"step": step, "loss": loss + step % 2} for step in (1, 2, 3)]}}
+
+    rows = [("bare", 0.1, 0), ("bare", 0.1, 1), ("bare", 0.3, 0), ("no loss", 0.0, 1)]
+    runs = pd.DataFrame(rows, columns=["arm", "loss_rate", "seed"])
+    records = [record(loss) for loss in (5.0, 6.0, 9.0, 4.0)]
+    networks = {("no loss", 0.0): "none", ("bare", 0.1): "a tenth", ("sharded", 0.1): "not run"}
+    curves = training_curves(runs, records, networks)
+    assert list(curves["network"]) == ["none"] * 3 + ["a tenth"] * 6
+    assert list(curves["seed"]) == [1, 1, 1, 0, 0, 0, 1, 1, 1]
+    assert list(curves["step"]) == [1, 2, 3] * 3
+    assert list(curves["loss"]) == [5.0, 5.0, 5.0, 6.0, 6.0, 6.0, 7.0, 7.0, 7.0], "medians of the points around"
+    assert training_curves(runs, records, {}).empty

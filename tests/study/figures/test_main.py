@@ -9,7 +9,6 @@ from lossytp.study.figures.main import (
     cost_against_bytes,
     delayed_or_lost,
     fall_against_loss,
-    nats_against_tokens,
 )
 from lossytp.study.figures.style import MARKERS
 from lossytp.study.records import with_lossless
@@ -101,25 +100,3 @@ def test_dotted_lines_mark_the_budgets_within_the_tried_rates():
     labels = [text.get_text().strip() for text in figure.axes[0].texts]
     assert "5 %" in labels  # 0.2 per unit of loss rate: one point at 5 %
     assert len([label for label in labels if label.endswith("%")]) == 1  # the strong one never falls by a point
-
-
-def test_pretraining_joins_each_lossy_arm_to_as_good_a_number_of_lossless_tokens():
-    arms = pd.DataFrame(
-        [
-            {"loss_rate": 0.0, "tokens": 8e6, "clean_mean": 4.0, "clean_times_tokens": np.nan, "repair": "zero"},
-            {"loss_rate": 0.0, "tokens": 4e6, "clean_mean": 4.4, "clean_times_tokens": np.nan, "repair": "zero"},
-            {"loss_rate": 0.1, "tokens": 8e6, "clean_mean": 4.2, "clean_times_tokens": 1.6, "repair": "zero"},
-            {"loss_rate": 0.1, "tokens": 8e6, "clean_mean": 5.0, "clean_times_tokens": np.nan, "repair": "stale"},
-        ]
-    )
-    arms = arms.assign(reliable_gather=True, clean=0.3, clean_low=0.2, clean_high=0.5)
-    arms = arms.assign(clean_times_tokens_low=1.25, clean_times_tokens_high=2.0)
-    (ax,) = nats_against_tokens(arms).axes
-    dotted = [(list(line.get_xdata()), list(line.get_ydata())) for line in ax.lines if line.get_linestyle() == ":"]
-    assert dotted == [([5.0, 8.0], [4.2, 4.2])]
-    assert marks(ax) == [([4.0, 8.0], [4.4, 4.0]), ([8.0], [4.2]), ([8.0], [5.0])]
-    rise, as_good, other = (drawn.lines[2][0].get_segments()[0].tolist() for drawn in ax.containers)
-    assert rise == [[8.0, pytest.approx(4.1)], [8.0, pytest.approx(4.4)]]
-    assert as_good == [[pytest.approx(4.0), 4.2], [pytest.approx(6.4), 4.2]]
-    assert [y for _, y in other] == pytest.approx([4.9, 5.2]), "it has a rise, and no number of tokens"
-    assert [text.get_text() for text in ax.texts] == ["no loss", "10 %, reduce phase", "10 %, reduce phase,\nstale"]
