@@ -51,7 +51,7 @@ def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard,
 def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """Return the numbers on the device. From pinned memory, a GPU fetches them while the processor goes on."""
     tensor = torch.from_numpy(numbers)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @lru_cache(maxsize=16)  # this and the signs stay in the device's memory

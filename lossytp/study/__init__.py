@@ -6,6 +6,6 @@
 3. Statistics: `statistics` has intervals and the loss budget; `comparisons` pairs an experiment's arms by seed.
 4. Answers: `analysis` has one module for each question of the paper.
 5. Figures: `figures` draws tables, and the losses of a recorded network.
-6. Paper: `paper`, `paper_predictors` and `paper_models` have a function for each section, and `claims` the condition of
+6. Paper: `paper` and the modules `paper_...` have a function for each section, and `claims` the condition of
    each claim; `typeset` compiles the numbers that notebooks/50_figures.ipynb writes.
 """

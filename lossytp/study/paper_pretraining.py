@@ -4,7 +4,14 @@ from typing import Any
 
 import pandas as pd
 
-from lossytp.study.analysis.pretraining import nats_lost, training_curves, turning_points, waiting_times
+from lossytp.study.analysis.pretraining import (
+    departures,
+    nats_lost,
+    rises_by_seed,
+    training_curves,
+    turning_points,
+    waiting_times,
+)
 from lossytp.study.figures.pretraining import losses_over_steps, nats_against_tokens
 from lossytp.study.finished_runs import Study
 from lossytp.study.records import LOSSLESS, json_rows
@@ -17,7 +24,7 @@ NETWORKS = {  # the figure's arms and loss rates, with their names in it
     (BOTH, 0.1): "no repair",
     (f"{BOTH} with Hadamard", 0.1): "Hadamard",
     (f"{BOTH} of a sharded stream", 0.1): "sharded",
-    (f"{BOTH} in jumbo packets", 0.1): "9000 bytes",
+    (f"{BOTH} in jumbo packets", 0.1): "jumbo packets",
 }
 
 
@@ -38,11 +45,11 @@ def pretraining(study: Study) -> dict[str, Any]:
 
 
 def pretraining_gpt2(study: Study) -> dict[str, Any]:
-    """Return what losses in both phases cost GPT-2's own shape in pretraining, and where its training turns."""
-    tables = [study.tables[name] for name in GPT2 if name in study.tables]
-    runs = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-    if runs.empty or LOSSLESS not in set(runs["arm"]):
+    """Return what losses in both phases cost GPT-2's own shape in pretraining, and when its loss departs."""
+    enough = study.arms_with_seeds(GPT2[0])
+    if enough.empty or LOSSLESS not in set(enough["arm"]):
         return {}
+    runs = pd.concat([study.tables[name] for name in GPT2], ignore_index=True)
     records = [record for name in GPT2 for record in study.records[name]]
     small = training_curves(study.tables[SMALL], study.records[SMALL], NETWORKS)
     shape = training_curves(runs, records, NETWORKS)
@@ -51,7 +58,9 @@ def pretraining_gpt2(study: Study) -> dict[str, Any]:
         "pretraining_gpt2": {
             "parameters": records[0]["parameters"],
             "steps": records[0]["config"]["total_steps"],
-            "arms": json_rows(nats_lost(runs)),
+            "arms": json_rows(nats_lost(enough)),
+            "rises": json_rows(rises_by_seed(runs)),
             "turns": json_rows(turning_points(records)),
+            "departures": json_rows(departures(shape)),
         }
     }

@@ -215,6 +215,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.1),
         row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.03),
         row_in("pretraining", {"clean_times_tokens": 1.9}, arm=BOTH, loss_rate=0.03),
+        row_in("pretraining_turns", {"last": 6.2}, loss_rate=0.03, seed=0),
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
     ],
     "one_per_cent_over_both_phases_wastes_half": [
@@ -225,6 +226,8 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining_turns", {"step": 120}, seed=1, repair="zero"),
         row_in("pretraining_turns", {"last": 6.0}, seed=0, repair="zero"),
         row_in("pretraining_turns", {"loss_rate": 0.03}, seed=2, repair="zero"),  # two seeds are left
+        row_in("pretraining_turns", {"mtu_bytes": 216}, seed=2, repair="zero"),
+        row_in("pretraining_turns", {"sequence_parallel": True}, seed=2, repair="zero"),
     ],
     "hadamard_softens_the_failure": [
         row_in("pretraining", {"clean": 0.4}, arm=f"{BOTH} with Hadamard"),
@@ -232,17 +235,35 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
         row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.1),
     ],
+    "a_sharded_stream_trains": [
+        row_in("pretraining", {"clean_high": 0.6}, arm=f"{BOTH} of a sharded stream", loss_rate=0.1),
+        row_in("pretraining", {"clean_high": 0.4}, arm=f"{BOTH} of a sharded stream", loss_rate=0.01),
+        row_in("pretraining", {"clean_low": 0.01}, arm=f"{BOTH} of a sharded stream", loss_rate=0.01),
+        row_in("pretraining", {"clean_low": 0.24}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"clean": 0.28}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining_turns", {"last": 6.0}, loss_rate=0.1, sequence_parallel=True, seed=1),
+        row_in("pretraining", {"clean_low": 0.1}, arm="no loss in half the steps"),
+        row_in("pretraining", {"clean_low": 0.1}, arm=BOTH, loss_rate=0.1),
+        row_in("pretraining", {"clean_low": 0.1}, arm=f"{BOTH} with Hadamard"),
+    ],
+    "sharding_helps_less_in_fine_tuning": [
+        arm_of("03_algorithms", {"high": -0.01}, arm="sequence-parallel, both phases", task=SST2),
+        arm_of("03_algorithms", {"low": -0.2}, arm="direct, 4 ranks", task="docstrings"),
+        arm_of("03_algorithms", {"arm": "another"}, arm="sequence-parallel, both phases", task=SST2),
+    ],
     "the_shape_of_gpt2_fails_too": [
         gpt2_in("arms", {"clean_low": 0.4}, arm=BOTH),
-        gpt2_in("turns", {"step": 150}, seed=1, mtu_bytes=1500),
-        gpt2_in("turns", {"last": 6.5}, seed=0, mtu_bytes=1500),
-        gpt2_in("turns", {"mtu_bytes": 216}, seed=2, mtu_bytes=1500),  # two seeds are left
+        gpt2_in("turns", {"last": 6.3}, mtu_bytes=1500, seed=0),
+        gpt2_in("departures", {"step": 260}, network="no repair", seed=1),
+        gpt2_in("departures", {"step": None}, network="no repair", seed=0),
+        gpt2_in("departures", {"network": "another"}, network="no repair", seed=2),  # two seeds are left
     ],
     "larger_packets_fail_sooner": [
-        gpt2_in("turns", {"step": 200}, seed=1, mtu_bytes=9000),
-        gpt2_in("turns", {"step": 190}, seed=1, mtu_bytes=1500),
-        gpt2_in("turns", {"last": 7.0}, seed=0, mtu_bytes=9000),
-        gpt2_in("turns", {"mtu_bytes": 1501}, seed=1, mtu_bytes=9000),  # one seed is left
+        gpt2_in("departures", {"step": 200}, network="jumbo packets", seed=1),
+        gpt2_in("departures", {"step": None}, network="jumbo packets", seed=0),
+        gpt2_in("departures", {"step": 180}, network="no repair", seed=1),
+        gpt2_in("departures", {"network": "another"}, network="jumbo packets", seed=1),  # one seed is left
+        gpt2_in("rises", {"clean": 0.4}, arm=f"{BOTH} in jumbo packets", seed=0),
     ],
     "hadamard_recovers_some_in_pretraining": [
         row_in("pretraining", {"clean": 0.26}, arm=f"{PRETRAINED} with Hadamard"),

@@ -13,6 +13,7 @@ WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
 OF_RUN = ["loss_rate", "repair", "mtu_bytes", "sequence_parallel", "seed", "warmup_steps"]  # beside a turning point
 SMOOTHED = 5  # points of a training curve
+DEPARTED = 0.25  # nats above the lossless run
 AXES = ("", "_linear")  # of the tokens, on which lossless runs are interpolated: logarithmic, or linear
 
 
@@ -102,6 +103,44 @@ def training_curves(runs: pd.DataFrame, records: list[dict], networks: dict[tupl
             if (arm, rate) == where:
                 curves.append(_smooth_curve(record).reset_index().assign(network=name, seed=seed))
     return pd.concat(curves, ignore_index=True) if curves else pd.DataFrame(columns=["network", "seed", "step", "loss"])
+
+
+def departures(curves: pd.DataFrame) -> pd.DataFrame:
+    """Return the step from which each run's training loss stays `DEPARTED` nats above the lossless run of its seed.
+
+    Both read the same batches, so a passage that is hard to predict moves neither away from the other.
+
+    Args:
+        curves: from `training_curves`; the lossless network is named `records.LOSSLESS`.
+
+    Returns:
+        One row per lossy run with a lossless run of its seed: `network`, `seed`, and `step`. It is missing if the run
+        ends within `DEPARTED` nats.
+    """
+    by_run = {where: run.set_index("step")["loss"] for where, run in curves.groupby(["network", "seed"], sort=False)}
+    rows = []
+    for (network, seed), loss in by_run.items():
+        if network != LOSSLESS and (LOSSLESS, seed) in by_run:
+            close = loss - by_run[LOSSLESS, seed] <= DEPARTED
+            after = close[::-1].cummax()[::-1]  # whether this point or a later one is close
+            step = None if close.iloc[-1] else int(after.index[~after][0])
+            rows.append({"network": network, "seed": seed, "step": step})
+    return pd.DataFrame(rows, columns=["network", "seed", "step"])
+
+
+def rises_by_seed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return how much higher each lossy run ends than the lossless run of its seed, evaluated without losses.
+
+    Args:
+        runs: one row per run, from `records.read_experiment`. Lossless runs have one number of steps.
+
+    Returns:
+        One row per lossy run: `arm`, `loss_rate`, `mtu_bytes`, `seed`, `clean` in nats a token.
+    """
+    lossless = runs[runs["arm"] == LOSSLESS].set_index("seed")["cross_entropy_clean"]
+    lossy = runs[runs["loss_rate"] > 0]
+    rises = lossy["cross_entropy_clean"] - lossy["seed"].map(lossless)
+    return lossy[["arm", "loss_rate", "mtu_bytes", "seed"]].assign(clean=rises)
 
 
 def _smooth_curve(record: dict) -> pd.Series:

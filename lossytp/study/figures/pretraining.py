@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from lossytp.study.figures.style import COLUMN, MILLION, POINTS, estimates, label_ends
 from lossytp.study.records import LOSSLESS
 
-LINES = ("-", "--", "-.", ":")  # arms differ in grey, too
+LINES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)))  # arms differ in grey, too
 HIGHEST = 8.2  # nats: all networks share the first steps, which leave the panel
 
 
@@ -63,17 +63,16 @@ def losses_over_steps(panels: Mapping[str, pd.DataFrame]) -> Figure:
     Args:
         panels: from `analysis.pretraining.training_curves`, by the model's name.
     """
-    figure, axes_1P = plt.subplots(
-        1, len(panels), figsize=(COLUMN, 1.7), layout="constrained", squeeze=False, sharey=True
-    )
+    figure, axes_1P = plt.subplots(1, len(panels), figsize=(COLUMN, 1.7), layout="constrained", squeeze=False)
     networks = list(dict.fromkeys(network for curves in panels.values() for network in curves["network"]))
     for ax, (model, curves) in zip(axes_1P[0], panels.items(), strict=True):
         ends = []
         for network, ours in curves.groupby("network", sort=False):
             number = networks.index(str(network))
             color = f"C{number}" if number else "0.2"
+            look: dict[str, Any] = {"linestyle": LINES[number % len(LINES)], "color": color, "linewidth": 0.7}
             for _, of_seed in ours.groupby("seed"):
-                ax.plot(of_seed["step"], of_seed["loss"], LINES[number % len(LINES)], color=color, linewidth=0.7)
+                ax.plot(of_seed["step"], of_seed["loss"], **look)
             last = ours[ours["step"] == ours["step"].max()]
             ends.append((float(last["loss"].mean()), str(network), color))
         ax.set(title=model, xlabel="training steps")

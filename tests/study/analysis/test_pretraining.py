@@ -6,7 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.pretraining import nats_lost, training_curves, turning_points, waiting_times
+from lossytp.study.analysis.pretraining import (
+    departures,
+    nats_lost,
+    rises_by_seed,
+    training_curves,
+    turning_points,
+    waiting_times,
+)
 from lossytp.study.measurements.step_times import BEST_EFFORT
 
 LOSSY, REPAIRED, HALF = "losses on the way to a sum", "repaired", "no loss in half the steps"
@@ -148,3 +155,29 @@ def test_training_curves_are_those_of_the_named_networks_in_their_order():
     assert list(curves["step"]) == [1, 2, 3] * 3
     assert list(curves["loss"]) == [5.0, 5.0, 5.0, 6.0, 6.0, 6.0, 7.0, 7.0, 7.0], "medians of the points around"
     assert training_curves(runs, records, {}).empty
+
+
+def test_a_run_departs_where_it_stays_above_the_lossless_run_of_its_seed():
+    losses = {
+        ("no loss", 0): [8.0, 7.0, 7.5, 6.0, 6.5],  # hard passages at the third and the last point
+        ("fails", 0): [8.0, 7.3, 7.6, 6.3, 7.5],  # above at the second point, and from the fourth on
+        ("bears", 0): [8.0, 7.1, 7.6, 6.1, 6.6],
+        ("fails", 1): [9.0] * 5,  # without a lossless run
+    }
+    curves = pd.DataFrame(
+        [
+            {"network": network, "seed": seed, "step": 10 * (number + 1), "loss": loss}
+            for (network, seed), run in losses.items()
+            for number, loss in enumerate(run)
+        ]
+    )
+    rows = departures(curves).set_index(["network", "seed"])["step"]
+    assert list(rows.index) == [("fails", 0), ("bears", 0)]
+    assert rows["fails", 0] == 40
+    assert math.isnan(rows["bears", 0])
+
+
+def test_rises_are_those_of_each_seed():
+    runs = pd.DataFrame([a_run("no loss", 0, 4.0), a_run("no loss", 1, 5.0), a_run(LOSSY, 1, 5.5, loss_rate=0.1)])
+    (row,) = rises_by_seed(runs.assign(mtu_bytes=9000)).to_dict("records")
+    assert row == {"arm": LOSSY, "loss_rate": 0.1, "mtu_bytes": 9000, "seed": 1, "clean": 0.5}

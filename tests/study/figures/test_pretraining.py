@@ -55,13 +55,13 @@ def test_training_losses_have_a_line_for_each_seed_and_a_style_for_each_network(
         ]
         return pd.DataFrame(points, columns=["network", "seed", "step", "loss"])
 
-    panels = {"small": curves("no loss", "no repair"), "large": curves("no loss", "9000 bytes", "no repair")}
+    panels = {"small": curves("no loss", "no repair"), "large": curves("no loss", "jumbo packets", "no repair")}
     small, large = losses_over_steps(panels).axes
     assert [ax.get_title() for ax in (small, large)] == ["small", "large"]
     assert [len(ax.lines) for ax in (small, large)] == [4, 6]
     looks = [{text.get_text(): text.get_color() for text in ax.texts} for ax in (small, large)]
     assert looks[0] == {"no loss": "0.2", "no repair": "C1"}, "first come the networks of the first panel"
-    assert looks[1] == {"no loss": "0.2", "9000 bytes": "C2", "no repair": "C1"}
+    assert looks[1] == {"no loss": "0.2", "jumbo packets": "C2", "no repair": "C1"}
     styles = [line.get_linestyle() for line in large.lines]
     assert styles == ["-", "-", "-.", "-.", "--", "--"]
     assert list(large.lines[2].get_ydata()) == [11.0, 6.0, 3.5]
