@@ -216,11 +216,13 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.03),
         row_in("pretraining", {"clean_times_tokens": 1.9}, arm=BOTH, loss_rate=0.03),
         row_in("pretraining_turns", {"last": 6.2}, loss_rate=0.03, seed=0),
+        row_in("pretraining_turns", {"lossless_rise": 0.1}, loss_rate=0.03, seed=0),
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
     ],
     "one_per_cent_over_both_phases_wastes_half": [
         row_in("pretraining", {"clean_low": 0.4}, arm=BOTH, loss_rate=0.01),
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
+        row_in("pretraining_turns", {"last": 7.0, "lossless_rise": -1.0}, loss_rate=0.01, sequence_parallel=False),
     ],
     "training_diverges_as_the_rate_rises": [
         row_in("pretraining_turns", {"step": 120}, seed=1, repair="zero"),
@@ -234,13 +236,18 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_high": 2.4}, arm=f"{BOTH} with Hadamard"),
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
         row_in("pretraining", {"clean_low": 0.9}, arm=BOTH, loss_rate=0.1),
+        row_in("pretraining", {"clean_low": 0.5}, arm=f"{BOTH} with Hadamard"),
+        row_in("pretraining_turns", {"last": 7.0}, repair="hadamard(64)"),
     ],
     "a_sharded_stream_trains": [
         row_in("pretraining", {"clean_high": 0.6}, arm=f"{BOTH} of a sharded stream", loss_rate=0.1),
         row_in("pretraining", {"clean_high": 0.4}, arm=f"{BOTH} of a sharded stream", loss_rate=0.01),
         row_in("pretraining", {"clean_low": 0.01}, arm=f"{BOTH} of a sharded stream", loss_rate=0.01),
+        row_in("pretraining", {"clean_p_holm": 0.04}, arm=f"{BOTH} of a sharded stream", loss_rate=0.01),
+        row_in("pretraining", {"lossy_p_holm": 0.06}, arm=f"{BOTH} of a sharded stream", loss_rate=0.01),
+        row_in("pretraining", {"clean": 0.04}, arm=PRETRAINED, loss_rate=0.01),
         row_in("pretraining", {"clean_low": 0.24}, arm=PRETRAINED, loss_rate=0.1),
-        row_in("pretraining", {"clean": 0.28}, arm=PRETRAINED, loss_rate=0.1),
+        row_in("pretraining", {"clean": 0.3}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining_turns", {"last": 6.0}, loss_rate=0.1, sequence_parallel=True, seed=1),
         row_in("pretraining", {"clean_low": 0.1}, arm="no loss in half the steps"),
         row_in("pretraining", {"clean_low": 0.1}, arm=BOTH, loss_rate=0.1),
@@ -254,6 +261,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
     "the_shape_of_gpt2_fails_too": [
         gpt2_in("arms", {"clean_low": 0.4}, arm=BOTH),
         gpt2_in("turns", {"last": 6.3}, mtu_bytes=1500, seed=0),
+        gpt2_in("turns", {"lossless_rise": 0.9}, mtu_bytes=1500, seed=0),
         gpt2_in("departures", {"step": 260}, network="no repair", seed=1),
         gpt2_in("departures", {"step": None}, network="no repair", seed=0),
         gpt2_in("departures", {"network": "another"}, network="no repair", seed=2),  # two seeds are left

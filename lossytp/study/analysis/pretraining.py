@@ -70,20 +70,30 @@ def turning_points(records: list[dict]) -> pd.DataFrame:
     """Return where the training loss of runs that lose packets in both phases was least, and where it ended.
 
     Args:
-        records: of pretraining, with their curves of the training loss.
+        records: of pretraining, with their curves of the training loss. Runs without losses have reliable gathers.
 
     Returns:
         One row per run: `loss_rate`, `repair`, `mtu_bytes`, `sequence_parallel`, `seed`, `warmup_steps`; the `step` at
         which the running median of `SMOOTHED` points of the curve is least; this `least` loss, and the `last` one, in
-        nats a token.
+        nats a token; and `lossless_rise`, by which the lossless run on the same batches rises between these steps. It
+        is missing without such a run.
     """
+    lossless = {_batches(each["config"]): _smooth_curve(each) for each in records if each["config"]["loss_rate"] == 0}
     rows = []
     for record in records:
         config, smooth = record["config"], _smooth_curve(record)
         if not config["reliable_gather"]:
             row = {name: config[name] for name in OF_RUN}
-            rows.append(row | {"step": smooth.idxmin(), "least": smooth.min(), "last": smooth.iloc[-1]})
-    return pd.DataFrame(rows, columns=[*OF_RUN, "step", "least", "last"])
+            row |= {"step": smooth.idxmin(), "least": smooth.min(), "last": smooth.iloc[-1]}
+            same = lossless.get(_batches(config))
+            rise = None if same is None else same.iloc[-1] - same[row["step"]]
+            rows.append(row | {"lossless_rise": rise})
+    return pd.DataFrame(rows, columns=[*OF_RUN, "step", "least", "last", "lossless_rise"])
+
+
+def _batches(config: dict) -> tuple[int, int]:
+    """Return the settings on which an experiment's batches and their number depend."""
+    return config["seed"], config["total_steps"]
 
 
 def training_curves(runs: pd.DataFrame, records: list[dict], networks: dict[tuple[str, float], str]) -> pd.DataFrame:

@@ -57,11 +57,14 @@ def pretraining_fails_over_both_phases(results: Results) -> Claim:
 
 
 def one_per_cent_over_both_phases_wastes_half(results: Results) -> Claim:
-    """Require that 1 % loss in both phases ends higher than half of the lossless tokens, with intervals apart."""
+    """Require that 1 % loss in both phases does not fail, and ends higher than half of the lossless tokens.
+
+    The intervals must be apart.
+    """
     (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
     row = _arm(results, BOTH, 0.01)
     numbers = {"at least": row["clean_low"], "half of the tokens": half["clean_high"]}
-    return Claim(row["clean_low"] > half["clean_high"], numbers)
+    return Claim(row["clean_low"] > half["clean_high"] and not _fails(_turns(results, 0.01)), numbers)
 
 
 def training_diverges_as_the_rate_rises(results: Results) -> Claim:
@@ -77,11 +80,13 @@ def training_diverges_as_the_rate_rises(results: Results) -> Claim:
 def hadamard_softens_the_failure(results: Results) -> Claim:
     """Require that over 10 % loss in both phases, Hadamard lowers the rise, with intervals apart.
 
-    The mean rise must still be above that of half of the lossless tokens, with its interval.
+    It must not fail. The mean rise must be above that of half of the lossless tokens, with its interval, but the
+    interval of the rise must reach below.
     """
     (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
     bare, spread = _arm(results, BOTH, 0.1), _arm(results, BOTH_SPREAD, 0.1)
     holds = half["clean_high"] < spread["clean"] and spread["clean_high"] < bare["clean_low"]
+    holds &= spread["clean_low"] < half["clean"] and not _fails(_turns(results, 0.1, repair="hadamard(64)"))
     numbers = {"rise": spread["clean"], "at most": spread["clean_high"], "half of the tokens": half["clean_high"]}
     return Claim(holds, numbers | {"bare, at least": bare["clean_low"]})
 
@@ -91,14 +96,16 @@ def a_sharded_stream_trains(results: Results) -> Claim:
 
     Its mean must lie in the interval of the reduce phase, within 0.05 nats of its mean. It must end lower than half of
     the lossless tokens, and than ranks with their own streams, with Hadamard and without. All these
-    intervals must be apart. At 1 % it must end lower still, not shown to lie above lossless training.
+    intervals must be apart. At 1 % it must end lower still. That rise must be shown only if evaluation loses packets.
     """
     (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
     rare, often = (_arm(results, BOTH_SHARDED, rate) for rate in (0.01, 0.1))
     others = [_arm(results, BOTH, 0.1), _arm(results, BOTH_SPREAD, 0.1)]
     least = min(half["clean_low"], *(row["clean_low"] for row in others))
     holds = rare["clean_low"] < 0 and rare["clean_high"] < often["clean_low"] and often["clean_high"] < least
-    reduce = _arm(results, *LOST)
+    reduce, rarely_reduced = (_arm(results, LOST[0], rate) for rate in (0.1, 0.01))
+    holds &= rare["lossy_p_holm"] < 0.05 < rare["clean_p_holm"]
+    holds &= abs(rare["clean"] - rarely_reduced["clean"]) < 0.01
     holds &= reduce["clean_low"] < often["clean"] < reduce["clean_high"]
     holds &= abs(often["clean"] - reduce["clean"]) < 0.05
     holds &= not any(_fails([turn]) for turn in _turns(results, 0.1, sharded=True))
@@ -218,12 +225,17 @@ def _departures(results: Results, network: str) -> list[int | None]:
     return [row["step"] for row in rows_of(results["pretraining_gpt2"]["departures"], network=network)]
 
 
-def _turns(results: Results, loss_rate: float, *, sharded: bool = False) -> list[dict[str, Any]]:
-    """Return where the training loss of the small model turned, for each seed, in both phases and without a repair."""
-    rows = rows_of(results["pretraining_turns"], loss_rate=loss_rate, repair="zero", mtu_bytes=1500)
+def _turns(results: Results, loss_rate: float, *, repair: str = "zero", sharded: bool = False) -> list[dict[str, Any]]:
+    """Return where the training loss of the small model turned, for each seed, in both phases."""
+    rows = rows_of(results["pretraining_turns"], loss_rate=loss_rate, repair=repair, mtu_bytes=1500)
     return [row for row in rows if row["sequence_parallel"] == sharded]
 
 
 def _fails(turns: list[dict[str, Any]]) -> bool:
-    """Return whether each seed's training loss ends more than `FAILED` above its least value, as the paper says."""
-    return all(turn["last"] > turn["least"] + FAILED for turn in turns)
+    """Return whether the training loss fails in each seed, as the paper defines it.
+
+    It ends more than `FAILED` above its least value, and lossless training rises by at least as much less between these
+    two steps.
+    """
+    rises = [(turn["last"] - turn["least"], turn["lossless_rise"]) for turn in turns]
+    return all(rise > FAILED and rise - lossless > FAILED for rise, lossless in rises)

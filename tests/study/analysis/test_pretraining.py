@@ -133,12 +133,19 @@ def test_the_training_loss_turns_where_its_running_median_is_least():
         "seed": 1,
         "warmup_steps": 100,
     }
+    easier = [{"step": each["step"], "loss": 6.0 - each["step"] / 1000} for each in curve]
+    lossless = {**config, "loss_rate": 0.0, "reliable_gather": True, "total_steps": 110}
     records = [
-        {"config": {**config, "reliable_gather": reliable}, "curves": {"train_loss": curve}}
-        for reliable in (False, True)
+        {"config": {**config, "reliable_gather": False, "total_steps": 110}, "curves": {"train_loss": curve}},
+        {"config": {**config, "reliable_gather": True, "total_steps": 110}, "curves": {"train_loss": curve}},
+        {"config": {**lossless, "total_steps": 55}, "curves": {"train_loss": curve}},
+        {"config": lossless, "curves": {"train_loss": easier}},
     ]
     (row,) = turning_points(records).to_dict("records")
+    assert row.pop("lossless_rise") == pytest.approx(-0.06), "from step 40 to the median of the last three points"
     assert row == {**config, "step": 40, "least": 6.2, "last": 7.2}
+    (alone,) = turning_points(records[:1]).to_dict("records")
+    assert alone["lossless_rise"] is None
 
 
 def test_training_curves_are_those_of_the_named_networks_in_their_order():
