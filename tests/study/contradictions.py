@@ -217,6 +217,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_times_tokens": 1.9}, arm=BOTH, loss_rate=0.03),
         row_in("pretraining_turns", {"last": 6.2}, loss_rate=0.03, seed=0),
         row_in("pretraining_turns", {"lossless_rise": 0.1}, loss_rate=0.03, seed=0),
+        row_in("pretraining_turns", {"repair": "another"}, loss_rate=0.03, seed=0),  # two seeds are left
         row_in("pretraining", {"clean_high": 3.0}, arm="no loss in half the steps"),
     ],
     "one_per_cent_over_both_phases_wastes_half": [
@@ -248,6 +249,7 @@ CONTRADICT = {  # for each claim, changes that each contradict another of its co
         row_in("pretraining", {"clean_low": 0.24}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining", {"clean": 0.3}, arm=PRETRAINED, loss_rate=0.1),
         row_in("pretraining_turns", {"last": 6.0}, loss_rate=0.1, sequence_parallel=True, seed=1),
+        row_in("pretraining_turns", {"mtu_bytes": 216}, loss_rate=0.1, sequence_parallel=True, seed=1),
         row_in("pretraining", {"clean_low": 0.1}, arm="no loss in half the steps"),
         row_in("pretraining", {"clean_low": 0.1}, arm=BOTH, loss_rate=0.1),
         row_in("pretraining", {"clean_low": 0.1}, arm=f"{BOTH} with Hadamard"),

@@ -64,7 +64,7 @@ def one_per_cent_over_both_phases_wastes_half(results: Results) -> Claim:
     (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
     row = _arm(results, BOTH, 0.01)
     numbers = {"at least": row["clean_low"], "half of the tokens": half["clean_high"]}
-    return Claim(row["clean_low"] > half["clean_high"] and not _fails(_turns(results, 0.01)), numbers)
+    return Claim(row["clean_low"] > half["clean_high"] and _succeeds(_turns(results, 0.01)), numbers)
 
 
 def training_diverges_as_the_rate_rises(results: Results) -> Claim:
@@ -86,7 +86,7 @@ def hadamard_softens_the_failure(results: Results) -> Claim:
     (half,) = rows_of(results["pretraining"], arm="no loss in half the steps")
     bare, spread = _arm(results, BOTH, 0.1), _arm(results, BOTH_SPREAD, 0.1)
     holds = half["clean_high"] < spread["clean"] and spread["clean_high"] < bare["clean_low"]
-    holds &= spread["clean_low"] < half["clean"] and not _fails(_turns(results, 0.1, repair="hadamard(64)"))
+    holds &= spread["clean_low"] < half["clean"] and _succeeds(_turns(results, 0.1, repair="hadamard(64)"))
     numbers = {"rise": spread["clean"], "at most": spread["clean_high"], "half of the tokens": half["clean_high"]}
     return Claim(holds, numbers | {"bare, at least": bare["clean_low"]})
 
@@ -108,7 +108,8 @@ def a_sharded_stream_trains(results: Results) -> Claim:
     holds &= abs(rare["clean"] - rarely_reduced["clean"]) < 0.01
     holds &= reduce["clean_low"] < often["clean"] < reduce["clean_high"]
     holds &= abs(often["clean"] - reduce["clean"]) < 0.05
-    holds &= not any(_fails([turn]) for turn in _turns(results, 0.1, sharded=True))
+    turns = _turns(results, 0.1, sharded=True)
+    holds &= _succeeds(turns) and not any(map(_rises, turns))
     numbers = {"1 %, at most": rare["clean_high"], "10 %, at least": often["clean_low"]}
     return Claim(holds, numbers | {"10 %, at most": often["clean_high"], "others, at least": least})
 
@@ -232,10 +233,19 @@ def _turns(results: Results, loss_rate: float, *, repair: str = "zero", sharded:
 
 
 def _fails(turns: list[dict[str, Any]]) -> bool:
-    """Return whether the training loss fails in each seed, as the paper defines it.
+    """Return whether pretraining fails, as the paper defines it: the training loss of each of three seeds rises."""
+    return len(turns) >= 3 and all(map(_rises, turns))
 
-    It ends more than `FAILED` above its least value, and lossless training rises by at least as much less between these
-    two steps.
+
+def _succeeds(turns: list[dict[str, Any]]) -> bool:
+    """Return whether there are three seeds, and pretraining does not fail."""
+    return len(turns) >= 3 and not all(map(_rises, turns))
+
+
+def _rises(turn: dict[str, Any]) -> bool:
+    """Return whether a seed's training loss ends more than `FAILED` above its least value.
+
+    Lossless training must rise by at least as much less between these two steps.
     """
-    rises = [(turn["last"] - turn["least"], turn["lossless_rise"]) for turn in turns]
-    return all(rise > FAILED and rise - lossless > FAILED for rise, lossless in rises)
+    rise = turn["last"] - turn["least"]
+    return bool(rise > FAILED and rise - turn["lossless_rise"] > FAILED)

@@ -66,3 +66,10 @@ def test_training_losses_have_a_line_for_each_seed_and_a_style_for_each_network(
     assert styles == ["-", "-", "-.", "-.", "--", "--"]
     assert list(large.lines[2].get_ydata()) == [11.0, 6.0, 3.5]
     assert small.get_ylim()[1] == HIGHEST
+
+
+def test_five_networks_have_five_styles():
+    names = ["no loss", "one", "two", "three", "four"]
+    points = [(name, 0, step, 5.0 + step) for name in names for step in (1, 2)]
+    (ax,) = losses_over_steps({"model": pd.DataFrame(points, columns=["network", "seed", "step", "loss"])}).axes
+    assert len({str(line._unscaled_dash_pattern) for line in ax.lines}) == 5
