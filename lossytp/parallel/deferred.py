@@ -71,14 +71,12 @@ def deferred(build: Callable[[], Model]) -> Model:
 
 def draw_(module: nn.Module) -> None:
     """Draw the deferred parameters of a module, on torch's default device."""
-    drawn: dict[Tensor, nn.Parameter] = {}  # one may have several owners
-    for owner in module.modules():
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            if parameter.is_meta:
-                if parameter not in drawn:
-                    values = values_of(parameter).detach().to(torch.get_default_device())
-                    drawn[parameter] = nn.Parameter(values, parameter.requires_grad)
-                setattr(owner, name, drawn[parameter])
+    drawn: dict[Any, nn.Parameter] = {}
+    for old in [parameter for parameter in module.parameters() if parameter.is_meta]:
+        drawn[old] = nn.Parameter(values_of(old).detach().to(torch.get_default_device()), old.requires_grad)
+    for owner in module.modules():  # several may share a parameter
+        for name, parameter in owner._parameters.items():
+            owner._parameters[name] = drawn.get(parameter, parameter)
 
 
 def values_of(parameter: Tensor) -> Tensor:

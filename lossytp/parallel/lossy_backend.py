@@ -19,7 +19,6 @@ layers replay their losses instead (`lossytp.parallel.blocks`).
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -307,12 +306,11 @@ LossyProcessGroup.alltoall_base = LossyProcessGroup.all_to_all_single  # type: i
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
     """Do what PyTorch's function of this name does. That one refuses every backend but "gloo", by its name."""
     group = dist.group.WORLD if group is None else group
-    if not isinstance(group, LossyProcessGroup):
-        return _monitored_barrier(group, timeout, wait_all_ranks)
-    if isinstance(timeout, int | float):
-        timeout = timedelta(seconds=timeout)
-    own: Any = group._get_backend(torch.device("cpu"))
-    group.monitored_barrier(own.options._timeout if timeout is None else timeout, wait_all_ranks=wait_all_ranks)
+    if isinstance(group, LossyProcessGroup):
+        own: Any = group._get_backend(torch.device("cpu"))
+        group.monitored_barrier(timeout or own.options._timeout, wait_all_ranks=wait_all_ranks)
+    else:
+        _monitored_barrier(group, timeout, wait_all_ranks)
 
 
 _monitored_barrier = dist.monitored_barrier
