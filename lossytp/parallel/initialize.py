@@ -192,8 +192,9 @@ def _told_by_all(store: Store, rank: int, world: int, mine: dict[str, Any], time
     except ValueError:
         store.set(f"{rank} knows", "")
         if rank == 0:  # its store must not end before the others know, too
-            with suppress(RuntimeError):
-                store.wait([f"{number} knows" for number in range(world)], timedelta(seconds=min(timeout_s, 10)))
+            with suppress(ValueError):
+                all_know = partial(store.check, [f"{number} knows" for number in range(world)])
+                _wait_until(all_know, "", min(timeout_s, SILENT_S), "")
         raise
     return everyone
 

@@ -305,10 +305,10 @@ LossyProcessGroup.alltoall_base = LossyProcessGroup.all_to_all_single  # type: i
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
     """Do what PyTorch's function of this name does. That one refuses every backend but "gloo", by its name."""
-    group = dist.group.WORLD if group is None else group
-    if isinstance(group, LossyProcessGroup):
-        own: Any = group._get_backend(torch.device("cpu"))
-        group.monitored_barrier(timeout or own.options._timeout, wait_all_ranks=wait_all_ranks)
+    lossy: Any = dist.group.WORLD if group is None else group
+    if isinstance(lossy, LossyProcessGroup):
+        timeout = timeout or lossy._get_backend(torch.device("cpu")).options._timeout
+        lossy.wrapped.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)  # type: ignore[attr-defined]
     else:
         _monitored_barrier(group, timeout, wait_all_ranks)
 
