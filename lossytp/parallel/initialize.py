@@ -160,7 +160,8 @@ def _join(rank: int, world: int, timeout_s: float) -> Store:
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error) and "address already in use" not in str(error).lower():
             raise
-        raise ValueError(f"MASTER_PORT = {port} is in use on {host}: choose another for all ranks") from error
+        message = f"MASTER_PORT = {port} is in use on {host}: choose another, the same for all ranks"
+        raise ValueError(message) from error
     return PrefixStore(f"lossytp/{store.add(f'joins of {rank}', 1)}", store)
 
 

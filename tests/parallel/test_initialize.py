@@ -147,7 +147,7 @@ def test_a_port_in_use_is_told() -> None:
             "ltp.init_process_group(network, timeout_s=10)", **VARIABLES | {"MASTER_PORT": str(port)}
         )
     assert done.returncode == 1
-    message = f"ValueError: MASTER_PORT = {port} is in use on 127.0.0.1: choose another for all ranks"
+    message = f"ValueError: MASTER_PORT = {port} is in use on 127.0.0.1: choose another, the same for all ranks"
     assert done.stderr.splitlines()[-1] == message
 
 
