@@ -1,0 +1,81 @@
+"""Read files that may not be what they seem: regular ones only, and no more of them than a limit."""
+
+import gzip
+import stat
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lossytp.network.checks import check_at_most
+
+MOST_BYTES = 2**30
+BATCH_ROWS = 2**13
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # what such files begin with
+
+
+def check_file(path: Path, most_bytes: int = MOST_BYTES) -> None:
+    """Check a file before it is opened: a pipe may never answer, and a device may never end.
+
+    Raises:
+        ValueError: if it is absent, is not a regular file, or has more than `most_bytes`.
+    """
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:  # ValueError: the path holds a NUL
+        reason = getattr(error, "strerror", error)
+        raise ValueError(f"{path} cannot be read ({reason}): give the path of a file") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe or a device"
+        raise ValueError(f"{path} cannot be read (it is a {kind}): give the path of a file")
+    check_at_most(f"the number of bytes in {path}", status.st_size, most_bytes, "a part of the file")
+
+
+def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return a file's bytes. What gzip compressed is decompressed, whatever the file's name.
+
+    Raises:
+        ValueError: if it cannot be read, is truncated, or holds more than `most_bytes`, decompressed.
+    """
+    check_file(path, most_bytes)
+    try:
+        with path.open("rb") as raw:
+            compressed = raw.peek(len(GZIP)).startswith(GZIP)
+            content = (gzip.GzipFile(fileobj=raw) if compressed else raw).read(most_bytes + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is truncated or damaged ({error}): copy it again") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): give the path of a file") from error
+    if len(content) > most_bytes:
+        raise ValueError(f"{path} holds more than {most_bytes} bytes: give a part of it")
+    return content
+
+
+def parquet_in(path: Path, columns: Sequence[str] | None = None, most_bytes: int = MOST_BYTES) -> Any:
+    """Return the `pyarrow.Table` in a Parquet file, or some of its columns, in its own types.
+
+    A small file can hold any number of equal rows, so that the size is counted as batches are decoded.
+
+    Raises:
+        KeyError: if it lacks one of the columns.
+        ValueError: if it cannot be read, or holds more than `most_bytes` in memory.
+    """
+    import pyarrow  # slow to import
+    import pyarrow.parquet
+
+    check_file(path, most_bytes)
+    batches, size = [], 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            if columns is not None:
+                schema = pyarrow.schema([schema.field(name) for name in columns], schema.metadata)
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+                batches.append(batch)
+                size += batch.nbytes
+                if size > most_bytes:
+                    raise ValueError(f"{path} holds more than {most_bytes} bytes: give a part of its rows")
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is truncated, or not a Parquet file ({reason}): copy it again") from error
+    return pyarrow.Table.from_batches(batches, schema)
