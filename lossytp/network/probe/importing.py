@@ -15,6 +15,7 @@ arrivals only. Tabs, commas or semicolons separate the fields of a table, or it 
 
 import re
 from pathlib import Path
+from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -82,16 +83,14 @@ def _array(path: Path) -> np.ndarray:
     """Return the zeros and ones in a .npy file, bool, (flows, packets)."""
     check_file(path)
     try:
-        array: object = np.load(path, mmap_mode="r")  # which believes no header that exceeds the file
+        array: Any = np.load(path, mmap_mode="r")  # which believes no header that exceeds the file
     except (ValueError, EOFError, BadZipFile) as error:  # the latter two of an empty .npy and of half an .npz
         raise ValueError(f"{path} is not an array ({error}): give one that numpy.save wrote") from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path} is an archive of arrays: give one array that numpy.save wrote")
-    check_at_most(f"the number of packets in {path}", array.size, MOST_PACKETS)
-    if array.dtype.kind not in "biuf" or array.ndim not in (1, 2) or not np.isin(array, (0, 1)).all():
-        of = f"of shape {array.shape} and type {array.dtype}"
-        raise ValueError(f"{path}, {of}, is not one or two axes of zeros and ones: give one 0 or 1 per packet")
-    return np.atleast_2d(array.T if array.shape[1:] == (1,) else array).astype(np.bool_)
+    numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.ndim in (1, 2)
+    if not numbers or array.size > MOST_PACKETS or not np.isin(array, (0, 1)).all():
+        fix = f"give one array with a 0 or 1 per packet, of at most {MOST_PACKETS} packets"
+        raise ValueError(f"{path} holds {shown(array)}, not one or two axes of zeros and ones: {fix}")
+    return np.atleast_2d(array[:, 0] if array.shape[1:] == (1,) else array).astype(np.bool_)
 
 
 def _ones(text: bytes) -> np.ndarray:
@@ -148,11 +147,13 @@ def _flows_in(rows: pd.DataFrame, column: str | None, ones: str | None) -> tuple
     name = _column_of_losses(rows, column)
     arrived = ones == "arrived" if ones else re.fullmatch(ARRIVED, name) is not None
     said = f", column {name} with 1 for {'an arrival' if arrived else 'a loss'}"
-    for row, fate in rows[name][~rows[name].str.fullmatch(FATE)].items():
-        raise ValueError(f"row {row + 1} has {shown(fate)} in {name}: give one 0 or 1 per packet")
+    wrong = ~rows[name].str.fullmatch(FATE).to_numpy(bool)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"row {row + 1} has {shown(rows[name][row])} in {name}: give one 0 or 1 per packet")
     bits = rows[name].str.lower().replace({"0.0": "0", "1.0": "1", "false": "0", "true": "1"})
-    sequence = [each for each in rows if re.fullmatch(SEQUENCE, each) and each != name]
-    keys = [key for key in ("flow", *SOURCES, *DESTINATIONS) if key in rows] or np.zeros(len(rows))
+    sequence = [each for each in rows.columns if re.fullmatch(SEQUENCE, each) and each != name]
+    keys: Any = [key for key in ("flow", *SOURCES, *DESTINATIONS) if key in rows] or np.zeros(len(rows))
     if (bits.str.len() > 1).any():  # a flow per row
         keys, sequence = rows.index, []
     group, bits_of_row = rows.groupby(keys, sort=False).ngroup().to_numpy(), bits.to_numpy()
@@ -182,10 +183,10 @@ def _column_of_losses(rows: pd.DataFrame, column: str | None) -> str:
     if column is not None:
         check_known("column", column, rows)
         return column
-    named = ([name for name in rows if re.fullmatch(known, name)] for known in (LOST, ARRIVED))
-    found = next(filter(None, named), [name for name in rows if rows[name].str.fullmatch(FATE).all()])
+    named = ([name for name in rows.columns if re.fullmatch(known, name)] for known in (LOST, ARRIVED))
+    found = next(filter(None, named), [name for name in rows.columns if rows[name].str.fullmatch(FATE).all()])
     if len(found) != 1:
-        known = f"{len(found)} of the columns {', '.join(rows)}"
+        known = f"{len(found)} of the columns {', '.join(rows.columns)}"
         raise ValueError(f"{known} look like losses, not exactly one: name the right one with --column")
     return found[0]
 

@@ -113,7 +113,7 @@ def test_what_is_no_recording_is_refused_in_one_line(tmp_path, name, content, op
 
 def test_an_array_of_other_numbers_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", [0, 2])
-    with pytest.raises(ValueError, match=r"shape \(2,\) .* is not one or two axes of zeros and ones"):
+    with pytest.raises(ValueError, match=r"holds memmap.*2.*, not one or two axes of zeros and ones"):
         import_trace(tmp_path / "a.npy")
 
 
@@ -121,7 +121,7 @@ def test_an_archive_with_the_name_of_an_array_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", [0, 1])
     (tmp_path / "a.npz").rename(tmp_path / "a.npy")
     for read in (import_trace, Trace.from_file):
-        with pytest.raises(ValueError, match=r"a\.npy is an archive of arrays: give one array that numpy.save wrote"):
+        with pytest.raises(ValueError, match=r"a\.npy holds NpzFile .* give one array"):
             read(tmp_path / "a.npy")
 
 
@@ -161,7 +161,7 @@ def test_more_than_the_limit_is_refused(tmp_path, monkeypatch, content):
     with pytest.raises(ValueError, match=r"a\.txt\.gz holds more than 1000 bytes"):
         import_trace(tmp_path / "a.txt.gz")
     np.save(tmp_path / "a.npy", np.zeros(1001))
-    with pytest.raises(ValueError, match=r"a\.npy = 1001 is above 1000"):
+    with pytest.raises(ValueError, match=r"a\.npy holds .*at most 1000 packets"):
         import_trace(tmp_path / "a.npy")
 
 
