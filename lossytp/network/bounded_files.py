@@ -10,7 +10,7 @@ from typing import Any
 
 from lossytp.network.checks import check_at_most
 
-MOST_BYTES = 2**30
+MOST_BYTES, MOST_ROWS = 2**30, 10**8
 BATCH_ROWS = 2**13
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # what such files begin with
 
@@ -61,6 +61,7 @@ def parquet_in(path: Path, columns: Sequence[str] | None = None, most_bytes: int
             schema = file.schema_arrow
             if columns is not None:
                 schema = pyarrow.schema([schema.field(name) for name in columns], schema.metadata)
+            check_at_most(f"the number of rows in {path}", file.metadata.num_rows, MOST_ROWS, "fewer")
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 batches.append(batch)
                 size += batch.nbytes

@@ -58,7 +58,7 @@ def import_trace(
         elif column is not None or where is not None:
             raise ValueError("column and where select from a table, and this is a list of zeros and ones: omit them")
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{path}: {str(error).removeprefix(f'{path} ')}") from error
     flows = [flow for flow in flows if flow.num_packets]
     if not flows:
         raise ValueError(
