@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.files import first_line
+from lossytp.training.model_files import flaw
 from lossytp.training.tasks.cache import cached
 
 SUFFIX = ".gguf"
@@ -42,7 +43,8 @@ def check_readable(name: str, file: Path) -> None:
         raise ValueError(f"model_name = {name!r} needs the packages {' and '.join(missing)}: {INSTALL}")
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
-            raise ValueError(f"model_name = {name!r}: {file} does not begin with GGUF: give a whole GGUF file")
+            why = flaw(file) or f"{file} does not begin with GGUF"
+            raise ValueError(f"model_name = {name!r}: {why}: give a whole GGUF file")
 
 
 def dequantised(name: str, file: Path) -> Path:
@@ -63,12 +65,12 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print(f"reading {file.name}, once: its weights are kept in {folder.parents[1]}", file=sys.stderr)
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())  # of progress bars
     try:
         with quiet:
-            tokenizer: Any = AutoTokenizer.from_pretrained(**source)
-            model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+            tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **source)
+            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, **source, dtype=torch.float32)
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
             f"model_name = {name!r}: {file} cannot be read ({first_line(error)}): give a whole GGUF file of a family "

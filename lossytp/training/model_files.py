@@ -1,0 +1,40 @@
+"""Say what is wrong with a model's files, in place of the errors of transformers' readers."""
+
+import codecs
+import os
+from pathlib import Path
+
+from lossytp.training.files import first_line
+
+LFS_POINTER = b"version https://git-lfs"
+SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin", ".gguf")
+PICKLES = (b"PK", b"\x80")  # how the files of torch.save begin, now and before 2020
+CODE = "it needs Python code of its own; lossytp.pretrain --trust_remote_code runs a tokenizer's, and nothing a model's"
+
+
+def reason(error: Exception, where: str) -> str:
+    """Return in one line why `where`, a folder or a name on the hub, cannot be loaded: a file's flaw, or the error."""
+    if "trust_remote_code" in str(error):
+        return CODE
+    return next(filter(None, map(flaw, sorted(Path(where).glob("*")))), None) or first_line(error)
+
+
+def flaw(file: Path) -> str | None:
+    """Return why a file cannot be part of a model; None if that is not known."""
+    from safetensors import SafetensorError, safe_open
+
+    if file.suffix not in SUFFIXES or not file.is_file() or not os.access(file, os.R_OK):
+        return None
+    with file.open("rb") as stream:
+        start = stream.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        return f"{file.name} is a git LFS pointer: run git lfs pull there"
+    if file.suffix == ".json" and start.startswith(codecs.BOM_UTF8):
+        return f"{file.name} begins with a byte order mark: save it as UTF-8 without one"
+    try:
+        damaged = file.suffix == ".bin" and not start.startswith(PICKLES)
+        if file.suffix == ".safetensors":
+            safe_open(file, "pt")
+    except SafetensorError:
+        damaged = True
+    return f"{file.name} is empty, cut off or damaged" if damaged else None
