@@ -216,12 +216,8 @@ class Engine:
 
     def stream_distance(self) -> AbstractContextManager[Callable[[], list[float] | None]]:
         """Measure within the block how far apart the ranks' residual streams are, by layer; None if they share one."""
-        model = self._with_own_streams()
+        model: Any = next((module for module in self.module.modules() if hasattr(module, "rank_group")), None)
         return nullcontext(lambda: None) if model is None else stream_distance(model)
-
-    def _with_own_streams(self) -> Any:
-        """Return the model if its ranks have streams of their own, else None."""
-        return next((module for module in self.module.modules() if hasattr(module, "rank_group")), None)
 
     def _share(self, labels: Tensor) -> tuple[slice, float]:
         """Return this replica's examples of a batch, and the weight of its mean in the mean over replicas.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from lossytp.training.files import first_line
-from lossytp.training.model_files import flaw
 from lossytp.training.tasks.cache import cached
 
 SUFFIX = ".gguf"
@@ -43,8 +42,7 @@ def check_readable(name: str, file: Path) -> None:
         raise ValueError(f"model_name = {name!r} needs the packages {' and '.join(missing)}: {INSTALL}")
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
-            why = flaw(file) or f"{file} does not begin with GGUF"
-            raise ValueError(f"model_name = {name!r}: {why}: give a whole GGUF file")
+            raise ValueError(f"model_name = {name!r}: {file} does not begin with GGUF: give a whole GGUF file")
 
 
 def dequantised(name: str, file: Path) -> Path:

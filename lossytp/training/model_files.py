@@ -6,8 +6,11 @@ from pathlib import Path
 
 from lossytp.training.files import first_line
 
-LFS_POINTER = b"version https://git-lfs"
-SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin", ".gguf")
+SUFFIXES = (".json", ".txt", ".model", ".safetensors", ".bin")
+STARTS = {
+    b"version https://git-lfs": "is a git LFS pointer: run git lfs pull there",
+    codecs.BOM_UTF8: "begins with a byte order mark: save it as UTF-8 without one",
+}
 PICKLES = (b"PK", b"\x80")  # how the files of torch.save begin, now and before 2020
 CODE = "it needs Python code of its own; lossytp.pretrain --trust_remote_code runs a tokenizer's, and nothing a model's"
 
@@ -26,15 +29,13 @@ def flaw(file: Path) -> str | None:
     if file.suffix not in SUFFIXES or not file.is_file() or not os.access(file, os.R_OK):
         return None
     with file.open("rb") as stream:
-        start = stream.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
-        return f"{file.name} is a git LFS pointer: run git lfs pull there"
-    if file.suffix == ".json" and start.startswith(codecs.BOM_UTF8):
-        return f"{file.name} begins with a byte order mark: save it as UTF-8 without one"
-    try:
-        damaged = file.suffix == ".bin" and not start.startswith(PICKLES)
-        if file.suffix == ".safetensors":
+        start = stream.read(32)
+    told = next((what for first, what in STARTS.items() if start.startswith(first)), None)
+    if told is None and file.suffix == ".bin" and not start.startswith(PICKLES):
+        told = "is empty or damaged"
+    if told is None and file.suffix == ".safetensors":
+        try:
             safe_open(file, "pt")
-    except SafetensorError:
-        damaged = True
-    return f"{file.name} is empty, cut off or damaged" if damaged else None
+        except SafetensorError:
+            told = "is empty, cut off or damaged"
+    return told and f"{file.name} {told}"

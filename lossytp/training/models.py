@@ -137,13 +137,9 @@ def load_model(name: str) -> "PreTrainedModel":
     Raises:
         ValueError: if the model is not found, lacks weights, or has no tensor-parallel plan or known head.
     """
-    import transformers
-
     if name.endswith(SCRATCH):
         raise ValueError(f"model_name = {name!r} is untrained: give {name.removesuffix(SCRATCH)}, or a folder")
-    where = _location(name, weights=True)
-    config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
-    _check_kind(name, config)
+    config = _saved_configuration(name, _location(name, weights=True))
     head = saved_class(config)
     if head is None:
         raise ValueError(
@@ -196,7 +192,7 @@ def build_language_model(
 
 
 def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedConfig":
-    from transformers import AutoConfig, GPT2Config, LlamaConfig
+    from transformers import GPT2Config, LlamaConfig
 
     base = name.removesuffix(SCRATCH)
     special = {token: getattr(tokenizer, token) for token in SPECIAL}
@@ -204,14 +200,16 @@ def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrain
         family = GPT2Config if base in PRESETS else LlamaConfig
         shape = {**(PRESETS.get(base) or LLAMAS[base]), "tie_word_embeddings": True}
         return family(**{**shape, "vocab_size": len(tokenizer)}, **special)
-    config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
-    _check_kind(name, config)
+    config = _saved_configuration(name, _location(name, weights=False))
     check_tokenizer(f"model_name = {name!r}", tokenizer, config.vocab_size)
     config.update(special)
     return config
 
 
-def _check_kind(name: str, config: Any) -> None:
+def _saved_configuration(name: str, where: str) -> Any:
+    from transformers import AutoConfig
+
+    config = _loaded(name, where, AutoConfig.from_pretrained)
     quantised = getattr(config, "quantization_config", None)
     if quantised is not None:
         raise ValueError(
@@ -222,6 +220,7 @@ def _check_kind(name: str, config: Any) -> None:
             f"model_name = {name!r} is a {config.model_type}, which has no tensor-parallel plan: give a GPT-2, or a "
             "decoder that carries one, such as a Llama, Mistral, Qwen or Gemma"
         )
+    return config
 
 
 def _location(name: str, *, weights: bool) -> str:
