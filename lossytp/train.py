@@ -26,7 +26,8 @@ def main() -> None:
         return
     file = f"{config.output_dir}/record.json"
     try:
-        print(f"{_outcome(config.dataset, record)}: see {file}")
+        saved = ", and the model beside it, in float32" if config.save_model else ""
+        print(f"{_outcome(config.dataset, record)}: see {file}{saved}")
     except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
         raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
 

@@ -18,6 +18,7 @@ from lossytp.training.connected_processes import connected_processes, this_devic
 from lossytp.training.engine import Engine
 from lossytp.training.files import check_writable, first_line, write_atomically
 from lossytp.training.finetuned import with_its_task
+from lossytp.training.freed_memory import give_back_freed_memory
 from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
@@ -63,6 +64,8 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         raise ValueError(f"max_length = {max_length} leaves no token to predict from earlier ones: give 2 or more")
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config.training(), dense, network, layout, this_device(layout))
+    del dense
+    give_back_freed_memory()
     result: dict[str, Any] = {**describe(config), "dataset": config.dataset, "max_length": max_length}
     if config.dataset is not None:
         data = load_dataset(

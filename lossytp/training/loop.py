@@ -24,6 +24,7 @@ from lossytp.training.connected_processes import connected_processes, this_devic
 from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.files import saving
+from lossytp.training.freed_memory import give_back_freed_memory
 from lossytp.training.inputs import finished_record, trace_sha256
 from lossytp.training.logs import Logs, check_installed, check_logs
 from lossytp.training.objectives import objective_of
@@ -101,6 +102,7 @@ class Run:
         self.objective = objective_of(config)(config)
         self.device = this_device(layout)
         self.engine = Engine(config, self.objective.dense_model(), network, layout, self.device)
+        give_back_freed_memory()
         self.optimizer = build_optimizer(
             self.engine.module,
             learning_rate=config.learning_rate,

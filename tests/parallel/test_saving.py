@@ -60,6 +60,14 @@ def test_what_is_saved_is_read_back_bitwise(kind: str, how: dict[str, Any], tmp_
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def test_a_model_in_half_precision_is_saved_in_it(tmp_path: Path) -> None:
+    dense = tiny_gpt2(dtype=torch.bfloat16)
+    model = ltp.parallelize(dense, bernoulli(0.1), tensor_parallel_size=2)
+    model(**tiny_batch()).loss.backward()
+    model.save_pretrained(tmp_path)
+    assert_same_weights(GPT2LMHeadModel.from_pretrained(tmp_path), dense)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_tied_weights_stay_tied_and_others_apart(tied: bool, tmp_path: Path) -> None:
     model = trained(tie_word_embeddings=tied)

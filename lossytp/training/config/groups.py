@@ -101,7 +101,7 @@ class WatchingSettings(Settings):
     keep_checkpoints: Count = 1
     """Number of checkpoints to keep, the newest ones. If it is above 1, they stay after fine-tuning has finished."""
     save_model: bool = False
-    """Save the model with the best lossy evaluation and the last model, in the folders best and last."""
+    """Save the model with the best lossy evaluation and the last model, in float32, in the folders best and last."""
     statistics: bool = False
     """Write the numbers of each step and evaluation into output_dir/statistics.jsonl, while the run goes on."""
     tensorboard: bool = False

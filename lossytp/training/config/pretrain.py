@@ -94,7 +94,7 @@ class PretrainConfig(RunSettings, TextSettings):
     prompt: str = "The"
     """A text that the model continues at each validation."""
     save_model: bool = True
-    """Save the model, its tokenizer and its card in output_dir."""
+    """Save the model, in bfloat16, its tokenizer and its card in output_dir."""
     seed: CountFromZero = 0
     """Seed of initial weights, the order of blocks and packet losses."""
     output_dir: str = "output/pretrain"

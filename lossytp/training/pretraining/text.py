@@ -7,7 +7,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.files import first_line
+from lossytp.training.model_files import reason
 from lossytp.training.models import load_tokenizer
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.hub_text import hub_text
@@ -61,7 +61,7 @@ def tokenizer_for(config: PretrainConfig, sha256: str) -> PreTrainedTokenizerFas
         return _loaded(config.tokenizer_path, config)
     shape = PRESETS.get(config.model_name) or LLAMAS.get(config.model_name)
     if shape is None:
-        return load_tokenizer(config.model_name)
+        return load_tokenizer(config.model_name, trust_remote_code=config.trust_remote_code)
     size = shape["vocab_size"]
     text = training_text(config)
 
@@ -77,7 +77,7 @@ def _loaded(folder: str, config: PretrainConfig) -> PreTrainedTokenizerFast:
     try:
         loaded: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{whose} holds no tokenizer ({first_line(error)}): give a folder with one") from error
+        raise ValueError(f"{whose} holds no tokenizer ({reason(error, folder)}): give a folder with one") from error
     check_tokenizer(whose, loaded)
     encode_whole_texts_(loaded)
     return loaded

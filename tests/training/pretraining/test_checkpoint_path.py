@@ -138,6 +138,15 @@ def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values,
         run(replace(fresh, checkpoint_path=str(tmp_path / "old")))
 
 
+def test_weights_that_are_not_finite_are_named(pretrain, tmp_path):
+    config = pretrain("new", checkpoint_path=str(tmp_path / "w.pth"))
+    weights = dense_weights(config, 5)
+    weights["transformer.ln_f.weight"][0] = torch.nan
+    torch.save(weights, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"w\.pth holds NaN or infinity in transformer\.ln_f\.weight"):
+        run(config)
+
+
 def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):
     config = pretrain("new", checkpoint_path=str(tmp_path / "w.pth"))
     torch.save(dense_weights(config, 5), tmp_path / "w.pth")
