@@ -22,12 +22,13 @@ from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.corpus import corpus
+from lossytp.training.progress import waiting
 from lossytp.training.record import describe
 from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.shapes import check_positions
 from lossytp.training.tasks.data import load_dataset
 from lossytp.training.tasks.sources import sample_indices
-from lossytp.training.tokenizer import check_tokenizer
+from lossytp.training.tokenizer import check_tokenizer, told_first_tokens
 
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"
@@ -64,6 +65,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config.training(), dense, network, layout, this_device(layout))
     result: dict[str, Any] = {**describe(config), "dataset": config.dataset, "max_length": max_length}
+    result |= told_first_tokens(tokenizer)
     if config.dataset is not None:
         data = load_dataset(
             config.dataset,
@@ -93,9 +95,9 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
 
 def _both_ways(network: LossyNetwork, measure: Callable[[], Found]) -> dict[str, Found]:
     """Return what is measured without losses, as "clean", and with them, as "lossy"."""
-    with network.reliable():
+    with waiting("evaluation without losses"), network.reliable():
         clean = measure()
-    with network.evaluation(0):
+    with waiting("evaluation with losses"), network.evaluation(0):
         return {"clean": clean, "lossy": measure()}
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from lossytp.training.files import first_line
 from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequantised, gguf_file
 from lossytp.training.heads import ENDINGS, head_class, saved_class
 from lossytp.training.hub import hub_answers, hub_or_its_cache
+from lossytp.training.progress import waiting
 from lossytp.training.shapes import HUB, LLAMAS, PRESETS, SCRATCH, Shape, check_shape, from_scratch
 from lossytp.training.tasks.sources import DATA_VARIABLE
 from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
@@ -114,7 +116,8 @@ def build_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            model: Any = head(config)
+            with waiting(f"drawing {name}'s weights"):
+                model: Any = head(config)
         except Exception as error:  # a config.json can raise anything: an unknown activation, for example, a KeyError
             raise ValueError(
                 f"model_name = {name!r}: its config.json is invalid ({first_line(error)}): correct it, or give another "
@@ -224,7 +227,8 @@ def _location(name: str, *, weights: bool) -> str:
     if Path(base).is_dir():
         return base
     if (file := gguf_file(base)) is not None:
-        return str(dequantised(name, file))
+        with waiting(f"reading {file.name}"):
+            return str(dequantised(name, file))
     path = HUB.get(base, base)
     data = os.environ.get(DATA_VARIABLE)
     folder = Path(data or "").expanduser() / path
@@ -241,9 +245,7 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     try:
-        if Path(where).is_dir():
-            return load(where, **options)
-        with hub_or_its_cache():
+        with waiting(f"loading {where}"), nullcontext() if Path(where).is_dir() else hub_or_its_cache():
             return load(where, **options)
     except Exception as error:  # a damaged file can raise anything
         first = first_line(error)

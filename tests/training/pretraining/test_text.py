@@ -61,4 +61,4 @@ def test_gpt2s_own_tokenizer_is_used_where_it_is_there(monkeypatch):
     where = Path(os.environ.get("LOSSYTP_DATA", "")) / "openai-community" / "gpt2"
     if "LOSSYTP_DATA" not in os.environ or not where.is_dir():
         pytest.skip("GPT-2's tokenizer is not under LOSSYTP_DATA")
-    assert len(tokenizer_for(PretrainConfig(model_name="gpt2", block_size=1024), "")) == 50257
+    assert len(tokenizer_for(PretrainConfig(model_name="gpt2", block_size=1024))) == 50257
