@@ -28,7 +28,7 @@ from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.shapes import check_positions
 from lossytp.training.tasks.data import load_dataset
 from lossytp.training.tasks.sources import sample_indices
-from lossytp.training.tokenizer import check_tokenizer, told_first_tokens
+from lossytp.training.tokenizer import check_tokenizer, prompt, told_first_tokens
 
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"
@@ -122,7 +122,8 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     Raises:
         ValueError: if the prompt has no tokens, or too many for the model together with the new ones.
     """
-    encoded = tokenizer([config.prompt], return_tensors="pt")
+    assert config.prompt is not None
+    encoded = prompt(tokenizer, config.prompt)
     length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
     if length == 0:
         raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
@@ -131,7 +132,7 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
             f"new_tokens = {config.new_tokens} after a prompt of {length} tokens exceeds the model's {positions} "
             "positions: give fewer, or a shorter prompt"
         )
-    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    return encoded
 
 
 def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokenizer: Any) -> float | None:

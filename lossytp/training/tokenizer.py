@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
 
@@ -48,3 +49,12 @@ def told_first_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[st
     """Return a record's entry `first_tokens`, the names of these tokens, if there are any."""
     names = [str(tokenizer.convert_ids_to_tokens(each)) for each in first_tokens(tokenizer)]
     return {"first_tokens": names} if names else {}
+
+
+def prompt(tokenizer: "PreTrainedTokenizerFast", text: str) -> "dict[str, Tensor]":
+    """Return a text to continue, behind the first tokens, as ids (1, tokens) with their attention mask."""
+    import torch
+
+    ids = [*first_tokens(tokenizer), *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    input_ids = torch.tensor([ids], dtype=torch.int64)
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}

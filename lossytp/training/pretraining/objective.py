@@ -25,7 +25,7 @@ from lossytp.training.pretraining.text import text_sha256, tokenizer_for, traini
 from lossytp.training.pretraining.trigram import trigram_perplexity
 from lossytp.training.progress import waiting
 from lossytp.training.saved_models import MODEL_FILES, TOKENIZER_FILES, save_in_bfloat16
-from lossytp.training.tokenizer import first_tokens, told_first_tokens
+from lossytp.training.tokenizer import first_tokens, prompt, told_first_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,7 +82,8 @@ class Pretraining(Objective[PretrainConfig]):
 
     def dense_model(self) -> "PreTrainedModel":
         dense: Any = deferred(self._build) if self.config.deferred_init else self._build()
-        length, positions = len(self._prompt()["input_ids"][0]), dense.config.max_position_embeddings
+        length = prompt(self.tokenizer, self.config.prompt)["input_ids"].shape[1]
+        positions = dense.config.max_position_embeddings
         if length >= positions:
             raise ValueError(
                 f"prompt has {length} tokens, which leave none of {self.config.model_name}'s {positions} positions "
@@ -90,10 +91,6 @@ class Pretraining(Objective[PretrainConfig]):
             )
         self._parameters = dense.num_parameters()
         return dense
-
-    def _prompt(self) -> Any:
-        """Return the prompt as token ids (1, tokens), with their attention mask."""
-        return self.tokenizer([self.config.prompt], return_tensors="pt")
 
     def _build(self) -> "PreTrainedModel":
         config = self.config
@@ -140,12 +137,12 @@ class Pretraining(Objective[PretrainConfig]):
         return dict(zip(("pass", "file", "document"), self.blocks.position, strict=True))
 
     def sample(self, engine: "Engine") -> str:
-        prompt = self._prompt()
-        room = engine.shape.max_position_embeddings - prompt["input_ids"].shape[1]
+        start = prompt(self.tokenizer, self.config.prompt)
+        room = engine.shape.max_position_embeddings - start["input_ids"].shape[1]
         with torch.random.fork_rng(), engine.network.reliable():
             torch.manual_seed(self.config.seed)
             ids = engine.generate(
-                {name: prompt[name] for name in ("input_ids", "attention_mask")},
+                start,
                 new_tokens=min(SAMPLE_TOKENS, room),
                 tokenizer=self.tokenizer,
                 do_sample=True,

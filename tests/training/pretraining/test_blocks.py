@@ -107,7 +107,7 @@ def test_the_position_is_that_of_the_blocks_returned_and_not_of_the_reader(tmp_p
         (tmp_path / f"{word}.txt").write_text(f"{word} " * 100)
     text = corpus(str(tmp_path / "*"), split="train")
     blocks, files = packed(text, tokenizer), {}
-    for _ in range(60):
+    for _ in range(120):
         (block,) = blocks.batch(1)
         words = set(tokenizer.decode(block)) & set("abc")
         if tokenizer.eos_token_id not in block:
