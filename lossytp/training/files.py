@@ -58,18 +58,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def matching(pattern: str) -> list[str]:
-    """Return the files that a path or a pattern names, sorted. What exists as it is written is no pattern.
-
-    Raises:
-        ValueError: if a link to nothing matches.
-    """
+    """Return the files that a path or a pattern names, sorted. What exists as it is written is no pattern."""
     path = Path(os.path.expanduser(pattern))
     there = next(each for each in (path, *path.parents) if each == each.parent or os.path.exists(each))
     found = glob.glob(os.path.join(glob.escape(str(there)), *path.relative_to(there).parts), recursive=True)
-    for name in found:
-        if not os.path.exists(name):
-            raise ValueError(f"{name} is a link to nothing: delete it, or narrow the pattern")
-    return sorted(str(Path(name)) for name in found if os.path.isfile(name))
+    return sorted(str(Path(name)) for name in found if os.path.isfile(name) or not os.path.exists(name))
 
 
 def check_writable(output_dir: str) -> None:

@@ -43,12 +43,8 @@ class FineTuning(Objective[TrainConfig]):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self.data = load_data(config)
-        self.tokenizer = self.data.tokenizer
+        self.tokenizer, self.sha256 = self.data.tokenizer, self.data.sha256
         self._batches = self._from(0)
-
-    @property
-    def sha256(self) -> str:
-        return self.data.sha256
 
     @staticmethod
     def data_sha256(config: TrainConfig) -> str:

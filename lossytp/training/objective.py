@@ -32,14 +32,11 @@ class Objective(ABC, Generic[Config]):
     keeps_checkpoint: ClassVar[bool] = False
     """Whether a finished run keeps its last checkpoint, so that it can be continued."""
     tokenizer: "PreTrainedTokenizerFast"
+    sha256: str
+    """The hash of the data."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
-
-    @property
-    @abstractmethod
-    def sha256(self) -> str:
-        """Return the hash of the data."""
 
     @staticmethod
     @abstractmethod

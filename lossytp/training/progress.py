@@ -22,17 +22,13 @@ def waiting(what: str) -> Iterator[None]:
     def tell() -> None:
         while not done.wait(SECONDS_OF_SILENCE):
             tqdm.write(f"{what}: {time.monotonic() - began:.0f} s so far", file=sys.stderr)
-            sys.stderr.flush()
 
-    teller = threading.Thread(target=tell, daemon=True)
     if rank_and_world_size()[0] == 0:
-        teller.start()
+        threading.Thread(target=tell, daemon=True).start()
     try:
         yield
     finally:
         done.set()
-        if teller.is_alive():
-            teller.join()
 
 
 def details(numbers: Mapping[str, float], position: Mapping[str, int]) -> str:

@@ -6,8 +6,9 @@ Shapes: B blocks, T tokens a block, P tokens of them from the text, N tokens.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,13 +26,10 @@ Result = TypeVar("Result")
 
 
 class Portion(NamedTuple):
-    """What is shuffled together.
+    """Text that is shuffled together: blocks without their first tokens (B, P), and the tokens left over (N,).
 
-    Attributes:
-        blocks: their tokens from the text (B, P).
-        places: where each begins in the text, as a position at most `DOCUMENTS_AT_ONCE` documents later (B, 3).
-        position: the text's position after them.
-        rest: the tokens left over (N,).
+    `places` are the positions where the blocks begin, or up to `DOCUMENTS_AT_ONCE` documents later (B, 3); `position`
+    is that after them all.
     """
 
     blocks: np.ndarray
@@ -85,15 +83,6 @@ class PackedBlocks:
             self._taken += len(parts[-1])
             missing -= len(parts[-1])
         return _with_first(self._first, np.concatenate(parts))
-
-    def in_order(self) -> Iterator[np.ndarray]:
-        """Yield pieces of the text (P,) in order, from its beginning, endlessly."""
-        rest, length = np.zeros(0, dtype=np.int64), _room(self.block_size, self._first)
-        for _, texts in self.text.documents():
-            tokens = np.concatenate([rest, *encode(self.tokenizer, texts)])
-            whole = len(tokens) // length * length
-            yield from tokens[:whole].reshape(-1, length)
-            rest = tokens[whole:]
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the current portion starts in the text, and how many of its blocks were returned."""
@@ -195,25 +184,28 @@ def all_blocks(
     Raises:
         ValueError: if the text is shorter than one block.
     """
-    first, pieces, length = first_tokens(tokenizer), [np.zeros(0, dtype=np.int64)], 0
+    first = first_tokens(tokenizer)
     room = _room(block_size, first)
-    for document in text.texts():
-        pieces += encode(tokenizer, [document])
-        length += len(pieces[-1])
-        if at_most is not None and length >= at_most * room:
-            break
-    whole = min(length // room, at_most or length)
-    if not whole:
-        raise _too_short(text, length, room)
-    return _with_first(first, np.concatenate(pieces)[: whole * room].reshape(whole, room))
+    pieces = list(islice(in_order(([each] for each in text.texts()), tokenizer, room), at_most))
+    if not pieces:
+        raise _too_short(text, sum(len(encode(tokenizer, [each])[0]) for each in text.texts()), room)
+    return _with_first(first, np.stack(pieces))
+
+
+def in_order(documents: Iterable[list[str]], tokenizer: PreTrainedTokenizerFast, length: int) -> Iterator[np.ndarray]:
+    """Yield pieces (length,) of the text that lists of documents make."""
+    rest = np.zeros(0, dtype=np.int64)
+    for texts in documents:
+        tokens = np.concatenate([rest, *encode(tokenizer, texts)])
+        whole = len(tokens) // length * length
+        yield from tokens[:whole].reshape(-1, length)
+        rest = tokens[whole:]
 
 
 def _room(block_size: int, first: list[int]) -> int:
     """Return P, how many of a block's tokens come from the text."""
     if block_size <= len(first):
-        raise ValueError(
-            f"block_size = {block_size} leaves no room behind the tokenizer's {len(first)} first: give more"
-        )
+        raise ValueError(f"block_size = {block_size} leaves no room behind {len(first)} first tokens: give more")
     return block_size - len(first)
 
 

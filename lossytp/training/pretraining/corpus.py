@@ -96,10 +96,12 @@ class Corpus:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
             (folder / "sha256").write_text(digest.hexdigest())
 
-        with _readable():
+        try:
             states = [(os.path.abspath(name), os.stat(name)) for name in self.files]
             told = [(name, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for name, each in states]
             return (cached("sha256", repr(told), keep) / "sha256").read_text()
+        except OSError as error:
+            raise _unreadable(error.filename, error) from error
 
     def check(self) -> None:
         """Check every file before any is needed: the beginning of a text, the columns of a table.
@@ -198,17 +200,6 @@ def _texts(file: str) -> Iterator[list[str]]:
                 yield column.slice(start, DOCUMENTS_AT_ONCE).to_pylist()
 
 
-@contextmanager
-def _readable() -> Iterator[None]:
-    """Turn the operating system's errors within the block into a ValueError of one line."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"{error.filename} cannot be read ({error.strerror or error}): give a readable file"
-        ) from error
-
-
 class _Unfit(ValueError):
     """A table that can be read, but holds no texts."""
 
@@ -223,11 +214,11 @@ def _opened(file: str) -> Iterator[Iterator[pyarrow.Array]]:
     try:
         if _kind(file) == PARQUET:
             with pyarrow.parquet.ParquetFile(file) as table:
-                _check_columns(file, table.schema_arrow.names)
-                _check_type(file, table.schema_arrow.field("text").type)
+                columns = table.schema_arrow
+                _check(file, columns.names, columns.field("text").type if "text" in columns.names else None)
                 yield (batch.column(0) for batch in table.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]))
         elif separator := SEPARATORS.get(_kind(file)):
-            _check_columns(file, list(map(str, pd.read_csv(file, sep=separator, nrows=0))))
+            _check(file, list(map(str, pd.read_csv(file, sep=separator, nrows=0))))
             rows = pyarrow.csv.open_csv(
                 file,
                 read_options=pyarrow.csv.ReadOptions(block_size=LARGEST_ROW),
@@ -238,7 +229,7 @@ def _opened(file: str) -> Iterator[Iterator[pyarrow.Array]]:
         else:
             frames = _json(file)
             first = next(frames, pd.DataFrame())
-            _check_columns(file, list(map(str, first)))
+            _check(file, list(map(str, first)))
             yield (pyarrow.array(frame["text"], pyarrow.string()) for frame in chain([first], frames))
     except _Unfit:
         raise
@@ -254,15 +245,16 @@ def _json(file: str) -> Iterator[pd.DataFrame]:
     return iter(pd.read_json(file, dtype=False, lines=True, chunksize=DOCUMENTS_AT_ONCE))
 
 
-def _check_columns(file: str, names: list[str]) -> None:
+def _check(file: str, names: list[str], kind: Any = TEXT_ALONE.types[0]) -> None:
     if "text" not in names:
         raise _Unfit(f"{file} has no column 'text', but {', '.join(names)[:200] or 'none'}: give a file with one")
-
-
-def _check_type(file: str, kind: pyarrow.DataType) -> None:
     of_values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
     if not any(is_text(of_values) for is_text in TEXT_TYPES):
         raise _Unfit(f"{file} has {kind} in its column 'text': give text")
+
+
+def _unreadable(file: str, error: Exception) -> ValueError:
+    return ValueError(f"{file} cannot be read ({getattr(error, 'strerror', None) or error}): give a readable file")
 
 
 def _stream(file: str) -> IO[bytes]:
@@ -277,13 +269,13 @@ def _text_in(file: str, *, whole: bool = True) -> str:
         ValueError: if the file is unreadable or not text. Binary data would give many meaningless tokens.
     """
     try:
-        with _readable(), _stream(file) as stream:
+        with _stream(file) as stream:
             content = stream.read(CHECKED_BYTES)
             if whole and b"\0" not in content:  # a small .gz file may hold gigabytes of zeros
                 content += stream.read()
         text = codecs.getincrementaldecoder("utf-8")().decode(content, final=whole)
-    except (EOFError, zlib.error) as error:
-        raise ValueError(f"{file} cannot be read ({error}): give a whole gzip file") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(file, error) from error
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "

@@ -19,7 +19,7 @@ from lossytp.training.files import write_atomically
 from lossytp.training.models import build_language_model
 from lossytp.training.objective import Objective
 from lossytp.training.own_files import claim_files
-from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, in_background
+from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, in_background, in_order
 from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.text import text_sha256, tokenizer_for, training_text, validation_text
 from lossytp.training.pretraining.trigram import trigram_perplexity
@@ -66,7 +66,7 @@ class Pretraining(Objective[PretrainConfig]):
             self.validation = all_blocks(held_out, self.tokenizer, block_size=config.block_size, at_most=blocks)
 
     @cached_property
-    def sha256(self) -> str:
+    def sha256(self) -> str:  # type: ignore[override]
         with waiting("pretraining: hashing the text"):
             return self._hash.result()
 
@@ -176,10 +176,10 @@ class Pretraining(Objective[PretrainConfig]):
         """Compute the perplexity of a trigram model of the training text, at most its first `TRIGRAM_TOKENS` tokens."""
         config = self.config
         text = self.blocks.text
-        blocks = PackedBlocks(text, self.tokenizer, block_size=config.block_size, seed=config.seed).in_order()
+        pieces = in_order((texts for _, texts in text.documents()), self.tokenizer, config.block_size)
         number = min(TRIGRAM_TOKENS, config.tokens)
         with waiting("pretraining: counting trigrams, to compare the model with"):
-            train = np.concatenate(list(islice(blocks, number // config.block_size)))
+            train = np.concatenate(list(islice(pieces, number // config.block_size)))
             held_out = self.validation[:, len(first_tokens(self.tokenizer)) :].numpy().ravel()
             perplexity = trigram_perplexity(train, held_out, len(self.tokenizer))
         return {"trigram_perplexity": perplexity, "trigram_tokens": len(train)}

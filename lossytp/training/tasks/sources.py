@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from lossytp.network.streams import Stream
-from lossytp.training.files import NO_ROOM, matching, os_error, saving
+from lossytp.training.files import NO_ROOM, os_error, saving
 from lossytp.training.hub import hub_or_its_cache, is_offline
 from lossytp.training.tasks.cache import cache_folder
 
@@ -160,7 +160,7 @@ class Files:
             ValueError: if there is none, or one is of an unknown format.
         """
         given, folder = Path(getattr(self, split)).expanduser(), Path(self.folder or ".")
-        files = [Path(name) for name in matching(str(folder / given))]
+        files = [folder / given] if (folder / given).is_file() else _matching(folder, given)
         for file in files or ([] if glob.has_magic(str(given)) else [given]):
             if file.suffix not in FORMATS:
                 raise ValueError(f"{split} = {str(file)!r} has an unknown format: give one of {', '.join(FORMATS)}")
@@ -233,6 +233,12 @@ def _read(files: list[Path]) -> "Dataset":
             ) from None
         finally:
             datasets.logging.set_verbosity(verbosity)
+
+
+def _matching(folder: Path, pattern: Path) -> list[Path]:
+    """Return the files that match a pattern, which is relative to the folder or absolute."""
+    whole = str(pattern) if pattern.is_absolute() else os.path.join(glob.escape(str(folder)), pattern)
+    return [Path(name) for name in sorted(glob.glob(whole, recursive=True)) if os.path.isfile(name)]
 
 
 def _lacks(folder: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lossytp.training.pretraining import blocks as packing
-from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, encode
+from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, encode, in_order
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.vocabulary import train_tokenizer
 from tests.training.bos import BOS, with_bos
@@ -48,18 +48,17 @@ def test_all_blocks_are_the_text_in_order(documents, tokenizer):
     blocks = all_blocks(text, tokenizer, block_size=BLOCK)
     assert blocks.flatten().tolist() == tokens[: blocks.numel()].tolist()
     assert len(tokens) - blocks.numel() < BLOCK
-    in_order = islice(packed(text, tokenizer).in_order(), len(blocks))
-    assert np.array_equal(np.stack(list(in_order)), blocks)
+    pieces = islice(in_order((texts for _, texts in text.documents()), tokenizer, BLOCK), len(blocks))
+    assert np.array_equal(np.stack(list(pieces)), blocks)
 
 
 def test_every_block_begins_as_the_tokenizer_asks_and_the_text_fills_the_rest(documents, tokenizer):
     text = corpus(str(documents / "*"), split="train")
     asks = with_bos(train_tokenizer([document(number) for number in range(100)], size=300))
     tokens = stream_of(text, tokenizer, 1)
-    blocks, pieces = all_blocks(text, asks, block_size=BLOCK), packed(text, asks).in_order()
+    blocks = all_blocks(text, asks, block_size=BLOCK)
     assert set(blocks[:, 0].tolist()) == {asks.convert_tokens_to_ids(BOS)}
     assert blocks[:, 1:].flatten().tolist() == tokens[: len(blocks) * (BLOCK - 1)].tolist()
-    assert np.array_equal(np.stack(list(islice(pieces, len(blocks)))), blocks[:, 1:])
     whole = packed(text, asks, streaming=False)
     assert rows(whole.batch(len(blocks))) == rows(blocks)
     older = {name: value for name, value in whole.state_dict().items() if name not in ("first", "portion_blocks")}
