@@ -31,7 +31,10 @@ def main() -> None:
         )
     if "perplexity" in result:
         lossy, clean = (_shown(result["perplexity"][how]) for how in ("lossy", "clean"))
-        print(f"perplexity {lossy} with packet loss, {clean} without")
+        print(
+            f"perplexity {lossy} with packet loss, {clean} without, on {result['blocks']} blocks of "
+            f"{result['max_length']} tokens"
+        )
     if "first_tokens" in result:
         print(f"every text stands behind {' '.join(result['first_tokens'])}, as the tokenizer asks")
     if "text" in result:

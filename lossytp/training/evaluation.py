@@ -80,7 +80,11 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         measured = _both_ways(network, lambda: scores(engine, data))
         result |= {how: mean_over_ranks(found) for how, found in measured.items()}
     if config.data_glob is not None:
-        result["perplexity"] = _both_ways(network, lambda: _perplexity(config, max_length, engine, tokenizer))
+        with waiting("reading and tokenising the text"):
+            blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
+        blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
+        result["blocks"] = len(blocks)
+        result["perplexity"] = _both_ways(network, lambda: _perplexity(blocks, engine))
     if prompts is not None:
         written = _both_ways(
             network, lambda: engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
@@ -135,14 +139,8 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     return encoded
 
 
-def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokenizer: Any) -> float | None:
-    """Return exp of the mean cross-entropy of a token, given the earlier ones in its block of `max_length` tokens.
-
-    None if it is not finite.
-    """
-    assert config.data_glob is not None
-    blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
-    blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
+def _perplexity(blocks: torch.Tensor, engine: Engine) -> float | None:
+    """Return exp of the mean cross-entropy of a token, given the earlier ones in its block; None if not finite."""
     each = engine.cross_entropies({"input_ids": part, "labels": part} for part in blocks.split(BLOCKS_AT_ONCE))
     mean = sum(each) / len(each)
     return math.exp(mean) if mean < math.log(sys.float_info.max) else None

@@ -61,6 +61,7 @@ def test_the_perplexity_is_that_of_the_dense_model(tmp_path, text):
     few = evaluate(tmp_path, **{**values, "eval_samples": 3}, output_dir=str(tmp_path / "few"))
     assert few["perplexity"]["clean"] != result["perplexity"]["clean"]
     assert few["perplexity"]["lossy"] == few["perplexity"]["clean"]
+    assert (result["blocks"], few["blocks"]) == (len(blocks), 3)
 
 
 def test_texts_stand_behind_the_token_that_the_tokenizer_asks_for(tmp_path, text):
