@@ -10,6 +10,7 @@ from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
 from lossytp.training.logs import check_installed
 from lossytp.training.models import check_there
+from lossytp.training.progress import waiting
 
 
 def main() -> None:
@@ -19,7 +20,8 @@ def main() -> None:
     check_installed(config)
     check_there(config.model_name)
 
-    from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
+    with waiting("importing torch and transformers"):
+        from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
 
     record = run(config)
     if layout.rank > 0:

@@ -11,6 +11,7 @@ from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequanti
 from lossytp.training.heads import ENDINGS, GENERATION, head_class, saved_class
 from lossytp.training.hub import hub_answers, hub_or_its_cache
 from lossytp.training.model_files import CODE, reason
+from lossytp.training.progress import waiting
 from lossytp.training.shapes import HUB, LLAMAS, PRESETS, SCRATCH, Shape, check_shape, from_scratch
 from lossytp.training.tasks.sources import DATA_VARIABLE
 from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
@@ -117,7 +118,8 @@ def build_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            model: Any = head(config)
+            with waiting(f"drawing {name}'s weights"):
+                model: Any = head(config)
         except Exception as error:  # a config.json can raise anything: an unknown activation, for example, a KeyError
             raise ValueError(
                 f"model_name = {name!r}: its config.json is invalid ({first_line(error)}): correct it, or give another "
@@ -239,7 +241,8 @@ def _location(name: str, *, weights: bool) -> str:
     if Path(base).is_dir():
         return base
     if (file := gguf_file(base)) is not None:
-        return str(dequantised(name, file))
+        with waiting(f"reading {file.name}"):
+            return str(dequantised(name, file))
     path = HUB.get(base, base)
     data = os.environ.get(DATA_VARIABLE)
     folder = Path(data or "").expanduser() / path
@@ -256,7 +259,7 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     try:
-        with nullcontext() if Path(where).is_dir() else hub_or_its_cache():
+        with waiting(f"loading {where}"), nullcontext() if Path(where).is_dir() else hub_or_its_cache():
             return load(where, **{"trust_remote_code": False, **options})  # None would ask on standard input
     except Exception as error:  # a damaged file can raise anything
         why = reason(error, where)

@@ -26,12 +26,13 @@ class TextSettings(Settings):
     dataset: str | None = None
     """Text of the hub, or of LOSSYTP_DATA, in place of data_glob: shakespeare, openwebtext, or owner/name."""
     data_glob: str = "stdlib"
-    """Pattern of parquet (column text) or text files; stdlib is the sources of Python's standard library."""
+    """Pattern of text files, or of parquet, csv or json files with a column text; stdlib is the sources of Python's
+    standard library."""
     validation_glob: str | None = None
     """Held-out files; if left out, some of the documents are held out, or some of stdlib's files, or the end of a
     single file."""
     streaming: bool = True
-    """Shuffle the next few thousand blocks; --no-streaming reads all text first and shuffles all."""
+    """Shuffle the next million tokens; --no-streaming reads all text first and shuffles all."""
     trust_remote_code: bool = False
     """Let a tokenizer run code that came with it."""
     block_size: Annotated[int, Ge(2)] = 128
@@ -84,7 +85,7 @@ class PretrainConfig(RunSettings, TextSettings):
     gradient_clipping: Positive | None = 1.0
     """Largest norm of all gradients together; None for no limit."""
     eval_samples: Count | None = None
-    """Held-out blocks to validate on; if left out, 512 during the run, and all at its end."""
+    """Held-out blocks to validate on; if left out, 512 during the run, and a million tokens at its end."""
     eval_steps: Count | None = 500
     """Steps between validations, each with a text sample."""
     checkpoint_steps: Count | None = 500

@@ -162,6 +162,8 @@ def _check_type(name: str, value: Any, kind: Kind) -> None:
         raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}{_example(value, allowed)}")
     if isinstance(value, str) and "\0" in value:
         raise ValueError(f"{name} = {value!r} holds a NUL character: leave it out")
+    if isinstance(value, str) and any("\ud800" <= each <= "\udfff" for each in value):
+        raise ValueError(f"{name} = {value!r} holds bytes that are not UTF-8: leave them out")
 
 
 def _example(value: object, allowed: tuple[type, ...]) -> str:

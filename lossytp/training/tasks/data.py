@@ -16,10 +16,12 @@ from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
 from lossytp.parallel.loss_parallel import IGNORED
+from lossytp.training.progress import waiting
 from lossytp.training.tasks import task_named
 from lossytp.training.tasks.cache import cached, code_digest
 from lossytp.training.tasks.kinds import Example, Task
 from lossytp.training.tasks.sources import Split
+from lossytp.training.tokenizer import first_tokens
 
 BUCKET_BATCHES = 50  # examples of this many batches are sorted by length together
 ANSWER_TOKENS = 32  # largest number of tokens of a generated answer
@@ -190,7 +192,8 @@ def load_dataset(
     splits = {}
     wanted: dict[Split, int | None] = {"train": train_samples, "test": test_samples}
     for split, samples in wanted.items():
-        splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
+        with waiting(f"{name}: reading and tokenising {split}"):
+            splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
         for array in (splits[split].tokens, splits[split].offsets, splits[split].first, splits[split].labels):
             digest.update(array.tobytes())
         if task.kind == "generation":
@@ -216,15 +219,17 @@ def _load_split(
 def _prepare(
     task: Task, examples: list[Example], tokenizer: PreTrainedTokenizerFast, max_length: int, folder: Path
 ) -> None:
-    """Write the arrays of a split: a sequence for every ending, with the body cut to fit into `max_length`."""
+    """Write the arrays of a split: a sequence for every ending, with the body cut to fit into `max_length`.
+
+    Each begins with the tokens that the tokenizer puts before every text, if any.
+    """
     if not examples:
         raise ValueError(f"a split of {task} has no examples: give other files")
-    generates = task.kind == "generation"
-    if generates and max_length <= ANSWER_TOKENS:
-        raise ValueError(
-            f"max_length = {max_length} leaves no room for a prompt before an answer of {ANSWER_TOKENS} tokens: give "
-            f"at least {ANSWER_TOKENS + 1}"
-        )
+    generates, first = task.kind == "generation", first_tokens(tokenizer)
+    taken = len(first) + (ANSWER_TOKENS if generates else 0)
+    if max_length <= taken:
+        what = f"{len(first)} first tokens" + (f" and an answer of {ANSWER_TOKENS}" if generates else "")
+        raise ValueError(f"max_length = {max_length} leaves no room for a text beside {what}: give {taken + 1} or more")
 
     def encoded(texts: list[str]) -> list[list[int]]:  # in parallel, by the tokenizer's own threads
         return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
@@ -233,7 +238,7 @@ def _prepare(
     endings = iter(encoded([ending for example in examples for ending in example.endings]))
     answers = [example.label for example in examples if isinstance(example.label, tuple)]
     targets = encoded([f" {accepted[0]}" for accepted in answers])
-    longest = max_length - ANSWER_TOKENS if generates else max_length
+    longest = max_length - taken
     sequences: list[list[int]] = []
     answer_lengths: list[int] = []
     cut = np.zeros(len(examples), dtype=bool)
@@ -246,7 +251,7 @@ def _prepare(
             body = body[:room] if task.cut == "right" else body[max(0, len(body) - room) :]
             answer = [*targets[number][: ANSWER_TOKENS - 1], tokenizer.eos_token_id] if generates else []
             # an empty text would have no last token to classify at
-            sequences.append([*(body + ending or [tokenizer.eos_token_id]), *answer])
+            sequences.append([*first, *(body + ending or [tokenizer.eos_token_id]), *answer])
             answer_lengths.append(len(answer))
     np.savez(
         folder / "arrays.npz",

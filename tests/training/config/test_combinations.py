@@ -184,6 +184,7 @@ OWN = {"reliable_gather": False}
             "resync_every = 0 is below 1: give 1 or more",
         ),
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give true or false"),
+        ({"output_dir": "a\udcff"}, "output_dir = 'a\\udcff' holds bytes that are not UTF-8: leave them out"),
         ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),
         ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),

@@ -12,7 +12,7 @@ from lossytp.training.checkpoint import Checkpoints
 from lossytp.training.checkpoint_folder import MARKER, number_of, steps_in
 from lossytp.training.loop import run
 from lossytp.training.models import build_language_model
-from lossytp.training.pretraining.text import text_sha256, tokenizer_for
+from lossytp.training.pretraining.text import tokenizer_for
 from lossytp.training.sharded_files import whole
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, stopped
 
@@ -111,7 +111,7 @@ def test_as_many_checkpoints_are_kept_as_asked_and_an_earlier_one_can_be_named(p
 
 def dense_weights(config, seed):
     """Return the weights of a model of this configuration, with another seed."""
-    tokenizer = tokenizer_for(config, text_sha256(config))
+    tokenizer = tokenizer_for(config)
     return build_language_model(
         config.model_name, tokenizer, positions=config.block_size, dropout=0.0, seed=seed
     ).state_dict()

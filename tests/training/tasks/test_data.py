@@ -1,5 +1,7 @@
 """Test splits, batches, and examples cut to length."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from lossytp.training.tasks.data import (
     training_batches,
 )
 from lossytp.training.tasks.kinds import Task
+from tests.training.bos import BOS, with_bos
+from tests.training.tasks_of_all_kinds import TASKS
 
 PAD = 0
 
@@ -239,3 +243,16 @@ def test_a_sample_is_drawn_before_anything_is_tokenised(load, monkeypatch, token
     data = load(tasks.Classification, rows, train_samples=5, body="{text}", labels=("a", "b"))
     assert len(seen) == 5 + 50
     assert len(data.train) == 5
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_sequence_begins_with_the_token_that_the_tokenizer_asks_for(tmp_path, monkeypatch, tokenizer, kind):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sizes = {"max_length": 64, "train_samples": None, "test_samples": None, "task": TASKS[kind]}
+    bare, asks = (load_dataset(kind, each, **sizes).test for each in (tokenizer, with_bos(deepcopy(tokenizer))))
+    bos = tokenizer.convert_tokens_to_ids(BOS)
+    assert len(asks.offsets) == len(bare.offsets)
+    for number in range(len(bare.offsets) - 1):
+        assert asks._tokens(number).tolist() == [bos, *bare._tokens(number)]
+    with pytest.raises(ValueError, match="max_length = 1 leaves no room"):
+        load_dataset(kind, with_bos(deepcopy(tokenizer)), **{**sizes, "max_length": 1})
