@@ -102,6 +102,7 @@ class FineTuning(Objective[TrainConfig]):
             "majority_share": chance.get("accuracy"),
             "subsets": [split for split in ("train", "test") if task.source.subset(split)],
             "cut_share": float(test.cut.mean()),
+            "incomplete_rows": {"train": self.data.train.incomplete, "test": test.incomplete},
         }
 
     def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
