@@ -19,6 +19,12 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
+def printable(text: object, longest: int = 4 * LONGEST_SHOWN) -> str:
+    """Return text that others wrote, on one line and cut if it is long, with escapes for what does not print."""
+    signs = [sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text)[: longest + 1]]
+    return "".join(signs if len(signs) <= longest else [*signs[:longest], "..."])
+
+
 def check_is(name: str, value: object, kind: type | tuple[type, ...], fix: str) -> None:
     """Raise TypeError unless `value` is an instance of `kind`; `fix` follows "give"."""
     if not isinstance(value, kind):

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import tyro
 
-from lossytp.network.checks import check_names
+from lossytp.network.checks import check_names, printable
 from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.old_flags import implied_flags, without_old_flags
 from lossytp.training.plain_yaml import read_yaml_file
@@ -114,7 +114,7 @@ def run_as_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         _leave(130)
     except (ValueError, ModuleNotFoundError) as error:
-        _tell(str(error))
+        _tell(printable(error, 10_000))
         _leave(2)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_left():

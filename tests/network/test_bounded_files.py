@@ -9,6 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from lossytp.network import bounded_files
 from lossytp.network.bounded_files import check_file, content_of, parquet_in
 
 
@@ -40,7 +41,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch, path,
             read(Path(path))
 
 
-def test_more_than_the_limit_is_refused(tmp_path):
+def test_more_than_the_limit_is_refused(tmp_path, monkeypatch):
     (tmp_path / "plain").write_bytes(bytes(1001))
     (tmp_path / "packed").write_bytes(gzip.compress(bytes(1001)))
     pyarrow.parquet.write_table(pyarrow.table({"lost": np.zeros(10**5, np.uint8)}), tmp_path / "table")
@@ -51,6 +52,9 @@ def test_more_than_the_limit_is_refused(tmp_path):
     assert len(parquet_in(tmp_path / "table", most_bytes=10**5)) == 10**5
     with pytest.raises(ValueError, match="table holds more than 50000 bytes"):
         parquet_in(tmp_path / "table", most_bytes=50_000)
+    monkeypatch.setattr(bounded_files, "MOST_ROWS", 99_999)
+    with pytest.raises(ValueError, match=r"rows in .*table = 100000 is above 99999"):
+        parquet_in(tmp_path / "table")
 
 
 @pytest.mark.parametrize("content", [gzip.compress(bytes(100))[:-9], b"\x1f\x8bx", gzip.compress(b"a")[:-8] + bytes(8)])

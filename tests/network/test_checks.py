@@ -16,6 +16,7 @@ from lossytp.network.checks import (
     check_number,
     check_positive,
     check_probability,
+    printable,
     shown,
 )
 
@@ -55,6 +56,14 @@ def test_a_message_names_the_types():
 def test_what_is_shown_is_short_and_on_one_line(value):
     assert "\n" not in shown(value)
     assert len(shown(value)) < 100
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("né 数据", "né 数据"), ("\x1b[2J\n\u202e\udcff", r"\x1b[2J\n\u202e\udcff"), ("abcd", "abc...")],
+)
+def test_text_of_others_is_printable_and_short(text, expected):
+    assert printable(text, 3 if text == "abcd" else 80) == expected
 
 
 @pytest.mark.parametrize("values", [[], (), 5, None, "12", {}])

@@ -331,7 +331,7 @@ def test_a_loss_type_with_a_rate_of_its_own_takes_none(text, trace, tmp_path):
     result = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].endswith("has its own loss rate, 0.2: leave out loss_rates")
-    with pytest.raises(ValueError, match=r"trace none\.txt cannot be read"):
+    with pytest.raises(ValueError, match=r"none\.txt cannot be read"):
         settings(text, loss_type="trace('none.txt')", loss_rates=None)
     with pytest.raises(ValueError, match="loss_type = 'lossy' is unknown"):
         settings(text, loss_type="lossy")

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from lossytp.training.command_line import parse
+from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import EvaluateConfig, TrainConfig
 
 
@@ -307,6 +307,15 @@ def test_a_reader_who_leaves_ends_the_command_silently(main, buffered):
     os.close(output)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 141
+
+
+def test_an_error_is_one_line_whatever_it_names(capsys):
+    def refuse():
+        raise ValueError("x = \x1b[2J\n\udcff is no number")
+
+    with pytest.raises(SystemExit):
+        run_as_command(refuse)
+    assert capsys.readouterr().err == "error: x = \\x1b[2J\\n\\udcff is no number\n"
 
 
 def test_another_broken_pipe_is_shown_whole():
