@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from lossytp.network.bounded_files import content_of, parquet_in
-from lossytp.network.checks import check_at_most
 from lossytp.network.streams import Stream
 from lossytp.training.hub import hub_or_its_cache, is_offline
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:  # it takes seconds to import, and naming a task should take n
 DATA_VARIABLE = "LOSSYTP_DATA"
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 EXPORT = "refs/convert/parquet"  # the hub's own parquet copy of every data set, even of those that are scripts
-MOST_ROWS, MOST_BYTES = 2**24, 2**31  # of a file's rows, once they are unpacked
+MOST_BYTES = 2**31  # of a file's rows, once they are unpacked
 Split = Literal["train", "test"]
 Row = Mapping[str, Any]
 
@@ -217,17 +215,13 @@ def sample_indices(available: int, examples: int | None) -> np.ndarray:
 
 def _read(files: list[Path], texts: tuple[str, ...]) -> "Dataset":
     import datasets
-    import pyarrow.parquet
+    import pyarrow
 
     _quiet()
     kinds = {FORMATS[file.suffix] for file in files}
     if len(kinds) > 1:
         raise ValueError(f"{files[0].parent} mixes {' and '.join(sorted(kinds))} files of a split: keep one kind")
     (kind,) = kinds
-    for file in files if kind == "parquet" else []:
-        with suppress(pyarrow.ArrowException):  # `parquet_in` tells what is wrong
-            rows = pyarrow.parquet.read_metadata(file).num_rows
-            check_at_most(f"the number of rows in {file}", rows, MOST_ROWS, "a part of them")
     read = parquet_in if kind == "parquet" else content_of
     tables: list[Any] = [read(file, most_bytes=MOST_BYTES) for file in files]
     try:

@@ -133,13 +133,6 @@ def test_files_with_other_columns_are_refused(folder, row, words):
         Files(train=folder / "*.csv", test="").rows("train")
 
 
-def test_a_parquet_of_many_rows_is_refused_before_it_is_decoded(folder, monkeypatch):
-    monkeypatch.setattr(sources, "MOST_ROWS", 5)
-    monkeypatch.setattr(sources, "parquet_in", lambda *_, **__: pytest.fail("decoded"))
-    with pytest.raises(ValueError, match=r"rows in .*a\.parquet = 6 is above 5"):
-        Files(train=write(folder / "a.parquet"), test="").rows("train")
-
-
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
 def test_a_small_file_that_unpacks_to_too_much_is_refused(folder, name, monkeypatch):
     monkeypatch.setattr(sources, "MOST_BYTES", 2**16)
