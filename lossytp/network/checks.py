@@ -2,16 +2,20 @@
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TypeGuard
 
 LONGEST_SHOWN = 80
+BRIEF = reprlib.Repr()  # a few references of YAML can make a list of 10^9 items
+BRIEF.maxlevel, BRIEF.maxlist, BRIEF.maxtuple, BRIEF.maxdict = 4, 20, 20, 20
+BRIEF.maxstring = BRIEF.maxlong = BRIEF.maxother = 10 * LONGEST_SHOWN
 
 
 def shown(value: object) -> str:
     """Return `value` as a message shows it: on one line, and cut if it is long."""
-    text = " ".join(repr(value).split())
+    text = " ".join(BRIEF.repr(value).split())
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 

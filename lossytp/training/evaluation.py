@@ -80,6 +80,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
         result["subset"] = bool(data.task.source.subset("test"))
+        result["incomplete_rows"] = data.test.incomplete
         measured = _both_ways(network, lambda: scores(engine, data))
         result |= {how: mean_over_ranks(found) for how, found in measured.items()}
     if config.data_glob is not None:

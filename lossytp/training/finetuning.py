@@ -104,6 +104,7 @@ class FineTuning(Objective[TrainConfig]):
             "subsets": [split for split in ("train", "test") if task.source.subset(split)],
             "cut_share": float(test.cut.mean()),
             **told_first_tokens(self.tokenizer),
+            "incomplete_rows": {"train": self.data.train.incomplete, "test": test.incomplete},
         }
 
     def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:

@@ -71,3 +71,11 @@ def test_an_empty_list_is_refused(values):
     with pytest.raises(ValueError, match=r"^rates = .* is not a list of at least one value: give one$"):
         check_filled("rates", values)
     check_filled("rates", [0])
+
+
+def test_a_list_that_refers_to_itself_many_times_is_shown_at_once():
+    value = "x"
+    for _ in range(30):
+        value = [value] * 10
+    assert shown(value).startswith("[[[[")
+    assert len(shown(value)) < 100

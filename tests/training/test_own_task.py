@@ -53,6 +53,8 @@ def test_each_kind_is_trained_evaluated_and_run_again_from_its_record_in_another
     assert (record["config"]["dataset"], record["data"]["metric"]) == ("mine", HEADLINES[kind])
     assert record["config"]["declaration"]["train"] == "rows/train-*.csv"
     assert (record["data"]["train_examples"], record["data"]["test_examples"]) == (36, 4)
+    whole = {"without_label": 0, "without_text": 0}
+    assert record["data"]["incomplete_rows"] == {"train": whole, "test": whole}
 
     again = run(parse(TrainConfig, None, ["--config", str(tmp_path / "run/record.json"), "--output_dir", "again"]))
     assert losses(again) == losses(record)

@@ -27,7 +27,7 @@ def split_of(sequences, options=None, labels=None, **values):
     """Return a split of these sequences of tokens; `options` gives the number of sequences of each example."""
     counts = options or [1] * len(sequences)
     defaults = {"kind": "classification", "answer_lengths": np.zeros(len(sequences), dtype=int), "answers": ()}
-    defaults |= {"parts": np.array([""] * len(counts)), "cut": np.zeros(len(counts), dtype=bool)}
+    defaults |= {"parts": np.array([""] * len(counts)), "cut": np.zeros(len(counts), dtype=bool), "incomplete": {}}
     return TokenizedSplit(
         tokens=np.concatenate(sequences),
         offsets=np.cumsum([0, *map(len, sequences)]),
@@ -157,7 +157,10 @@ def test_the_length_of_a_multiple_choice_is_its_longest_options():
     assert split.lengths().tolist() == [4, 3]
 
 
-PAIRS = [{"premise": "one two three four five six seven eight nine ten", "claim": "numbers", "label": 1}] * 3
+PAIRS = [
+    {"premise": "one two three four five six seven eight nine ten", "claim": "numbers", "label": i % 2}
+    for i in range(3)
+]
 
 
 def test_a_long_body_is_cut_on_the_right_and_its_ending_kept(load, tokenizer):
@@ -256,3 +259,13 @@ def test_every_sequence_begins_with_the_token_that_the_tokenizer_asks_for(tmp_pa
         assert asks._tokens(number).tolist() == [bos, *bare._tokens(number)]
     with pytest.raises(ValueError, match="max_length = 1 leaves no room"):
         load_dataset(kind, with_bos(deepcopy(tokenizer)), **{**sizes, "max_length": 1})
+
+
+def test_what_is_left_out_or_lacks_a_text_is_counted_and_said(load, capfd):
+    rows = [{"text": text, "label": label} for text, label in (("a", 0), ("b", 1), (None, 1), ("c", -1), ("d", None))]
+    for _ in range(2):  # the second time from the cache
+        data = load(tasks.Classification, rows, body="{text}", labels=("x", "y"))
+        assert (len(data.train), data.train.incomplete) == (3, {"without_label": 2, "without_text": 1})
+        told = capfd.readouterr().err
+        assert "2 train rows of rows are without a label" in told
+        assert "1 test rows of rows are without a text" in told
