@@ -26,9 +26,10 @@ def main() -> None:
         return
     file = f"{config.output_dir}/record.json"
     try:
-        print(f"{_outcome(config.dataset, record)}: see {file}")
+        outcome = _outcome(config.dataset, record)
     except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
         raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
+    print(f"{outcome}: see {file}")
 
 
 def _outcome(dataset: str, record: dict) -> str:
