@@ -123,10 +123,7 @@ def study_lines(results_dir: str | None, loss_rate: float, mean_burst_packets: f
 
     folder = Path(results_dir) if results_dir is not None else RESULTS
     if results_dir is None and not (folder / TABLE).is_file():
-        yield (
-            f"this installation lacks the study's results: give results/paper, the folder of {TABLE} in a checkout of "
-            "lossytp, as --results_dir"
-        )
+        yield "this installation lacks the study's results: give a checkout's folder results/paper as --results_dir"
         return
     costs = expected_costs(comparable_runs(folder), loss_rate=loss_rate, mean_burst_packets=mean_burst_packets)
     yield (

@@ -18,8 +18,7 @@ def with_its_task(config: EvaluateConfig, model_config: Any) -> EvaluateConfig:
     """Return the configuration with the task that the model was fine-tuned on, unless it names a task already.
 
     Raises:
-        ValueError: if the model's task is unknown, or its declaration is wrong or missing although `task_folder`, which
-            replaces the model's, is given.
+        ValueError: if the model's task is unknown, its declaration is wrong, or a `task_folder` has none to go with.
     """
     if config.dataset is not None:
         return config

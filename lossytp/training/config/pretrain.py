@@ -112,8 +112,6 @@ class PretrainConfig(RunSettings, TextSettings):
             raise ValueError(
                 f"dataset = {self.dataset!r} and data_glob = {self.data_glob!r} both name the text: leave one out"
             )
-        if not self.prompt:
-            raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
         self._check_tokens()
         if 0 < self.learning_rate < self.min_learning_rate and self.schedule != "constant":
             raise ValueError(

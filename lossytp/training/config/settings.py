@@ -16,7 +16,7 @@ from lossytp.training.config.bounds import check_bounds
 
 TYPE_NAMES = {bool: "true or false", dict: "a mapping", type(None): "nothing"}  # in errors
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # a surrogate stands for a byte of an argument that is not UTF-8
-MAY_BE_EMPTY = ("prompt", "repairs")  # a model may begin with a prompt of no words; lists of repairs gain zero
+MAY_BE_EMPTY = ("repairs",)  # which gain zero
 
 _kinds_of: dict[type, dict[str, "Kind"]] = {}
 
