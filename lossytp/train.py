@@ -28,10 +28,11 @@ def main() -> None:
         return
     file = f"{config.output_dir}/record.json"
     try:
-        saved = ", and the model beside it, in float32" if config.save_model else ""
-        print(f"{_outcome(config.dataset, record)}: see {file}{saved}")
+        outcome = _outcome(config.dataset, record)
     except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
         raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
+    saved = ", and the model beside it, in float32" if config.save_model else ""
+    print(f"{outcome}: see {file}{saved}")
 
 
 def _outcome(dataset: str, record: dict) -> str:

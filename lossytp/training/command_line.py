@@ -104,8 +104,12 @@ def run_as_command(main: Callable[[], None]) -> None:
 
     Under torchrun the line names the rank, and torchrun's summary shows it too. An error that all processes share is
     shown once. A lost connection to another process is reported in one line, with exit code 1. If nobody reads the
-    output any more, as behind `| head`, the process ends silently, with exit code 141.
+    output any more, as behind `| head`, the process ends silently, with exit code 141. Characters that the terminal
+    cannot show, such as those of a folder's name, are printed as escapes.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         main()
     except SystemExit as stop:  # --help

@@ -134,7 +134,7 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     encoded = prompt(tokenizer, config.prompt)
     length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
     if length == 0:
-        raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
+        raise ValueError(f"prompt = {config.prompt!r} has no token to continue: give a word, or leave it out")
     if length + config.new_tokens > positions:
         raise ValueError(
             f"new_tokens = {config.new_tokens} after a prompt of {length} tokens exceeds the model's {positions} "

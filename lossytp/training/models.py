@@ -19,7 +19,7 @@ from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-MODELS = Path(__file__).resolve().parents[2] / "models"  # a checkout's committed pretrained models
+MODELS = Path(__file__).resolve().parents[1] / "models"  # pretrained models; a wheel has gpt2-nano alone
 DROPOUTS = (
     *("embd_pdrop", "attn_pdrop", "resid_pdrop"),
     *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
@@ -234,7 +234,8 @@ def _location(name: str, *, weights: bool) -> str:
             folder = MODELS / "gpt2-nano"  # all presets share its vocabulary
         if not folder.is_dir():
             raise ValueError(
-                f"model_name = {name!r}: {folder} does not exist; run ./run_all.sh pretrain in a checkout"
+                f"model_name = {name!r}: {folder} does not exist; give the path of models/{folder.name} in a checkout "
+                f"of lossytp, where ./run_all.sh pretrain {folder.name} trains it"
                 + (f", or give {name}{SCRATCH}" if weights else "")
             )
         return str(folder)

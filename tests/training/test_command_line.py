@@ -197,7 +197,7 @@ def test_a_flag_may_set_what_a_file_leaves_out(tmp_path):
     assert config.process().mean_burst_packets == pytest.approx(8)
 
 
-@pytest.mark.parametrize("prompt", ["--seed", "--seed=7", "-1", "a = b", ""])
+@pytest.mark.parametrize("prompt", ["--seed", "--seed=7", "-1", "a = b", " "])
 def test_a_value_of_the_file_that_looks_like_a_flag_is_a_value(tmp_path, prompt):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"prompt": prompt}))
     assert parse(EvaluateConfig, None, ["--config", str(tmp_path / "run.yaml")]).changes() == {"prompt": prompt}

@@ -142,7 +142,7 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"prompt": ""}, "prompt = '' has no token to continue"),
+        ({"prompt": ""}, "prompt = '' is empty"),
         ({"prompt": "the rose", "new_tokens": 200}, "new_tokens = 200 after a prompt of .* exceeds the model's"),
         ({"data_glob": "stdlib", "max_length": 1}, "max_length = 1 leaves no token to predict .*: give 2 or more"),
         ({"prompt": "the rose", "output_dir": "/dev/null/x"}, "output_dir = '/dev/null/x' cannot be written"),

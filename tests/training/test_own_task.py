@@ -69,6 +69,18 @@ def test_each_kind_is_trained_evaluated_and_run_again_from_its_record_in_another
     assert evaluation.run(parse(EvaluateConfig, None, words))["clean"] == result["clean"]
 
 
+def test_evaluation_finds_the_rows_of_a_saved_models_task_in_another_folder(tmp_path):
+    """Earlier versions ignored a task_folder without a declaration."""
+    run(config_of(declare(tmp_path / "tasks"), save_model=True, output_dir=tmp_path / "run"))
+    (tmp_path / "tasks").rename(tmp_path / "moved")
+    model = ["--model_name", str(tmp_path / "run/last"), "--output_dir", "evaluated"]
+    result = evaluation.run(parse(EvaluateConfig, None, [*model, "--task_folder", str(tmp_path / "moved")]))
+    assert result["task_folder"] == str(tmp_path / "moved")
+    base = ["--model_name", "gpt2-nano", "--prompt", "a", "--task_folder", str(tmp_path / "moved")]
+    with pytest.raises(ValueError, match=r"^task_folder = '.*moved' is for a task that a YAML file declares"):
+        evaluation.run(parse(EvaluateConfig, None, base))
+
+
 def test_the_configuration_is_the_files_content_however_it_is_given(tmp_path, monkeypatch):
     file = declare(tmp_path / "tasks")
     config = config_of(file)

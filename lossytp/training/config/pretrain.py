@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge
 
-from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
+from lossytp.training.config.bounds import Count, CountFromZero, LearningRate, NotNegative, Positive
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import Settings
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
@@ -72,9 +72,9 @@ class PretrainConfig(RunSettings, TextSettings):
     each process of a replica."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
     """How the learning rate falls to min_learning_rate after the warm-up; constant keeps it."""
-    learning_rate: NotNegative = 3e-3
+    learning_rate: LearningRate = 3e-3
     """Peak learning rate of AdamW."""
-    min_learning_rate: NotNegative = 1e-4
+    min_learning_rate: LearningRate = 1e-4
     """Learning rate at the end of its decay."""
     warmup_steps: CountFromZero = 100
     """Steps of linear warm-up. A value above total_steps is refused, unless it is the default."""
@@ -113,8 +113,6 @@ class PretrainConfig(RunSettings, TextSettings):
             raise ValueError(
                 f"dataset = {self.dataset!r} and data_glob = {self.data_glob!r} both name the text: leave one out"
             )
-        if not self.prompt:
-            raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
         self._check_tokens()
         if 0 < self.learning_rate < self.min_learning_rate and self.schedule != "constant":
             raise ValueError(
