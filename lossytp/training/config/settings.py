@@ -50,7 +50,7 @@ class Settings:
     def __post_init__(self) -> None:
         kinds = _kinds(type(self))
         for name, kind in kinds.items():
-            _check_type(name, getattr(self, name), kind)
+            check_kind(name, getattr(self, name), kind)
         for name, kind in kinds.items():  # 8 and 8.0 are one configuration, with one hash
             value = getattr(self, name)
             if float in kind.types and isinstance(value, int):
@@ -118,7 +118,7 @@ class Settings:
     @classmethod
     def check_type(cls, name: str, value: Any) -> None:
         """Raise ValueError if the value is of another type than the field `name`."""
-        _check_type(name, value, _kinds(cls)[name])
+        check_kind(name, value, _kinds(cls)[name])
 
 
 def check_cells(cells: object) -> None:
@@ -149,7 +149,7 @@ def _kind(hint: Any) -> Kind:
     return Kind(types=(hint,))
 
 
-def _check_type(name: str, value: Any, kind: Kind) -> None:
+def check_kind(name: str, value: Any, kind: Kind) -> None:
     """Raise ValueError unless the value fits the field. Values from YAML or a notebook may have any type."""
     if kind.choices:
         if value is not None or type(None) not in kind.types:
