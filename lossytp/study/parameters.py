@@ -1,20 +1,18 @@
 """Check a notebook's parameters before it computes anything. papermill only warns of one that it does not have.
 
-A parameters cell declares each with its type, as in `loss_rate: float = 0.05`; None may be given where it is the
-default. The next cell calls `check_parameters` or, if the parameters are the settings of a run, `given_run`.
+A parameters cell declares each with its type, as in `loss_rate: float = 0.05`. The next cell calls `check_parameters`.
 """
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from IPython import get_ipython
 
-from lossytp.network.checks import check_names
-from lossytp.training.config import RunSettings, settings_class
-from lossytp.training.config.settings import Kind, check_kind
+from lossytp.training.config.settings import Settings
 from lossytp.training.plain_yaml import read_yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -27,60 +25,42 @@ def in_repository(path: str) -> Path:
     return Path(path) if Path(path).exists() else REPOSITORY / path
 
 
-def check_parameters() -> None:
+def check_parameters(kind_of: Callable[[Mapping[str, Any]], type[Settings]] | None = None) -> Settings:
     """Check this notebook's parameters, and read as YAML a text that is given for something else.
 
+    From now on the notebook shows an error about its parameters in one line.
+
+    Args:
+        kind_of: returns the class whose settings are all parameters; if None, only those of the parameters cell are.
+            There, None may be given for a parameter whose default it is.
+
+    Returns:
+        The parameters.
+
     Raises:
-        ValueError: if a parameter is not declared, or has another type.
+        ValueError: if a parameter is unknown, or has another type.
     """
     shell: Any = get_ipython()
-    kinds, values = _parameters(shell)
-    check_names(values, kinds)
-    for name, value in values.items():
-        shell.user_ns[name] = _read(name, value, lambda name, value: _check(name, value, *kinds[name]))
-
-
-def given_run() -> RunSettings:
-    """Return the configuration whose settings are this notebook's parameters: those declared, and any other.
-
-    Raises:
-        ValueError: if one is no setting, or has another type, or if settings contradict each other.
-    """
-    _, values = _parameters(get_ipython())
-    kind = settings_class(values)
-    kind.check_names(values)
-    return kind.from_dict({name: _read(name, value, kind.check_type) for name, value in values.items()})
-
-
-def _parameters(shell: Any) -> tuple[dict[str, tuple[Any, bool]], dict[str, Any]]:
-    """Return the type of each declared parameter, with whether None is its default, and the values of all parameters.
-
-    The last cell that declares some is the parameters cell; papermill's cell comes after it. From now on the notebook
-    shows an error about its parameters in one line.
-    """
     shell.set_custom_exc(IN_ONE_LINE, _show_in_one_line)
-    kinds: dict[str, tuple[Any, bool]] = {}
+    declared: dict[str, Any] = {}
     names: list[str] = []
-    for source in reversed(shell.user_ns["In"]):
+    for source in reversed(shell.user_ns["In"]):  # first papermill's cell, if there is one, then the parameters cell
         statements = ast.parse(source).body
         for each in statements:
             if isinstance(each, ast.AnnAssign):
-                optional = isinstance(each.value, ast.Constant) and each.value.value is None
-                kinds[ast.unparse(each.target)] = eval(ast.unparse(each.annotation)), optional
-        if kinds or source.startswith(INJECTED):
+                none = " | None" if isinstance(each.value, ast.Constant) and each.value.value is None else ""
+                declared[ast.unparse(each.target)] = eval(ast.unparse(each.annotation) + none)
+        if declared or source.startswith(INJECTED):
             names += [ast.unparse(each.targets[0]) for each in statements if isinstance(each, ast.Assign)]
-        if kinds:
+        if declared:
             break
-    return kinds, {name: shell.user_ns[name] for name in (*kinds, *names)}
-
-
-def _check(name: str, value: Any, kind: Any, optional: bool) -> None:
-    """Raise ValueError unless the value is of a kind such as `float` or `list[float]`."""
-    if value is None and optional:
-        return
-    check_kind(name, value, Kind(types=(get_origin(kind) or kind,)))
-    for element in value if get_args(kind) else ():
-        check_kind(name, element, Kind(types=get_args(kind)))
+    values = {name: shell.user_ns[name] for name in (*declared, *names)}
+    own = make_dataclass("Parameters", declared.items(), bases=(Settings,), frozen=True, kw_only=True)
+    kind: Any = kind_of(values) if kind_of else own
+    kind.check_names(values)
+    values = {name: _read(name, value, kind.check_type) for name, value in values.items()}
+    shell.user_ns.update(values)
+    return kind.from_dict(values)
 
 
 def _read(name: str, value: Any, check: Callable[[str, Any], None]) -> Any:

@@ -14,8 +14,8 @@ from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
-RUN = "from lossytp.study.parameters import given_run; config = given_run()"
 CHECK = "from lossytp.study.parameters import check_parameters; check_parameters()"
+RUN = f"from lossytp.training.config import settings_class; {CHECK[:-1]}settings_class)"
 OTHER_KIND = {"str": ["text"], "list": {"a": 1}, "dict": [1], "float": [0.5], "int": 0.5, "object": None}
 TINY = {"max_steps": 2, "warmup_steps": 0, "max_length": 16, "max_samples": 100, "eval_samples": 20}
 
@@ -54,7 +54,7 @@ def by_hand(notebook, tmp_path, *words):
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_every_notebook_takes_its_defaults_and_refuses_unknown_names_and_other_kinds(file, shell):
     cell, check = parameter_cell(file)
-    assert start(shell, cell.source, check) == []
+    assert "\n".join(start(shell, cell.source, check)) == ""
     (line,) = start(shell, cell.source, check, {"nonsense": 1})
     assert line.startswith("ValueError: unknown parameter 'nonsense'")
     for declared in PythonTranslator.inspect(cell):

@@ -5,7 +5,7 @@ Values come from the command line, a YAML file or a notebook's parameters. Impor
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
@@ -20,11 +20,15 @@ _kinds_of: dict[type, dict[str, "Kind"]] = {}
 
 
 class Kind(NamedTuple):
-    """The values of a field: of these types, one of these choices if there are any, within these bounds."""
+    """The values of a field: of these types, one of these choices if there are any, within these bounds.
+
+    The elements of a list are of the type `elements`, if there is one.
+    """
 
     types: tuple[type, ...] = ()
     choices: tuple[Any, ...] = ()
     bounds: tuple[Any, ...] = ()
+    elements: tuple[type, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,7 @@ class Settings:
     def __post_init__(self) -> None:
         kinds = _kinds(type(self))
         for name, kind in kinds.items():
-            check_kind(name, getattr(self, name), kind)
+            _check_type(name, getattr(self, name), kind)
         for name, kind in kinds.items():  # 8 and 8.0 are one configuration, with one hash
             value = getattr(self, name)
             if float in kind.types and isinstance(value, int):
@@ -101,16 +105,6 @@ class Settings:
         return cls(**values)
 
     @classmethod
-    def from_dicts(cls, cells: Sequence[Mapping[str, Any]]) -> list[Self]:
-        """Return a configuration of each cell.
-
-        Raises:
-            ValueError: if `cells` is not a list, or is empty.
-        """
-        check_cells(cells)
-        return [cls.from_dict(cell) for cell in cells]
-
-    @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:
         """Raise ValueError if a name is not a field."""
         check_names(values, [field.name for field in fields(cls)])
@@ -118,13 +112,7 @@ class Settings:
     @classmethod
     def check_type(cls, name: str, value: Any) -> None:
         """Raise ValueError if the value is of another type than the field `name`."""
-        check_kind(name, value, _kinds(cls)[name])
-
-
-def check_cells(cells: object) -> None:
-    """Raise ValueError unless `cells` is a list of configurations."""
-    if not isinstance(cells, list | tuple) or not cells:
-        raise ValueError(f"cells = {cells!r} is not a list of one or more configurations: give one")
+        _check_type(name, value, _kinds(cls)[name])
 
 
 def _kinds(cls: type[Settings]) -> dict[str, Kind]:
@@ -146,10 +134,10 @@ def _kind(hint: Any) -> Kind:
     if origin in (Union, UnionType):
         kinds = [_kind(argument) for argument in arguments]
         return Kind(*(sum(parts, ()) for parts in zip(*kinds, strict=True)))
-    return Kind(types=(hint,))
+    return Kind(types=(origin or hint,), elements=arguments)
 
 
-def check_kind(name: str, value: Any, kind: Kind) -> None:
+def _check_type(name: str, value: Any, kind: Kind) -> None:
     """Raise ValueError unless the value fits the field. Values from YAML or a notebook may have any type."""
     if kind.choices:
         if value is not None or type(None) not in kind.types:
@@ -162,6 +150,8 @@ def check_kind(name: str, value: Any, kind: Kind) -> None:
         raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}{_example(value, allowed)}")
     if isinstance(value, str) and "\0" in value:
         raise ValueError(f"{name} = {value!r} holds a NUL character: leave it out")
+    for element in value if kind.elements and isinstance(value, list) else ():
+        _check_type(name, element, Kind(types=kind.elements))
 
 
 def _example(value: object, allowed: tuple[type, ...]) -> str:
