@@ -35,6 +35,7 @@ def shell(monkeypatch):
     monkeypatch.setattr(shell, "_showtraceback", lambda kind, error, lines: shell.shown.extend(lines))
     yield shell
     shell.history_manager.end_session()
+    shell.restore_sys_module_state()  # other tests start processes, which import __main__
     InteractiveShell.clear_instance()
 
 

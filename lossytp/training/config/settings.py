@@ -20,10 +20,7 @@ _kinds_of: dict[type, dict[str, "Kind"]] = {}
 
 
 class Kind(NamedTuple):
-    """The values of a field: of these types, one of these choices if there are any, within these bounds.
-
-    The elements of a list are of the type `elements`, if there is one.
-    """
+    """The values of a field: of these types (and `elements`), one of these choices if any, within these bounds."""
 
     types: tuple[type, ...] = ()
     choices: tuple[Any, ...] = ()
