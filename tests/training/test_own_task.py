@@ -14,7 +14,7 @@ from lossytp.study.grid import load_experiment
 from lossytp.study.records import read_experiment
 from lossytp.training import evaluation
 from lossytp.training.command_line import parse
-from lossytp.training.config import EvaluateConfig, TrainConfig
+from lossytp.training.config import EvaluateConfig, TrainConfig, run_settings
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
 from tests.training.own_tasks import HEADLINES, declare, write_rows
@@ -131,7 +131,7 @@ def test_a_grid_of_the_study_runs_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     experiment = load_experiment(grid, "laptop", Path("results"))
     assert all(cell.config.output_dir.startswith("results/runs/mine_ber_") for cell in experiment.cells)
-    for config in TrainConfig.from_dicts([cell.config.as_dict() for cell in experiment.cells]):  # as notebooks get them
+    for config in run_settings([cell.config.as_dict() for cell in experiment.cells]):  # as notebooks get them
         run(config)
     table, records = read_experiment(experiment)
     assert (list(table["task"]), "declaration" in table) == (["mine", "mine"], False)

@@ -87,7 +87,7 @@ def test_cells_are_of_pretraining_if_they_name_what_it_alone_has():
     assert [type(each) for each in cells] == [TrainConfig, PretrainConfig, TrainConfig]
     with pytest.raises(ValueError, match="max_steps"):
         run_settings([{"total_steps": 3, "max_steps": 3}])
-    with pytest.raises(ValueError, match=r"cells = \[\] is not a list of one or more"):
+    with pytest.raises(ValueError, match=r"cells = \[\] is not a list of at least one"):
         run_settings([])
 
 

@@ -10,7 +10,7 @@ from lossytp.probe.import_trace import ImportConfig
 from lossytp.probe.receive import ReceiveConfig
 from lossytp.probe.report import ReportConfig
 from lossytp.tolerance.config import ToleranceConfig
-from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig
+from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig, run_settings
 
 
 @pytest.mark.parametrize("kind", [TrainConfig, EvaluateConfig, PretrainConfig])
@@ -85,14 +85,14 @@ def test_checking_a_configuration_does_not_wait_for_torch():
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        (5, "cells = 5 is not a list of one or more configurations: give one"),
-        ([], "cells = [] is not a list of one or more configurations: give one"),
-        ({"seed": 1}, "cells = {'seed': 1} is not a list of one or more configurations: give one"),
+        (5, "cells = 5 is not a list of at least one value: give one"),
+        ([], "cells = [] is not a list of at least one value: give one"),
+        ({"seed": 1}, "cells = {'seed': 1} is not a list of at least one value: give one"),
         ([5], "5 is not a configuration: give names with values, such as {'seed': 1}"),
         ([{"sed": 5}], "unknown parameter 'sed': did you mean seed?"),
     ],
 )
 def test_what_are_no_configurations_is_refused(cells, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        TrainConfig.from_dicts(cells)
-    assert TrainConfig.from_dicts([{"seed": 5}]) == [TrainConfig(seed=5)]
+        run_settings(cells, TrainConfig)
+    assert run_settings([{"seed": 5}]) == [TrainConfig(seed=5)]
