@@ -1,7 +1,7 @@
 """Turn many runs into the paper's numbers and figures. `lossytp.training` trains them.
 
-1. Run: `grid` reads an experiment's cells; `run_notebook` and `torchrun` run them; `measurements` measures what
-   records lack.
+1. Run: `grid` reads an experiment's cells; `run_notebook` and `torchrun` run them; `parameters` checks a notebook's;
+   `measurements` measures what records lack.
 2. Records to tables: `records` has one row per run; `run_measures` adds what each run lost and sent.
 3. Statistics: `statistics` has intervals and the loss budget; `comparisons` pairs an experiment's arms by seed.
 4. Answers: `analysis` has one module for each question of the paper.

@@ -1,7 +1,7 @@
 """Run a notebook with parameters: `python -m lossytp.study.run_notebook NOTEBOOK OUTPUT --parameters JSON`.
 
-papermill's own command line only warns of a parameter that the notebook does not have, and cannot put the kernel's
-sockets where parallel kernels do not clash.
+papermill's own command line shows errors as tracebacks, and cannot put the kernel's sockets where parallel kernels do
+not clash.
 """
 
 import argparse
@@ -22,31 +22,25 @@ from papermill.exceptions import PapermillExecutionError
 from traitlets.config import Config
 
 from lossytp.network.checks import check_names
+from lossytp.study.parameters import IN_ONE_LINE
 from lossytp.training.command_line import run_as_command
 
 WATCH_SECONDS = 0.5
+CHECKS = "lossytp.study.parameters"  # a notebook that imports it checks its parameters itself
 NO_WIDGETS = "ignore:IProgress not found"  # tqdm's advice to install widgets, which papermill does not need
-IN_ONE_LINE = ("ValueError", "FileNotFoundError", "PermissionError")  # a cell's errors about its parameters
-
-
-def check_parameters(notebook: Path, parameters: dict[str, Any]) -> None:
-    """Raise ValueError if the notebook's cell tagged "parameters" does not assign a parameter."""
-    if not notebook.is_file():
-        raise ValueError(f"{notebook} does not exist: give the path of a notebook")
-    known = list(papermill.inspect_notebook(str(notebook)))
-    try:
-        check_names(parameters, known)
-    except ValueError as error:
-        raise ValueError(f"{notebook.name}: {error}") from None
 
 
 def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
     """Run `notebook`, save it to `output`, and copy its stderr to this process's stderr.
 
     Raises:
-        ValueError: in one line, if a cell raises one of `IN_ONE_LINE`, or `output` cannot be written.
+        ValueError: in one line, if a parameter is unknown, a cell raises one of `IN_ONE_LINE`, or `output` cannot be
+            written.
     """
-    check_parameters(notebook, parameters)
+    if not notebook.is_file():
+        raise ValueError(f"{notebook} does not exist: give the path of a notebook")
+    if CHECKS not in notebook.read_text(encoding="utf-8"):
+        check_names(parameters, papermill.inspect_notebook(str(notebook)))
     if output.is_dir():
         raise ValueError(f"{output} is a folder: give the path of a file")
     try:
@@ -73,7 +67,7 @@ def execute(notebook: Path, output: Path, parameters: dict[str, Any]) -> None:
                 cwd=str(Path.cwd()),
             )
         except PapermillExecutionError as error:
-            if error.ename in IN_ONE_LINE:
+            if error.ename in [each.__name__ for each in IN_ONE_LINE]:
                 raise ValueError(f"{notebook.name}: {error.evalue}") from error
             raise
 
@@ -110,8 +104,7 @@ def main() -> None:
             raise ValueError(f"LOSSYTP_RUN_PID = {watched!r} is not a process number: give one, or unset it")
         end_with(int(watched))
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    logging.getLogger("papermill").setLevel(logging.WARNING)
-    logging.getLogger("papermill.translators").setLevel(logging.ERROR)
+    logging.getLogger("papermill").setLevel(logging.ERROR)  # parameters are checked, so its warnings of them say less
     try:
         parameters = json.loads(arguments.parameters)
     except ValueError as error:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lossytp.study.run_notebook import check_parameters, end_with, execute, main
+from lossytp.study.run_notebook import end_with, execute, main
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -37,10 +37,16 @@ def test_parameters_reach_the_notebook_and_parallel_kernels_do_not_clash(tmp_pat
     assert [(tmp_path / f"{number}.txt").read_text() for number in range(4)] == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in NOTEBOOKS.glob("*.ipynb")))
-def test_an_unknown_parameter_is_refused_before_the_notebook_starts(name):
-    with pytest.raises(ValueError, match="unknown parameter 'nonsense'"):
-        check_parameters(NOTEBOOKS / name, {"nonsense": 1})
+@pytest.mark.parametrize("values", [{"changes": [1]}, {"loss_rate": "high"}, {"nonsense": 1}])
+def test_a_wrong_parameter_is_one_line_before_anything_is_computed(tmp_path, values):
+    with pytest.raises(ValueError, match=rf"^00_explore\.ipynb: .*{next(iter(values))}") as refused:
+        execute(NOTEBOOKS / "00_explore.ipynb", tmp_path / "out.ipynb", values)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_parameter_of_a_notebook_that_checks_none_is_refused_too(tmp_path):
+    with pytest.raises(ValueError, match="unknown parameter 'values': did you mean value"):
+        execute(notebook(tmp_path, "1"), tmp_path / "out.ipynb", {"values": 2})
 
 
 def test_a_value_error_in_a_cell_ends_with_one_line_and_exit_code_2(tmp_path):
@@ -94,7 +100,7 @@ def test_another_error_is_shown_whole(tmp_path):
 
 
 def test_a_readers_run_is_drawn_on_the_papers_curve(tmp_path, monkeypatch):
-    monkeypatch.chdir(NOTEBOOKS)  # where JupyterLab starts it
+    monkeypatch.chdir(tmp_path)  # JupyterLab starts it in notebooks/, and papermill anywhere
     changes = {"loss_rate": 0.15, "max_steps": 2, "max_samples": 200, "eval_samples": 50}
     values = {"max_steps": 2, "changes": changes, "output_dir": str(tmp_path)}
     execute(NOTEBOOKS / "00_explore.ipynb", tmp_path / "out.ipynb", values)

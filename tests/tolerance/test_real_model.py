@@ -11,7 +11,7 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "17_real_model.ipynb"
 
 
 def test_the_notebook_measures_every_network_and_predicts_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(NOTEBOOK.parent)  # as in JupyterLab
+    monkeypatch.chdir(tmp_path)  # JupyterLab starts it in notebooks/, and papermill anywhere
     values = {"model_name": "gpt2-nano", "text": "stdlib", "results_dir": str(tmp_path), "blocks": 2, "draws": 2}
     execute(NOTEBOOK, tmp_path / "out.ipynb", {**values, "error_blocks": 1, "error_draws": 1})
     folder = tmp_path / "real_model"

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
+from lossytp.network.checks import check_filled
 from lossytp.training.config.evaluate import EvaluateConfig
 from lossytp.training.config.groups import ComputeSettings
 from lossytp.training.config.network import NetworkSettings
 from lossytp.training.config.pretrain import PretrainConfig
 from lossytp.training.config.run import RunSettings
-from lossytp.training.config.settings import check_cells
 from lossytp.training.config.task import TaskSettings
 from lossytp.training.config.train import TrainConfig
 
@@ -36,11 +36,11 @@ def settings_class(values: Mapping[str, Any]) -> type[RunSettings]:
     return PretrainConfig if values.keys() & (names[PretrainConfig] - names[TrainConfig]) else TrainConfig
 
 
-def run_settings(cells: Sequence[Mapping[str, Any]]) -> list[RunSettings]:
-    """Return the configuration of each cell, of fine-tuning or of pretraining.
+def run_settings(cells: Sequence[Mapping[str, Any]], kind: type[RunSettings] | None = None) -> list[RunSettings]:
+    """Return the configuration of each cell, of this kind or, if it is None, of fine-tuning or of pretraining.
 
     Raises:
         ValueError: if `cells` is not a list, or is empty, or a name or value is unknown.
     """
-    check_cells(cells)
-    return [settings_class(cell).from_dict(cell) for cell in cells]
+    check_filled("cells", cells)
+    return [(kind or settings_class(cell)).from_dict(cell) for cell in cells]

@@ -4,8 +4,9 @@ Values come from the command line, a YAML file or a notebook's parameters. Impor
 """
 
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
@@ -14,17 +15,19 @@ from lossytp.network.checks import check_known, check_names
 from lossytp.training.config.bounds import check_bounds
 
 TYPE_NAMES = {bool: "true or false", dict: "a mapping", type(None): "nothing"}  # in errors
-
+NO_TEXT = re.compile("[\0\ud800-\udfff]")  # a surrogate stands for a byte of an argument that is not UTF-8
+MAY_BE_EMPTY = ("repairs",)  # which gain zero
 
 _kinds_of: dict[type, dict[str, "Kind"]] = {}
 
 
 class Kind(NamedTuple):
-    """The values of a field: of these types, one of these choices if there are any, within these bounds."""
+    """The values of a field: of these types (and `elements`), one of these choices if any, within these bounds."""
 
     types: tuple[type, ...] = ()
     choices: tuple[Any, ...] = ()
     bounds: tuple[Any, ...] = ()
+    elements: tuple[type, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,16 +105,6 @@ class Settings:
         return cls(**values)
 
     @classmethod
-    def from_dicts(cls, cells: Sequence[Mapping[str, Any]]) -> list[Self]:
-        """Return a configuration of each cell.
-
-        Raises:
-            ValueError: if `cells` is not a list, or is empty.
-        """
-        check_cells(cells)
-        return [cls.from_dict(cell) for cell in cells]
-
-    @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:
         """Raise ValueError if a name is not a field."""
         check_names(values, [field.name for field in fields(cls)])
@@ -120,12 +113,6 @@ class Settings:
     def check_type(cls, name: str, value: Any) -> None:
         """Raise ValueError if the value is of another type than the field `name`."""
         _check_type(name, value, _kinds(cls)[name])
-
-
-def check_cells(cells: object) -> None:
-    """Raise ValueError unless `cells` is a list of configurations."""
-    if not isinstance(cells, list | tuple) or not cells:
-        raise ValueError(f"cells = {cells!r} is not a list of one or more configurations: give one")
 
 
 def _kinds(cls: type[Settings]) -> dict[str, Kind]:
@@ -147,7 +134,7 @@ def _kind(hint: Any) -> Kind:
     if origin in (Union, UnionType):
         kinds = [_kind(argument) for argument in arguments]
         return Kind(*(sum(parts, ()) for parts in zip(*kinds, strict=True)))
-    return Kind(types=(hint,))
+    return Kind(types=(origin or hint,), elements=arguments)
 
 
 def _check_type(name: str, value: Any, kind: Kind) -> None:
@@ -161,8 +148,12 @@ def _check_type(name: str, value: Any, kind: Kind) -> None:
     if not matches or (isinstance(value, bool) and bool not in allowed):
         expected = " or ".join(TYPE_NAMES.get(each, each.__name__) for each in allowed)
         raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}{_example(value, allowed)}")
-    if isinstance(value, str) and "\0" in value:
-        raise ValueError(f"{name} = {value!r} holds a NUL character: leave it out")
+    if isinstance(value, str) and NO_TEXT.search(value):
+        raise ValueError(f"{name} = {value!r} holds a NUL character, or bytes that are not UTF-8: give another value")
+    if value == "" and name not in MAY_BE_EMPTY:
+        raise ValueError(f"{name} = '' is empty: give a value, or leave it out")
+    for element in value if kind.elements and isinstance(value, list) else ():
+        _check_type(name, element, Kind(types=kind.elements))
 
 
 def _example(value: object, allowed: tuple[type, ...]) -> str:
@@ -181,7 +172,7 @@ def _folder(path: str) -> str:
         ValueError: if it is not a path, or the user after ~ has no home folder.
     """
     if path.splitlines() != [path]:
-        raise ValueError(f"output_dir = {path!r} is empty or has a line break: give the path of a folder")
+        raise ValueError(f"output_dir = {path!r} has a line break: give the path of a folder")
     if not path.startswith("~"):
         return path
     expanded = os.path.expanduser(path)

@@ -42,7 +42,8 @@ def test_the_earlier_studys_command_line():
             "block_size = 129 is above .*gpt2-nano's 128 positions",
         ),
         ({"model_name": "gpt5"}, "model_name = 'gpt5'"),
-        ({"model_name": ""}, "model_name = '' is unknown: choose one of gpt2-nano"),
+        ({"model_name": ""}, "model_name = '' is empty"),
+        ({"min_learning_rate": 1e38}, r"min_learning_rate = 1e\+38 is above 1e\+37"),
         ({"model_name": "a folder"}, "model_name = 'a folder' is unknown: choose one of gpt2-nano"),
         ({"model_name": "a" * 600}, "model_name = 'aaa.* is unknown: choose one of gpt2-nano"),
         (
@@ -86,7 +87,7 @@ def test_cells_are_of_pretraining_if_they_name_what_it_alone_has():
     assert [type(each) for each in cells] == [TrainConfig, PretrainConfig, TrainConfig]
     with pytest.raises(ValueError, match="max_steps"):
         run_settings([{"total_steps": 3, "max_steps": 3}])
-    with pytest.raises(ValueError, match=r"cells = \[\] is not a list of one or more"):
+    with pytest.raises(ValueError, match=r"cells = \[\] is not a list of at least one"):
         run_settings([])
 
 
