@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge
 
-from lossytp.training.config.bounds import Count, CountFromZero, NotNegative, Positive
+from lossytp.training.config.bounds import Count, CountFromZero, NotNegative
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import Settings
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
@@ -81,8 +81,8 @@ class PretrainConfig(RunSettings, TextSettings):
     """Optimizer steps."""
     weight_decay: NotNegative = 0.1
     """Decoupled weight decay, of matrices only."""
-    gradient_clipping: Positive | None = 1.0
-    """Largest norm of all gradients together; None for no limit."""
+    gradient_clipping: NotNegative | None = 1.0
+    """Largest norm of all gradients together; 0 or none for no limit."""
     eval_samples: Count | None = None
     """Held-out blocks to validate on; if left out, 512 during the run, and all at its end."""
     eval_steps: Count | None = 500

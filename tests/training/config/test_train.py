@@ -54,7 +54,7 @@ from tests.training.killed_runs import FSDP
         ({"data_parallel_size": 0}, ["data_parallel_size", "0", "give 1 or more"]),
         ({"pipeline_parallel_size": 0}, ["pipeline_parallel_size", "0", "give 1 or more"]),
         ({"pipeline_microbatches": 0}, ["pipeline_microbatches", "0", "give 1 or more"]),
-        ({"gradient_clipping": 0.0}, ["gradient_clipping", "0.0", "leave it out"]),
+        ({"gradient_clipping": -1.0}, ["gradient_clipping", "-1.0", "give 0 or more"]),
         ({"gradient_clipping": float("nan")}, ["gradient_clipping", "nan"]),
         (
             {"pipeline_parallel_size": 2, "data_parallel_size": 2},
