@@ -175,8 +175,8 @@ def _mnist(config: LabConfig) -> Files | Source | None:
     if config.dataset is None and not here:
         if config.data_dir is not None and rank_and_world_size()[0] == 0:
             print(
-                f"data_dir = {config.data_dir!r} lacks MNIST ({folder}/train-*.parquet and test-*.parquet): training on "
-                "scikit-learn's handwritten digits in its place",
+                f"data_dir = {config.data_dir!r} lacks MNIST ({folder}/train-*.parquet and test-*.parquet): "
+                "scikit-learn's handwritten digits take its place",
                 file=sys.stderr,
             )
         return None

@@ -250,7 +250,7 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
 def _arm_name(arm: str, config: RunSettings) -> str:
     """Return the arm's name, with the cell's values where braces name parameters."""
     try:
-        return arm.format_map(config.as_dict())
+        return arm.format_map(config.as_dict() | {"loss_rate": config.process_rate})
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, such as "

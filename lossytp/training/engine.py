@@ -91,7 +91,7 @@ class Engine:
             from lossytp.parallel.data_parallel import data_parallel
 
             assert layout.mesh is not None
-            custom = config.custom_data_parallel
+            custom = config.data_parallel_implementation == "custom"
             with device:  # where deferred weights are drawn
                 self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
         alone = self.implementation == "dense" and layout.world_size == 1 and config.dropout == 0 and not config.fp16

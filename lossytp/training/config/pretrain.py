@@ -131,7 +131,7 @@ class PretrainConfig(RunSettings, TextSettings):
         if (
             self.deferred_init
             and self.tensor_parallel_size == 1
-            and not (self.custom_data_parallel and self.fully_sharded)
+            and not (self.data_parallel_implementation == "custom" and self.fully_sharded)
         ):
             raise ValueError(
                 "deferred_init = True needs shards to draw: give tensor_parallel_size above 1, or data_parallel_type = "
@@ -178,20 +178,12 @@ class PretrainConfig(RunSettings, TextSettings):
         return self.dataset or path_end(self.data_glob) or ""
 
     @property
-    def tensor_parallel_layers(self) -> str:
-        return "lossytp"
-
-    @property
     def splits_vocabulary(self) -> bool:
         return self.enable_loss_parallelism
 
     @property
     def loses_logits(self) -> bool:
         return self.lossy_logits
-
-    @property
-    def custom_data_parallel(self) -> bool:
-        return self.implementation == "custom"
 
     @property
     def microbatches(self) -> int:

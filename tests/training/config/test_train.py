@@ -49,6 +49,7 @@ from tests.training.killed_runs import FSDP
         ({"eval_samples": 0}, ["eval_samples = 0 is below 1"]),
         ({"learning_rate": -1.0}, ["learning_rate", "-1"]),
         ({"bf16": True, "fp16": True}, ["bf16", "fp16"]),
+        ({"implementation": "custom"}, ["'custom'", "no replicas", "data_parallel_size"]),
         ({"implementation": "deepspeed"}, ["implementation", "deepspeed", "lossytp, dtensor, megatron"]),
         ({"data_parallel_type": "zero"}, ["data_parallel_type", "zero", "ddp, fsdp"]),
         ({"data_parallel_size": 0}, ["data_parallel_size", "0", "give 1 or more"]),
