@@ -41,6 +41,7 @@ from lossytp.study.records import joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_by_arm,
+    speed_and_traffic,
     stream_distances,
 )
 from lossytp.training.files import write_atomically
@@ -53,7 +54,9 @@ HIDDEN = "rescale|clipped"  # arms of parallelisms that lie on others in the fig
 
 def runs(study: Study) -> dict[str, Any]:
     """Return what the runs themselves are: number, machines, repeatability, cost."""
-    write_atomically(study.results / "experiment_summary.csv", joined(study.tables).to_csv(index=False))
+    more = pd.DataFrame([speed_and_traffic(record) for record in study.every_record]).convert_dtypes()  # whole counts
+    table = pd.concat([joined(study.tables).reset_index(drop=True), more], axis=1)
+    write_atomically(study.results / "experiment_summary.csv", table.to_csv(index=False))
     return {
         "study": summarise_runs(study.every_record),
         "budget": json_rows(compute_hours(study.experiments.values(), study.records)),
