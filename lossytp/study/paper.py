@@ -97,7 +97,7 @@ def comparisons(study: Study) -> dict[str, Any]:
         study.draw(drops_against(others["06_repair"], axes, front=True), "06_repair_cost")
     return {
         "comparisons": {name: json_rows(compared) for name, compared in others.items()},
-        "practice": advise(study.comparisons),
+        "practice": advise(study.comparisons) if HEADLINE in study.comparisons else [],
     }
 
 
@@ -211,10 +211,16 @@ SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
+OF_ANY_GRID = (runs, comparisons)
+
+
 def make(study: Study) -> dict[str, Any]:
-    """Draw all figures, check the claims of the paper's profile, and write and return paper.json."""
+    """Draw all figures, check the claims of the paper's profile, and write and return paper.json.
+
+    Grids of your own, without the study's headline, get the sections `OF_ANY_GRID` alone.
+    """
     paper: dict[str, Any] = {}
-    for section in SECTIONS:
+    for section in SECTIONS if HEADLINE in study.experiments else OF_ANY_GRID:
         paper |= section(study)
     if study.profile == "paper":
         paper["claims"] = check_claims(paper)

@@ -5,6 +5,7 @@ import pandas as pd
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_by_arm,
+    speed_and_traffic,
     stream_distances,
     traffic_costs,
 )
@@ -19,6 +20,41 @@ def run(*, extra=0, lost=0, points=()):
 def test_shares_are_of_the_messages_own_packets():
     assert traffic_costs(run(extra=25, lost=3)) == {"extra_packet_share": 0.25, "lost_a_step": 0.75}
     assert traffic_costs(run(lost=10))["extra_packet_share"] == 0
+
+
+def measured(operations, **more):
+    """Return a run's record with 4 packets, 1 of them lost, for each operation; the messages are an older record's."""
+    counts = {"packets": 4, "lost": 1}
+    traffic = {"by_direction": {"backward": counts}, "by_operation": dict.fromkeys(operations, counts)}
+    traffic["messages"] = {"called": 3, "lossy": 2, "by_direction": {"backward": {"called": 3, "lossy": 2}}}
+    return {
+        "config": {"loss_rate": 0.1, "data_parallel_size": 2, "max_steps": 10},
+        "timing": {"step_seconds": 0.25, "tokens_per_second": 800.0, "device": "cpu"},
+        "environment": {"processor": "this one"},
+        "network": {"training": traffic},
+        "time_to_accuracy": None,
+        **more,
+    }
+
+
+def test_the_summary_has_speed_time_to_accuracy_and_collectives_by_direction_and_operation():
+    reached = {"target": 0.7, "step": 5, "seconds": 1.5, "simulated_seconds": None}
+    row = speed_and_traffic(measured(["all_reduce"], times_to_targets=[reached]))
+    assert row["data_parallel_implementation"] == "pytorch", "the record is older than the choice"
+    speed = {name: value for name, value in row.items() if name.startswith("machine")}
+    assert speed.pop("machine") == "this one"
+    assert (speed.pop("machine_step_seconds"), speed.pop("machine_tokens_per_second")) == (0.25, 800.0)
+    assert {name for name, value in speed.items() if value is not None} == {"machine_seconds_to_0.7"}
+    assert (row["steps_to_0.7"], row["machine_seconds_to_0.7"], row["steps_to_target"]) == (5, 1.5, None)
+    for name in ("backward", "all_reduce"):  # an only operation's calls are all of them
+        counted = [row[f"{name}_{what}"] for what in ("calls", "lossy_calls", "packets", "lost")]
+        assert counted == [3, 2, 4, 1]
+    sharded = measured(["all_gather", "reduce_scatter"])
+    assert speed_and_traffic(sharded).get("all_gather_calls") is None, "unknown"
+    calls = {"all_gather": {"called": 2, "lossy": 2}, "reduce_scatter": {"called": 1, "lossy": 0}}
+    sharded["network"]["training"]["messages"]["by_operation"] = calls
+    row = speed_and_traffic(sharded)
+    assert (row["all_gather_calls"], row["reduce_scatter_lossy_calls"], row["reduce_scatter_lost"]) == (2, 0, 1)
 
 
 def test_means_are_over_the_runs_of_an_arm():
