@@ -41,11 +41,6 @@ def _check_transport(config: "RunSettings") -> None:
 
 def _check_parallelism(config: "RunSettings") -> None:
     """Refuse implementations, pipelines and batch sizes that do not work together."""
-    if config.tensor_parallel_layers == "megatron" and (config.bf16 or config.fp16):
-        raise ValueError(
-            "implementation = 'megatron' does not work with bf16 or fp16, because its layers do not support autocast: "
-            "leave both out"
-        )
     if config.tensor_parallel_layers == "dtensor" and config.tensor_parallel_size > 1:
         if config.data_parallel_size > 1 and config.data_parallel_type == "ddp":
             raise ValueError("implementation = 'dtensor' does not work with ddp, which takes no DTensors: choose fsdp")

@@ -71,7 +71,6 @@ from tests.training.killed_runs import FSDP
             ["pipeline_microbatches = 2", "pipeline_parallel_size = 4", "1f1b"],
         ),
         ({"data_parallel_size": 3}, ["batch_size = 32", "data_parallel_size = 3", "multiple"]),
-        ({"implementation": "megatron", "bf16": True}, ["megatron", "bf16", "autocast"]),
         ({"implementation": "dtensor", "data_parallel_size": 2}, ["dtensor", "ddp", "choose fsdp"]),
         ({"implementation": "dtensor", "fp16": True}, ["dtensor", "fp16", "choose bf16"]),
         ({"pipeline_parallel_size": 5}, ["pipeline_parallel_size = 5", "4 blocks"]),
