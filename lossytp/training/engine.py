@@ -28,7 +28,6 @@ from lossytp.training.microbatches import loss_terms, microbatches
 from lossytp.training.prepare import check_same_function, freeze_, to_device_
 from lossytp.training.side_by_side import SideBySide
 
-FOREIGN = ("dtensor", "megatron")
 INSTALL_MEGATRON = "pip install megatron-core"
 WRAPPERS = (DistributedDataParallel, BucketedDDP, FlatFSDP)  # hold the model as `module`
 Item = TypeVar("Item")
@@ -101,11 +100,6 @@ class Engine:
     def num_threads(self) -> int:
         """Return how many threads of this process compute."""
         return torch.get_num_threads() if self._threads is None else self.config.threads
-
-    @property
-    def foreign(self) -> bool:
-        """Return whether another library made the tensor-parallel layers."""
-        return self.implementation in FOREIGN
 
     def dense_model(self, weights: dict[str, Tensor]) -> PreTrainedModel:
         """Return the dense model with these weights, by the parameters' names, on the CPU."""

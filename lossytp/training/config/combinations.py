@@ -235,11 +235,6 @@ def _check_training(config: "RunSettings") -> None:
             f"{'fsdp' if sharded else config.tensor_parallel_layers}, whose recomputed collectives would lose other "
             "packets: leave it out, or choose ddp and implementation = 'lossytp'"
         )
-    if config.save_model and foreign:
-        raise ValueError(
-            "save_model = True does not work with dtensor or megatron, from which the dense model cannot be gathered: "
-            "give --no-save_model"
-        )
     if config.unfreeze_last_layers is not None and pipeline:
         raise ValueError(
             f"unfreeze_last_layers = {config.unfreeze_last_layers} does not work with a pipeline, whose first stages "

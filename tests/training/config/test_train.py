@@ -127,8 +127,6 @@ def test_the_warm_up_fills_a_run_at_most_but_its_default_stays_in_short_trials()
         ({"gradient_accumulation_steps": 2, "pipeline_parallel_size": 2}, "pipeline_microbatches"),
         ({"gradient_checkpointing": True, "implementation": "dtensor"}, "with dtensor"),
         ({"gradient_checkpointing": True, **FSDP}, "with fsdp"),
-        ({"save_model": True, "implementation": "megatron"}, "cannot be gathered"),
-        ({"save_model": True, "tensor_parallel_size": 2, "implementation": "dtensor"}, "cannot be gathered"),
         ({"checkpoint_steps": 0}, "below 1"),
         ({"schedule": "step"}, "linear, cosine, constant"),
         ({"link_gbits": 0.0}, "link_gbits = 0.0 is below 1e-06: give 1e-06 or more"),
