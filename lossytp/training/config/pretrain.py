@@ -44,12 +44,14 @@ class PretrainConfig(RunSettings, TextSettings):
 
     betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
     curve_points: ClassVar[int] = 200
-    neutral: ClassVar[tuple[str, ...]] = (*Settings.neutral, "eval_steps", "num_proc", "prompt")
+    neutral: ClassVar[tuple[str, ...]] = (*Settings.neutral, "eval_steps", "num_proc", "threads", "prompt")
 
     model_name: str = "gpt2-nano"
     """Random weights in the shape of gpt2-nano, gpt2-3m, gpt2-micro, gpt2-14m, gpt2 (124 M), gpt2-medium...,
     llama-nano or llama-124m (gated); or a folder or owner/name on the hub, whose weights are trained further."""
-    num_proc: Count = 2
+    num_proc: Count | None = None
+    """Processes that turn training text into tokens, for each process of the run; if left out, that process itself."""
+    threads: Count = 2
     """Threads that compute microbatches side by side in a single process; it changes no result."""
     batch_size: Count = 64
     """Blocks a step, over all replicas."""
@@ -188,10 +190,6 @@ class PretrainConfig(RunSettings, TextSettings):
     @property
     def microbatches(self) -> int:
         return -(-self.batch_size // (self.microbatch_size * self.data_parallel_size))
-
-    @property
-    def threads(self) -> int:
-        return self.num_proc
 
     @property
     def smallest_rate(self) -> float:

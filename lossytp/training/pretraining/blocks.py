@@ -3,9 +3,11 @@
 Shapes: B blocks, T tokens a block, N tokens.
 """
 
+import multiprocessing
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
 from lossytp.training.pretraining.corpus import BEGINNING, Corpus, Position
+from lossytp.training.tokenizer import take_tokenizer, token_ids
 
 SHUFFLED_BLOCKS = 8192  # blocks that are shuffled together
 Result = TypeVar("Result")
@@ -34,13 +37,24 @@ class PackedBlocks:
     Blocks are shuffled in portions: of a few thousand blocks if `streaming`, else of a whole pass over the text. `seed`
     determines the order. After `load_state_dict()` an object continues as the one that `state_dict()` describes.
 
-    With `streaming`, a thread reads the next portion while this one's blocks are used.
+    With `streaming`, a thread reads the next portion while this one's blocks are used. `num_proc` processes tokenise.
     """
 
     def __init__(
-        self, text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int, seed: int, streaming: bool = True
+        self,
+        text: Corpus,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        block_size: int,
+        seed: int,
+        streaming: bool = True,
+        num_proc: int | None = None,
     ) -> None:
         self.text, self.tokenizer, self.block_size, self.seed = text, tokenizer, block_size, seed
+        self._encode: Callable[[list[str]], list[np.ndarray]] = partial(encode, tokenizer)
+        if num_proc is not None and num_proc > 1:
+            pool = multiprocessing.get_context("spawn").Pool(num_proc, take_tokenizer, (tokenizer.backend_tokenizer,))
+            self._encode = lambda texts: [_ended(tokenizer, ids) for ids in pool.map(token_ids, texts)]
         self.streaming = streaming
         self._start = self._position = BEGINNING
         self._rest = self._rest_at_start = np.zeros(0, dtype=np.int64)
@@ -128,7 +142,7 @@ class PackedBlocks:
             if unwanted.is_set() or not threading.main_thread().is_alive():  # a program that ends waits for this thread
                 raise RuntimeError("nobody needs this portion any more")
             position = after
-            pieces += encode(self.tokenizer, texts)
+            pieces += self._encode(texts)
             length += sum(map(len, pieces[-len(texts) :]))
         tokens = np.concatenate(pieces)
         wanted = enough if self.streaming else length // self.block_size * self.block_size
@@ -154,7 +168,11 @@ def _in_background(function: Callable[..., Result], *arguments: Any) -> "Future[
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[np.ndarray]:
     """Return the token ids of each text, int64, followed by the end token."""
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    return [np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.int64) for encoding in encodings]
+    return [_ended(tokenizer, encoding.ids) for encoding in encodings]
+
+
+def _ended(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> np.ndarray:
+    return np.array([*ids, tokenizer.eos_token_id], dtype=np.int64)
 
 
 def all_blocks(text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int) -> Tensor:

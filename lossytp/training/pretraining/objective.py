@@ -55,6 +55,7 @@ class Pretraining(Objective[PretrainConfig]):
             block_size=config.block_size,
             seed=config.seed,
             streaming=config.streaming,
+            num_proc=config.num_proc,
         )
         held_out = all_blocks(validation_text(config), self.tokenizer, block_size=config.block_size)
         self.validation = held_out[: config.eval_samples]

@@ -1,5 +1,6 @@
 """Test the blocks that documents are packed into."""
 
+import multiprocessing
 import threading
 from collections import Counter
 from itertools import islice
@@ -49,6 +50,15 @@ def test_all_blocks_are_the_text_in_order(documents, tokenizer):
     assert len(tokens) - blocks.numel() < BLOCK
     in_order = islice(packed(text, tokenizer).in_order(), len(blocks))
     assert np.array_equal(np.stack(list(in_order)), blocks)
+
+
+@pytest.mark.parametrize(("num_proc", "started"), [(None, 0), (1, 0), (2, 2)])
+def test_several_processes_tokenise_the_same_blocks(documents, tokenizer, num_proc, started):
+    before = set(multiprocessing.active_children())
+    text = corpus(str(documents / "*"), split="train")
+    blocks = packed(text, tokenizer, num_proc=num_proc)
+    assert len(set(multiprocessing.active_children()) - before) == started
+    assert torch.equal(blocks.batch(50), packed(text, tokenizer).batch(50))
 
 
 @pytest.mark.parametrize("portion", [3, 10, 1000])
