@@ -174,11 +174,7 @@ def _mnist(config: LabConfig) -> Files | Source | None:
         return None
     if config.dataset is None and not here:
         if config.data_dir is not None and rank_and_world_size()[0] == 0:
-            print(
-                f"data_dir = {config.data_dir!r} lacks MNIST ({folder}/train-*.parquet and test-*.parquet): "
-                "scikit-learn's handwritten digits take its place",
-                file=sys.stderr,
-            )
+            print(f"no MNIST in {folder}: training on scikit-learn's handwritten digits instead", file=sys.stderr)
         return None
     return files if here else MNIST
 

@@ -54,8 +54,7 @@ HIDDEN = "rescale|clipped"  # arms of parallelisms that lie on others in the fig
 
 def runs(study: Study) -> dict[str, Any]:
     """Return what the runs themselves are: number, machines, repeatability, cost."""
-    more = pd.DataFrame([speed_and_traffic(record) for record in study.every_record]).convert_dtypes()  # whole counts
-    table = pd.concat([joined(study.tables).reset_index(drop=True), more], axis=1)
+    table = joined(study.tables).reset_index(drop=True).join(speed_and_traffic(study.every_record))
     write_atomically(study.results / "experiment_summary.csv", table.to_csv(index=False))
     return {
         "study": summarise_runs(study.every_record),

@@ -5,7 +5,6 @@ from typing import Any
 import pandas as pd
 
 from lossytp.study.records import TRAINING
-from lossytp.training.config import settings_class
 
 
 def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
@@ -25,41 +24,30 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def speed_and_traffic(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what `experiment_summary.csv` adds to a run's row of `records.tidy`.
+def speed_and_traffic(records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Tabulate what `experiment_summary.csv` adds to `records.tidy`, one row per record.
 
-    Returns:
-        Columns that begin with `machine` hold for the machine that the run was on: its name, the median seconds of a
-        step, tokens a second, and seconds to an accuracy. `steps_to_target` counts steps to `target_accuracy`, and
-        `steps_to_0.7` those to a task's own target of 0.7; missing if it is not reached. By direction and by operation
-        follow calls, calls that lost something, packets, and packets lost, such as `backward_lossy_calls` and
-        `all_gather_packets`.
+    Columns that begin with `machine` hold for the machine of the run. `steps_to_target` counts steps to the run's
+    `target_accuracy`, and `steps_to_0.7` those to its task's own target of 0.7. By direction and by operation follow
+    packets, packets lost, calls, and calls that lost something, such as `backward_packets` and `all_gather_lossy`.
     """
-    timing, traffic, environment = record["timing"], record["network"]["training"], record["environment"]
-    config = settings_class(record["config"]).from_dict(record["config"])
-    row = {
-        "data_parallel_implementation": config.data_parallel_implementation,
-        "machine": environment["gpu"] if timing["device"].startswith("cuda") else environment["processor"],
-        "machine_step_seconds": timing["step_seconds"],
-        "machine_tokens_per_second": timing["tokens_per_second"],
-    }
-    targets = {f"{each['target']:g}": each for each in record.get("times_to_targets", ())}
-    for name, reached in {"target": record["time_to_accuracy"], **targets}.items():
-        times = reached or {}
-        row |= {f"steps_to_{name}": times.get("step"), f"machine_seconds_to_{name}": times.get("seconds")}
-        row[f"machine_simulated_seconds_to_{name}"] = times.get("simulated_seconds")
-    calls = traffic["messages"]
-    for grouping in ("by_direction", "by_operation"):
-        groups = traffic[grouping]
-        called = calls.get(grouping) or (dict.fromkeys(groups, calls) if len(groups) == 1 else {})  # older records
-        for name, packets in groups.items():
-            row |= (
-                {f"{name}_calls": called[name]["called"], f"{name}_lossy_calls": called[name]["lossy"]}
-                if called
-                else {}
-            )
-            row |= {f"{name}_packets": packets["packets"], f"{name}_lost": packets["lost"]}
-    return row
+    rows = []
+    for record in records:
+        timing, traffic = record["timing"], record["network"]["training"]
+        reached = {"target": record["time_to_accuracy"]}
+        reached |= {f"{each['target']:g}": each for each in record.get("times_to_targets", ())}
+        machine = {name: timing[name] for name in ("step_seconds", "tokens_per_second")} | record["environment"]
+        machine = {name: machine.get(name) for name in ("processor", "gpu", "step_seconds", "tokens_per_second")}
+        machine["seconds_to"] = {name: each and each["seconds"] for name, each in reached.items()}
+        row = {"machine": machine, "steps_to": {name: each and each["step"] for name, each in reached.items()}}
+        for grouping in ("by_direction", "by_operation"):
+            messages, only = traffic["messages"], len(traffic[grouping]) == 1
+            for name, counts in traffic[grouping].items():
+                calls = messages.get(grouping, {name: messages} if only else {}).get(name, {})  # old records lack some
+                four = {**counts, **calls}
+                row[name] = {each: four.get(each) for each in ("packets", "lost", "called", "lossy")}
+        rows.append(row)
+    return pd.json_normalize(rows, sep="_").convert_dtypes()  # whole numbers stay whole where some are missing
 
 
 def mean_by_arm(table: pd.DataFrame, values: list[dict[str, float]]) -> pd.DataFrame:

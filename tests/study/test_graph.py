@@ -180,8 +180,8 @@ def test_grids_without_the_studys_headline_end_with_their_table(start, tmp_path)
     assert start("own").wait() == 0, (tmp_path / "own.log").read_text()
     table = pd.read_csv(folder / "results" / "smoke" / "experiment_summary.csv")
     assert table["experiment"].tolist() == ["mine", "mine"]
-    assert (table["forward_calls"] == 12 * 2 * 4).all(), "attention and MLP of four blocks, in every step"
-    assert (table["backward_lossy_calls"] > 0).tolist() == (table["backward_lost"] > 0).tolist() == [False, True]
+    assert (table["forward_called"] == 12 * 2 * 4).all(), "attention and MLP of four blocks, in every step"
+    assert (table["backward_lossy"] > 0).tolist() == (table["backward_lost"] > 0).tolist() == [False, True]
     assert (table[["machine_step_seconds", "machine_tokens_per_second"]] > 0).all(axis=None)
 
 

@@ -7,15 +7,15 @@ import pandas as pd
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.loss_process import LossProcess
 from lossytp.study.comparisons import compare_arms, lossy_changes
+from lossytp.study.records import ACCURACIES
+from lossytp.study.run_measures import speed_and_traffic
 from lossytp.training.config import RunSettings, settings_class
 
 
 def label(config: RunSettings, layers: str | None = None) -> str:
     """Describe a run's parallelism and repair, such as "dp 2 (pytorch fsdp) x tp 2 (lossytp), rescale".
 
-    Args:
-        config: the run's configuration.
-        layers: whose tensor-parallel layers ran, if they were others than the configuration's.
+    `layers` says whose tensor-parallel layers ran, if not the configuration's.
     """
     kinds = {
         "dp": (config.data_parallel_size, f"{config.data_parallel_implementation} {config.data_parallel_type}"),
@@ -43,29 +43,19 @@ def training_curves(records: list[dict]) -> pd.DataFrame:
 
 
 def compare(records: list[dict]) -> pd.DataFrame:
-    """Tabulate task, parallelism, accuracy, step time, and calls and losses of collectives, one row per record.
+    """Tabulate task, parallelism, losses, accuracy, and `run_measures.speed_and_traffic`, one row per record.
 
     Step times compare only between runs on one otherwise idle machine.
     """
-    rows = []
-    for record in records:
-        traffic = record["network"]["training"]
-        row = _named(record) | {
-            "implementation": record["implementation"],
-            "processes": record["processes"],
-            "status": record["status"],
-            "accuracy_clean": record["final"]["accuracy_clean"],
-            "accuracy_lossy": record["final"]["accuracy_lossy"],
-            "replica_drift": record["curves"]["eval"][-1]["replica_drift"] if record["curves"]["eval"] else None,
-            "step_ms": 1000 * record["timing"]["step_seconds"],
-            "packets_a_step": traffic["packets"] / record["timing"]["steps"],
-            "observed_loss_rate": traffic["observed_loss_rate"],
-        }
-        for direction in ("forward", "backward"):
-            called = traffic["messages"]["by_direction"].get(direction, {"called": 0, "lossy": 0})
-            row |= {f"collectives_{direction}": called["called"], f"lossy_{direction}": called["lossy"]}
-        rows.append(row)
-    return pd.DataFrame(rows).sort_values(["task", "parallelism", "loss_rate", "losses", "seed"], ignore_index=True)
+    rows = [
+        _named(record)
+        | {name: record[name] for name in ("processes", "status")}
+        | {name: record["final"][name] for name in ACCURACIES}
+        | {"replica_drift": record["curves"]["eval"][-1]["replica_drift"] if record["curves"]["eval"] else None}
+        for record in records
+    ]
+    table = pd.DataFrame(rows).join(speed_and_traffic(records))
+    return table.sort_values(["task", "parallelism", "loss_rate", "losses", "seed"], ignore_index=True)
 
 
 def _named(record: dict) -> dict[str, Any]:

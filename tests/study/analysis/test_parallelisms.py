@@ -52,12 +52,15 @@ def record(**values):
             "eval": [{"replica_drift": 0.0}, {"replica_drift": 0.25}],
         },
         "final": {"accuracy_clean": 0.75, "accuracy_lossy": 0.5},
-        "timing": {"step_seconds": 0.125, "steps": 10},
+        "timing": {"step_seconds": 0.125, "steps": 10, "tokens_per_second": 100.0},
+        "environment": {"processor": "one"},
+        "time_to_accuracy": None,
         "network": {
             "training": {
                 "packets": 400,
                 "lost": 40,
-                "observed_loss_rate": 0.1,
+                "by_direction": {"forward": {"packets": 400, "lost": 40}},
+                "by_operation": {"all_reduce": {"packets": 400, "lost": 40}},
                 "messages": {"called": 7, "lossy": 3, "by_direction": {"forward": {"called": 7, "lossy": 3}}},
             }
         },
@@ -72,9 +75,9 @@ def test_one_row_a_record_in_order():
     assert two["task"].tolist() == ["docstrings", "sst2"], "a task's rows stand together"
     row = table.iloc[-1]
     assert row["replica_drift"] == 0.25
-    assert (row["step_ms"], row["packets_a_step"], row["accuracy_lossy"]) == (125.0, 40.0, 0.5)
-    assert (row["collectives_forward"], row["lossy_forward"]) == (7, 3)
-    assert (row["collectives_backward"], row["lossy_backward"]) == (0, 0)  # nothing was sent that way
+    assert (row["machine_step_seconds"], row["forward_packets"], row["accuracy_lossy"]) == (0.125, 400, 0.5)
+    assert (row["forward_called"], row["forward_lossy"]) == (7, 3)
+    assert "backward_called" not in row, "nothing was sent that way"
 
 
 def test_a_presets_losses_are_no_part_of_the_lossless_comparison():
