@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lossytp.parallel.blocks import SummedGradients
@@ -88,7 +88,7 @@ def _rows_here(parameter: Any) -> tuple[Numbers, int]:
     shape, first_row = list(parameter.shape), 0
     if isinstance(parameter, DTensor):
         sizes = dict(zip(parameter.device_mesh.mesh_dim_names or ("dp",), parameter.placements, strict=True))
-        if (placement := sizes.get("tp")) is not None and placement.is_shard():
+        if isinstance(placement := sizes.get("tp"), Shard):
             shape[placement.dim] //= parameter.device_mesh["tp"].size()
         if "dp" in sizes:
             mesh = parameter.device_mesh["dp"]

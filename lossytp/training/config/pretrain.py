@@ -59,7 +59,7 @@ class PretrainConfig(RunSettings, TextSettings):
     """Tokens a step, over all replicas, in place of batch_size; a multiple of block_size, such as 524288."""
     microbatch_size: Count = 4
     """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
-    implementation: Literal["custom", "pytorch"] = "pytorch"  # type: ignore[assignment]
+    implementation: Literal["custom", "pytorch"] = "pytorch"
     """Whose DDP and FSDP: this project's or PyTorch's."""
     deferred_init: bool = False
     """Draw the weights layer by layer where they are sharded, so that no process holds the whole model."""
