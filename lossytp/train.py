@@ -10,6 +10,7 @@ from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
 from lossytp.training.logs import check_installed
 from lossytp.training.models import check_there
+from lossytp.training.progress import waiting
 
 
 def main() -> None:
@@ -19,16 +20,19 @@ def main() -> None:
     check_installed(config)
     check_there(config.model_name)
 
-    from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
+    with waiting("importing torch and transformers"):
+        from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
 
     record = run(config)
     if layout.rank > 0:
         return
     file = f"{config.output_dir}/record.json"
     try:
-        print(f"{_outcome(config.dataset, record)}: see {file}")
+        outcome = _outcome(config.dataset, record)
     except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
         raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
+    saved = ", and the model beside it, in float32" if config.save_model else ""
+    print(f"{outcome}: see {file}{saved}")
 
 
 def _outcome(dataset: str, record: dict) -> str:

@@ -16,15 +16,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.layout import Layout, rank_and_world_size, under_torchrun
-from lossytp.parallel.replicas import mean_over_processes, merge_counters
+from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
 from lossytp.training.config import NetworkSettings
-from lossytp.training.config.bounds import Count, CountFromZero, Positive
-from lossytp.training.files import write_atomically
+from lossytp.training.config.bounds import FASTEST, Count, CountFromZero, Positive
+from lossytp.training.files import check_writable, write_atomically
 from lossytp.training.progress import Progress
 from lossytp.training.tasks.sources import DATA_VARIABLE, Files, Source
 
@@ -33,6 +33,8 @@ VIRTUAL_RANKS = 2
 TEST_EVERY = 5  # of scikit-learn's digits, which have no official split
 EVALUATED_AT_ONCE = 1000
 MNIST = Source(path="ylecun/mnist", name="mnist", splits={"train": "train", "test": "test"})
+WIDEST = Le(2**13)  # a square matrix of this width takes 256 MiB
+Size = Annotated[Count, WIDEST]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +53,13 @@ class LabConfig(NetworkSettings):
     """Number of optimizer steps, in place of epochs."""
     batch_size: Count = 64
     """Images per step, over all ranks."""
-    learning_rate: Positive = 1e-3
+    learning_rate: Annotated[Positive, FASTEST] = 1e-3
     """Learning rate of Adam."""
-    input_dim: Count | None = None
+    input_dim: Size | None = None
     """Pixels per image after scaling, a square number. If left out, images keep their size."""
-    hidden_dim: Count = 512
+    hidden_dim: Size = 512
     """Width of the hidden layers."""
-    num_classes: Annotated[int, Ge(2)] = 10
+    num_classes: Annotated[int, Ge(2), WIDEST] = 10
     """Number of outputs. With fewer than 10, images of larger digits are left out."""
     output_dir: str = "output/labs"
     """Folder for the result, a JSON file named after the lab."""
@@ -229,8 +231,9 @@ def train(
         counts training's packets.
 
     Raises:
-        ValueError: if the training loss is not finite.
+        ValueError: if `output_dir` cannot be written, or the training loss is not finite.
     """
+    on_rank_zero(lambda: check_writable(config.output_dir), network)
     with network.reliable():
         result: dict[str, Any] = {"dataset": digits.name, "without_losses": _train(config, digits, build(), network)}
     clean, steps = result["without_losses"]["accuracy"], len(result["without_losses"]["losses"])
@@ -253,10 +256,10 @@ def train(
 
 def _train(config: LabConfig, digits: Digits, model: Model, network: LossyNetwork) -> dict[str, Any]:
     optimizer = torch.optim.Adam(model.module.parameters(), lr=config.learning_rate)
-    batches = list(_batches(config, len(digits.train[1])))
-    progress, losses = Progress(len(batches), shown=rank_and_world_size()[0] == 0), []
+    steps = _steps(config, len(digits.train[1]))
+    progress, losses = Progress(steps, shown=rank_and_world_size()[0] == 0), []
     try:
-        for step, batch in enumerate(batches, 1):
+        for step, batch in enumerate(_batches(config, len(digits.train[1])), 1):
             optimizer.zero_grad()
             loss = model.training_loss(*(each[batch] for each in digits.train))
             optimizer.step()
@@ -266,20 +269,23 @@ def _train(config: LabConfig, digits: Digits, model: Model, network: LossyNetwor
                 raise ValueError(f"the training loss is not finite at step {step}: lower learning_rate or loss_rate")
     finally:
         progress.close()
-    with network.evaluation(len(batches)):
+    with network.evaluation(steps):
         accuracy = _accuracy(model, digits, network)
     with network.reliable():
         clean = _accuracy(model, digits, network)
     return {"losses": losses, "accuracy": accuracy, "accuracy_clean": clean}
 
 
+def _steps(config: LabConfig, examples: int) -> int:
+    return config.steps or (config.epochs or DEFAULT_EPOCHS) * (examples // min(config.batch_size, examples))
+
+
 def _batches(config: LabConfig, examples: int) -> Iterator[Tensor]:
     """Yield the indices of each step's images. Every epoch has its own order, and drops its incomplete batch."""
     generator = torch.Generator().manual_seed(config.seed)
     size = min(config.batch_size, examples)
-    steps = config.steps or (config.epochs or DEFAULT_EPOCHS) * (examples // size)
     order = torch.empty(0, dtype=torch.long)
-    for _ in range(steps):
+    for _ in range(_steps(config, examples)):
         if len(order) < size:
             order = torch.randperm(examples, generator=generator)
         batch, order = order[:size], order[size:]

@@ -13,17 +13,18 @@ digit at the last token. The last stage computes the training loss. Gradients re
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Le
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
-from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, place, train
+from lossytp.labs.lab import BackendLabConfig, Model, Size, check_splits, load_digits, place, train
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.config.bounds import Count, Positive
+from lossytp.training.config.bounds import FASTEST, Count, Positive
 from lossytp.training.connected_processes import connected_processes, this_device
 
 GREY_LEVELS = 17
@@ -34,13 +35,13 @@ HEADS = 4
 class PipelineLabConfig(BackendLabConfig):
     """A transformer on handwritten digits, and the network between its stages."""
 
-    input_dim: Count | None = 16
+    input_dim: Size | None = 16
     """Pixels per image after scaling, a square number. Each pixel is a token."""
-    hidden_dim: Count = 64
+    hidden_dim: Size = 64
     """Width of the transformer."""
-    learning_rate: Positive = 3e-3
+    learning_rate: Annotated[Positive, FASTEST] = 3e-3
     """Learning rate of Adam."""
-    num_layers: Count = 4
+    num_layers: Annotated[Count, Le(100)] = 4
     """Number of the transformer's blocks."""
     pipeline_schedule: PipelineSchedule = "gpipe"
     """Order of the microbatches' passes."""

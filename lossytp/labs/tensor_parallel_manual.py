@@ -125,7 +125,7 @@ def run(config: LabConfig) -> dict[str, Any]:
                 labels_LB = labels.expand(len(logits_LBC), -1)
                 losses_L = F.cross_entropy(logits_LBC.transpose(1, 2), labels_LB, reduction="none").mean(1)
                 losses_L.sum().backward()  # every rank differentiates its own
-                return float(losses_L.mean())
+                return losses_L.mean().item()
 
             return Model(model, training_loss, logits)
 

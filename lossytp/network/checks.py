@@ -2,17 +2,27 @@
 
 import difflib
 import math
+import reprlib
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TypeGuard
 
 LONGEST_SHOWN = 80
+BRIEF = reprlib.Repr()  # a few references of YAML can make a list of 10^9 items
+BRIEF.maxlevel, BRIEF.maxlist, BRIEF.maxtuple, BRIEF.maxdict = 4, 20, 20, 20
+BRIEF.maxstring = BRIEF.maxlong = BRIEF.maxother = 10 * LONGEST_SHOWN
 
 
 def shown(value: object) -> str:
     """Return `value` as a message shows it: on one line, and cut if it is long."""
-    text = " ".join(repr(value).split())
+    text = " ".join(BRIEF.repr(value).split())
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def printable(text: object, longest: int = 4 * LONGEST_SHOWN) -> str:
+    """Return text that others wrote, on one line and cut if it is long, with escapes for what does not print."""
+    signs = [sign if sign.isprintable() else ascii(sign)[1:-1] for sign in str(text)[: longest + 1]]
+    return "".join(signs if len(signs) <= longest else [*signs[:longest], "..."])
 
 
 def check_is(name: str, value: object, kind: type | tuple[type, ...], fix: str) -> None:

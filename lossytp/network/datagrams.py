@@ -63,6 +63,8 @@ def bound(kind: socket.SocketKind, host: str, port: int) -> socket.socket:
     Raises:
         ValueError: if the address does not belong to this machine, or the port is in use.
     """
+    if not host:
+        raise ValueError("host is empty: give an address of this machine, or 0.0.0.0 for all of them")
     opened = socket.socket(socket.AF_INET, kind)
     try:
         if kind == socket.SOCK_STREAM:

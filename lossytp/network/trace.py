@@ -1,15 +1,16 @@
 """Recorded packet losses, replayed without end."""
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
 from lossytp.network.bernoulli import NO_PACKETS
+from lossytp.network.bounded_files import check_file
 from lossytp.network.checks import check_at_least, shown
 from lossytp.network.streams import Key, Stream
 
@@ -18,6 +19,15 @@ def burst_lengths(lost: np.ndarray | Sequence[int]) -> np.ndarray:
     """Return the lengths of the runs of consecutive losses in sorted indices of lost packets, int64 (bursts,)."""
     starts = np.flatnonzero(np.diff(lost, prepend=-2) > 1)
     return np.diff(starts, append=len(lost))
+
+
+def doubts(loss_rate: float) -> Iterator[str]:
+    """Yield a warning if more than half of a recording's packets count as lost."""
+    if loss_rate > 0.5:
+        yield (
+            f"WARNING: {loss_rate:.1%} of the packets count as lost. If a 1 stands for an arrival in the recording, "
+            "import it with python -m lossytp.probe import FILE --ones arrived"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,8 +68,9 @@ class Trace:
 
     @classmethod
     def from_indicators(cls, is_lost: np.ndarray | Sequence[int]) -> "Trace":
-        """Return the trace of one number per packet, (num_packets,): 1 or True for a lost one, else 0 or False."""
+        """Return the trace of one number per packet, (num_packets,) or (num_packets, 1): 1 for a lost one, else 0."""
         indicators = np.asarray(is_lost)
+        indicators = indicators[:, 0] if indicators.shape[1:] == (1,) else indicators
         if indicators.ndim != 1 or not np.isin(indicators, (0, 1)).all():
             raise ValueError(
                 f"is_lost, of shape {indicators.shape}, is not a list of zeros and ones: give one 0 or 1 per packet"
@@ -70,38 +81,29 @@ class Trace:
     def from_file(cls, path: str | Path) -> "Trace":
         """Return the trace in a file of 0 or 1 a packet: a .npy array, or text with or without commas and spaces.
 
-        A .parquet file is a measurement of `lossytp.probe`; its flows follow one another.
+        A .parquet file is a measurement of `lossytp.probe`. Flows follow one another.
         """
         file = Path(str(path))
-        try:
-            status = file.stat()
-        except OSError as error:
-            raise ValueError(f"trace {file} cannot be read ({error.strerror}): give the path of a file") from error
+        status = check_file(file)
         return cls._from_file(file, status.st_mtime_ns, status.st_size)
 
     @classmethod
     @lru_cache(maxsize=4)  # every row of a table reads the same file
     def _from_file(cls, file: Path, modified_ns: int, size: int) -> "Trace":
         """Read the file. Its time and size are arguments, so that a changed file is read again."""
-        if file.suffix == ".parquet":
-            from lossytp.network.probe.trace_file import read_trace  # which builds on this module
+        from lossytp.network.probe.importing import lists_in  # both build on this module
+        from lossytp.network.probe.trace_file import read_trace
 
-            lost = read_trace(file).all_lost()
-            if not len(lost):
-                raise ValueError(f"trace {file} holds no packets: measure again")
-            return cls.from_indicators(lost)
-        try:
-            if file.suffix == ".npy":
-                return cls.from_indicators(array_in(file))
-            text = file.read_text(encoding="utf-8-sig").translate({ord(sign): None for sign in ", \t\r\n"})
-            wrong = set(text) - {"0", "1"}
-            if wrong:
-                raise ValueError(f"{min(wrong)!r} is neither 0 nor 1: give one 0 or 1 per packet")
-            return cls.from_indicators(np.frombuffer(text.encode(), dtype=np.uint8) - ord("0"))
-        except OSError as error:
-            raise ValueError(f"trace {file} cannot be read ({error.strerror}): give the path of a file") from error
-        except (ValueError, EOFError, BadZipFile) as error:  # the latter two of an empty .npy and of half an .npz
-            raise ValueError(f"trace {file}: {error}") from error
+        flows = [read_trace(file).all_lost()] if file.suffix == ".parquet" else lists_in(file)
+        lost = np.concatenate([np.empty(0, np.bool_), *flows])
+        if not len(lost):
+            raise ValueError(
+                f"trace {file} holds no packets as zeros and ones: read it with python -m lossytp.probe import {file}"
+            )
+        trace = cls.from_indicators(lost)
+        for line in doubts(trace.loss_rate):
+            print(f"trace {file}: {line}", file=sys.stderr)
+        return trace
 
     @property
     def loss_rate(self) -> float:
@@ -129,21 +131,6 @@ class Trace:
     def losses(self, key: Key) -> "TraceLosses":
         """Return the losses of one link, from an offset drawn from the stream of `key`."""
         return TraceLosses(self, key)
-
-
-def array_in(path: Path) -> np.ndarray:
-    """Return the array in a .npy file.
-
-    Raises:
-        ValueError: if the file holds something else.
-    """
-    try:
-        array: object = np.load(path)
-    except ValueError as error:
-        raise ValueError(f"it is not an array ({error}): give one that numpy.save wrote") from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError("it is an archive of arrays: give one array that numpy.save wrote")
-    return array
 
 
 class TraceLosses:

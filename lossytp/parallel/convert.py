@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+from transformers.pytorch_utils import Conv1D
 
 from lossytp.network.checks import check_bool, check_is
 from lossytp.network.lossy_network import LossyNetwork
@@ -31,6 +32,7 @@ from lossytp.parallel.plans import (
     LayerSplit,
     Plan,
     blocks_of,
+    check_plan,
     check_size,
     named_by,
     plan_of,
@@ -191,7 +193,7 @@ def with_layers(
             memo[id(parameter)] = nn.Parameter(values_of(parameter), parameter.requires_grad)
     changed = copy.deepcopy(model, memo)
     for module in changed.modules():
-        if isinstance(module, GPT2Attention):
+        if isinstance(module, GPT2Attention) and not isinstance(module.c_attn, Conv1D):
             module.split_size //= shards  # attention splits q, k and v here; it infers the number of heads
     return fuse_gelu_(changed)
 
@@ -225,6 +227,8 @@ def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan |
         TypeError: if `parallelize` cannot convert a model of this type, or the model has no plan.
         ValueError: if the plan does not fit the model, or a size does not divide.
     """
+    if hasattr(model, "merge_and_unload") or any(hasattr(module, "lora_A") for module in model.modules()):
+        raise TypeError(f"{type(model).__name__} has adapters, which are not sharded: give its merge_and_unload()")
     heads = GPT2_HEADS if isinstance(model, GPT2PreTrainedModel) else OTHER_HEADS
     names = [kind.__name__ for kind in type(model).__mro__]
     if not isinstance(model, PreTrainedModel) or not any(name.endswith(heads) for name in names):
@@ -234,7 +238,11 @@ def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan |
         raise TypeError("the model is tensor-parallel already: give the dense model, or gather() it first")
     if getattr(model.config, "add_cross_attention", False):
         raise ValueError("add_cross_attention = True is not supported: give a decoder without cross-attention")
-    splits = splits_of(model, plan_of(model) if plan is None else plan)
+    if plan is None:
+        plan = plan_of(model)
+    else:
+        check_plan(plan, model)
+    splits = splits_of(model, plan)
     check_size(model, splits, tensor_parallel_size)
     return splits
 

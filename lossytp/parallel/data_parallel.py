@@ -25,7 +25,7 @@ def data_parallel(
     """Return `model` as one of the replicas along the 1-D `mesh`. Call the result instead of `model`.
 
     Args:
-        model: the model, on its device.
+        model: the model, on its device. FSDP moves it there from the CPU, block by block.
         mesh: the replicas.
         kind: "ddp" replicates the parameters, "fsdp" shards them, block by block.
         custom: whether to use this project's code in place of PyTorch's. PyTorch's FSDP2 changes `model` itself, the

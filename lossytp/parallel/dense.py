@@ -1,6 +1,7 @@
 """Turn a tensor-parallel model back into the dense one that it was made of."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,14 +11,15 @@ from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from lossytp.parallel.blocks import SHARDED, SummedGradients, TensorParallelBlock
-from lossytp.parallel.layers import Projection
+from lossytp.parallel.layers import Projection, RowParallelLinear
+from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import OwnStreams, shared_again, take_first_ranks_
 from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.vocabulary import dense_vocabulary
 
 
 class SavesDense:
-    """The method that `parallelize` adds to a model's class. The class keeps its name, by which libraries find it."""
+    """The methods that `parallelize` adds to a model's class. The class keeps its name, by which libraries find it."""
 
     def save_pretrained(
         self, save_directory: Any, is_main_process: bool = True, state_dict: dict | None = None, **how: Any
@@ -38,6 +40,37 @@ class SavesDense:
         dense = gather(model)
         if is_main_process and not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
             dense.save_pretrained(save_directory, **how)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the state of this model, or that of the dense one, as transformers' Trainer does to resume.
+
+        The network's links go on where they are; `network.load_state_dict` moves them. If the ranks are spread over
+        processes, every process must call this.
+        """
+        model: Any = self
+        whole = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear)}
+        if not any(name in state_dict and state_dict[name].ndim == 2 for name in whole):  # a shard has an axis of ranks
+            return super().load_state_dict(state_dict, strict, assign)  # type: ignore[misc]
+        from lossytp.parallel.dense_places import places
+
+        dense = gather(model)
+        keys = dense.load_state_dict(state_dict, strict)
+        values = dict(dense.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for place in places(model, Layout()):
+                for box in place.boxes(place.parameter):
+                    box.view.copy_(values[box.name][box.slices])
+        return keys
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Take off the hooks that transformers adds to return hidden states: it adds them again when it needs them."""
+        model: Any = self
+        for module in model.modules():
+            module.__dict__.pop("_output_capturing_hooks_installed", None)
+            for number, hook in list(module._forward_hooks.items()):
+                if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
+                    del module._forward_hooks[number]
+        return super().__reduce_ex__(protocol)
 
 
 def gather(model: PreTrainedModel) -> PreTrainedModel:

@@ -33,7 +33,7 @@ class FlatFSDP(nn.Module):
     parameter must get a gradient in each backward. Frozen ones stay whole on each replica.
 
     Args:
-        module: the model, on its device; the same on every replica.
+        module: the model, the same on every replica. From the CPU its parameters go to the default device, by unit.
         process_group: the replicas.
         blocks: parts of the model that run one after the other, in this order.
     """

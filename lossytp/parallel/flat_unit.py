@@ -48,7 +48,7 @@ class FlatUnit:
         self.members, self.group = [member for member, _ in parameters], group
         self.shapes = [parameter.shape for _, parameter in parameters]
         self.each = -(-sum(shape.numel() for shape in self.shapes) // group.size())
-        device = torch.empty(0).device if first.is_meta else first.device
+        device = first.device if first.is_cuda else torch.empty(0).device  # the default one
         self.flat_P = torch.zeros(self.each * group.size(), dtype=first.dtype, device=device)
         self.wholes = [nn.Parameter(view) for view in self.views(self.flat_P)]
         with torch.no_grad():

@@ -128,18 +128,20 @@ def nothing_to_wait_for() -> None:
     """Do nothing, instead of waiting for a sum that is already complete."""
 
 
-def check_divides(tensor_parallel_size: int, *, heads: int, inner: int, key_value_heads: int = 0) -> None:
+def check_divides(tensor_parallel_size: int, *, heads: int = 0, inner: int = 0, key_value_heads: int = 0) -> None:
     """Raise ValueError unless every rank gets the same number of heads and of the MLP's `inner` units.
 
-    Give `key_value_heads` if queries share them.
+    Give `key_value_heads` if queries share them, and 0 for what is not sharded.
     """
     check_number("tensor_parallel_size", tensor_parallel_size, Integral, "the number of ranks")
-    grouped = key_value_heads not in (0, heads)
-    counts = [heads, inner, *([key_value_heads] if grouped else [])]
-    if tensor_parallel_size < 1 or any(count % tensor_parallel_size for count in counts):
-        fits = [size for size in range(1, heads + 1) if not any(count % size for count in counts)]
-        shared = f", its {key_value_heads} key-value heads" if grouped else ""
+    grouped = key_value_heads if key_value_heads != heads else 0
+    counts = {f"{heads} heads": heads, f"{grouped} key-value heads": grouped, f"MLP of {inner}": inner}
+    counts = {name: count for name, count in counts.items() if count}
+    if tensor_parallel_size < 1 or any(count % tensor_parallel_size for count in counts.values()):
+        fits = [size for size in range(1, min(counts.values()) + 1) if not any(n % size for n in counts.values())]
+        *others, last = counts
         raise ValueError(
-            f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {heads} heads{shared} and its "
-            f"MLP of {inner}: choose one of {', '.join(map(str, fits))}"
+            f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's "
+            f"{' and its '.join(filter(None, [', its '.join(others), last]))}: choose one of "
+            f"{', '.join(map(str, fits))}"
         )

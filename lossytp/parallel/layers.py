@@ -11,6 +11,7 @@ Shapes: ... any leading axes, T their product, D model width, R ranks, L of them
 layer holds side by side (3 for q, k, v), K inputs of one rank, O outputs of all projections in this process.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,8 +99,8 @@ class ColumnParallelLinear(nn.Module):
 class Projection(nn.Module):
     """One of several linear layers that read the same input, such as q, k and v, and are computed as one layer.
 
-    The projection that is called first computes all of them. The others return their part if their input is the same
-    tensor.
+    The projection that is called first computes all of them. The others return their part if input and weights are the
+    same tensors with the same values.
 
     Args:
         fused: the layer that computes all. The projection with index 0 owns it.
@@ -121,12 +122,15 @@ class Projection(nn.Module):
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         fused = self.layer
-        computed = fused.__dict__.get("computed")
-        if computed is None or computed[0] is not x or self.index not in computed[1]:
-            parts = fused(x).split(fused.widths_out, -1)
-            computed = fused.__dict__["computed"] = (x, dict(enumerate(parts)))
-        part: Tensor = computed[1].pop(self.index)
-        if not computed[1]:
+        given = [x, fused.weight, *([] if fused.bias is None else [fused.bias])]
+        state = [torch.is_grad_enabled(), *(None if each.is_inference() else each._version for each in given)]
+        computed, computed_state, parts = fused.__dict__.get("computed", ([], None, {}))
+        same = state == computed_state and all(map(operator.is_, given, computed))
+        if not same or self.index not in parts:
+            parts = dict(enumerate(fused(x).split(fused.widths_out, -1)))
+            fused.__dict__["computed"] = (given, state, parts)
+        part: Tensor = parts.pop(self.index)
+        if not parts:
             del fused.__dict__["computed"]  # frees the input and the outputs
         return part
 

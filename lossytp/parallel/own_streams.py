@@ -53,7 +53,7 @@ def _on_own_streams(forward: Callable) -> Callable:
             inputs["position_ids"] = positions.expand(rows, length)
         for name in BATCHED:
             if inputs.get(name) is not None:
-                inputs[name] = inputs[name].repeat(ranks_here, *[1] * (inputs[name].ndim - 1))
+                inputs[name] = _for_ranks(inputs[name], ranks_here)
         if inputs.get("num_items_in_batch") is not None:
             inputs["num_items_in_batch"] = inputs["num_items_in_batch"] * ranks_here
         output = forward(self, **inputs, return_dict=True)
@@ -62,6 +62,13 @@ def _on_own_streams(forward: Callable) -> Callable:
         return output if return_dict is not False else output.to_tuple()
 
     return folded
+
+
+def _for_ranks(value: Any, ranks_here: int) -> Any:
+    """Return an input repeated for each local rank; masks may come as a dictionary with one for each kind of layer."""
+    if isinstance(value, dict):
+        return {kind: _for_ranks(each, ranks_here) for kind, each in value.items()}
+    return value if value is None else value.repeat(ranks_here, *[1] * (value.ndim - 1))
 
 
 class OwnStreams:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from lossytp.network.checks import check_is
 from lossytp.parallel.deferred import values_of
 from lossytp.parallel.group import check_divides
 
@@ -94,6 +95,27 @@ def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([each.detach() for each in tensors], -1).requires_grad_(tensors[0].requires_grad)
 
 
+def check_plan(plan: Plan, model: PreTrainedModel) -> None:
+    """Raise an error unless `plan` maps patterns of modules that `model` has to names of styles.
+
+    Raises:
+        TypeError: if it is no mapping, or a pattern or a style is no text.
+        ValueError: if a pattern names no module.
+    """
+    check_is("plan", plan, Mapping, f"patterns and the names of their styles, such as {EXAMPLE}")
+    names = [name for name, _ in model.base_model.named_modules()]
+    prefix = f"{model.base_model_prefix}."
+    for pattern, style in plan.items():
+        check_is("plan's pattern", pattern, str, f"one, such as in {EXAMPLE}")
+        check_is(f"plan[{pattern!r}]", style, str, "the name of a style, such as 'colwise'")
+        if "*" in pattern and not any(_regex(pattern).fullmatch(name) for name in names):
+            hint = f", and without {prefix!r}" if pattern.startswith(prefix) else ""
+            raise ValueError(
+                f"the plan's pattern {pattern!r} names no module of {type(model).__name__}: write it as in "
+                f"{EXAMPLE}{hint}"
+            )
+
+
 def plan_of(model: PreTrainedModel) -> Plan:
     """Return the model's own plan.
 
@@ -162,8 +184,9 @@ def check_size(model: PreTrainedModel, splits: list[LayerSplit], size: int) -> N
     """Raise ValueError unless every rank gets the same number of heads and of every sharded layer's units."""
     config: Any = model.config
     inner = next((len(weight_and_bias(each.linears[0])[0]) for each in splits if each.row and each.module == "mlp"), 0)
-    key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    check_divides(size, heads=config.num_attention_heads, key_value_heads=key_value_heads, inner=inner)
+    heads = config.num_attention_heads if any(split.module == "attention" for split in splits) else 0
+    key_value_heads = getattr(config, "num_key_value_heads", None) if heads else None
+    check_divides(size, heads=heads, key_value_heads=key_value_heads or heads, inner=inner)
     for split in splits:
         for width in (len(weight_and_bias(split.linears[0])[0]),) if split.row else split.widths:
             if width % size:
@@ -181,11 +204,8 @@ def blocks_of(model: Any) -> list[Any]:
 
 def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, Any]]:
     """Return the name, block number, style and module of every module that the plan names, in the model's order."""
-    patterns = {
-        re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+")): style
-        for pattern, style in plan.items()
-        if "*" in pattern  # modules outside the blocks stay replicated
-    }
+    # modules outside the blocks stay replicated
+    patterns = {_regex(pattern): style for pattern, style in plan.items() if "*" in pattern}
     found: Any = [
         (name, int(match[1]), style, module)
         for name, module in model.base_model.named_modules(remove_duplicate=False)
@@ -195,3 +215,8 @@ def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, An
     if not found:
         raise ValueError(f"the plan names no module of {type(model).__name__}: give patterns such as {EXAMPLE}")
     return list(found)
+
+
+def _regex(pattern: str) -> re.Pattern:
+    """Return a regular expression for a pattern of module names, whose first group is the block's number."""
+    return re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+"))

@@ -119,11 +119,11 @@ def study_lines(results_dir: str | None, loss_rate: float, mean_burst_packets: f
         loss_rate: loss rate of every link.
         mean_burst_packets: mean run of consecutive losses.
     """
-    from lossytp.study.analysis.expected_cost import RESULTS, comparable_runs, expected_costs, side_by_side
+    from lossytp.study.analysis.expected_cost import RESULTS, TABLE, comparable_runs, expected_costs, side_by_side
 
     folder = Path(results_dir) if results_dir is not None else RESULTS
-    if results_dir is None and not folder.is_dir():
-        yield "this installation lacks the study's results: give the folder of experiment_summary.csv as --results_dir"
+    if results_dir is None and not (folder / TABLE).is_file():
+        yield "this installation lacks the study's results: give a checkout's folder results/paper as --results_dir"
         return
     costs = expected_costs(comparable_runs(folder), loss_rate=loss_rate, mean_burst_packets=mean_burst_packets)
     yield (

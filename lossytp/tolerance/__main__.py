@@ -13,6 +13,7 @@ from lossytp.parallel.layout import rank_and_world_size
 from lossytp.tolerance.config import Setup, ToleranceConfig
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.models import check_there
+from lossytp.training.progress import waiting
 
 COLUMNS = "{:9} {:6} {:{width}} {:>9} {:>20} {:>9} {:>5}"
 TITLES = ("algorithm", "phase", "repair", "loss rate", "rise (nats)", "collapsed", "draws")
@@ -30,25 +31,29 @@ def measure_and_print(config: ToleranceConfig) -> None:
     check_there(config.model_name)
     config.files()
 
-    from lossytp.training.exclusive_run import exclusive_run  # torch takes seconds to import: check arguments first
+    with waiting("importing torch"):
+        from lossytp.training.exclusive_run import exclusive_run  # it takes seconds: check arguments first
 
     with exclusive_run(config.output_dir):  # another measurement there would overwrite this one's rows
         _measure_and_print(config)
 
 
 def _measure_and_print(config: ToleranceConfig) -> None:
-    from lossytp.tolerance.advice import advice
-    from lossytp.tolerance.figure import FIGURE, draw
-    from lossytp.tolerance.measure import Measurement, Row
-    from lossytp.tolerance.record import RECORD, keep_advice, keep_rows, load_rows
+    with waiting("importing transformers"):
+        from lossytp.tolerance.advice import advice
+        from lossytp.tolerance.figure import FIGURE, draw
+        from lossytp.tolerance.measure import Measurement, Row
+        from lossytp.tolerance.record import RECORD, keep_advice, keep_rows, load_rows
 
     done = load_rows(config)
     measurement = Measurement(config)
     tokens = measurement.blocks_NT.numel()
+    behind = "".join(f", each block behind {' '.join(names)}" for names in measurement.first_tokens.values())
+    text = f"{tokens} tokens of {config.with_text().text}{behind}"
     width = max(14, *(len(setup.repair) for setup in config.setups()))
     print(
-        f"{config.model_name} on {tokens} tokens of {config.with_text().text}, {measurement.ranks} tensor-parallel "
-        f"ranks: {measurement.lossless:.3f} nats a token without losses\n\n{COLUMNS.format(*TITLES, width=width)}",
+        f"{config.model_name} on {text}, {measurement.ranks} tensor-parallel ranks: {measurement.lossless:.3f} nats a "
+        f"token without losses\n\n{COLUMNS.format(*TITLES, width=width)}",
         flush=True,
     )
     bar = tqdm(unit="draw", leave=False, disable=not sys.stderr.isatty())

@@ -21,8 +21,9 @@ from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.corpus import corpus
 from lossytp.training.pretraining.token_losses import losses_by_block
+from lossytp.training.progress import waiting
 from lossytp.training.shapes import Shape, check_positions
-from lossytp.training.tokenizer import check_tokenizer
+from lossytp.training.tokenizer import check_tokenizer, told_first_tokens
 
 ENOUGH = 0.2  # of the rise: a half-width at which a row is done
 BLOCK_SIZE, TOKENS = 512, 2048  # of the text, if not given
@@ -51,7 +52,8 @@ class Measurement:
     """A model and a text, and `lossless`, their mean cross-entropy without losses.
 
     Raises:
-        ValueError: if the model is not a language model, or does not fit the tensor-parallel size or the block size.
+        ValueError: if the model is not a language model, or does not fit the tensor-parallel size or the block size; or
+        if the text has fewer blocks than are asked for.
     """
 
     def __init__(self, config: ToleranceConfig) -> None:
@@ -68,10 +70,16 @@ class Measurement:
         check_positions(config.model_name, positions, block_size, setting="block_size")
         sizes = Shape.read(lambda setting: getattr(shape, setting, None))
         self.ranks = config.tensor_parallel_size or first_size(config.model_name, sizes)
-        text = corpus(config.files(), split="validation")
-        blocks_NT = all_blocks(text, tokenizer, block_size=block_size)[: config.blocks or max(1, TOKENS // block_size)]
-        self.blocks_NT = blocks_NT.to(self.device)
-        self.lossless_N = self._score(self.dense.to(self.device))
+        self.first_tokens = told_first_tokens(tokenizer)
+        with waiting(f"{config.model_name}: reading the text, and scoring it without losses"):
+            text, wanted = corpus(config.files(), split="validation"), config.blocks or max(1, TOKENS // block_size)
+            blocks_NT = all_blocks(text, tokenizer, block_size=block_size, at_most=wanted)
+            if config.blocks is not None and len(blocks_NT) < wanted:
+                raise ValueError(
+                    f"blocks = {wanted} is above the text's {len(blocks_NT)} of {block_size} tokens: give at most that"
+                )
+            self.blocks_NT = blocks_NT.to(self.device)
+            self.lossless_N = self._score(self.dense.to(self.device))
         self.lossless = float(self.lossless_N.mean())
 
     def rows(self, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:
@@ -85,7 +93,8 @@ class Measurement:
         for setup in self.config.setups():
             if setup._replace(repair=NO_REPAIR) in harmless:
                 continue
-            row = done.get(setup) or self._row(setup, drawn)
+            with waiting(f"{setup.algorithm}, {setup.phase}, {setup.repair} at {setup.loss_rate:.3g}: scoring"):
+                row = done.get(setup) or self._row(setup, drawn)
             if setup.repair == NO_REPAIR and row.rise.high < HARMLESS:
                 harmless.add(setup)
             yield row

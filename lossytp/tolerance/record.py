@@ -75,7 +75,7 @@ def _check_same_inputs(measurement: Measurement) -> None:
     record = json.loads(file.read_text(encoding="utf-8"))
     then, ours = record["lossless_cross_entropy"], _text_sha256(measurement)
     if record.get("text_sha256", ours) != ours:
-        raise ValueError(f"the text has changed since {file} was written: {OTHER_FOLDER}")
+        raise ValueError(f"the text, or what stands before it, has changed since {file} was written: {OTHER_FOLDER}")
     if abs(measurement.lossless - then) > SAME_NATS:
         raise ValueError(
             f"{file} was measured with a cross-entropy of {then:.4f} nats without losses, not "
@@ -104,6 +104,7 @@ def write_rows(measurement: Measurement, rows: list[Row], advice: list[str]) -> 
         "tensor_parallel_size": measurement.ranks,
         "lossless_cross_entropy": measurement.lossless,
         "text_sha256": _text_sha256(measurement),
+        **measurement.first_tokens,
         **({"trace_sha256": trace} if trace else {}),
         "rows": [_as_json(row) for row in rows],
         "advice": advice,

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, get_args
 
 import tyro
 
-from lossytp.network.checks import check_names
+from lossytp.network.checks import check_names, printable
 from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.old_flags import implied_flags, without_old_flags
 from lossytp.training.plain_yaml import read_yaml_file
@@ -107,8 +107,12 @@ def run_as_command(main: Callable[[], None]) -> None:
 
     Under torchrun the line names the rank, and torchrun's summary shows it too. An error that all processes share is
     shown once. A lost connection to another process is reported in one line, with exit code 1. If nobody reads the
-    output any more, as behind `| head`, the process ends silently, with exit code 141.
+    output any more, as behind `| head`, the process ends silently, with exit code 141. Characters that the terminal
+    cannot show, such as those of a folder's name, are printed as escapes.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         main()
     except SystemExit as stop:  # --help
@@ -117,7 +121,7 @@ def run_as_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         _leave(130)
     except (ValueError, ModuleNotFoundError) as error:
-        _tell(str(error))
+        _tell(printable(error, 10_000))
         _leave(2)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_left():

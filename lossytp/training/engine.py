@@ -25,7 +25,7 @@ from lossytp.parallel.vocabulary import split_vocabulary_
 from lossytp.training.config import RunSettings
 from lossytp.training.config.combinations import check_blocks
 from lossytp.training.microbatches import loss_terms, microbatches
-from lossytp.training.prepare import check_same_function, freeze_, to_device_
+from lossytp.training.prepare import check_same_function, freeze_
 from lossytp.training.side_by_side import SideBySide
 
 INSTALL_MEGATRON = "pip install megatron-core"
@@ -57,12 +57,11 @@ class Engine:
         self.wiring = config.wiring()
         self.implementation = _implementation(config, layout)
         model: Any = self._tensor_parallel(dense)
-        original: Any = dense
-        rounding = 5e-2 if config.wire_dtype == "bf16" else 1e-4
-        if any(parameter.is_meta for parameter in dense.parameters()):  # there is no dense model to compare with
-            to_device_(model, device)
-        else:
-            check_same_function(original.to(device), model.to(device), network, rounding)
+        coarse = config.wire_dtype == "bf16" or torch.get_float32_matmul_precision() != "highest"
+        alone = self.implementation == "dense"  # computes without messages, so it is compared where it is
+        if not any(parameter.is_meta for parameter in dense.parameters()):  # else there is no dense model
+            # `dense` itself does not go to the device, which may have room for a shard alone
+            check_same_function(dense, model if alone else model.to(device), network, 5e-2 if coarse else 1e-4)
         if config.unfreeze_last_layers is not None:
             freeze_(model, config.unfreeze_last_layers)
         if config.gradient_checkpointing:
@@ -91,9 +90,11 @@ class Engine:
 
             assert layout.mesh is not None
             custom = config.data_parallel_implementation == "custom"
-            with device:  # where deferred weights are drawn
+            with device:  # where FSDP shards a block after the other, drawn or moved there
+                model = model if config.fully_sharded else model.to(device)
                 self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
-        alone = self.implementation == "dense" and layout.world_size == 1 and config.dropout == 0 and not config.fp16
+        self.module.to(device)
+        alone = alone and layout.world_size == 1 and config.dropout == 0 and not config.fp16
         self._threads = SideBySide(config.threads) if alone and config.threads and device.type == "cpu" else None
 
     @property
@@ -209,12 +210,8 @@ class Engine:
 
     def stream_distance(self) -> AbstractContextManager[Callable[[], list[float] | None]]:
         """Measure within the block how far apart the ranks' residual streams are, by layer; None if they share one."""
-        model = self._with_own_streams()
+        model: Any = next((module for module in self.module.modules() if hasattr(module, "rank_group")), None)
         return nullcontext(lambda: None) if model is None else stream_distance(model)
-
-    def _with_own_streams(self) -> Any:
-        """Return the model if its ranks have streams of their own, else None."""
-        return next((module for module in self.module.modules() if hasattr(module, "rank_group")), None)
 
     def _share(self, labels: Tensor) -> tuple[slice, float]:
         """Return this replica's examples of a batch, and the weight of its mean in the mean over replicas.

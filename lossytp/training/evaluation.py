@@ -18,16 +18,18 @@ from lossytp.training.connected_processes import connected_processes, this_devic
 from lossytp.training.engine import Engine
 from lossytp.training.files import check_writable, first_line, write_atomically
 from lossytp.training.finetuned import with_its_task
+from lossytp.training.freed_memory import give_back_freed_memory
 from lossytp.training.heads import GENERATION, answers
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.corpus import corpus
+from lossytp.training.progress import waiting
 from lossytp.training.record import describe
 from lossytp.training.scoring import mean_over_ranks, scores
 from lossytp.training.shapes import check_positions
 from lossytp.training.tasks.data import load_dataset
 from lossytp.training.tasks.sources import sample_indices
-from lossytp.training.tokenizer import check_tokenizer
+from lossytp.training.tokenizer import check_tokenizer, prompt, told_first_tokens
 
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"
@@ -63,7 +65,10 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         raise ValueError(f"max_length = {max_length} leaves no token to predict from earlier ones: give 2 or more")
     prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config.training(), dense, network, layout, this_device(layout))
+    del dense
+    give_back_freed_memory()
     result: dict[str, Any] = {**describe(config), "dataset": config.dataset, "max_length": max_length}
+    result |= told_first_tokens(tokenizer)
     if config.dataset is not None:
         data = load_dataset(
             config.dataset,
@@ -75,10 +80,15 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
         result["subset"] = bool(data.task.source.subset("test"))
+        result["incomplete_rows"] = data.test.incomplete
         measured = _both_ways(network, lambda: scores(engine, data))
         result |= {how: mean_over_ranks(found) for how, found in measured.items()}
     if config.data_glob is not None:
-        result["perplexity"] = _both_ways(network, lambda: _perplexity(config, max_length, engine, tokenizer))
+        with waiting("reading and tokenising the text"):
+            blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
+        blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
+        result["blocks"] = len(blocks)
+        result["perplexity"] = _both_ways(network, lambda: _perplexity(blocks, engine))
     if prompts is not None:
         written = _both_ways(
             network, lambda: engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
@@ -93,9 +103,9 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
 
 def _both_ways(network: LossyNetwork, measure: Callable[[], Found]) -> dict[str, Found]:
     """Return what is measured without losses, as "clean", and with them, as "lossy"."""
-    with network.reliable():
+    with waiting("evaluation without losses"), network.reliable():
         clean = measure()
-    with network.evaluation(0):
+    with waiting("evaluation with losses"), network.evaluation(0):
         return {"clean": clean, "lossy": measure()}
 
 
@@ -120,26 +130,21 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     Raises:
         ValueError: if the prompt has no tokens, or too many for the model together with the new ones.
     """
-    encoded = tokenizer([config.prompt], return_tensors="pt")
+    assert config.prompt is not None
+    encoded = prompt(tokenizer, config.prompt)
     length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
     if length == 0:
-        raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
+        raise ValueError(f"prompt = {config.prompt!r} has no token to continue: give a word, or leave it out")
     if length + config.new_tokens > positions:
         raise ValueError(
             f"new_tokens = {config.new_tokens} after a prompt of {length} tokens exceeds the model's {positions} "
             "positions: give fewer, or a shorter prompt"
         )
-    return {name: encoded[name] for name in ("input_ids", "attention_mask")}
+    return encoded
 
 
-def _perplexity(config: EvaluateConfig, max_length: int, engine: Engine, tokenizer: Any) -> float | None:
-    """Return exp of the mean cross-entropy of a token, given the earlier ones in its block of `max_length` tokens.
-
-    None if it is not finite.
-    """
-    assert config.data_glob is not None
-    blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
-    blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
+def _perplexity(blocks: torch.Tensor, engine: Engine) -> float | None:
+    """Return exp of the mean cross-entropy of a token, given the earlier ones in its block; None if not finite."""
     each = engine.cross_entropies({"input_ids": part, "labels": part} for part in blocks.split(BLOCKS_AT_ONCE))
     mean = sum(each) / len(each)
     return math.exp(mean) if mean < math.log(sys.float_info.max) else None

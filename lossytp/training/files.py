@@ -1,6 +1,7 @@
 """Write to disk: report errors in one line, and let files survive a crash of the machine."""
 
 import errno
+import glob
 import os
 import re
 import zlib
@@ -54,6 +55,14 @@ def write_atomically(path: Path, text: str) -> None:
         except OSError:
             part.unlink(missing_ok=True)
             raise
+
+
+def matching(pattern: str) -> list[str]:
+    """Return the files that a path or a pattern names, sorted. What exists as it is written is no pattern."""
+    path = Path(os.path.expanduser(pattern))
+    there = next(each for each in (path, *path.parents) if each == each.parent or os.path.exists(each))
+    found = glob.glob(os.path.join(glob.escape(str(there)), *path.relative_to(there).parts), recursive=True)
+    return sorted(str(Path(name)) for name in found if os.path.isfile(name) or not os.path.exists(name))
 
 
 def check_writable(output_dir: str) -> None:

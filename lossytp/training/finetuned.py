@@ -18,13 +18,19 @@ def with_its_task(config: EvaluateConfig, model_config: Any) -> EvaluateConfig:
     """Return the configuration with the task that the model was fine-tuned on, unless it names a task already.
 
     Raises:
-        ValueError: if the model's task is unknown, or its declaration is wrong.
+        ValueError: if the model's task is unknown, its declaration is wrong, or a `task_folder` has none to go with.
     """
     if config.dataset is not None:
         return config
+    declaration = getattr(model_config, "finetuning_declaration", None)
+    if config.task_folder is not None and declaration is None:
+        raise ValueError(
+            f"task_folder = {config.task_folder!r} is for a task that a YAML file declares, and {config.model_name} was"
+            " fine-tuned on none: leave it out"
+        )
     return replace(
         config,
         dataset=getattr(model_config, "finetuning_task", None),
-        declaration=getattr(model_config, "finetuning_declaration", None),
-        task_folder=getattr(model_config, "finetuning_folder", None),
+        declaration=declaration,
+        task_folder=config.task_folder or getattr(model_config, "finetuning_folder", None),
     )

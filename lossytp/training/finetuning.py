@@ -14,6 +14,7 @@ from lossytp.training.saved_models import BEST, LAST, check_folders, save_model
 from lossytp.training.scoring import scores
 from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
 from lossytp.training.tasks.metrics import time_to_accuracy
+from lossytp.training.tokenizer import told_first_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,6 +103,8 @@ class FineTuning(Objective[TrainConfig]):
             "majority_share": chance.get("accuracy"),
             "subsets": [split for split in ("train", "test") if task.source.subset(split)],
             "cut_share": float(test.cut.mean()),
+            **told_first_tokens(self.tokenizer),
+            "incomplete_rows": {"train": self.data.train.incomplete, "test": test.incomplete},
         }
 
     def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:

@@ -20,3 +20,9 @@ def keep_freed_memory() -> None:
     mallopt = ctypes.CDLL(None).mallopt
     for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, MOST), (M_TOP_PAD, PAD)):
         mallopt(option, value)
+
+
+def give_back_freed_memory() -> None:
+    """Give back to the kernel what is free now, such as a dense model's memory after sharding."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)

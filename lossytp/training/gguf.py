@@ -63,12 +63,12 @@ def _convert(name: str, file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     print(f"reading {file.name}, once: its weights are kept in {folder.parents[1]}", file=sys.stderr)
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())  # of progress bars
     try:
         with quiet:
-            tokenizer: Any = AutoTokenizer.from_pretrained(**source)
-            model: Any = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+            tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **source)
+            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, **source, dtype=torch.float32)
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
             f"model_name = {name!r}: {file} cannot be read ({first_line(error)}): give a whole GGUF file of a family "

@@ -24,11 +24,12 @@ from lossytp.training.connected_processes import connected_processes, this_devic
 from lossytp.training.engine import Engine
 from lossytp.training.exclusive_run import exclusive_run
 from lossytp.training.files import saving
+from lossytp.training.freed_memory import give_back_freed_memory
 from lossytp.training.inputs import finished_record, trace_sha256
 from lossytp.training.logs import Logs, check_installed, check_logs
 from lossytp.training.objectives import objective_of
 from lossytp.training.optimizer import build_optimizer, learning_rate_factor
-from lossytp.training.progress import Progress, details
+from lossytp.training.progress import Progress, details, waiting
 from lossytp.training.record import describe, write_record
 from lossytp.training.resuming import resume, save_checkpoint
 from lossytp.training.scoring import mean_over_ranks
@@ -101,6 +102,7 @@ class Run:
         self.objective = objective_of(config)(config)
         self.device = this_device(layout)
         self.engine = Engine(config, self.objective.dense_model(), network, layout, self.device)
+        give_back_freed_memory()
         self.optimizer = build_optimizer(
             self.engine.module,
             learning_rate=config.learning_rate,
@@ -132,7 +134,8 @@ class Run:
         status = self._train()
         finite = status != "not finite"
         if finite:
-            self.objective.save(self.engine)
+            with waiting(f"{self.objective.name}: saving the model"):
+                self.objective.save(self.engine)
         step_s = float(np.median(self.step_seconds))
         simulated_s = simulated_step_seconds(self.config, self.engine.shape, self.tokens / len(self.losses), step_s)
         final = self.evaluations[-1] if finite else {}
@@ -285,10 +288,11 @@ class Run:
     def _evaluate(self, step: int) -> dict:
         """Evaluate with and without losses. A number that is not finite becomes None."""
         objective, last = self.objective, step == self.config.steps
-        with self.network.reliable():
+        told = f"{objective.name}: evaluating after step {step}"
+        with waiting(told), self.network.reliable():
             clean = objective.scores(self.engine, last=last)
         point: dict[str, Any] = {"step": step, "seconds": self.train_seconds}
-        with self.network.evaluation(step), self.engine.stream_distance() as distance:
+        with waiting(told), self.network.evaluation(step), self.engine.stream_distance() as distance:
             lossy = objective.scores(self.engine, last=last) if self._sends else clean
         distances = distance()
         point["stream_distance"] = distances and [each if math.isfinite(each) else None for each in distances]

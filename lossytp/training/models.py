@@ -2,13 +2,16 @@
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lossytp.training.files import first_line
 from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequantised, gguf_file
-from lossytp.training.heads import ENDINGS, head_class, saved_class
+from lossytp.training.heads import ENDINGS, GENERATION, head_class, saved_class
 from lossytp.training.hub import hub_answers, hub_or_its_cache
+from lossytp.training.model_files import CODE, reason
+from lossytp.training.progress import waiting
 from lossytp.training.shapes import HUB, LLAMAS, PRESETS, SCRATCH, Shape, check_shape, from_scratch
 from lossytp.training.tasks.sources import DATA_VARIABLE
 from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
@@ -16,7 +19,7 @@ from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
-MODELS = Path(__file__).resolve().parents[2] / "models"  # a checkout's committed pretrained models
+MODELS = Path(__file__).resolve().parents[1] / "models"  # pretrained models; a wheel has gpt2-nano alone
 DROPOUTS = (
     *("embd_pdrop", "attn_pdrop", "resid_pdrop"),
     *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
@@ -51,16 +54,16 @@ def check_there(name: str) -> None:
     return None
 
 
-def load_tokenizer(name: str) -> "PreTrainedTokenizerFast":
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> "PreTrainedTokenizerFast":
     """Return the model's tokenizer. If it has no padding token, it pads with its end token.
 
     Raises:
-        ValueError: if there is no tokenizer, or it has no end token.
+        ValueError: if there is no tokenizer, or it has no end token, or it needs code that is not to be trusted.
     """
     from transformers import AutoTokenizer
 
     where = _location(name, weights=False)
-    tokenizer: Any = _loaded(name, where, AutoTokenizer.from_pretrained)
+    tokenizer: Any = _loaded(name, where, AutoTokenizer.from_pretrained, trust_remote_code=trust_remote_code)
     check_tokenizer(f"model_name = {name!r}: {where}", tokenizer)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -98,7 +101,8 @@ def build_model(
     """
     import torch  # here, so that a configuration is checked without waiting for torch
 
-    config = _configuration(name, tokenizer)
+    config: Any = _configuration(name, tokenizer)
+    config.dtype = torch.float32  # whatever the saved weights' is: optimizers work in float32
     config.update({each: dropout for each in DROPOUTS if hasattr(config, each)} | {"use_cache": False})
     if positions and name.endswith(SCRATCH):
         config.max_position_embeddings = max(positions, config.max_position_embeddings)
@@ -114,14 +118,16 @@ def build_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
-            model: Any = head(config)
+            with waiting(f"drawing {name}'s weights"):
+                model: Any = head(config)
         except Exception as error:  # a config.json can raise anything: an unknown activation, for example, a KeyError
             raise ValueError(
                 f"model_name = {name!r}: its config.json is invalid ({first_line(error)}): correct it, or give another "
                 "model"
             ) from error
     if not name.endswith(SCRATCH):
-        model.base_model.load_state_dict(_pretrained(name, type(model.base_model)).state_dict())
+        part = model if kind == GENERATION else model.base_model  # a language model's own head is pretrained, too
+        part.load_state_dict(_pretrained(name, type(part)).state_dict())
         model.tie_weights()
     model.loss_type = model.loss_type or DEFAULT_LOSS
     return model
@@ -133,13 +139,9 @@ def load_model(name: str) -> "PreTrainedModel":
     Raises:
         ValueError: if the model is not found, lacks weights, or has no tensor-parallel plan or known head.
     """
-    import transformers
-
     if name.endswith(SCRATCH):
         raise ValueError(f"model_name = {name!r} is untrained: give {name.removesuffix(SCRATCH)}, or a folder")
-    where = _location(name, weights=True)
-    config = _loaded(name, where, transformers.AutoConfig.from_pretrained)
-    _check_plan(name, config)
+    config = _saved_configuration(name, _location(name, weights=True))
     head = saved_class(config)
     if head is None:
         raise ValueError(
@@ -156,17 +158,24 @@ def _pretrained(name: str, kind: Any) -> Any:
     """Return the saved model as a `kind`, in float32.
 
     Raises:
-        ValueError: if weights are missing; transformers would draw them at random.
+        ValueError: if weights are missing, which transformers would draw at random, or are not finite.
     """
     import torch
+
+    from lossytp.training.weights_file import PREFIXES
 
     where = _location(name, weights=True)
     model, found = _loaded(name, where, kind.from_pretrained, dtype=torch.float32, output_loading_info=True)
     missing = sorted(found["missing_keys"])
     if missing:
+        wrapped = sorted(key for key in found["unexpected_keys"] if any(prefix in key for prefix in PREFIXES))
+        fix = f"save the model without the wrapper of {wrapped[0]}" if wrapped else "save them all"
         raise ValueError(
-            f"model_name = {name!r}: {where} lacks {len(missing)} of its weights, such as {missing[0]}: save them all"
+            f"model_name = {name!r}: {where} lacks {len(missing)} of its weights, such as {missing[0]}: {fix}"
         )
+    broken = [key for key, weight in model.named_parameters() if not weight.isfinite().all()]
+    if broken:
+        raise ValueError(f"model_name = {name!r}: {where} holds NaN or infinity in {broken[0]}: give finite weights")
     return model
 
 
@@ -185,7 +194,7 @@ def build_language_model(
 
 
 def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrainedConfig":
-    from transformers import AutoConfig, GPT2Config, LlamaConfig
+    from transformers import GPT2Config, LlamaConfig
 
     base = name.removesuffix(SCRATCH)
     special = {token: getattr(tokenizer, token) for token in SPECIAL}
@@ -193,19 +202,27 @@ def _configuration(name: str, tokenizer: "PreTrainedTokenizerFast") -> "PreTrain
         family = GPT2Config if base in PRESETS else LlamaConfig
         shape = {**(PRESETS.get(base) or LLAMAS[base]), "tie_word_embeddings": True}
         return family(**{**shape, "vocab_size": len(tokenizer)}, **special)
-    config = _loaded(name, _location(name, weights=False), AutoConfig.from_pretrained)
-    _check_plan(name, config)
+    config = _saved_configuration(name, _location(name, weights=False))
     check_tokenizer(f"model_name = {name!r}", tokenizer, config.vocab_size)
     config.update(special)
     return config
 
 
-def _check_plan(name: str, config: Any) -> None:
+def _saved_configuration(name: str, where: str) -> Any:
+    from transformers import AutoConfig
+
+    config = _loaded(name, where, AutoConfig.from_pretrained)
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        raise ValueError(
+            f"model_name = {name!r} is quantised ({str(quantised)[:60]}): give it in float32, bfloat16 or float16"
+        )
     if config.model_type != "gpt2" and not getattr(config, "base_model_tp_plan", None):
         raise ValueError(
             f"model_name = {name!r} is a {config.model_type}, which has no tensor-parallel plan: give a GPT-2, or a "
             "decoder that carries one, such as a Llama, Mistral, Qwen or Gemma"
         )
+    return config
 
 
 def _location(name: str, *, weights: bool) -> str:
@@ -217,14 +234,16 @@ def _location(name: str, *, weights: bool) -> str:
             folder = MODELS / "gpt2-nano"  # all presets share its vocabulary
         if not folder.is_dir():
             raise ValueError(
-                f"model_name = {name!r}: {folder} does not exist; run ./run_all.sh pretrain in a checkout"
+                f"model_name = {name!r}: {folder} does not exist; give the path of models/{folder.name} in a checkout "
+                f"of lossytp, where ./run_all.sh pretrain {folder.name} trains it"
                 + (f", or give {name}{SCRATCH}" if weights else "")
             )
         return str(folder)
     if Path(base).is_dir():
         return base
     if (file := gguf_file(base)) is not None:
-        return str(dequantised(name, file))
+        with waiting(f"reading {file.name}"):
+            return str(dequantised(name, file))
     path = HUB.get(base, base)
     data = os.environ.get(DATA_VARIABLE)
     folder = Path(data or "").expanduser() / path
@@ -241,17 +260,15 @@ def _loaded(name: str, where: str, load: Any, **options: Any) -> Any:
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     try:
-        if Path(where).is_dir():
-            return load(where, **options)
-        with hub_or_its_cache():
-            return load(where, **options)
+        with waiting(f"loading {where}"), nullcontext() if Path(where).is_dir() else hub_or_its_cache():
+            return load(where, **{"trust_remote_code": False, **options})  # None would ask on standard input
     except Exception as error:  # a damaged file can raise anything
-        first = first_line(error)
-        if Path(where).is_dir():
+        why = reason(error, where)
+        if Path(where).is_dir() or why == CODE:
             raise ValueError(
-                f"model_name = {name!r}: {where} cannot be loaded ({first}): give a folder that transformers can load"
+                f"model_name = {name!r}: {where} cannot be loaded ({why}): give a folder that transformers can load"
             ) from error
-        raise _nowhere(name, where, first) from error
+        raise _nowhere(name, where, why) from error
 
 
 def _nowhere(name: str, where: str, why: str) -> ValueError:

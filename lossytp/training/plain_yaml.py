@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from lossytp.network.bounded_files import content_of
+
 
 def read_yaml(text: str) -> Any:
     """Return the content of a YAML document.
@@ -31,11 +33,11 @@ def read_yaml_file(name: str, file: Path) -> Any:
         ValueError: if the file cannot be read, or is not YAML; the message begins with `name`.
     """
     try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"{name} cannot be read ({error.strerror}): give the path of a YAML file") from error
+        text = content_of(file).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not UTF-8 ({error}): save it as UTF-8") from error
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
     try:
         return read_yaml(text)
     except ValueError as error:

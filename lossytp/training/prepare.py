@@ -1,9 +1,8 @@
-"""Prepare a converted model for training: move it, check that it computes what the dense model does, freeze blocks."""
+"""Prepare a converted model for training: check that it computes what the dense model does, freeze blocks."""
 
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from lossytp.network.lossy_network import LossyNetwork
@@ -11,23 +10,16 @@ from lossytp.parallel.plans import blocks_of
 from lossytp.training.optimizer import is_norm
 
 
-def to_device_(model: nn.Module, device: torch.device) -> None:
-    """Move the tensors that exist to `device`. Deferred weights are drawn there later."""
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for tensor in tensors.values():
-                if tensor is not None and not tensor.is_meta:
-                    tensor.data = tensor.data.to(device)
-
-
 def check_same_function(
     dense: PreTrainedModel, parallel: PreTrainedModel, network: LossyNetwork, rounding: float = 1e-4
 ) -> None:
-    """Raise ValueError unless `parallel` without losses computes what `dense` does, up to a relative `rounding`."""
-    probe = torch.arange(1, 17, device=next(dense.parameters()).device).view(2, 8)
+    """Raise ValueError unless `parallel` on its device computes without losses what `dense` does, up to `rounding`."""
+    probe = torch.arange(1, 17).view(2, 8)
     training = dense.training, parallel.training
     with network.reliable(), torch.no_grad():
-        expected, actual = (model.eval()(probe).logits.double() for model in (dense, parallel))
+        expected, actual = (
+            model.eval()(probe.to(next(model.parameters()).device)).logits.cpu().double() for model in (dense, parallel)
+        )
     dense.train(training[0])
     parallel.train(training[1])
     error = (actual - expected).abs().max() / expected.abs().max()

@@ -1,13 +1,34 @@
 """Show a run's progress: a bar in a terminal, otherwise a line now and then."""
 
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from tqdm import tqdm
 
-SECONDS_BETWEEN_LINES = 20.0
+from lossytp.parallel.layout import rank_and_world_size
+
+SECONDS_BETWEEN_LINES = SECONDS_OF_SILENCE = 5.0
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say on stderr what the block does, every `SECONDS_OF_SILENCE` while it lasts. One process speaks for all."""
+    began, done = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not done.wait(SECONDS_OF_SILENCE):
+            tqdm.write(f"{what}: {time.monotonic() - began:.0f} s so far", file=sys.stderr)
+
+    if rank_and_world_size()[0] == 0:
+        threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def details(numbers: Mapping[str, float], position: Mapping[str, int]) -> str:

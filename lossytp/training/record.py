@@ -110,10 +110,13 @@ def _processor() -> str:
 
 def commit() -> str | None:
     """Return the Git commit, with "+" if lossytp/ has changes; None outside a Git checkout."""
-    here = Path(__file__).parent.parent
+    folder = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        changes = subprocess.run(["git", "status", "--porcelain", "."], cwd=here, capture_output=True, text=True)
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # another project's checkout may hold an installation
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "..") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")

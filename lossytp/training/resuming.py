@@ -12,6 +12,7 @@ from lossytp.network.counters import Counters
 from lossytp.parallel.dense_places import places
 from lossytp.training.checkpoint_folder import Found
 from lossytp.training.inputs import check_same_data, check_same_trace, check_same_weights
+from lossytp.training.progress import waiting
 from lossytp.training.sharded_files import read_
 from lossytp.training.training_state import STATE, TrainingState, counted, of_another_layout
 from lossytp.training.weights_file import load_weights_
@@ -44,7 +45,8 @@ def save_checkpoint(run: "Run", step: int) -> None:
     plain |= {"data": run.objective.sha256, "trace": run.trace_sha256, "earlier_seconds": run.total_seconds()}
     state = training_state(run)
     own = {**state.own(), "position": run.objective.state_dict(), "plain": json.dumps(plain)}
-    run.checkpoints.save(step, state.tensors(), own)
+    with waiting(f"saving the state after step {step}"):
+        run.checkpoints.save(step, state.tensors(), own)
 
 
 def resume(run: "Run") -> None:

@@ -13,6 +13,7 @@ from lossytp.network.checks import check_at_least, shown
 from lossytp.parallel.group import check_divides
 from lossytp.training.files import first_line
 from lossytp.training.gguf import SUFFIX, gguf_file
+from lossytp.training.model_files import flaw
 
 SCRATCH = "-scratch"
 SIZES = ("n_embd", "n_layer", "n_head", "n_positions")  # a GPT-2's, in the order of `Shape`
@@ -156,5 +157,5 @@ def _shape_in(folder: Path) -> Shape:
             return Shape(*(config[size] for size in sizes))
         return Shape.read(config.get)
     except (OSError, KeyError, TypeError, ValueError) as error:
-        why = f"its config.json: {first_line(error)}"
+        why = flaw(folder / "config.json") or f"its config.json: {first_line(error)}"
         raise ValueError(f"model_name = {str(folder)!r} holds no decoder ({why}): give a folder with one") from error

@@ -1,10 +1,11 @@
-"""Check that a tokenizer is usable, alone and with a given model, and keep it from truncating or padding texts."""
+"""Check that a tokenizer is usable, alone and with a given model, and say what it puts before texts."""
 
 import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from torch import Tensor
     from transformers import PreTrainedTokenizerFast
 
 _of_this_process: list["Tokenizer"] = []
@@ -49,3 +50,27 @@ def token_ids(text: str) -> list[int]:
     """Return the token ids of a text, in a process that `take_tokenizer` began."""
     ids: list[int] = _of_this_process[0].encode(text, add_special_tokens=False).ids
     return ids
+
+
+def first_tokens(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
+    """Return the special tokens that the tokenizer puts before every text, such as a BOS; most put none.
+
+    Models that were trained with them predict badly without: Gemma's cross-entropy rises by more than a nat.
+    """
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    return list(encoded["input_ids"][: [*encoded["special_tokens_mask"], 0].index(0)])
+
+
+def told_first_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
+    """Return a record's entry `first_tokens`, the names of these tokens, if there are any."""
+    names = [str(tokenizer.convert_ids_to_tokens(each)) for each in first_tokens(tokenizer)]
+    return {"first_tokens": names} if names else {}
+
+
+def prompt(tokenizer: "PreTrainedTokenizerFast", text: str) -> "dict[str, Tensor]":
+    """Return a text to continue, behind the first tokens, as ids (1, tokens) with their attention mask."""
+    import torch
+
+    ids = [*first_tokens(tokenizer), *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    input_ids = torch.tensor([ids], dtype=torch.int64)
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}

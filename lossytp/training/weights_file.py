@@ -36,6 +36,8 @@ def load_weights_(places: Iterable[Place], file: Path) -> None:
                         f"{file} has {box.name} of shape {tuple(tensor.shape)}, and the model has {tuple(box.shape)}: "
                         "give the weights of the same model, whole"
                     )
+                if not tensor.isfinite().all():
+                    raise ValueError(f"{file} holds NaN or infinity in {box.name}: give finite weights")
                 box.view.copy_(tensor[box.slices])
 
 

@@ -42,9 +42,18 @@ def test_every_lab_takes_the_flags_of_the_earlier_lab(kind, flags):
         (BackendLabConfig, {"lossy_layers": "0:1"}, "lossy_layers = '0:1' works only"),
         (BackendLabConfig, {"control": "noise"}, "control = 'noise' works only"),
         (BackendLabConfig, {"repair": "stale"}, "repair = 'stale' works only"),
+        (PipelineLabConfig, {"num_layers": 10**9}, "num_layers = 1000000000 is above 100"),
+        *(
+            (kind, {name: value}, rf"{name} = \S+ is above \S+: give \S+ or less$")
+            for kind in (LabConfig, PipelineLabConfig)
+            for name, value in {
+                **dict.fromkeys(("num_classes", "hidden_dim", "input_dim"), 10**10),
+                "learning_rate": 1e38,
+            }.items()
+        ),
     ],
 )
-def test_values_that_contradict_each_other_or_have_no_effect_are_refused(kind, values, message):
+def test_values_that_contradict_each_other_have_no_effect_or_fit_no_machine_are_refused(kind, values, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         kind(**values)
 
@@ -125,4 +134,5 @@ def test_an_epoch_shows_each_image_at_most_once_in_another_order_than_the_next()
     assert [len(set(epoch)) for epoch in epochs] == [30, 30]
     assert epochs[0] != epochs[1]
     assert len(list(_batches(LabConfig(**SMALL), 35))) == SMALL["steps"]
+    assert len(next(_batches(LabConfig(steps=10**15), 35))) == 35, "steps take no memory before they are due"
     assert torch.equal(next(_batches(LabConfig(batch_size=50), 35)).sort().values, torch.arange(35))

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from lossytp.labs import lab
 from lossytp.labs.lab import LabConfig, perceptron
 from lossytp.labs.tensor_parallel_manual import CopyToRanks, run
 from tests.labs.dense import SMALL, dense_losses, run_lab
@@ -14,6 +15,7 @@ def config(tmp_path):
     return LabConfig(**SMALL, output_dir=str(tmp_path))
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_without_losses_it_trains_as_the_dense_perceptron(tmp_path, config, ranks):
     result = run(LabConfig(**SMALL, tensor_parallel_size=ranks, output_dir=str(tmp_path)))
@@ -47,13 +49,17 @@ def test_both_passes_send_and_lose_packets(tmp_path):
     assert all(each["lost"] > 0 for each in result["network"]["by_direction"].values())
 
 
-def test_what_cannot_be_run_is_refused(tmp_path):
+def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^hidden_dim = 63 cannot be split over 2 ranks: give a multiple of 2$"):
         run(LabConfig(hidden_dim=63))
     with pytest.raises(ValueError, match=r"^layers = \(0, 3\) ends above the model's 2 blocks"):
         run(LabConfig(lossy_layers="0:3"))
     with pytest.raises(ValueError, match=r"^the training loss is not finite at step [12]: lower learning_rate"):
         run(LabConfig(**SMALL, learning_rate=1e30, output_dir=str(tmp_path)))
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(lab, "_train", None)  # the folder is checked first
+    with pytest.raises(ValueError, match=r"^output_dir = .*file/below' cannot be written"):
+        run(LabConfig(**SMALL, output_dir=str(tmp_path / "file" / "below")))
     with pytest.raises(
         ValueError, match=r"transport = .udp. needs a process for each rank: start the lab with torchrun"
     ):

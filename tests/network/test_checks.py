@@ -16,6 +16,7 @@ from lossytp.network.checks import (
     check_number,
     check_positive,
     check_probability,
+    printable,
     shown,
 )
 
@@ -57,8 +58,24 @@ def test_what_is_shown_is_short_and_on_one_line(value):
     assert len(shown(value)) < 100
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("né 数据", "né 数据"), ("\x1b[2J\n\u202e\udcff", r"\x1b[2J\n\u202e\udcff"), ("abcd", "abc...")],
+)
+def test_text_of_others_is_printable_and_short(text, expected):
+    assert printable(text, 3 if text == "abcd" else 80) == expected
+
+
 @pytest.mark.parametrize("values", [[], (), 5, None, "12", {}])
 def test_an_empty_list_is_refused(values):
     with pytest.raises(ValueError, match=r"^rates = .* is not a list of at least one value: give one$"):
         check_filled("rates", values)
     check_filled("rates", [0])
+
+
+def test_a_list_that_refers_to_itself_many_times_is_shown_at_once():
+    value = "x"
+    for _ in range(30):
+        value = [value] * 10
+    assert shown(value).startswith("[[[[")
+    assert len(shown(value)) < 100

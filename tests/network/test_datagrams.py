@@ -26,6 +26,14 @@ def test_every_flow_of_every_session_has_its_own_key() -> None:
     assert flow_key(one, 0, 1) == flow_key(one, 0, 1)
 
 
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM])
+def test_an_empty_host_does_not_mean_every_address(kind: socket.SocketKind) -> None:
+    with pytest.raises(ValueError, match=r"host is empty.*0\.0\.0\.0"):
+        datagrams.bound(kind, "", 0)
+    with pytest.raises(ValueError, match="host = ''"):
+        datagrams.address_of("")
+
+
 def test_a_port_in_use_is_named() -> None:
     with (
         udp_socket("127.0.0.1") as held,

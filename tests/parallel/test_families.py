@@ -139,12 +139,16 @@ def test_checkpointing_replays_the_losses(family: str, reentrant: bool, mode: st
         assert gradient_error(gradients(checkpointed, tiny_batch()), expected) == 0
 
 
-@pytest.mark.parametrize("cached", [True, False])
+CACHES = {"none": {"use_cache": False}, "dynamic": {"use_cache": True}, "static": {"cache_implementation": "static"}}
+
+
+@pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("mode", ["shared", "own streams", "own copies"])
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox", "olmo2"])
-def test_without_losses_generated_tokens_equal_dense(family: str, mode: str, cached: bool) -> None:
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_neox", "olmo2", "qwen2"])
+def test_without_losses_generated_tokens_equal_dense(family: str, mode: str, cache: str) -> None:
+    """Gemma 2 and Qwen 2 make one mask for each kind of layer before a static cache is filled."""
     dense, prompts = tiny(family).eval(), tiny_batch()["input_ids"][:3, :6]
-    how = {"do_sample": False, "min_new_tokens": 8, "max_new_tokens": 8, "use_cache": cached}
+    how = {"do_sample": False, "min_new_tokens": 8, "max_new_tokens": 8, "use_cache": True, **CACHES[cache]}
     tokens = [
         model.generate(prompts, attention_mask=torch.ones_like(prompts), **how)
         for model in (dense, lossy(dense, 0.0, **MODES[mode]), lossy(dense, 0.5, **MODES[mode]))
@@ -165,10 +169,12 @@ def test_under_bf16_autocast_it_is_as_close_to_dense_as_autocast_is_to_fp32() ->
 @pytest.mark.parametrize("mode", ["shared", "own streams"])
 def test_copies_and_pickles_train_alike(mode: str) -> None:
     parallel, batch = lossy(tiny("qwen2"), 0.1, **MODES[mode]), tiny_batch()
+    parallel(**batch, output_hidden_states=True, output_attentions=True)  # transformers adds hooks that have no pickle
     parallel.model.layers[0].self_attn.q_proj(torch.randn(4, 1, 64, dtype=torch.float64))  # k and v were never asked
     others = [copy.deepcopy(parallel), pickle.loads(pickle.dumps(parallel))]
     expected = training_losses(parallel, batch, steps=2)
     assert [training_losses(other, batch, steps=2) for other in others] == [expected, expected]
+    assert all(len(other(**batch, output_hidden_states=True).hidden_states) == NUM_LAYERS + 1 for other in others)
 
 
 def test_frozen_projections_stay_frozen_and_the_others_learn() -> None:

@@ -212,3 +212,12 @@ def test_one_unit_has_one_dtype() -> None:
     ]
     with pytest.raises(ValueError, match=r"b is torch.float64 and a torch.float32: convert the model to one dtype"):
         FlatUnit(parameters, FakeProcessGroup(2, 0))  # type: ignore[arg-type]
+
+
+def test_a_models_units_go_to_the_default_device_one_after_the_other() -> None:
+    """So that the whole model need not fit there; "meta" stands for an accelerator."""
+    dense: Any = tiny_gpt2("classifier")
+    with torch.device("meta"):
+        sharded = FlatFSDP(dense, FakeProcessGroup(2, 0), blocks=dense.transformer.h)  # type: ignore[arg-type]
+    assert {parameter.device.type for parameter in sharded.parameters()} == {"meta"}
+    assert sum(unit.flat_P.untyped_storage().nbytes() for unit in sharded.units) == 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
@@ -136,6 +137,28 @@ def test_a_projection_with_another_input_is_computed_anew() -> None:
         assert relative_error(getattr(attention, name)(given), getattr(dense, name)(given)) < 1e-12, name
 
 
+def test_a_projection_is_computed_anew_if_input_or_weight_changed() -> None:
+    parallel = ltp.parallelize(tiny("qwen2"), bernoulli(0.0), tensor_parallel_size=2)
+    attention, x = parallel.model.layers[0].self_attn, torch.randn(2, 5, 64, dtype=torch.float64)
+    fused = attention.q_proj.layer
+
+    def double(tensor: Tensor) -> None:
+        with torch.no_grad():
+            tensor.mul_(2)
+
+    changes = (lambda: double(x), lambda: double(fused.weight), lambda: double(fused.bias))
+    for change in (*changes, lambda: setattr(fused, "weight", nn.Parameter(3 * fused.weight.detach()))):
+        attention.q_proj(x)
+        change()
+        assert torch.equal(attention.k_proj(x), attention.k_proj(x.clone()))
+    with torch.no_grad():
+        attention.q_proj(x)
+    assert attention.k_proj(x).requires_grad, "what was computed without a graph has no gradient"
+    with torch.inference_mode():
+        x = x.clone()
+        assert torch.equal(attention.q_proj(x), attention.q_proj(x.clone()))
+
+
 STABLELM = {
     **{f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"},
     "layers.*.self_attn.o_proj": "rowwise",
@@ -155,19 +178,75 @@ def test_a_plan_by_hand_shards_a_model_that_carries_none() -> None:
     assert gradient_error(shifted(parallel), expected) < 1e-9
 
 
-def test_half_a_plan_shards_half_a_model() -> None:
+@pytest.mark.parametrize("how", [{}, {"reliable_gather": False}], ids=str)
+def test_half_a_plan_shards_half_a_model(how: dict) -> None:
     """Attention stays dense and on every rank."""
     mlp = {pattern: style for pattern, style in GPT2_PLAN.items() if ".mlp." in pattern}
     dense, batch = tiny_gpt2(), tiny_batch()
-    parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=4, plan=mlp)
+    parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=4, plan=mlp, **how)
     assert relative_error(parallel(**batch).logits, dense(**batch).logits) < 1e-12
     network = parallel.transformer.h[0].mlp.c_fc.collective.network
     assert set(network.report()["module"]) == {"mlp"}
 
 
+def test_a_plan_for_the_mlp_alone_asks_nothing_of_heads() -> None:
+    """The model's two key-value heads are not sharded."""
+    mlp = {pattern: style for pattern, style in plan_of(tiny("llama")).items() if ".mlp." in pattern}
+    dense, batch = tiny("llama", num_key_value_heads=2), tiny_batch()
+    parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=4, plan=mlp)
+    assert relative_error(parallel(**batch).logits, dense(**batch).logits) < 1e-12
+    with pytest.raises(ValueError, match="tensor_parallel_size = 5 does not divide the model's MLP of 96: choose one"):
+        ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=5, plan=mlp)
+
+
+def with_adapters() -> PreTrainedModel:
+    """A Llama with what peft puts in the place of a linear layer."""
+    model = tiny("llama")
+    model.model.layers[0].self_attn.q_proj.lora_A = nn.ModuleDict()
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "how", "error", "message"),
     [
+        (
+            lambda: tiny("llama"),
+            {"plan": "auto"},
+            TypeError,
+            "plan = 'auto' is of type str, not Mapping: give",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"plan": ["q_proj"]},
+            TypeError,
+            "plan = ['q_proj'] is of type list, not Mapping: ",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"plan": {"layers.*.mlp.up_proj": ColwiseParallel()}},
+            TypeError,
+            "is of type ColwiseParallel, not str: give the name of a style, such as 'colwise'",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"plan": {1: "colwise"}},
+            TypeError,
+            "plan's pattern = 1 is of type int, not str: ",
+        ),
+        (
+            lambda: tiny("llama"),
+            {"plan": {f"model.{pattern}": style for pattern, style in STABLELM.items()}},
+            ValueError,
+            "the plan's pattern 'model.layers.*.self_attn.q_proj' names no module of LlamaForCausalLM: write it as in "
+            '{"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}, and without \'model.\'',
+        ),
+        (
+            lambda: tiny("llama"),
+            {"plan": {**STABLELM, "layers.*.mlp.gate": "colwise"}},
+            ValueError,
+            "the plan's pattern 'layers.*.mlp.gate' names no module of LlamaForCausalLM",
+        ),
+        (with_adapters, {}, TypeError, "LlamaForCausalLM has adapters, which are not sharded: give its merge_and_unl"),
         (
             lambda: tiny("mixtral", dtype=torch.float32),
             {},
@@ -186,7 +265,7 @@ def test_half_a_plan_shards_half_a_model() -> None:
             lambda: tiny("llama"),
             {"plan": {"blocks.*.up": "colwise"}},
             ValueError,
-            "the plan names no module of LlamaForCausalLM: give patterns such as",
+            "the plan's pattern 'blocks.*.up' names no module of LlamaForCausalLM: write it as in",
         ),
         (
             lambda: tiny("llama"),
@@ -227,6 +306,13 @@ def test_half_a_plan_shards_half_a_model() -> None:
         ),
     ],
     ids=[
+        "text",
+        "list",
+        "object",
+        "number",
+        "prefix",
+        "one pattern",
+        "adapters",
         "experts",
         "key-value heads",
         "no module",

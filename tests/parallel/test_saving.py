@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -20,6 +21,7 @@ import lossytp as ltp
 from lossytp.parallel.dense import gather
 from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2
 from tests.parallel.converted_gpt2 import assert_same_steps, lossy, two_steps
+from tests.parallel.families import tiny
 
 KINDS = {
     "language model": (AutoModelForCausalLM, GPT2LMHeadModel),
@@ -58,6 +60,14 @@ def test_what_is_saved_is_read_back_bitwise(kind: str, how: dict[str, Any], tmp_
     assert (tmp_path / "model.safetensors").is_file()
 
 
+def test_a_model_in_half_precision_is_saved_in_it(tmp_path: Path) -> None:
+    dense = tiny_gpt2(dtype=torch.bfloat16)
+    model = ltp.parallelize(dense, bernoulli(0.1), tensor_parallel_size=2)
+    model(**tiny_batch()).loss.backward()
+    model.save_pretrained(tmp_path)
+    assert_same_weights(GPT2LMHeadModel.from_pretrained(tmp_path), dense)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_tied_weights_stay_tied_and_others_apart(tied: bool, tmp_path: Path) -> None:
     model = trained(tie_word_embeddings=tied)
@@ -74,7 +84,7 @@ def test_saving_changes_nothing_and_sends_nothing(tmp_path: Path) -> None:
 
 
 def test_it_is_saved_as_transformers_trainer_calls_it(tmp_path: Path) -> None:
-    """As its `_save` does; the trainer itself needs accelerate."""
+    """As its `_save` does."""
     model = trained()
     model.save_pretrained(tmp_path, state_dict=None, is_main_process=True)
     assert_same_weights(GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.float64), gather(model))
@@ -108,6 +118,57 @@ def test_a_class_of_the_callers_own_is_saved_too(tmp_path: Path) -> None:
     assert type(gather(model)) is Mine
     model.save_pretrained(tmp_path)
     assert_same_weights(Mine.from_pretrained(tmp_path, dtype=model.dtype), gather(model))
+
+
+@pytest.mark.parametrize("how", WAYS, ids=["one stream", "own streams", "own copies"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_state_of_the_dense_model_is_loaded_into_shards(family: str, how: dict[str, Any]) -> None:
+    """As transformers' Trainer does to resume, and to load its best checkpoint."""
+    models = [tiny_gpt2() if family == "gpt2" else tiny(family) for _ in range(2)]
+    with torch.no_grad():
+        for parameter in models[1].parameters():
+            parameter += 1
+    parallel = ltp.parallelize(models[0], bernoulli(0.2), tensor_parallel_size=4, **how)
+    state = models[1].state_dict()
+    keys = parallel.load_state_dict(state)
+    assert not keys.missing_keys
+    assert not keys.unexpected_keys
+    assert_same_weights(gather(parallel), models[1])
+    again = ltp.parallelize(models[0], bernoulli(0.2), tensor_parallel_size=4, **how)
+    again.load_state_dict(parallel.state_dict())  # its own state, sharded
+    assert_same_weights(gather(again), models[1])
+    for own in again.parameters():
+        assert any(torch.equal(own, other) for other in parallel.parameters()), "of every rank's copy"
+    with pytest.raises(RuntimeError, match="Missing key"):
+        parallel.load_state_dict({name: state[name] for name in list(state)[1:]})
+
+
+def test_transformers_trainer_resumes_its_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate", reason="the Trainer needs accelerate: ./run_all.sh models installs it")
+    batch = tiny_batch()
+    rows = [{name: values[number] for name, values in batch.items()} for number in range(len(batch["labels"]))]
+
+    def losses(checkpoint: str | None) -> list[float]:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=4,
+            save_steps=2,
+            per_device_train_batch_size=len(rows),
+            logging_steps=1,
+            lr_scheduler_type="constant",
+            learning_rate=1e-2,
+            disable_tqdm=True,
+            report_to=[],
+            use_cpu=True,
+        )
+        model = lossy(tiny_gpt2(), 0.0)
+        trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    unbroken = losses(None)
+    assert losses(str(tmp_path / "checkpoint-2")) == unbroken
+    assert unbroken[3] < unbroken[0]
 
 
 def test_shards_are_not_saved(tmp_path: Path) -> None:

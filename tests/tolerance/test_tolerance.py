@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from lossytp.tolerance.config import Setup, ToleranceConfig, parts
 from lossytp.tolerance.measure import Measurement, Row
 from lossytp.tolerance.record import keep_advice, keep_rows, load_rows, write_rows
 from lossytp.training.exclusive_run import exclusive_run
+from lossytp.training.models import load_model, load_tokenizer
+from tests.training.bos import BOS, with_bos
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of folly. "
 
@@ -56,6 +59,32 @@ def test_a_rise_is_the_mean_over_draws_of_the_cross_entropy_over_the_lossless_on
     assert row.rise.value == pytest.approx(np.mean(row.rises))
     assert row.rise.value > 0.01
     assert row.packets == network.summary("evaluation")["packets"] / 2
+
+
+def test_every_block_stands_behind_the_token_that_the_tokenizer_asks_for(text, tmp_path, capsys):
+    tokenizer, folder = load_tokenizer("gpt2-nano"), str(tmp_path / "model")
+    load_model("gpt2-nano").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    config = settings(text, model_name=folder, blocks=2, output_dir=str(tmp_path))
+    bare = Measurement(config)
+    write_rows(bare, [], [])
+    assert "first_tokens" not in json.loads((tmp_path / "tolerance.json").read_text())
+    with_bos(tokenizer).save_pretrained(folder)
+    asks = Measurement(config)
+    bos = torch.full((2, 1), tokenizer.convert_tokens_to_ids(BOS))
+    running = asks.blocks_NT[:, 1:].flatten()
+    assert asks.blocks_NT[:, :1].equal(bos)
+    assert running.equal(bare.blocks_NT.flatten()[: len(running)])
+    assert asks.lossless != bare.lossless
+    (tmp_path / "tolerance.json").unlink()
+    measure_and_print(replace(config, min_draws=2, max_draws=2))
+    assert json.loads((tmp_path / "tolerance.json").read_text())["first_tokens"] == [BOS]
+    assert f"each block behind {BOS}" in capsys.readouterr().out
+
+
+def test_more_blocks_than_the_text_has_are_refused(text):
+    with pytest.raises(ValueError, match=r"blocks = 1000000000 is above the text's \d+ of 32 tokens"):
+        Measurement(settings(text, blocks=10**9))
 
 
 def test_a_block_longer_than_the_usual_text_is_read(text, monkeypatch):
@@ -155,7 +184,7 @@ def test_rows_of_another_model_text_or_trace_are_not_mixed_in(text, tmp_path):
         kept(config)
     notes.write_text(notes.read_text().replace("wisdom", "folly", 1))
     with pytest.raises(
-        ValueError, match=r"the text has changed since .*tolerance.json was written: give another output"
+        ValueError, match=r"the text, .* has changed since .*tolerance.json was written: give another output"
     ):
         kept(config)
     np.save(trace, np.arange(300) % 4 == 0)
@@ -220,7 +249,7 @@ def test_lists_are_split_at_commas_outside_parentheses():
         ({"phases": "gather"}, "phases = 'gather' is unknown: choose one of reduce, both"),
         ({"repairs": "magic"}, "repair = 'magic' is unknown"),
         ({"algorithms": "rings"}, "algorithm = 'rings' is unknown"),
-        ({"algorithms": ""}, "algorithms = '' is empty: give one, such as direct"),
+        ({"algorithms": ""}, "algorithms = '' is empty"),
         ({"phases": ","}, "phases = ',' is empty: give one, such as reduce"),
         ({"tensor_parallel_size": 1}, "tensor_parallel_size = 1 is below 2"),
         ({"max_draws": 2}, "max_draws = 2 is below min_draws = 3: give at least as many"),
@@ -331,7 +360,7 @@ def test_a_loss_type_with_a_rate_of_its_own_takes_none(text, trace, tmp_path):
     result = subprocess.run(command(text, tmp_path, *words), capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert result.stderr.splitlines()[-1].endswith("has its own loss rate, 0.2: leave out loss_rates")
-    with pytest.raises(ValueError, match=r"trace none\.txt cannot be read"):
+    with pytest.raises(ValueError, match=r"none\.txt cannot be read"):
         settings(text, loss_type="trace('none.txt')", loss_rates=None)
     with pytest.raises(ValueError, match="loss_type = 'lossy' is unknown"):
         settings(text, loss_type="lossy")

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from lossytp.training.command_line import parse
+from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import EvaluateConfig, TrainConfig
 
 
@@ -197,7 +197,7 @@ def test_a_flag_may_set_what_a_file_leaves_out(tmp_path):
     assert config.process().mean_burst_packets == pytest.approx(8)
 
 
-@pytest.mark.parametrize("prompt", ["--seed", "--seed=7", "-1", "a = b", ""])
+@pytest.mark.parametrize("prompt", ["--seed", "--seed=7", "-1", "a = b", " "])
 def test_a_value_of_the_file_that_looks_like_a_flag_is_a_value(tmp_path, prompt):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({"prompt": prompt}))
     assert parse(EvaluateConfig, None, ["--config", str(tmp_path / "run.yaml")]).changes() == {"prompt": prompt}
@@ -307,6 +307,15 @@ def test_a_reader_who_leaves_ends_the_command_silently(main, buffered):
     os.close(output)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 141
+
+
+def test_an_error_is_one_line_whatever_it_names(capsys):
+    def refuse():
+        raise ValueError("x = \x1b[2J\n\udcff is no number")
+
+    with pytest.raises(SystemExit):
+        run_as_command(refuse)
+    assert capsys.readouterr().err == "error: x = \\x1b[2J\\n\\udcff is no number\n"
 
 
 def test_another_broken_pipe_is_shown_whole():

@@ -14,6 +14,7 @@ from lossytp.training.config import EvaluateConfig
 from lossytp.training.models import load_tokenizer
 from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.corpus import corpus
+from tests.training.bos import BOS, with_bos
 from tests.training.tasks_of_all_kinds import OWN_STREAMS, TASKS, evaluate, rows, train
 
 
@@ -60,6 +61,25 @@ def test_the_perplexity_is_that_of_the_dense_model(tmp_path, text):
     few = evaluate(tmp_path, **{**values, "eval_samples": 3}, output_dir=str(tmp_path / "few"))
     assert few["perplexity"]["clean"] != result["perplexity"]["clean"]
     assert few["perplexity"]["lossy"] == few["perplexity"]["clean"]
+    assert (result["blocks"], few["blocks"]) == (len(blocks), 3)
+
+
+def test_texts_stand_behind_the_token_that_the_tokenizer_asks_for(tmp_path, text):
+    train(tmp_path, "generation")
+    folder = tmp_path / "run" / "last"
+    values = {"data_glob": text, "prompt": "the rose", "max_length": 40, "eval_samples": None}
+    bare = evaluate(tmp_path, **values)
+    with_bos(load_tokenizer(str(folder))).save_pretrained(folder)
+    asks = evaluate(tmp_path, **values)
+    blocks = all_blocks(corpus(text, split="validation"), load_tokenizer(str(folder)), block_size=40)
+    with torch.no_grad():
+        expected = math.exp(GPT2LMHeadModel.from_pretrained(folder).eval()(blocks, labels=blocks).loss)
+    assert asks["perplexity"]["clean"] == pytest.approx(expected, rel=1e-5)
+    assert asks["perplexity"]["clean"] != bare["perplexity"]["clean"]
+    assert asks["text"]["clean"].startswith(f"{BOS}the rose")
+    assert not asks["text"]["clean"].startswith(f"{BOS}the rose<|endoftext|>"), "the prompt goes on"
+    assert asks["first_tokens"] == [BOS]
+    assert "first_tokens" not in bare
 
 
 @pytest.mark.parametrize("cross_entropy", [math.nan, 800.0])
@@ -122,7 +142,7 @@ def test_a_folder_whose_parts_do_not_fit_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"prompt": ""}, "prompt = '' has no token to continue"),
+        ({"prompt": ""}, "prompt = '' is empty"),
         ({"prompt": "the rose", "new_tokens": 200}, "new_tokens = 200 after a prompt of .* exceeds the model's"),
         ({"data_glob": "stdlib", "max_length": 1}, "max_length = 1 leaves no token to predict .*: give 2 or more"),
         ({"prompt": "the rose", "output_dir": "/dev/null/x"}, "output_dir = '/dev/null/x' cannot be written"),

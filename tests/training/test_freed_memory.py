@@ -6,7 +6,7 @@ import pytest
 
 from lossytp.training import connected_processes
 from lossytp.training.config import TrainConfig
-from lossytp.training.freed_memory import keep_freed_memory
+from lossytp.training.freed_memory import give_back_freed_memory, keep_freed_memory
 
 FAULTS = """
 import resource, sys, torch
@@ -44,3 +44,26 @@ def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
     monkeypatch.setattr("ctypes.CDLL", None)  # fails if it is called
     keep_freed_memory()
+    give_back_freed_memory()
+
+
+GIVEN_BACK = """
+import re, torch
+from lossytp.training.freed_memory import give_back_freed_memory, keep_freed_memory
+keep_freed_memory()
+def resident():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024  # MiB
+large = [torch.ones(2**22) for _ in range(16)]  # 16 MiB each
+shard = torch.ones(2**22)
+del large
+before = resident()
+give_back_freed_memory()
+print(before - resident())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these options")
+def test_what_is_free_is_given_back() -> None:
+    """Even below what is still in use."""
+    done = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, check=True)
+    assert int(done.stdout) > 200

@@ -53,6 +53,8 @@ def test_each_kind_is_trained_evaluated_and_run_again_from_its_record_in_another
     assert (record["config"]["dataset"], record["data"]["metric"]) == ("mine", HEADLINES[kind])
     assert record["config"]["declaration"]["train"] == "rows/train-*.csv"
     assert (record["data"]["train_examples"], record["data"]["test_examples"]) == (36, 4)
+    whole = {"without_label": 0, "without_text": 0}
+    assert record["data"]["incomplete_rows"] == {"train": whole, "test": whole}
 
     again = run(parse(TrainConfig, None, ["--config", str(tmp_path / "run/record.json"), "--output_dir", "again"]))
     assert losses(again) == losses(record)
@@ -65,6 +67,18 @@ def test_each_kind_is_trained_evaluated_and_run_again_from_its_record_in_another
     assert result["config"]["declaration"] == record["config"]["declaration"]
     words = ["--config", "evaluated/evaluation.json", "--output_dir", "evaluated_again"]
     assert evaluation.run(parse(EvaluateConfig, None, words))["clean"] == result["clean"]
+
+
+def test_evaluation_finds_the_rows_of_a_saved_models_task_in_another_folder(tmp_path):
+    """Earlier versions ignored a task_folder without a declaration."""
+    run(config_of(declare(tmp_path / "tasks"), save_model=True, output_dir=tmp_path / "run"))
+    (tmp_path / "tasks").rename(tmp_path / "moved")
+    model = ["--model_name", str(tmp_path / "run/last"), "--output_dir", "evaluated"]
+    result = evaluation.run(parse(EvaluateConfig, None, [*model, "--task_folder", str(tmp_path / "moved")]))
+    assert result["task_folder"] == str(tmp_path / "moved")
+    base = ["--model_name", "gpt2-nano", "--prompt", "a", "--task_folder", str(tmp_path / "moved")]
+    with pytest.raises(ValueError, match=r"^task_folder = '.*moved' is for a task that a YAML file declares"):
+        evaluation.run(parse(EvaluateConfig, None, base))
 
 
 def test_the_configuration_is_the_files_content_however_it_is_given(tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
 import json
 import math
+import os
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
-from lossytp.training.plain_yaml import read_yaml
+from lossytp.training.plain_yaml import read_yaml, read_yaml_file
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,11 @@ def test_text_that_is_no_yaml_is_one_line(text, words):
         read_yaml(text)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero", "."])
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(ValueError, match=r"^mine: .* cannot be read"):
+        read_yaml_file("mine", Path(name))

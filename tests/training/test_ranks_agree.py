@@ -198,6 +198,6 @@ def test_without_megatron_the_projects_layers_run_and_one_line_says_how_to_get_i
     (record, told), (_, silence) = answers
     assert record["implementation"] == "lossytp"
     assert curve(record) == curve(processes(2, train, folder / "lossytp", PARALLELISMS["lossytp"][1] | LOSSY)[0])
-    assert told.count("\n") == 1
-    assert "pip install megatron-core" in told
+    (line,) = [line for line in told.splitlines() if "so far" not in line]  # on a slow machine
+    assert "pip install megatron-core" in line
     assert silence == ""

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from lossytp.network.checks import printable, shown
+
 LENGTH = struct.Struct(">I")
 MOST_JSON_BYTES = 2**16
 DTYPES = ("uint8", "uint16", "uint32", "int64")
@@ -73,9 +75,9 @@ class Control:
                 raise Vanished(f"it sent something other than the message {wanted}")
             content = json.loads(self._bytes(length, deadline))
             if "refused" in content:
-                raise Vanished(f"it refused: {content['refused']}")
+                raise Vanished(f"it refused: {printable(content['refused'])}")
             if content["kind"] not in kinds:
-                raise Vanished(f"it sent {content['kind']!r} instead of {wanted}")
+                raise Vanished(f"it sent {shown(content['kind'])} instead of {wanted}")
             sizes = [(name, np.dtype(dtype), int(count)) for name, dtype, count in content["arrays"]]
             total = sum(dtype.itemsize * count for _, dtype, count in sizes)
             if any(str(dtype) not in DTYPES or count < 0 for _, dtype, count in sizes) or total > self._most:
@@ -113,5 +115,5 @@ def checked_counts(values: object, number: int, most: int) -> list[int]:
     """
     whole = isinstance(values, list) and len(values) == number and all(type(value) is int for value in values)
     if not whole or not all(0 <= value <= most for value in values):  # type: ignore[attr-defined]
-        raise Vanished(f"it sent {values!r} instead of {number} counts up to {most}")
+        raise Vanished(f"it sent {shown(values)} instead of {number} counts up to {most}")
     return list(values)  # type: ignore[call-overload]

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from lossytp.network.checks import printable
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import fates
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
@@ -51,7 +52,7 @@ class Log(NamedTuple):
 
 def back_failed(error: str) -> str:
     """Return why a measurement ended early, if its receiving end could not send its own packets."""
-    return f"the way back failed ({error})"
+    return f"the way back failed ({printable(error)})"
 
 
 def flow_traces(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from lossytp.network.checks import check_at_least, check_at_most, check_bool, check_is, check_positive
+from lossytp.network.checks import check_at_least, check_at_most, check_bool, check_is, check_positive, shown
 from lossytp.network.datagrams import HEADER, IP_AND_UDP_BYTES
 
 LEAST_BYTES = IP_AND_UDP_BYTES + HEADER.size
@@ -81,7 +81,7 @@ class Plan:
         assert isinstance(values, Mapping)
         if set(values) != {field.name for field in fields(cls)}:
             raise ValueError(
-                f"plan = {dict(values)} does not have this version's fields: run the same version on both ends"
+                f"plan = {shown(dict(values))} does not have this version's fields: run the same version on both ends"
             )
         return cls(**values)
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+from lossytp.network.checks import printable
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
-from lossytp.network.trace import burst_lengths
+from lossytp.network.trace import burst_lengths, doubts
 
 CONFIDENCE = 0.95
 BLOCKS = 100
@@ -59,13 +60,15 @@ def loss_rate(lost: np.ndarray, confidence: float = CONFIDENCE) -> LossRate:
 def summary_lines(trace: ProbeTrace) -> Iterator[str]:
     """Yield the lines of a summary."""
     for number, flow in sorted(trace.flows.items()):
-        yield f"flow {number}, {flow.src} to {flow.dst}: {flow.num_packets} packets{_speed(flow)}"
+        yield f"flow {number}, {printable(flow.src)} to {printable(flow.dst)}: {flow.num_packets} packets{_speed(flow)}"
         yield from (f"  {line}" for line in _flow_lines(flow))
     yield from caveats(trace)
 
 
 def caveats(trace: ProbeTrace) -> Iterator[str]:
     """Yield what a reader of the trace's numbers should know about the measurement."""
+    if trace.flows and trace.clocks == "none":  # not measured by this program
+        yield from doubts(float(trace.all_lost().mean()))
     if not trace.complete:
         yield "the measurement ended early: this trace lacks the packets after that"
     if trace.clocks == "different":

@@ -31,23 +31,28 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
 
-from lossytp.network.checks import check_known
+from lossytp.network.bounded_files import parquet_in
+from lossytp.network.checks import check_at_least, check_is, check_known, printable, shown
 from lossytp.network.trace import Trace
 
 METADATA = b"lossytp.probe"
 VERSION = 1
+MOST_PACKETS = 10**8  # that a file may hold
 NUMBERS = {"flow": np.int32, "sequence": np.int64}
 FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reordered": np.bool_, "duplicates": np.int32}
 COLUMNS = NUMBERS | FATES
 UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # fill these columns if they are left out; 0 fills the others
-SETTINGS = ("src", "dst", "packet_bytes", "rate_packets_per_s")
+RATE = (float, int, NoneType)
+SETTINGS: dict[str, Any] = {"src": str, "dst": str, "packet_bytes": (int, NoneType), "rate_packets_per_s": RATE}
 SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
 CLOCKS = ("same", "different", "none")
 LEFT_OUT = np.empty(0)
+ROW_BYTES = sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,6 +72,7 @@ class FlowTrace:
         rate_packets_per_s: planned rate, or None if unknown.
 
     Raises:
+        TypeError: if a setting has the wrong type.
         ValueError: if a column has the wrong shape.
     """
 
@@ -90,6 +96,8 @@ class FlowTrace:
                 raise ValueError(f"{name} has shape {values.shape}, not ({len(self.lost)},): give one value per packet")
             values.setflags(write=False)
             object.__setattr__(self, name, values)
+        for name, kinds in SETTINGS.items():
+            check_is(name, getattr(self, name), kinds, "one")
 
     @property
     def num_packets(self) -> int:
@@ -113,6 +121,7 @@ class ProbeTrace:
 
     def __post_init__(self) -> None:
         check_known("clocks", self.clocks, CLOCKS)
+        check_is("own_losses", self.own_losses, (int, NoneType), "their number")
 
     def all_lost(self) -> np.ndarray:
         """Return which packets were lost, flow after flow: bool (packets of all flows,)."""
@@ -160,35 +169,38 @@ def read_trace(path: Path) -> ProbeTrace:
     """Read the trace in a file that `write_trace` wrote.
 
     Raises:
-        ValueError: if the file cannot be read, is truncated, or is not such a trace.
+        ValueError: if the file cannot be read, is truncated, is too large, or is not such a trace.
     """
-    import pyarrow
-    import pyarrow.parquet
-
     try:
-        table = pyarrow.parquet.read_table(path)
-    except FileNotFoundError:
-        raise ValueError(f"trace {path} does not exist: give the file that lossytp.probe wrote") from None
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"trace {path} is truncated, or not a Parquet file ({reason}): copy it again") from error
-    about = (table.schema.metadata or {}).get(METADATA)
-    if about is None:
-        raise ValueError(f"trace {path} is a Parquet file, but lossytp.probe did not write it: give another file")
+        table = parquet_in(path, list(COLUMNS), MOST_PACKETS * ROW_BYTES)
+        about = table.schema.metadata[METADATA]
+    except (KeyError, TypeError) as error:  # TypeError: it has no metadata
+        other = f"trace {path} is a Parquet file, but lossytp.probe did not write it"
+        raise ValueError(f"{other}: read it with python -m lossytp.probe import {path}") from error
     try:
         return _trace_of(table, json.loads(about))
-    except (KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"trace {path} is damaged ({reason}): measure again, or copy it again") from error
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"trace {path} is damaged ({printable(error)}): measure again, or copy it again") from error
 
 
 def _trace_of(table: Any, about: dict) -> ProbeTrace:
     if about["version"] != VERSION:
-        raise ValueError(f"it has version {about['version']}, but this program reads version {VERSION}")
-    columns = {name: table[name].to_numpy().astype(kind) for name, kind in COLUMNS.items()}
+        raise ValueError(f"it has version {shown(about['version'])}, but this program reads version {VERSION}")
+    import pyarrow
+
+    for name, kind in COLUMNS.items():
+        cells, wanted = table[name], pyarrow.from_numpy_dtype(kind)
+        if cells.type != wanted or (cells.null_count and name not in UNKNOWN):
+            raise ValueError(f"{name} holds {cells.type} with {cells.null_count} nulls, not {wanted}")
+    columns = {name: table[name].to_numpy().astype(kind, copy=False) for name, kind in COLUMNS.items()}
+    if any(np.isinf(columns[name]).any() for name in UNKNOWN) or (columns["duplicates"] < 0).any():
+        raise ValueError("a time is infinite, or a number of duplicates is negative")
+    if (np.diff(columns["flow"]) < 0).any():
+        raise ValueError("its rows are not sorted by flow")
     flows, rows = {}, 0
     for settings in about["flows"]:
         number = settings.pop("flow")
+        check_at_least("flow", number, 0)
         first, end = columns["flow"].searchsorted([number, number + 1])
         mine = slice(first, end)
         if not np.array_equal(columns["sequence"][mine], np.arange(end - first)):

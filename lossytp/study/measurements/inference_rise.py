@@ -39,8 +39,8 @@ class InferenceProbe:
     def __init__(self, model_name: str, *, batch_size: int, length: int, batches: int = 2, text: str) -> None:
         check_at_least("batches", batches, 1)
         self.dense: Any = load_model(model_name).eval()
-        documents = corpus(text, split="validation")
-        blocks_NT = all_blocks(documents, load_tokenizer(model_name), block_size=length)[: batch_size * batches]
+        documents, number = corpus(text, split="validation"), batch_size * batches
+        blocks_NT = all_blocks(documents, load_tokenizer(model_name), block_size=length, at_most=number)
         self.batches_BT = blocks_NT.split(batch_size)
         self.lossless = self._score(self.dense)
 

@@ -9,6 +9,8 @@ Count = Annotated[int, Ge(1)]
 CountFromZero = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NotNegative = Annotated[float, Ge(0)]
+FASTEST = Le(1e37)  # Adam's first step is ten times its learning rate, in float32
+LearningRate = Annotated[NotNegative, FASTEST]
 
 
 def check_bounds(name: str, value: float, bounds: tuple[Any, ...]) -> None:

@@ -47,7 +47,7 @@ class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
             model_name=self.model_name,
             dataset=self.dataset or TrainConfig.dataset,
             declaration=self.declaration,
-            task_folder=self.task_folder,
+            task_folder=self.task_folder if self.declaration else None,
             max_length=self.max_length or 1,
         )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, Lt
 
 from lossytp.network.checks import check_probability
-from lossytp.training.config.bounds import Count, CountFromZero, NotNegative
+from lossytp.training.config.bounds import Count, CountFromZero, LearningRate, NotNegative
 from lossytp.training.config.settings import Settings
 from lossytp.training.config.task import TaskSettings
 
@@ -51,7 +51,7 @@ class DataSettings(TaskSettings):
 class AdamWSettings(Settings):
     """AdamW and its warm-up, for fine-tuning and pretraining."""
 
-    learning_rate: NotNegative = 1e-3
+    learning_rate: LearningRate = 1e-3
     """Peak learning rate of AdamW."""
     warmup_steps: CountFromZero = 20
     """Steps of linear warm-up. A value above the number of steps is refused, unless it is the default."""
@@ -106,7 +106,7 @@ class WatchingSettings(Settings):
     keep_checkpoints: Count = 1
     """Number of checkpoints to keep, the newest ones. If it is above 1, they stay after fine-tuning has finished."""
     save_model: bool = False
-    """Save the model with the best lossy evaluation and the last model, in the folders best and last."""
+    """Save the model with the best lossy evaluation and the last model, in float32, in the folders best and last."""
     statistics: bool = False
     """Write the numbers of each step and evaluation into output_dir/statistics.jsonl, while the run goes on."""
     tensorboard: bool = False

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from annotated_types import Ge
 
-from lossytp.training.config.bounds import Count, CountFromZero, NotNegative
+from lossytp.training.config.bounds import Count, CountFromZero, LearningRate, NotNegative
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import Settings
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
@@ -26,12 +26,13 @@ class TextSettings(Settings):
     dataset: str | None = None
     """Text of the hub, or of LOSSYTP_DATA, in place of data_glob: shakespeare, openwebtext, or owner/name."""
     data_glob: str = "stdlib"
-    """Pattern of parquet (column text) or text files; stdlib is the sources of Python's standard library."""
+    """Pattern of text files, or of parquet, csv or json files with a column text; stdlib is the sources of Python's
+    standard library."""
     validation_glob: str | None = None
     """Held-out files; if left out, some of the documents are held out, or some of stdlib's files, or the end of a
     single file."""
     streaming: bool = True
-    """Shuffle the next few thousand blocks; --no-streaming reads all text first and shuffles all."""
+    """Shuffle the next million tokens; --no-streaming reads all text first and shuffles all."""
     trust_remote_code: bool = False
     """Let a tokenizer run code that came with it."""
     block_size: Annotated[int, Ge(2)] = 128
@@ -73,9 +74,9 @@ class PretrainConfig(RunSettings, TextSettings):
     each process of a replica."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
     """How the learning rate falls to min_learning_rate after the warm-up; constant keeps it."""
-    learning_rate: NotNegative = 3e-3
+    learning_rate: LearningRate = 3e-3
     """Peak learning rate of AdamW."""
-    min_learning_rate: NotNegative = 1e-4
+    min_learning_rate: LearningRate = 1e-4
     """Learning rate at the end of its decay."""
     warmup_steps: CountFromZero = 100
     """Steps of linear warm-up. A value above total_steps is refused, unless it is the default."""
@@ -86,7 +87,7 @@ class PretrainConfig(RunSettings, TextSettings):
     gradient_clipping: NotNegative | None = 1.0
     """Largest norm of all gradients together; 0 or none for no limit."""
     eval_samples: Count | None = None
-    """Held-out blocks to validate on; if left out, 512 during the run, and all at its end."""
+    """Held-out blocks to validate on; if left out, 512 during the run, and a million tokens at its end."""
     eval_steps: Count | None = 500
     """Steps between validations, each with a text sample."""
     checkpoint_steps: Count | None = 500
@@ -96,7 +97,7 @@ class PretrainConfig(RunSettings, TextSettings):
     prompt: str = "The"
     """A text that the model continues at each validation."""
     save_model: bool = True
-    """Save the model, its tokenizer and its card in output_dir."""
+    """Save the model, in bfloat16, its tokenizer and its card in output_dir."""
     seed: CountFromZero = 0
     """Seed of initial weights, the order of blocks and packet losses."""
     output_dir: str = "output/pretrain"
@@ -114,8 +115,6 @@ class PretrainConfig(RunSettings, TextSettings):
             raise ValueError(
                 f"dataset = {self.dataset!r} and data_glob = {self.data_glob!r} both name the text: leave one out"
             )
-        if not self.prompt:
-            raise ValueError("prompt = '' has no token to continue: give a word, or leave it out")
         self._check_tokens()
         if 0 < self.learning_rate < self.min_learning_rate and self.schedule != "constant":
             raise ValueError(

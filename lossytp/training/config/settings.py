@@ -4,6 +4,7 @@ Values come from the command line, a YAML file or a notebook's parameters. Impor
 """
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -14,7 +15,8 @@ from lossytp.network.checks import check_known, check_names
 from lossytp.training.config.bounds import check_bounds
 
 TYPE_NAMES = {bool: "true or false", dict: "a mapping", type(None): "nothing"}  # in errors
-
+NO_TEXT = re.compile("[\0\ud800-\udfff]")  # a surrogate stands for a byte of an argument that is not UTF-8
+MAY_BE_EMPTY = ("repairs",)  # which gain zero
 
 _kinds_of: dict[type, dict[str, "Kind"]] = {}
 
@@ -160,8 +162,10 @@ def _check_type(name: str, value: Any, kind: Kind) -> None:
     if not matches or (isinstance(value, bool) and bool not in allowed):
         expected = " or ".join(TYPE_NAMES.get(each, each.__name__) for each in allowed)
         raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}{_example(value, allowed)}")
-    if isinstance(value, str) and "\0" in value:
-        raise ValueError(f"{name} = {value!r} holds a NUL character: leave it out")
+    if isinstance(value, str) and NO_TEXT.search(value):
+        raise ValueError(f"{name} = {value!r} holds a NUL character, or bytes that are not UTF-8: give another value")
+    if value == "" and name not in MAY_BE_EMPTY:
+        raise ValueError(f"{name} = '' is empty: give a value, or leave it out")
 
 
 def _example(value: object, allowed: tuple[type, ...]) -> str:
@@ -180,7 +184,7 @@ def _folder(path: str) -> str:
         ValueError: if it is not a path, or the user after ~ has no home folder.
     """
     if path.splitlines() != [path]:
-        raise ValueError(f"output_dir = {path!r} is empty or has a line break: give the path of a folder")
+        raise ValueError(f"output_dir = {path!r} has a line break: give the path of a folder")
     if not path.startswith("~"):
         return path
     expanded = os.path.expanduser(path)

@@ -44,7 +44,10 @@ class TaskSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dataset is not None and self.declaration is None:
-            self._read(Path(self.dataset).expanduser())
+            folder, dataset = self.task_folder, self.dataset
+            self._read(Path(dataset).expanduser())
+            if folder is not None and (self.declaration is None or folder != self.task_folder):
+                raise ValueError(f"task_folder = {folder!r} does not go with dataset = {dataset!r}: leave it out")
         if self.declaration is not None and self.declaration.get("name") != self.dataset:
             raise ValueError(
                 f"dataset = {self.dataset!r} does not go with the declaration of {self.declaration.get('name')!r}: "

@@ -1,13 +1,16 @@
 """Pack text into blocks of tokens.
 
-Shapes: B blocks, T tokens a block, N tokens.
+A block begins with the tokens that the tokenizer puts before every text, if any; running text fills the rest.
+
+Shapes: B blocks, T tokens a block, P tokens of them from the text, N tokens.
 """
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,16 +20,22 @@ from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
 from lossytp.training.pretraining.corpus import BEGINNING, Corpus, Position
-from lossytp.training.tokenizer import take_tokenizer, token_ids
+from lossytp.training.progress import waiting
+from lossytp.training.tokenizer import first_tokens, take_tokenizer, token_ids
 
-SHUFFLED_BLOCKS = 8192  # blocks that are shuffled together
+SHUFFLED_BLOCKS, SHUFFLED_TOKENS = 8192, 2**20  # the most that is shuffled together
 Result = TypeVar("Result")
 
 
 class Portion(NamedTuple):
-    """Blocks that are shuffled together (B, T), the text's position after them, and the tokens left over (N,)."""
+    """Text that is shuffled together: blocks without their first tokens (B, P), and the tokens left over (N,).
+
+    `places` are the positions where the blocks begin, or up to `DOCUMENTS_AT_ONCE` documents later (B, 3); `position`
+    is that after them all.
+    """
 
     blocks: np.ndarray
+    places: np.ndarray
     position: Position
     rest: np.ndarray
 
@@ -34,7 +43,7 @@ class Portion(NamedTuple):
 class PackedBlocks:
     """Blocks of `block_size` tokens without padding: documents one after another, each followed by the end token.
 
-    Blocks are shuffled in portions: of a few thousand blocks if `streaming`, else of a whole pass over the text. `seed`
+    Blocks are shuffled in portions: of a million tokens if `streaming`, else of a whole pass over the text. `seed`
     determines the order. After `load_state_dict()` an object continues as the one that `state_dict()` describes.
 
     With `streaming`, a thread reads the next portion while this one's blocks are used. `num_proc` processes tokenise.
@@ -56,18 +65,25 @@ class PackedBlocks:
             pool = multiprocessing.get_context("spawn").Pool(num_proc, take_tokenizer, (tokenizer.backend_tokenizer,))
             self._encode = lambda texts: [_ended(tokenizer, ids) for ids in pool.map(token_ids, texts)]
         self.streaming = streaming
+        self._first = first_tokens(tokenizer)
+        self._portion_blocks = min(SHUFFLED_BLOCKS, max(1, SHUFFLED_TOKENS // block_size))
         self._start = self._position = BEGINNING
         self._rest = self._rest_at_start = np.zeros(0, dtype=np.int64)
         self._portion = -1  # index of the current portion
-        self._blocks = np.zeros((0, block_size), dtype=np.int64)
+        self._blocks, self._places = np.zeros((0, 0), dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
         self._taken = 0  # blocks of this portion returned so far
         self._next: Future[Portion] | None = None
         self._unwanted = threading.Event()  # set once nobody needs the next portion
 
     @property
     def position(self) -> Position:
-        """Return the position after the last document that was read."""
-        return self._position
+        """Return where the last returned block begins; blocks come from all over their portion."""
+        return Position(*self._places[self._taken - 1].tolist()) if self._taken else self._start
+
+    @property
+    def passes(self) -> int:
+        """Return how many passes over the text the returned blocks come from."""
+        return 1 + int(self._places[: self._taken, 0].max(initial=self._start.epoch))
 
     def batch(self, size: int) -> Tensor:
         """Return the next `size` blocks (B, T)."""
@@ -79,16 +95,7 @@ class PackedBlocks:
             parts.append(self._blocks[self._taken : self._taken + missing])
             self._taken += len(parts[-1])
             missing -= len(parts[-1])
-        return torch.from_numpy(np.concatenate(parts))
-
-    def in_order(self) -> Iterator[np.ndarray]:
-        """Yield blocks (T,) in the order of the text, from its beginning, endlessly."""
-        rest = np.zeros(0, dtype=np.int64)
-        for _, texts in self.text.documents():
-            tokens = np.concatenate([rest, *encode(self.tokenizer, texts)])
-            whole = len(tokens) // self.block_size * self.block_size
-            yield from tokens[:whole].reshape(-1, self.block_size)
-            rest = tokens[whole:]
+        return _with_first(self._first, np.concatenate(parts))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the current portion starts in the text, and how many of its blocks were returned."""
@@ -97,6 +104,8 @@ class PackedBlocks:
             "rest": torch.from_numpy(self._rest_at_start),
             "portion": self._portion,
             "taken": self._taken,
+            "portion_blocks": self._portion_blocks,
+            "first": self._first,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -104,6 +113,8 @@ class PackedBlocks:
         self._unwanted = threading.Event()
         self._position, self._rest = Position(*state["start"]), state["rest"].numpy()
         self._portion = max(-1, state["portion"] - 1)
+        # older checkpoints have portions of this many blocks, whatever their size, without first tokens
+        self._portion_blocks, self._first = state.get("portion_blocks", SHUFFLED_BLOCKS), state.get("first", [])
         self._blocks, self._next = self._blocks[:0], None
         if state["portion"] >= 0:
             self._fill()
@@ -113,10 +124,12 @@ class PackedBlocks:
         self._start, self._rest_at_start = self._position, self._rest
         self._portion += 1
         here = (self._portion, self._position, self._rest, self._unwanted)
-        self._blocks, self._position, self._rest = self._read(*here) if self._next is None else self._next.result()
+        with waiting("pretraining: reading the next blocks of text"):
+            portion = self._read(*here) if self._next is None else self._next.result()
+        self._blocks, self._places, self._position, self._rest = portion
         self._taken = 0
         if self.streaming:
-            self._next = _in_background(self._read, self._portion + 1, self._position, self._rest, self._unwanted)
+            self._next = in_background(self._read, self._portion + 1, self._position, self._rest, self._unwanted)
 
     def _read(self, number: int, start: Position, rest: np.ndarray, unwanted: threading.Event) -> Portion:
         """Read portion `number`.
@@ -131,28 +144,33 @@ class PackedBlocks:
             RuntimeError: if the reading ends early.
             ValueError: if the text cannot be read, or is shorter than a block.
         """
-        position, enough, pieces, length = start, SHUFFLED_BLOCKS * self.block_size, [rest], len(rest)
+        room = _room(self.block_size, self._first)
+        position, enough, pieces, length = start, self._portion_blocks * room, [rest], len(rest)
+        places, ends = [start], [length]  # the tokens before each end are from no later than its place
         epoch = None  # of the first document
         for after, texts in self.text.documents(start):
-            if after.epoch > 0 and start == BEGINNING and length < self.block_size:
-                raise _too_short(self.text, length, self.block_size)
+            if after.epoch > 0 and start == BEGINNING and length < room:
+                raise _too_short(self.text, length, room)
             epoch = after.epoch if epoch is None else epoch
-            if length >= enough if self.streaming else after.epoch > epoch and length >= self.block_size:
+            if length >= enough if self.streaming else after.epoch > epoch and length >= room:
                 break
             if unwanted.is_set() or not threading.main_thread().is_alive():  # a program that ends waits for this thread
                 raise RuntimeError("nobody needs this portion any more")
             position = after
             pieces += self._encode(texts)
             length += sum(map(len, pieces[-len(texts) :]))
+            places.append(position)
+            ends.append(length)
         tokens = np.concatenate(pieces)
-        wanted = enough if self.streaming else length // self.block_size * self.block_size
-        blocks = tokens[:wanted].reshape(-1, self.block_size)
-        draws = Stream((self.seed, "blocks", number)).uniforms(len(blocks))
-        return Portion(blocks[np.argsort(draws, kind="stable")], position, tokens[wanted:])
+        wanted = enough if self.streaming else length // room * room
+        blocks = tokens[:wanted].reshape(-1, room)
+        order = np.argsort(Stream((self.seed, "blocks", number)).uniforms(len(blocks)), kind="stable")
+        where = np.searchsorted(ends, order * room, side="right")
+        return Portion(blocks[order], np.array(places)[where], position, tokens[wanted:])
 
 
-def _in_background(function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
-    """Call a function in another thread."""
+def in_background(function: Callable[..., Result], *arguments: Any, daemon: bool = False) -> "Future[Result]":
+    """Call a function in another thread; a program that ends waits for it, unless it is a daemon."""
     future: Future[Result] = Future()
 
     def call() -> None:
@@ -161,7 +179,7 @@ def _in_background(function: Callable[..., Result], *arguments: Any) -> "Future[
         except BaseException as error:  # whoever asks for the result gets it
             future.set_exception(error)
 
-    threading.Thread(target=call).start()
+    threading.Thread(target=call, daemon=daemon).start()
     return future
 
 
@@ -175,17 +193,41 @@ def _ended(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> np.ndarray
     return np.array([*ids, tokenizer.eos_token_id], dtype=np.int64)
 
 
-def all_blocks(text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int) -> Tensor:
-    """Return all whole blocks of the text, in order (B, T).
+def all_blocks(
+    text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int, at_most: int | None = None
+) -> Tensor:
+    """Return the text's whole blocks, in order (B, T): all, or the first `at_most`.
 
     Raises:
         ValueError: if the text is shorter than one block.
     """
-    tokens = np.concatenate([ids for document in text.texts() for ids in encode(tokenizer, [document])])
-    whole = len(tokens) // block_size
-    if not whole:
-        raise _too_short(text, len(tokens), block_size)
-    return torch.from_numpy(tokens[: whole * block_size].reshape(whole, block_size))
+    first = first_tokens(tokenizer)
+    room = _room(block_size, first)
+    pieces = list(islice(in_order(([each] for each in text.texts()), tokenizer, room), at_most))
+    if not pieces:
+        raise _too_short(text, sum(len(encode(tokenizer, [each])[0]) for each in text.texts()), room)
+    return _with_first(first, np.stack(pieces))
+
+
+def in_order(documents: Iterable[list[str]], tokenizer: PreTrainedTokenizerFast, length: int) -> Iterator[np.ndarray]:
+    """Yield pieces (length,) of the text that lists of documents make."""
+    rest = np.zeros(0, dtype=np.int64)
+    for texts in documents:
+        tokens = np.concatenate([rest, *encode(tokenizer, texts)])
+        whole = len(tokens) // length * length
+        yield from tokens[:whole].reshape(-1, length)
+        rest = tokens[whole:]
+
+
+def _room(block_size: int, first: list[int]) -> int:
+    """Return P, how many of a block's tokens come from the text."""
+    if block_size <= len(first):
+        raise ValueError(f"block_size = {block_size} leaves no room behind {len(first)} first tokens: give more")
+    return block_size - len(first)
+
+
+def _with_first(first: list[int], blocks: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.hstack([np.tile(np.array(first, dtype=np.int64), (len(blocks), 1)), blocks]))
 
 
 def _too_short(text: Corpus, tokens: int, block_size: int) -> ValueError:

@@ -3,6 +3,7 @@
 Shapes: B blocks, T tokens a block.
 """
 
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,13 @@ from lossytp.training.files import write_atomically
 from lossytp.training.models import build_language_model
 from lossytp.training.objective import Objective
 from lossytp.training.own_files import claim_files
-from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks
+from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, in_background, in_order
 from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.text import text_sha256, tokenizer_for, training_text, validation_text
 from lossytp.training.pretraining.trigram import trigram_perplexity
+from lossytp.training.progress import waiting
 from lossytp.training.saved_models import MODEL_FILES, TOKENIZER_FILES, save_in_bfloat16
+from lossytp.training.tokenizer import first_tokens, prompt, told_first_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 CARD = "README.md"
 FILES = (CARD, *MODEL_FILES, *TOKENIZER_FILES)
 VALIDATION_BLOCKS = 512  # during the run, if eval_samples is not given
+HELD_OUT_TOKENS = 2**20  # at its end
 TRIGRAM_TOKENS = 2**26
 SAMPLE_TOKENS = 40
 
@@ -45,24 +49,32 @@ class Pretraining(Objective[PretrainConfig]):
 
     def __init__(self, config: PretrainConfig) -> None:
         super().__init__(config)
-        for text in (training_text(config), validation_text(config)):
-            text.check()
-        self.sha256 = text_sha256(config)
-        self.tokenizer = tokenizer_for(config, self.sha256)
-        self.blocks = PackedBlocks(
-            training_text(config),
-            self.tokenizer,
-            block_size=config.block_size,
-            seed=config.seed,
-            streaming=config.streaming,
-            num_proc=config.num_proc,
-        )
-        held_out = all_blocks(validation_text(config), self.tokenizer, block_size=config.block_size)
-        self.validation = held_out[: config.eval_samples]
+        train, held_out = training_text(config), validation_text(config)
+        with waiting("pretraining: reading the text"):
+            for text in (train, held_out):
+                text.check()
+            self._hash = in_background(text_sha256, config, daemon=True)  # needed by the first checkpoint
+            self.tokenizer = tokenizer_for(config)
+            self.blocks = PackedBlocks(
+                train,
+                self.tokenizer,
+                block_size=config.block_size,
+                seed=config.seed,
+                streaming=config.streaming,
+                num_proc=config.num_proc,
+            )
+            blocks = config.eval_samples or max(1, HELD_OUT_TOKENS // config.block_size)
+            self.validation = all_blocks(held_out, self.tokenizer, block_size=config.block_size, at_most=blocks)
+
+    @cached_property
+    def sha256(self) -> str:  # type: ignore[override]
+        with waiting("pretraining: hashing the text"):
+            return self._hash.result()
 
     @staticmethod
     def data_sha256(config: PretrainConfig) -> str:
-        return text_sha256(config)
+        with waiting("pretraining: hashing the text"):
+            return text_sha256(config)
 
     @staticmethod
     def claim_folder(config: PretrainConfig) -> None:
@@ -71,7 +83,8 @@ class Pretraining(Objective[PretrainConfig]):
 
     def dense_model(self) -> "PreTrainedModel":
         dense: Any = deferred(self._build) if self.config.deferred_init else self._build()
-        length, positions = len(self._prompt()["input_ids"][0]), dense.config.max_position_embeddings
+        length = prompt(self.tokenizer, self.config.prompt)["input_ids"].shape[1]
+        positions = dense.config.max_position_embeddings
         if length >= positions:
             raise ValueError(
                 f"prompt has {length} tokens, which leave none of {self.config.model_name}'s {positions} positions "
@@ -79,10 +92,6 @@ class Pretraining(Objective[PretrainConfig]):
             )
         self._parameters = dense.num_parameters()
         return dense
-
-    def _prompt(self) -> Any:
-        """Return the prompt as token ids (1, tokens), with their attention mask."""
-        return self.tokenizer([self.config.prompt], return_tensors="pt")
 
     def _build(self) -> "PreTrainedModel":
         config = self.config
@@ -125,15 +134,16 @@ class Pretraining(Objective[PretrainConfig]):
             save_in_bfloat16(engine, self._build, Path(self.config.output_dir), self.tokenizer)
 
     def position(self) -> dict[str, int]:
+        """Return where the last block that was trained on begins."""
         return dict(zip(("pass", "file", "document"), self.blocks.position, strict=True))
 
     def sample(self, engine: "Engine") -> str:
-        prompt = self._prompt()
-        room = engine.shape.max_position_embeddings - prompt["input_ids"].shape[1]
+        start = prompt(self.tokenizer, self.config.prompt)
+        room = engine.shape.max_position_embeddings - start["input_ids"].shape[1]
         with torch.random.fork_rng(), engine.network.reliable():
             torch.manual_seed(self.config.seed)
             ids = engine.generate(
-                {name: prompt[name] for name in ("input_ids", "attention_mask")},
+                start,
                 new_tokens=min(SAMPLE_TOKENS, room),
                 tokenizer=self.tokenizer,
                 do_sample=True,
@@ -148,7 +158,8 @@ class Pretraining(Objective[PretrainConfig]):
             "metric": self.score,
             "majority_share": None,
             "subsets": [],
-            "passes": self.blocks.position.epoch + 1,
+            "passes": self.blocks.passes,
+            **told_first_tokens(self.tokenizer),
             "vocabulary": len(self.tokenizer),
             "validation_tokens": self.validation.numel(),
             **(self._trigram() if self.config.save_model else {}),
@@ -166,14 +177,13 @@ class Pretraining(Objective[PretrainConfig]):
         """Compute the perplexity of a trigram model of the training text, at most its first `TRIGRAM_TOKENS` tokens."""
         config = self.config
         text = self.blocks.text
-        blocks = PackedBlocks(text, self.tokenizer, block_size=config.block_size, seed=config.seed).in_order()
+        pieces = in_order((texts for _, texts in text.documents()), self.tokenizer, config.block_size)
         number = min(TRIGRAM_TOKENS, config.tokens)
-        train = np.concatenate(list(islice(blocks, number // config.block_size)))
-        held_out = self.validation.numpy().ravel()
-        return {
-            "trigram_perplexity": trigram_perplexity(train, held_out, len(self.tokenizer)),
-            "trigram_tokens": len(train),
-        }
+        with waiting("pretraining: counting trigrams, to compare the model with"):
+            train = np.concatenate(list(islice(pieces, number // config.block_size)))
+            held_out = self.validation[:, len(first_tokens(self.tokenizer)) :].numpy().ravel()
+            perplexity = trigram_perplexity(train, held_out, len(self.tokenizer))
+        return {"trigram_perplexity": perplexity, "trigram_tokens": len(train)}
 
 
 def _batch(blocks: Tensor) -> dict[str, Tensor]:

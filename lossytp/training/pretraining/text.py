@@ -1,13 +1,14 @@
 """The text and the tokenizer that a pretraining run names."""
 
 import hashlib
+import os
 from itertools import islice
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.files import first_line
+from lossytp.training.model_files import reason
 from lossytp.training.models import load_tokenizer
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.hub_text import hub_text
@@ -25,9 +26,21 @@ def training_text(config: PretrainConfig) -> Corpus:
 
 
 def validation_text(config: PretrainConfig) -> Corpus:
-    """Return the text to validate on."""
-    pattern = config.validation_glob or text_pattern(config)
-    return corpus(pattern, split="validation", splits_files=config.validation_glob is None)
+    """Return the text to validate on.
+
+    Raises:
+        ValueError: if the training text has a file of it too.
+    """
+    if config.validation_glob is None:
+        return corpus(text_pattern(config), split="validation", splits_files=True)
+    found = corpus(config.validation_glob, split="validation")
+    both = set(map(os.path.realpath, found.files)).intersection(map(os.path.realpath, training_text(config).files))
+    if both:
+        raise ValueError(
+            f"validation_glob = {config.validation_glob!r} names {min(both)}, which is training text too: name other "
+            "files, or leave it out to hold some of the text out"
+        )
+    return found
 
 
 def text_pattern(config: PretrainConfig) -> str:
@@ -45,31 +58,27 @@ def text_sha256(config: PretrainConfig) -> str:
     return hashlib.sha256(" ".join(hashes).encode()).hexdigest()
 
 
-def tokenizer_for(config: PretrainConfig, sha256: str) -> PreTrainedTokenizerFast:
+def tokenizer_for(config: PretrainConfig) -> PreTrainedTokenizerFast:
     """Return the tokenizer of `tokenizer_path`, else of a model on the hub or in a folder, else a trained one.
 
-    Training reads the first `VOCABULARY_DOCUMENTS` documents.
-
-    Args:
-        config: the run's configuration.
-        sha256: the hash of the text, by which a trained tokenizer is cached.
+    Training reads the first `VOCABULARY_DOCUMENTS` documents. What is trained on them is cached.
 
     Raises:
         ValueError: if the named folder holds no usable tokenizer.
     """
     if config.tokenizer_path is not None:
-        return _loaded(config.tokenizer_path, config)
+        return _loaded(os.path.expanduser(config.tokenizer_path), config)
     shape = PRESETS.get(config.model_name) or LLAMAS.get(config.model_name)
     if shape is None:
-        return load_tokenizer(config.model_name)
+        return load_tokenizer(config.model_name, trust_remote_code=config.trust_remote_code)
     size = shape["vocab_size"]
-    text = training_text(config)
+    documents = list(islice(training_text(config).texts(), VOCABULARY_DOCUMENTS))
 
     def train(part: Any) -> None:
-        train_tokenizer(islice(text.texts(), VOCABULARY_DOCUMENTS), size=size).save_pretrained(part)
+        train_tokenizer(documents, size=size).save_pretrained(part)
 
-    key = f"{sha256} {text.split} {size} {VOCABULARY_DOCUMENTS} {code_digest(train_tokenizer.__module__)}"
-    return _loaded(str(cached("vocabulary", key, train)), config)
+    read = hashlib.sha256("\0".join(documents).encode()).hexdigest()
+    return _loaded(str(cached("vocabulary", f"{read} {size} {code_digest(train_tokenizer.__module__)}", train)), config)
 
 
 def _loaded(folder: str, config: PretrainConfig) -> PreTrainedTokenizerFast:
@@ -77,7 +86,7 @@ def _loaded(folder: str, config: PretrainConfig) -> PreTrainedTokenizerFast:
     try:
         loaded: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
     except Exception as error:  # a damaged file can raise anything
-        raise ValueError(f"{whose} holds no tokenizer ({first_line(error)}): give a folder with one") from error
+        raise ValueError(f"{whose} holds no tokenizer ({reason(error, folder)}): give a folder with one") from error
     check_tokenizer(whose, loaded)
     encode_whole_texts_(loaded)
     return loaded

@@ -5,6 +5,7 @@ Shapes: B examples, O largest number of options, T tokens of the longest sequenc
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from lossytp.network.streams import Stream
+from lossytp.parallel.layout import rank_and_world_size
 from lossytp.parallel.loss_parallel import IGNORED
+from lossytp.training.progress import waiting
 from lossytp.training.tasks import task_named
 from lossytp.training.tasks.cache import cached, code_digest
-from lossytp.training.tasks.kinds import Example, Task
+from lossytp.training.tasks.kinds import Examples, Task
 from lossytp.training.tasks.sources import Split
+from lossytp.training.tokenizer import first_tokens
 
 BUCKET_BATCHES = 50  # examples of this many batches are sorted by length together
 ANSWER_TOKENS = 32  # largest number of tokens of a generated answer
@@ -31,7 +35,8 @@ class TokenizedSplit:
 
     Sequence s is `tokens[offsets[s]:offsets[s + 1]]`. Example i has the sequences `first[i]` to `first[i + 1] - 1`: one
     for each option of a multiple choice, otherwise a single one. Its label is `labels[i]`. `parts[i]` names its part of
-    the split, "" if the split has none. `cut[i]` is true if its text was cut.
+    the split, "" if the split has none. `cut[i]` is true if its text was cut. `incomplete` counts the rows without a
+    label, which were left out, and those without a text.
 
     In a generation task a sequence is a prompt followed by an answer of `answer_lengths[s]` tokens, and `answers[i]`
     holds the accepted answers.
@@ -47,6 +52,7 @@ class TokenizedSplit:
     cut: np.ndarray
     answers: tuple[tuple[str, ...], ...]
     pad_id: int
+    incomplete: dict[str, int]
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -190,7 +196,11 @@ def load_dataset(
     splits = {}
     wanted: dict[Split, int | None] = {"train": train_samples, "test": test_samples}
     for split, samples in wanted.items():
-        splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
+        with waiting(f"{name}: reading and tokenising {split}"):
+            splits[split] = _load_split(name, task, split, tokenizer, max_length, samples)
+        for what, number in splits[split].incomplete.items():
+            if number and rank_and_world_size()[0] == 0:
+                print(f"{number} {split} rows of {name} are {what.replace('_', ' a ')}", file=sys.stderr)
         for array in (splits[split].tokens, splits[split].offsets, splits[split].first, splits[split].labels):
             digest.update(array.tobytes())
         if task.kind == "generation":
@@ -206,25 +216,22 @@ def _load_split(
     folder = cached(
         f"{name}-{split}", key, lambda part: _prepare(task, task.examples(split, samples), tokenizer, max_length, part)
     )
-    answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
+    answers, incomplete = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
+    answers, pad_id = tuple(map(tuple, answers)), int(tokenizer.pad_token_id)
     with np.load(folder / "arrays.npz") as arrays:
-        return TokenizedSplit(
-            **arrays, kind=task.kind, answers=tuple(map(tuple, answers)), pad_id=int(tokenizer.pad_token_id)
-        )
+        return TokenizedSplit(**arrays, kind=task.kind, answers=answers, pad_id=pad_id, incomplete=incomplete)
 
 
-def _prepare(
-    task: Task, examples: list[Example], tokenizer: PreTrainedTokenizerFast, max_length: int, folder: Path
-) -> None:
-    """Write the arrays of a split: a sequence for every ending, with the body cut to fit into `max_length`."""
-    if not examples:
-        raise ValueError(f"a split of {task} has no examples: give other files")
-    generates = task.kind == "generation"
-    if generates and max_length <= ANSWER_TOKENS:
-        raise ValueError(
-            f"max_length = {max_length} leaves no room for a prompt before an answer of {ANSWER_TOKENS} tokens: give "
-            f"at least {ANSWER_TOKENS + 1}"
-        )
+def _prepare(task: Task, examples: Examples, tokenizer: PreTrainedTokenizerFast, max_length: int, folder: Path) -> None:
+    """Write the arrays of a split: a sequence for every ending, with the body cut to fit into `max_length`.
+
+    Each begins with the tokens that the tokenizer puts before every text, if any.
+    """
+    generates, first = task.kind == "generation", first_tokens(tokenizer)
+    taken = len(first) + (ANSWER_TOKENS if generates else 0)
+    if max_length <= taken:
+        what = f"{len(first)} first tokens" + (f" and an answer of {ANSWER_TOKENS}" if generates else "")
+        raise ValueError(f"max_length = {max_length} leaves no room for a text beside {what}: give {taken + 1} or more")
 
     def encoded(texts: list[str]) -> list[list[int]]:  # in parallel, by the tokenizer's own threads
         return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]
@@ -233,7 +240,7 @@ def _prepare(
     endings = iter(encoded([ending for example in examples for ending in example.endings]))
     answers = [example.label for example in examples if isinstance(example.label, tuple)]
     targets = encoded([f" {accepted[0]}" for accepted in answers])
-    longest = max_length - ANSWER_TOKENS if generates else max_length
+    longest = max_length - taken
     sequences: list[list[int]] = []
     answer_lengths: list[int] = []
     cut = np.zeros(len(examples), dtype=bool)
@@ -246,7 +253,7 @@ def _prepare(
             body = body[:room] if task.cut == "right" else body[max(0, len(body) - room) :]
             answer = [*targets[number][: ANSWER_TOKENS - 1], tokenizer.eos_token_id] if generates else []
             # an empty text would have no last token to classify at
-            sequences.append([*(body + ending or [tokenizer.eos_token_id]), *answer])
+            sequences.append([*first, *(body + ending or [tokenizer.eos_token_id]), *answer])
             answer_lengths.append(len(answer))
     np.savez(
         folder / "arrays.npz",
@@ -258,4 +265,4 @@ def _prepare(
         parts=np.array([example.part for example in examples]),
         cut=cut,
     )
-    (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
+    (folder / "answers.json").write_text(json.dumps([answers, examples.incomplete]), encoding="utf-8")

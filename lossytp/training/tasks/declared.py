@@ -4,7 +4,7 @@
     test: reviews/held_out.csv
     kind: classification            # the default; or regression, multiple choice, generation
     body: "{title}: {review}"       # columns in braces; {stars!s} reads a number as text
-    label: verdict
+    label: verdict                  # a name in `labels`, or its number from 0; empty or -1 leaves a row out
     labels: [bad, good]
     metrics: [f1, accuracy]         # the first is the headline; metric: f1 gives one
 
@@ -19,7 +19,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from lossytp.network.checks import check_known, check_names, shown
+from lossytp.network.checks import check_at_most, check_known, check_names, shown
 from lossytp.training.plain_yaml import read_yaml_file
 from lossytp.training.tasks.catalogue import TASKS
 from lossytp.training.tasks.kinds import Classification, Generation, MultipleChoice, Regression, Task
@@ -54,6 +54,7 @@ def read_declaration(file: Path) -> dict[str, Any]:
                 declaration[key] = [declaration[key]]
         check_known("kind", declaration["kind"], KINDS)
         source = _task(declaration, file.parent).source
+        check_at_most("targets", max(declaration.get("targets", [0])), 1, "shares, such as 0.7")  # not in old records
         if declaration["name"] in TASKS:
             raise ValueError(f"{declaration['name']!r} is the name of another task: add the key name with another name")
         assert isinstance(source, Files)

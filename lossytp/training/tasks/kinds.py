@@ -4,23 +4,24 @@ A text is a template over the row's columns ("{premise}"), or a function of the 
 """
 
 import hashlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from lossytp.training.tasks.cache import code_digest, identity
-from lossytp.training.tasks.labels import check_all_occur, class_of, index_of
-from lossytp.training.tasks.sources import Row, RowSource, Split, sample_indices
-from lossytp.training.tasks.templates import Text, check_has_text, text_of
+from lossytp.training.tasks.labels import check_all_occur, class_of, index_of, name_of, number_of
+from lossytp.training.tasks.sources import Files, Row, RowSource, Source, Split, sample_indices
+from lossytp.training.tasks.templates import Text, check_has_text, columns_of, is_filled, text_of
 
 if TYPE_CHECKING:
     import evaluate
-    from datasets import Dataset as Rows
+    from datasets import Dataset
 
 Column = str | Callable[[Row], Any]
 Label = int | float | tuple[str, ...]
+Made = TypeVar("Made")
+AS_WRITTEN = ("label", "options", "answer", "answers")  # fields that name columns which are not numbers to count with
 ROWS_AT_ONCE = 1000
 PART = "part"  # a column of the test rows of a source that `has_parts`: evaluation also scores each part
 
@@ -38,6 +39,12 @@ class Example(NamedTuple):
     part: str = ""
 
 
+class Examples(list[Example]):
+    """The examples of rows, and the numbers of rows without a label, which are left out, and without a text."""
+
+    incomplete: dict[str, int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
     """The base of all kinds of tasks."""
@@ -46,6 +53,8 @@ class Task(ABC):
     cut: ClassVar[Literal["left", "right"]]
     """The end at which a body is cut."""
     known_metrics: ClassVar[tuple[str, ...]]
+    metric_class: ClassVar[str]
+    """The class in `metrics` that computes them."""
 
     source: RowSource
     body: Text
@@ -61,28 +70,36 @@ class Task(ABC):
         for name in self.metrics:
             if name not in self.known_metrics:
                 raise ValueError(f"{self.kind} has no metric {name!r}: choose from {', '.join(self.known_metrics)}")
+        if isinstance(self.source, Files | Source):
+            named = [getattr(self, field, ()) for field in AS_WRITTEN]
+            texts = [name for names in named for name in (names if isinstance(names, tuple) else [names])]
+            source = replace(self.source, texts=tuple(name for name in texts if isinstance(name, str)))
+            object.__setattr__(self, "source", source)
 
     @property
-    @abstractmethod
     def num_logits(self) -> int | None:
         """Return the model's number of outputs per sequence; None if the model generates text."""
+        return 1
 
-    @abstractmethod
     def metric(self) -> "evaluate.Metric":
         """Return a metric that scores `predictions` against `references`. It returns the headline as "score" too."""
+        from lossytp.training.tasks import metrics  # slow to import
 
-    @abstractmethod
+        scorer: evaluate.Metric = getattr(metrics, self.metric_class)(self.metrics)
+        return scorer
+
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         """Return the metrics of a model that always answers with the most frequent label."""
+        return dict.fromkeys((*self.metrics, "score"), 0.0)
 
     @abstractmethod
     def example(self, row: Row) -> Example | None:
         """Return the row as text, or None if it has no label."""
 
-    def examples(self, split: Split, samples: int | None = None) -> list[Example]:
+    def examples(self, split: Split, samples: int | None = None) -> Examples:
         """Return the examples of the split, or of a fixed pseudo-random sample of `samples` of its rows.
 
-        Rows without a label are left out.
+        Rows without a label are left out. Rows of which a text column is null or blank are not.
 
         Raises:
             ValueError: if no row has a label, a column is missing, or a text column is empty in all rows or holds
@@ -92,25 +109,34 @@ class Task(ABC):
         self.check_rows(rows, split)
         if samples is not None and samples < len(rows):
             rows = rows.select(sample_indices(len(rows), samples))
-        examples = []
+        columns = columns_of(self.body, self.ending)
         has_parts = split == "test" and getattr(self.source, "has_parts", False)
-        for row in _each(rows):
-            try:
-                example = self.example(row)
-            except KeyError as error:
-                known = ", ".join(row)
-                raise ValueError(
-                    f"{split} of {self.source} has no column {error}: name one of its columns, {known}"
-                ) from None
-            except (ValueError, TypeError, AttributeError, OverflowError) as error:  # also from a user's own functions
-                raise ValueError(f"{error}, in row {str(dict(row))[:120]} of {split} of {self.source}") from None
+        examples, blank = Examples(), 0
+        for row, example in self._each(rows, split, self.example):
             if example is not None:
                 examples.append(example._replace(part=row[PART]) if has_parts else example)
+                blank += not all(is_filled(row[column]) for column in columns if column in row)
         if not examples:
             raise ValueError(f"{self.source} has no labelled row in split {split!r}: give a split with labels")
+        examples.incomplete = {"without_label": len(rows) - len(examples), "without_text": blank}
         return examples
 
-    def check_rows(self, rows: "Rows", split: Split) -> None:
+    def _each(self, rows: "Dataset", split: Split, read: Callable[[Row], Made]) -> Iterator[tuple[Row, Made]]:
+        """Yield each row with what `read` makes of it; an error names the row."""
+        for batch in rows.iter(ROWS_AT_ONCE):  # several times faster than row by row
+            for values in zip(*batch.values(), strict=True):
+                row = dict(zip(batch, values, strict=True))
+                try:
+                    yield row, read(row)
+                except KeyError as error:
+                    known = ", ".join(row)
+                    raise ValueError(
+                        f"{split} of {self.source} has no column {error}: name one of its columns, {known}"
+                    ) from None
+                except (ValueError, TypeError, AttributeError, OverflowError) as error:  # of users' functions, too
+                    raise ValueError(f"{error}, in row {str(row)[:120]} of {split} of {self.source}") from None
+
+    def check_rows(self, rows: "Dataset", split: Split) -> None:
         """Raise ValueError if the rows of a whole split do not fit this task's declaration."""
         check_has_text(rows, (self.body, self.ending), f"{split} of {self.source}")
 
@@ -132,6 +158,7 @@ class Classification(Task):
     kind: ClassVar[str] = "classification"
     cut: ClassVar[Literal["left", "right"]] = "right"
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy", "matthews_correlation", "f1")
+    metric_class: ClassVar[str] = "ClassificationMetric"
 
     ending: Text = ""
     label: Column = "label"
@@ -142,7 +169,7 @@ class Classification(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "labels", tuple(self.labels))
-        if len(set(self.labels)) != len(self.labels) or len(self.labels) < 2:
+        if len(set(map(name_of, self.labels))) != len(self.labels) or len(self.labels) < 2:
             raise ValueError(f"labels = {self.labels} are not two or more different names: name each class once")
         if "f1" in self.metrics and len(self.labels) != 2:
             raise ValueError(f"metric 'f1' needs two classes, not {len(self.labels)}: choose accuracy")
@@ -151,15 +178,12 @@ class Classification(Task):
     def num_logits(self) -> int:
         return len(self.labels)
 
-    def metric(self) -> "evaluate.Metric":
-        from lossytp.training.tasks.metrics import ClassificationMetric
-
-        return ClassificationMetric(self.metrics)
-
-    def check_rows(self, rows: "Rows", split: Split) -> None:
+    def check_rows(self, rows: "Dataset", split: Split) -> None:
         super().check_rows(rows, split)
-        if split == "train" and isinstance(self.label, str):
-            check_all_occur(rows, self.label, self.labels, f"{split} of {self.source}")
+        if split == "train":
+            values = [value for _, value in self._each(rows, split, lambda row: _value(self.label, row))]
+            name = f"column {self.label!r} of " if isinstance(self.label, str) else ""
+            check_all_occur(values, self.labels, f"{name}{split} of {self.source}")
 
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         return _constant(self, references, self.num_logits)
@@ -176,29 +200,19 @@ class Regression(Task):
     kind: ClassVar[str] = "regression"
     cut: ClassVar[Literal["left", "right"]] = "right"
     known_metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
+    metric_class: ClassVar[str] = "RegressionMetric"
 
     ending: Text = ""
     label: Column = "label"
-
-    @property
-    def num_logits(self) -> int:
-        return 1
-
-    def metric(self) -> "evaluate.Metric":
-        from lossytp.training.tasks.metrics import RegressionMetric
-
-        return RegressionMetric(self.metrics)
-
-    def chance(self, references: Sequence[Any]) -> dict[str, float]:
-        return dict.fromkeys((*self.metrics, "score"), 0.0)
 
     def example(self, row: Row) -> Example | None:
         value = _value(self.label, row)
         if value is None or value == "":
             return None
-        if not math.isfinite(float(value)):
+        number = number_of(value)
+        if number is None:
             raise ValueError(f"label {value!r} is not a finite number: give one, or leave out such rows")
-        return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), float(value))
+        return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), number)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +222,7 @@ class MultipleChoice(Task):
     kind: ClassVar[str] = "multiple choice"
     cut: ClassVar[Literal["left", "right"]] = "left"
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+    metric_class: ClassVar[str] = "MultipleChoiceMetric"
 
     options: Column | tuple[str, ...]
     """A column that lists the options, several columns with one option each, or a function of the row."""
@@ -216,23 +231,16 @@ class MultipleChoice(Task):
     answer: Column = "label"
     """A column, or a function of the row, that gives the index of the right option, counted from 0."""
 
-    @property
-    def num_logits(self) -> int:
-        return 1
-
-    def metric(self) -> "evaluate.Metric":
-        from lossytp.training.tasks.metrics import MultipleChoiceMetric
-
-        return MultipleChoiceMetric(self.metrics)
-
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         return _constant(self, references, max(references) + 1)
 
     def example(self, row: Row) -> Example | None:
         names = self.options
         options = [row[name] for name in names] if isinstance(names, tuple) else _value(names, row)
-        if len(options) < 2:
-            raise ValueError(f"options = {options} are fewer than two: leave out such rows")
+        if not isinstance(options, list | tuple) or len(options) < 2:  # a text would give its letters as options
+            raise ValueError(
+                f"options = {str(options)[:60]!r} are not a list of two or more: name columns that give one"
+            )
         index = index_of(_value(self.answer, row), len(options), f"one of {len(options)} options")
         for option in options:
             if not isinstance(option, str | int | float):
@@ -248,6 +256,7 @@ class Generation(Task):
     kind: ClassVar[str] = "generation"
     cut: ClassVar[Literal["left", "right"]] = "left"
     known_metrics: ClassVar[tuple[str, ...]] = ("exact_match", "f1")
+    metric_class: ClassVar[str] = "GenerationMetric"
 
     ending: Text
     """The text between body and answer, such as " Question: {question} Answer:"."""
@@ -258,25 +267,13 @@ class Generation(Task):
     def num_logits(self) -> None:
         return
 
-    def metric(self) -> "evaluate.Metric":
-        from lossytp.training.tasks.metrics import GenerationMetric
-
-        return GenerationMetric(self.metrics)
-
-    def chance(self, references: Sequence[Any]) -> dict[str, float]:
-        return dict.fromkeys((*self.metrics, "score"), 0.0)
-
     def example(self, row: Row) -> Example | None:
         value = _value(self.answers, row)
-        given = [value] if isinstance(value, str) else value or []
+        given = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        if not all(isinstance(answer, str) for answer in given):
+            raise ValueError(f"answers = {str(value)[:60]!r} are not a text or a list of texts: name a column of such")
         answers = tuple(dict.fromkeys(answer.strip() for answer in given if answer.strip()))
         return Example(text_of(self.body, row).strip(), (text_of(self.ending, row),), answers) if answers else None
-
-
-def _each(rows: Any) -> Iterator[dict[str, Any]]:
-    for batch in rows.iter(ROWS_AT_ONCE):  # several times faster than row by row
-        for values in zip(*batch.values(), strict=True):
-            yield dict(zip(batch, values, strict=True))
 
 
 def _value(column: Column, row: Row) -> Any:

@@ -1,23 +1,52 @@
 """Match the values of a label column with a task's classes or options."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any
+from unicodedata import normalize
 
 LONGEST_LIST = 8  # values that a message lists
 
 
 def name_of(value: Any) -> str:
-    """Return a label as the name of a class. A csv column with gaps holds 3.0 in place of 3, and both become "3"."""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    """Return a label as the name of a class. A column with gaps holds 3.0 in place of 3, and both become "3"."""
+    name = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return normalize("NFC", name)  # an accent can be written in two ways that look the same
 
 
-def class_of(value: Any, labels: Sequence[str]) -> int | None:
+def number_of(value: Any) -> float | None:
+    """Return the number that a value is or spells, such as 1 for "01" or "true"; None if that is no finite number."""
+    word = str(value).lower()
+    try:
+        number = float(word == "true" if word in ("true", "false") else value)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+@lru_cache
+def _classes(labels: tuple[str, ...]) -> tuple[dict[str | float | None, int], int]:
+    """Return the classes by their names and by the numbers that they spell, and how many may be given by their index.
+
+    None may if a name looks like an index: of the classes 1, 2 and 3, is 1 the first or the second?
+    """
+    numbers = [number_of(label) for label in labels]
+    known: dict[str | float | None, int] = {
+        n: i for i, n in enumerate(numbers) if n is not None and numbers.count(n) == 1
+    }
+    known |= {name_of(label): index for index, label in enumerate(labels)}
+    return known, 0 if set(numbers).intersection(range(len(labels))) else len(labels)
+
+
+def class_of(value: Any, labels: tuple[str, ...]) -> int | None:
     """Return the index of a class, given its name or index; None for no label."""
-    name = name_of(value)
-    return labels.index(name) if name in labels else index_of(value, len(labels), f"a class of {', '.join(labels)}")
+    if value is None:
+        return None
+    known, indices = _classes(labels)
+    found = known.get(name_of(value), known.get(number_of(value)))
+    return index_of(value, indices, f"a class of {', '.join(labels)}") if found is None else found
 
 
 def index_of(value: Any, number: int, meaning: str) -> int | None:
@@ -26,37 +55,28 @@ def index_of(value: Any, number: int, meaning: str) -> int | None:
     Raises:
         ValueError: if the value is not an index below `number`; `meaning` names what it should be.
     """
-    if value is None or value in ("", -1, "-1"):
+    index = number_of(value)
+    if value is None or value == "" or index == -1:
         return None
-    try:
-        index = int(value)
-        whole = index == float(value)
-    except (ValueError, TypeError, OverflowError):
-        whole = False
-    if not (whole and 0 <= index < number):
+    if index is None or not index.is_integer() or not 0 <= index < number:
         raise ValueError(f"label {value!r} is not {meaning}: give one that is, or leave out such rows")
-    return index
+    return int(index)
 
 
-def check_all_occur(rows: "Dataset", column: str, labels: Sequence[str], where: str) -> None:
-    """Check that the label column names every class in some training row. A misspelt class has no row.
+def check_all_occur(values: Iterable[Any], labels: tuple[str, ...], where: str) -> None:
+    """Raise ValueError if some class has a training row and another has none.
 
-    Args:
-        rows: all training rows; a sample may well lack a class.
-        column: the column of labels. If it is missing or holds indices, nothing is checked.
-        labels: the names of the classes.
-        where: the split and its source, for the message.
-
-    Raises:
-        ValueError: if a class has no row.
+    The latter may be misspelt, or the values are no indices: -1, 0 and 1, say, do not count three classes from 0.
     """
-    values = sorted({name_of(value) for value in rows[column]}) if column in rows.column_names else []
-    if not set(labels).intersection(values):
-        return
-    for label in labels:
-        if label not in values:
-            shown = ", ".join(values[:LONGEST_LIST]) + (", ..." if len(values) > LONGEST_LIST else "")
+    different = {repr(value): value for value in values}
+    found = set()
+    for value in different.values():
+        with suppress(ValueError):  # is reported with its row
+            found.add(class_of(value, labels))
+    for index, label in enumerate(labels):
+        if index not in found and found - {None}:
+            shown = ", ".join(sorted(different)[:LONGEST_LIST]) + ", ..." * (len(different) > LONGEST_LIST)
             raise ValueError(
-                f"label {label!r} does not occur in column {column!r} of {where}, which holds {shown}: correct it, or "
-                "leave it out"
+                f"label {label!r} does not occur in {where}, which holds {shown}: correct it, or leave it out; numbers "
+                "that are not names count the classes from 0, and -1 means no label"
             )

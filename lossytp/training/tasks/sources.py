@@ -2,20 +2,22 @@
 
 import glob
 import hashlib
+import json
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from lossytp.network.bounded_files import content_of, parquet_in
 from lossytp.network.streams import Stream
-from lossytp.training.files import NO_ROOM, os_error, saving
 from lossytp.training.hub import hub_or_its_cache, is_offline
-from lossytp.training.tasks.cache import cache_folder
 
 if TYPE_CHECKING:  # it takes seconds to import, and naming a task should take none
     from datasets import Dataset
@@ -23,6 +25,7 @@ if TYPE_CHECKING:  # it takes seconds to import, and naming a task should take n
 DATA_VARIABLE = "LOSSYTP_DATA"
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 EXPORT = "refs/convert/parquet"  # the hub's own parquet copy of every data set, even of those that are scripts
+MOST_BYTES = 2**31  # of a file's rows, once they are unpacked
 Split = Literal["train", "test"]
 Row = Mapping[str, Any]
 
@@ -56,6 +59,8 @@ class Source:
     """The hub's names of the splits."""
     official_rows: Mapping[Split, int] = field(default_factory=dict)
     """Numbers of rows of the official splits; fewer rows are a subset."""
+    texts: tuple[str, ...] = ()
+    """Columns that are text even in a csv, where 01 would be the number 1. A task sets it."""
 
     def __str__(self) -> str:
         return f"data set {self.path}" + (f", {self.name}," if self.name else "")
@@ -72,7 +77,7 @@ class Source:
         Raises:
             ValueError: if there is no usable copy on disc, and the hub lacks the data set or does not answer.
         """
-        return _read(self._files(split)) if self._on_disc() else self._from_hub(self.splits[split])
+        return _read(self._files(split), self.texts) if self._on_disc() else self._from_hub(self.splits[split])
 
     def subset(self, split: Split) -> bool | None:
         """Return whether rows of the official split are missing; None if there is no official number of rows."""
@@ -133,6 +138,8 @@ class Files:
     test: str | os.PathLike[str]
     folder: str | os.PathLike[str] | None = None
     """Where relative paths start; the working folder if None."""
+    texts: tuple[str, ...] = ()
+    """Columns that are text even in a csv, where 01 would be the number 1. A task sets it."""
 
     def __str__(self) -> str:
         return f"files {self.train} and {self.test}"
@@ -143,7 +150,7 @@ class Files:
         Raises:
             ValueError: if a file is missing, unreadable or of an unknown format.
         """
-        return _read(self.files(split))
+        return _read(self.files(split), self.texts)
 
     def subset(self, split: Split) -> None:
         """Return None: there is no official number of rows."""
@@ -206,7 +213,7 @@ def sample_indices(available: int, examples: int | None) -> np.ndarray:
     return np.sort(order[:examples])
 
 
-def _read(files: list[Path]) -> "Dataset":
+def _read(files: list[Path], texts: tuple[str, ...]) -> "Dataset":
     import datasets
     import pyarrow
 
@@ -214,25 +221,66 @@ def _read(files: list[Path]) -> "Dataset":
     kinds = {FORMATS[file.suffix] for file in files}
     if len(kinds) > 1:
         raise ValueError(f"{files[0].parent} mixes {' and '.join(sorted(kinds))} files of a split: keep one kind")
-    cache = cache_folder() / "rows"
-    verbosity = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it would print the errors that it raises
-    with saving(cache, reads_too=True):
-        try:
-            return datasets.load_dataset(
-                kinds.pop(), data_files=[glob.escape(str(file)) for file in files], split="train", cache_dir=str(cache)
-            )
-        except (datasets.exceptions.DatasetGenerationError, ValueError, StopIteration, pyarrow.ArrowException) as error:
-            cause = os_error(error)
-            if cause is not None and cause.errno in NO_ROOM:
-                raise
-            why = " ".join(str(error.__cause__ or error).split())[:200] or "no rows"
-            names = ", ".join(map(str, files))
-            raise ValueError(
-                f"{names} cannot be read ({why}): write the rows in UTF-8, all with the same columns"
-            ) from None
-        finally:
-            datasets.logging.set_verbosity(verbosity)
+    (kind,) = kinds
+    read = parquet_in if kind == "parquet" else content_of
+    tables: list[Any] = [read(file, most_bytes=MOST_BYTES) for file in files]
+    try:
+        if kind == "json":
+            objects = [row for content in tables for row in _rows_of_json(content)]
+            names = dict.fromkeys(chain(*objects))
+            tables = [pyarrow.table({name: _column([row.get(name) for row in objects]) for name in names})]
+        if kind == "csv":
+            tables = [_table_of_csv(content, texts) for content in tables]
+        if len({frozenset(table.column_names) for table in tables}) > 1:
+            raise ValueError("their columns differ")
+        whole = pyarrow.concat_tables(tables, promote_options="permissive")
+        return datasets.Dataset(datasets.table.InMemoryTable(whole), fingerprint=_stamp(files))
+    except (ValueError, TypeError, OverflowError, RecursionError, pyarrow.ArrowException) as error:
+        where, why = ", ".join(map(str, files)), " ".join(str(error).split())[:200]
+        fix = "write the rows in UTF-8, all with the same columns of the same types"
+        raise ValueError(f"{where} cannot be read ({why}): {fix}") from None
+
+
+def _table_of_csv(content: bytes, texts: tuple[str, ...]) -> Any:
+    """Return the rows of a csv, in which only an empty cell is null. The columns of `texts` are not read as numbers."""
+    import pandas
+    import pyarrow
+
+    if b"\0" in content:
+        raise ValueError("there are NUL bytes, which are not text")
+    given: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
+    # together, so that a first row with more fields than the header fails: it would shift the names of all columns
+    names = pandas.read_csv(BytesIO(content), header=None, nrows=2, dtype=str, **given).iloc[0].dropna()
+    if names.duplicated().any():
+        raise ValueError(f"two columns are named {names[names.duplicated()].iloc[0]}")
+    frame = pandas.read_csv(BytesIO(content), dtype=dict.fromkeys(texts, str), low_memory=False, **given)
+    return pyarrow.Table.from_pandas(frame, preserve_index=False)
+
+
+def _rows_of_json(content: bytes) -> list[dict[str, Any]]:
+    """Return the objects of a list, or of one line each."""
+    text = content.decode("utf-8-sig").strip()
+    lines = ",".join(filter(str.strip, text.split("\n")))
+    rows: list[dict[str, Any]] = json.loads(text if text.startswith("[") else f"[{lines}]", object_pairs_hook=_object)
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("a row is not an object with named columns")
+    return rows
+
+
+def _column(values: list[Any]) -> Any:
+    """Return a column as an array. Values of several types become text, numbers as JSON writes them."""
+    import pyarrow
+
+    try:
+        return pyarrow.array(values)
+    except (pyarrow.ArrowException, OverflowError):
+        return pyarrow.array([json.dumps(value) if not isinstance(value, str | None) else value for value in values])
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError(f"a name is twice in one object, of {', '.join(dict(pairs))}")
+    return dict(pairs)
 
 
 def _matching(folder: Path, pattern: Path) -> list[Path]:

@@ -26,6 +26,9 @@ def suggestion(file: Path) -> str:
     """
     rows = Files(train=file, test=file).rows("train")
     declaration = {"train": file.name, "test": f"test{file.suffix}", **_of_columns(rows)}
+    if "labels" in declaration:  # as the file writes them: 01 is not 1
+        label = declaration["label"]
+        declaration["labels"] = _values(Files(train=file, test=file, texts=(label,)).rows("train"), label)
     target = file.with_suffix(".yaml")
     return (
         f"dataset = {str(file)!r} holds rows, but does not declare a task: write {target} and give --dataset {target}. "

@@ -48,6 +48,8 @@ def framed(content: object) -> bytes:
         (framed({"kind": "x", "arrays": [["a", "uint8", -1]]}), "arrays of -1 bytes"),
         (framed({"kind": "x", "arrays": [["a", "no", 1]]}), "something other"),
         (framed({"refused": "too fast"}), "refused: too fast"),
+        (framed({"refused": "\x1b[2J\n" + "x" * 60_000}), r"refused: \\x1b\[2J\\nx{100,400}\.\.\.$"),
+        (framed({"kind": "y" * 60_000, "arrays": []}), r"sent 'y{50,100}\.\.\. instead of x"),
         (LENGTH.pack(9) + b"\xff" * 9, "something other"),
         (framed({"kind": "x", "arrays": []})[:-1], "closed the connection"),
         (b"", "closed the connection"),
@@ -58,6 +60,13 @@ def test_anything_else_counts_as_vanished(pair: Pair, sent: bytes, message: str)
     pair[0].shutdown(socket.SHUT_WR)
     with pytest.raises(Vanished, match=message):
         Control(pair[1], 5.0, 10).receive("x")
+
+
+def test_wrong_counts_are_shown_in_short() -> None:
+    with pytest.raises(Vanished) as caught:
+        checked_counts(["\x1b" * 10**5], 1, 5)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 200
 
 
 def test_silence_counts_as_vanished(pair: Pair) -> None:

@@ -3,9 +3,11 @@
 import gzip
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from lossytp.network import Trace
+from lossytp.network.probe import importing
 from lossytp.network.probe.importing import import_trace
 
 
@@ -35,13 +37,25 @@ WIFI = "noise_dbm\ttx\trx\tbits\n-5\tnode1\tnode2\t0010\n-10\tnode1\tnode3\t11\n
         ("a.txt", "\ufeff0101", ["0101"]),
         ("a.tsv", WIFI, ["0010", "11", "0"]),
         ("a.tsv.gz", gzip.compress(WIFI.encode(), mtime=0), ["0010", "11", "0"]),
+        ("a.csv", "lost, src\n0.0, a\n1.0, b\n1.0, a", ["01", "1"]),
+        ("a.csv", "received\n1\n1\n0\n", ["001"]),
+        ("a.csv", "x,Is Delivered\n0,true\n1,false\n", ["01"]),
+        ("a.csv", "ok,lost\n1,0\n1,0\n", ["00"]),
+        ("a.tsv", "success\n110\n01\n", ["001", "10"]),
+        ("a.csv", "seq,lost\n7,1\n5,0\n6,0\n", ["001"]),
+        ("a.csv", "Packet ID;flow;lost\n2;b;1\n9;a;0\n1;b;0\n", ["01", "0"]),
+        ("a.csv", "icmp_seq,received\n3,1\n9,1\n4,1\n", ["0011110"]),
+        ("a.csv", "seq,lost\n1,0110\n1,00\n", ["0110", "00"]),
     ],
 )
 def test_formats(tmp_path, name, content, expected):
     assert flows(import_trace(written(tmp_path, name, content))) == expected
 
 
-@pytest.mark.parametrize(("array", "expected"), [([0, 1], ["01"]), ([[True, False], [False, False]], ["10", "00"])])
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [([0, 1], ["01"]), ([[True, False], [False, False]], ["10", "00"]), ([[0.0], [1.0], [1.0]], ["011"])],
+)
 def test_arrays(tmp_path, array, expected):
     np.save(tmp_path / "a.npy", array)
     assert flows(import_trace(tmp_path / "a.npy")) == expected
@@ -50,7 +64,7 @@ def test_arrays(tmp_path, array, expected):
 def test_machines_and_source_are_kept(tmp_path):
     trace = import_trace(written(tmp_path, "wifi.tsv", WIFI))
     assert [(flow.src, flow.dst) for flow in trace.flows.values()][1:] == [("node1", "node3"), ("node2", "node1")]
-    assert trace.source == "imported from wifi.tsv"
+    assert trace.source == "imported from wifi.tsv, column bits with 1 for a loss"
     assert trace.clocks == "none"
 
 
@@ -67,20 +81,27 @@ def test_rows_and_columns_are_chosen(tmp_path):
         ("a.txt", "0121", {}, "holds no packets"),
         ("a.csv", "a,b\n0,1\n", {}, "2 of the columns a, b look like losses, not exactly one: name the right one"),
         ("a.csv", "a,b\n5,6\n", {}, "0 of the columns a, b look like losses, not exactly one: name the right one"),
-        ("a.csv", "a,b\n0\n", {}, "line 2 has more or fewer fields than the header"),
-        ("a.csv", "a,b\n0,1\n\n0\n", {}, "line 4 has more or fewer fields than the header"),
-        ("a.csv", "a,b\n0,3\n", {"column": "b"}, "'3' in b is neither 0 nor 1"),
+        ("a.csv", "a,b\n0\n", {}, "Row #2: Expected 2 columns, got 1"),
+        ("a.csv", "a,b\n0,1\n\n0,1,1\n", {}, "Row #3: Expected 2 columns, got 3"),
+        ("a.csv", "lost,lost\n0,1\n", {}, "two columns have the same name"),
+        ("a.csv", "," * 10_001 + "x", {}, "columns = 10001 is above 10000"),
+        ("a.csv", "a,b\n0,3\n", {"column": "b"}, "row 1 has '3' in b: give one 0 or 1 per packet"),
+        ("a.csv", "lost\n0\n\x1b[2J\n", {}, "row 2 has '\\x1b[2J' in lost"),
+        ("a.csv", "seq,lost\n5,0\n5,1\n6,0\n", {}, "seq has 5 2 times"),
+        ("a.csv", "seq,lost\n5,0\n7,1\n", {}, "seq lacks 1 numbers"),
+        ("a.csv", "seq,ok\n5,1\n-1,1\n", {}, "seq = '-1' is not a whole number from 0"),
+        ("a.csv", "seq,ok\n0,1\n999999999,1\n", {}, "the last seq of a flow less the first = 999999999 is above"),
         ("a.csv", "a,b\nx,0110\ny,02\n", {"column": "b"}, "row 2 has '02' in b: give one 0 or 1 per packet"),
         ("a.csv", "a,b\n0,3\n", {"column": "c"}, "column = 'c' is unknown: choose one of a, b"),
         ("a.csv", "a,b\nx,0\n", {"where": "a"}, "where = 'a' has no '=': give NAME=VALUE"),
         ("a.csv", "a,b\nx,0\n", {"where": "c=x"}, "where = 'c' is unknown: choose one of a, b"),
         ("a.csv", "a,b\nx,0\n", {"where": "a=y"}, "the value of a = 'y' is unknown: choose one of x"),
         ("a.txt", "01", {"column": "a"}, "column and where select from a table"),
-        ("a.txt", b"\xff\xfe0", {}, "is not a text file"),
+        ("a.csv", b"a,lost\n\xff,0\n", {}, "not a table of text in UTF-8"),
+        ("a.csv", b"\xff\xfe0\x00", {}, "not a table of text in UTF-8"),
         ("a.tsv.gz", gzip.compress(WIFI.encode(), mtime=0)[:-20], {}, "is truncated"),
-        ("a.tsv.gz", b"0101", {}, "cannot be read"),
         ("a.npy", b"\x93NUMPY", {}, "a.npy"),
-        ("a.npy", b"\x93NUMPY garbage", {}, "not (32, 103)): give one that numpy.save wrote"),
+        ("a.npy", b"\x93NUMPY garbage", {}, "give one that numpy.save wrote"),
     ],
 )
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path, name, content, options, words):
@@ -92,7 +113,7 @@ def test_what_is_no_recording_is_refused_in_one_line(tmp_path, name, content, op
 
 def test_an_array_of_other_numbers_is_refused(tmp_path):
     np.save(tmp_path / "a.npy", [0, 2])
-    with pytest.raises(ValueError, match=r"shape \(2,\) is not one or two axes of zeros and ones"):
+    with pytest.raises(ValueError, match=r"holds memmap.*2.*, not one or two axes of zeros and ones"):
         import_trace(tmp_path / "a.npy")
 
 
@@ -100,10 +121,48 @@ def test_an_archive_with_the_name_of_an_array_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", [0, 1])
     (tmp_path / "a.npz").rename(tmp_path / "a.npy")
     for read in (import_trace, Trace.from_file):
-        with pytest.raises(
-            ValueError, match=r"a\.npy: it is an archive of arrays: give one array that numpy.save wrote"
-        ):
+        with pytest.raises(ValueError, match=r"a\.npy holds NpzFile .* give one array"):
             read(tmp_path / "a.npy")
+
+
+def test_a_table_in_parquet_is_read(tmp_path):
+    columns = {"seq": [2.0, 0, 1], "Received": [True, False, True], "nested": [[1], [2], []], "link": ["a", "a", "a"]}
+    pd.DataFrame(columns).drop(columns="nested").to_parquet(tmp_path / "a.parquet")
+    trace = import_trace(tmp_path / "a.parquet", where="link=a")
+    assert flows(trace) == ["100"]
+    assert trace.source.endswith("column Received with 1 for an arrival, in the order of seq")
+    pd.DataFrame(columns).to_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet: it is not a table of text .*list"):
+        import_trace(tmp_path / "a.parquet")
+
+
+def test_how_a_table_was_read_is_said(tmp_path):
+    trace = import_trace(written(tmp_path, "a.csv", "seq,success\n3,1\n1,1\n"))
+    assert trace.source == (
+        "imported from a.csv, column success with 1 for an arrival, in the order of seq, whose 1 missing numbers were "
+        "lost"
+    )
+
+
+@pytest.mark.parametrize("content", ["0 1 1", "lost\n0\n1\n1\n", "received\n0\n1\n1\n"])
+def test_the_meaning_of_ones_may_be_given(tmp_path, content):
+    path = written(tmp_path, "a.txt", content)
+    assert flows(import_trace(path, ones="lost")) == ["011"]
+    assert flows(import_trace(path, ones="arrived")) == ["100"]
+
+
+@pytest.mark.parametrize("content", [b"0" * 1001, b"lost\n" + b"0\n" * 1001])
+def test_more_than_the_limit_is_refused(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(importing, "MOST_PACKETS", 1000)
+    for name, packed in (("a.txt", content), ("a.txt.gz", gzip.compress(content))):
+        with pytest.raises(ValueError, match=f"{name}.* = 1001 is above 1000"):
+            import_trace(written(tmp_path, name, packed))
+    monkeypatch.setattr(importing, "MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"a\.txt\.gz holds more than 1000 bytes"):
+        import_trace(tmp_path / "a.txt.gz")
+    np.save(tmp_path / "a.npy", np.zeros(1001))
+    with pytest.raises(ValueError, match=r"a\.npy holds .*at most 1000 packets"):
+        import_trace(tmp_path / "a.npy")
 
 
 def test_a_missing_file_is_refused(tmp_path):

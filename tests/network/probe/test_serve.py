@@ -1,3 +1,4 @@
+import contextlib
 import socket
 import struct
 import time
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from lossytp.network.datagrams import HEADER, bound, udp_socket
+from lossytp.network.probe import serve as serving
 from lossytp.network.probe.control import Control, Vanished
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.serve import Limits, serve
@@ -64,6 +66,44 @@ def test_garbage_on_the_connection_costs_the_next_partner_nothing() -> None:
             partner.send(*range(10), size=SIZE)
             ended(partner)
         assert receiver.only().trace.flows[0].num_packets == 10
+
+
+def test_strangers_who_say_nothing_cost_the_next_partner_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "MOST_WAITING", 3)
+    with served() as receiver, contextlib.ExitStack() as strangers:
+        for sent in (b"", b"", b"\0", b"", b"", b""):
+            stranger = strangers.enter_context(socket.create_connection((HOST, receiver.port)))
+            stranger.sendall(sent)
+        started = time.monotonic()
+        with greeted(receiver.port, PLAN) as partner:
+            assert time.monotonic() - started < serving.HELLO_S - 1
+            partner.send(*range(10), size=SIZE)
+            ended(partner)
+        assert receiver.only().trace.flows[0].num_packets == 10
+    assert sum(line.startswith("no measurement with 127.0.0.1: ") for line in receiver.said) >= 3
+
+
+def test_a_stranger_who_stays_silent_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "HELLO_S", 0.1)
+    with served() as receiver:
+        with socket.create_connection((HOST, receiver.port)) as stranger:
+            stranger.settimeout(PATIENCE_S)
+            assert stranger.recv(1) == b""
+        with greeted(receiver.port, replace(PLAN, packets=1)):
+            pass
+        receiver.only()
+    assert "no measurement with 127.0.0.1: it was silent for too long" in receiver.said
+
+
+def test_what_a_partner_speaks_is_shown_in_short() -> None:
+    with served() as receiver:
+        with socket.create_connection((HOST, receiver.port)) as connection:
+            Control(connection, PATIENCE_S).send({"kind": "hello", "protocol": "\x1b[2J" * 1000})
+            assert b"lossytp.probe 1" in connection.recv(1000)
+        with greeted(receiver.port, replace(PLAN, packets=1)):
+            pass
+        receiver.only()
+    assert all(line.isprintable() and len(line) < 400 for line in receiver.said)
 
 
 def test_a_connection_that_is_reset_costs_the_next_partner_nothing() -> None:

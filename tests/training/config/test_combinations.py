@@ -184,7 +184,15 @@ OWN = {"reliable_gather": False}
             "resync_every = 0 is below 1: give 1 or more",
         ),
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of the wrong type: give true or false"),
-        ({"output_dir": "a\0b"}, "output_dir = 'a\\x00b' holds a NUL character: leave it out"),
+        (
+            {"output_dir": "a\0b"},
+            "output_dir = 'a\\x00b' holds a NUL character, or bytes that are not UTF-8: give another value",
+        ),
+        (
+            {"output_dir": "a\udcff"},
+            "output_dir = 'a\\udcff' holds a NUL character, or bytes that are not UTF-8: give another value",
+        ),
+        ({"learning_rate": 1e38}, "learning_rate = 1e+38 is above 1e+37: give 1e+37 or less"),
         ({"lossy_direction": "up"}, "direction = 'up' is unknown: choose one of forward, backward"),
         ({"lossy_module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
         (
@@ -215,7 +223,7 @@ OWN = {"reliable_gather": False}
                 {"lossy_layers": text},
                 f"lossy_layers = {text!r} is not understood: write first:stop, such as 0:2 (in YAML in quotes)",
             )
-            for text in ("", "2", "0-2", ":2", "0:", "-1:2", "0:2:1", "a:b")
+            for text in ("2", "0-2", ":2", "0:", "-1:2", "0:2:1", "a:b")
         ),
         (
             {"lossy_layers": "2:2"},
@@ -236,7 +244,7 @@ OWN = {"reliable_gather": False}
                 {"lossy_links": text},
                 f"lossy_links = {text!r} is not understood: write source>destination, such as 0>1,2>3",
             )
-            for text in ("", "0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
+            for text in ("0-1", "0>", "0>1,", "0>1;2>3", "-2>0", "0>1>2")
         ),
         (
             {"tensor_parallel_size": 1, "loss_rate": 0.5},

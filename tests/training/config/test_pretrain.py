@@ -50,7 +50,8 @@ def test_clipping_can_be_off(off):
             "block_size = 129 is above .*gpt2-nano's 128 positions",
         ),
         ({"model_name": "gpt5"}, "model_name = 'gpt5'"),
-        ({"model_name": ""}, "model_name = '' is unknown: choose one of gpt2-nano"),
+        ({"model_name": ""}, "model_name = '' is empty"),
+        ({"min_learning_rate": 1e38}, r"min_learning_rate = 1e\+38 is above 1e\+37"),
         ({"model_name": "a folder"}, "model_name = 'a folder' is unknown: choose one of gpt2-nano"),
         ({"model_name": "a" * 600}, "model_name = 'aaa.* is unknown: choose one of gpt2-nano"),
         (

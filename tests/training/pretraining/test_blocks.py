@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from lossytp.training.pretraining import blocks as packing
-from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, encode
+from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, encode, in_order
 from lossytp.training.pretraining.corpus import Corpus, corpus
 from lossytp.training.pretraining.vocabulary import train_tokenizer
+from tests.training.bos import BOS, with_bos
 from tests.training.pretraining.documents import document
 
 BLOCK = 8
@@ -48,8 +49,74 @@ def test_all_blocks_are_the_text_in_order(documents, tokenizer):
     blocks = all_blocks(text, tokenizer, block_size=BLOCK)
     assert blocks.flatten().tolist() == tokens[: blocks.numel()].tolist()
     assert len(tokens) - blocks.numel() < BLOCK
-    in_order = islice(packed(text, tokenizer).in_order(), len(blocks))
-    assert np.array_equal(np.stack(list(in_order)), blocks)
+    pieces = islice(in_order((texts for _, texts in text.documents()), tokenizer, BLOCK), len(blocks))
+    assert np.array_equal(np.stack(list(pieces)), blocks)
+
+
+def test_every_block_begins_as_the_tokenizer_asks_and_the_text_fills_the_rest(documents, tokenizer):
+    text = corpus(str(documents / "*"), split="train")
+    asks = with_bos(train_tokenizer([document(number) for number in range(100)], size=300))
+    tokens = stream_of(text, tokenizer, 1)
+    blocks = all_blocks(text, asks, block_size=BLOCK)
+    assert set(blocks[:, 0].tolist()) == {asks.convert_tokens_to_ids(BOS)}
+    assert blocks[:, 1:].flatten().tolist() == tokens[: len(blocks) * (BLOCK - 1)].tolist()
+    whole = packed(text, asks, streaming=False)
+    assert rows(whole.batch(len(blocks))) == rows(blocks)
+    older = {name: value for name, value in whole.state_dict().items() if name not in ("first", "portion_blocks")}
+    whole.load_state_dict({**older, "taken": 0})
+    assert rows(whole.batch(5)[:, :1]) != rows(blocks[:5, :1]), "a run that began without goes on without"
+    with pytest.raises(ValueError, match="block_size = 1"):
+        all_blocks(text, asks, block_size=1)
+
+
+def test_reading_ends_once_there_are_enough_blocks(documents, tokenizer, monkeypatch):
+    text = corpus(str(documents / "*"), split="train")
+    expected = all_blocks(text, tokenizer, block_size=BLOCK)[:3]
+    read = Corpus.texts
+    monkeypatch.setattr(Corpus, "texts", lambda self: islice(read(self), 8))  # less than the whole text
+    assert all_blocks(text, tokenizer, block_size=BLOCK, at_most=3).equal(expected)
+    monkeypatch.setattr(Corpus, "texts", read)
+    assert len(all_blocks(text, tokenizer, block_size=BLOCK, at_most=10**6)) > 3
+
+
+@pytest.mark.parametrize(("block_size", "blocks"), [(32, 8192), (128, 8192), (512, 2048), (4096, 256), (2**21, 1)])
+def test_portions_are_bounded_in_tokens(tokenizer, block_size, blocks):
+    """At the study's block sizes they are what they were: the order of blocks does not move."""
+    assert packed(Corpus(()), tokenizer, block_size=block_size).state_dict()["portion_blocks"] == blocks
+
+
+def test_a_state_with_another_portion_goes_on_with_it(documents, tokenizer, monkeypatch):
+    text = corpus(str(documents / "*"), split="train")
+    monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 30)
+    blocks = packed(text, tokenizer)
+    blocks.batch(7)
+    state = blocks.state_dict()
+    older = {name: value for name, value in state.items() if name != "portion_blocks"}
+    expected = blocks.batch(50)
+    for kept, tokens in ((state, BLOCK), (older, 3 * BLOCK)):
+        monkeypatch.setattr(packing, "SHUFFLED_TOKENS", tokens)
+        resumed = packed(text, tokenizer)
+        resumed.load_state_dict(kept)
+        assert resumed.batch(50).equal(expected)
+
+
+def test_the_position_is_that_of_the_blocks_returned_and_not_of_the_reader(tmp_path, tokenizer, monkeypatch):
+    """The reader fills a portion, and reads the next one, in later files and passes."""
+    monkeypatch.setattr(packing, "SHUFFLED_BLOCKS", 12)
+    for word in "abc":
+        (tmp_path / f"{word}.txt").write_text(f"{word} " * 100)
+    text = corpus(str(tmp_path / "*"), split="train")
+    blocks, files = packed(text, tokenizer), {}
+    for _ in range(120):
+        (block,) = blocks.batch(1)
+        words = set(tokenizer.decode(block)) & set("abc")
+        if tokenizer.eos_token_id not in block:
+            files.setdefault("".join(words), set()).add(blocks.position.shard)
+    assert files == {"a": {0}, "b": {1}, "c": {2}}
+    assert blocks.passes > 1
+    again = packed(text, tokenizer)
+    again.batch(1)
+    assert (again.passes, again.position.epoch) == (1, 0)
 
 
 @pytest.mark.parametrize(("num_proc", "started"), [(None, 0), (1, 0), (2, 2)])

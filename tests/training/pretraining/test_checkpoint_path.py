@@ -12,7 +12,7 @@ from lossytp.training.checkpoint import Checkpoints
 from lossytp.training.checkpoint_folder import MARKER, number_of, steps_in
 from lossytp.training.loop import run
 from lossytp.training.models import build_language_model
-from lossytp.training.pretraining.text import text_sha256, tokenizer_for
+from lossytp.training.pretraining.text import tokenizer_for
 from lossytp.training.sharded_files import whole
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, stopped
 
@@ -111,7 +111,7 @@ def test_as_many_checkpoints_are_kept_as_asked_and_an_earlier_one_can_be_named(p
 
 def dense_weights(config, seed):
     """Return the weights of a model of this configuration, with another seed."""
-    tokenizer = tokenizer_for(config, text_sha256(config))
+    tokenizer = tokenizer_for(config)
     return build_language_model(
         config.model_name, tokenizer, positions=config.block_size, dropout=0.0, seed=seed
     ).state_dict()
@@ -136,6 +136,15 @@ def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values,
     assert losses(record) != losses(run(fresh))
     with pytest.raises(ValueError, match=r"fresh/record.json is of a run that did not begin from .*step_300.pth: name"):
         run(replace(fresh, checkpoint_path=str(tmp_path / "old")))
+
+
+def test_weights_that_are_not_finite_are_named(pretrain, tmp_path):
+    config = pretrain("new", checkpoint_path=str(tmp_path / "w.pth"))
+    weights = dense_weights(config, 5)
+    weights["transformer.ln_f.weight"][0] = torch.nan
+    torch.save(weights, tmp_path / "w.pth")
+    with pytest.raises(ValueError, match=r"w\.pth holds NaN or infinity in transformer\.ln_f\.weight"):
+        run(config)
 
 
 def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):

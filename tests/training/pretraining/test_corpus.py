@@ -1,5 +1,8 @@
 """Test the order of documents."""
 
+import gzip
+import json
+import os
 from itertools import islice
 
 import pytest
@@ -136,3 +139,104 @@ def test_files_without_text_end_the_search_for_it(tmp_path):
     (tmp_path / "b.txt").write_text("")
     with pytest.raises(ValueError, match=r"a\.parquet and 1 more hold no text: give more text"):
         next(corpus(str(tmp_path / "*"), split="train").documents())
+
+
+TEXTS = ["läst, 1", "NA", 'two\n"lines"', "null", "0012"]
+
+
+def written(texts):
+    """Return one table of texts in every format, with a column of mixed kinds that nobody reads."""
+    others = [1, "x", None, "2.5", 3]
+    rows = [{"id": other, "text": text} for other, text in zip(others, texts, strict=True)]
+    cells = [[str(row["id"]), '"' + row["text"].replace('"', '""') + '"'] for row in rows]
+    return {
+        "a.jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "a.ndjson": "".join(json.dumps(row) + "\n" for row in rows),
+        "a.json": json.dumps(rows),
+        "a.csv": "\n".join(["id,text", *map(",".join, cells)]),
+        "a.tsv": "\n".join(["id\ttext", *map("\t".join, cells)]),
+    }
+
+
+@pytest.mark.parametrize("name", written(TEXTS))
+def test_the_texts_of_every_kind_of_table_are_read_to_the_letter(tmp_path, name):
+    content = written(TEXTS)[name]
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(content.encode()))
+    for file in (name, f"{name}.gz"):
+        text = corpus(str(tmp_path / file), split="train")
+        text.check()
+        assert list(text.texts()) == TEXTS
+
+
+def test_rows_without_text_are_no_documents_and_a_compressed_text_is_one(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"id": 1}\n{"text": null}\n{"text": ""}\n')
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"line\r\nline\r"))
+    assert list(corpus(str(tmp_path / "*"), split="train").texts()) == ["a", "line\nline\n"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl", '{"body": "x"}', "has no column 'text', but body"),
+        ("a.json", '["x"]', "has no column 'text'"),
+        ("a.csv", "id,body\n1,x\n", "has no column 'text', but id, body"),
+        ("a.jsonl", '{"text": 5}', "cannot be read"),
+        ("a.jsonl", '{"text": "x"', "cannot be read"),
+        ("a.csv", "text\nhello, world\n", "cannot be read"),
+        ("a.csv", "", "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}' * 99)[:-9], "cannot be read"),
+        ("a.txt.gz", gzip.compress(bytes(2**21)), "NUL at character 0"),
+    ],
+)
+def test_a_table_without_texts_is_one_line(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=rf"{name} .*{words}") as error:
+        list(corpus(str(tmp_path / name), split="train").texts())
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["odd[1].txt", "a*b.txt", "[x]/a?.txt"])
+def test_names_with_brackets_and_the_home_folder_are_found(tmp_path, monkeypatch, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("text")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for pattern in (str(tmp_path / name), f"~/{name}", str((tmp_path / name).parent / "*.txt")):
+        assert corpus(pattern, split="train").files == (str(tmp_path / name),)
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(ValueError, match=r"b\.txt cannot be read"):
+        corpus(str(tmp_path / "*.txt"), split="train").check()
+
+
+def test_only_the_beginning_of_a_long_text_is_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "CHECKED_BYTES", 5)
+    (tmp_path / "a.txt").write_bytes(("läst" * 3).encode() + b"\xff")  # the fifth byte ends no character
+    text = corpus(str(tmp_path / "a.txt"), split="train")
+    text.check()
+    with pytest.raises(ValueError, match=r"byte 0xff at 15"):
+        list(text.texts())
+
+
+def test_contents_are_hashed_once_and_again_after_a_change(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "a.txt"
+    file.write_text("text")
+    text = corpus(str(file), split="train")
+    hashed = text.sha256()
+    monkeypatch.setattr(corpora.hashlib, "sha256", None)  # fails if it is called
+    assert text.sha256() == hashed
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    times = file.stat().st_atime_ns, file.stat().st_mtime_ns
+    file.write_text("next")
+    os.utime(file, ns=times)  # as long as before, and as old
+    assert text.sha256() != hashed
+    file.write_text("text")
+    assert text.sha256() == hashed
+    file.unlink()
+    with pytest.raises(ValueError, match=r"a\.txt cannot be read"):
+        text.sha256()

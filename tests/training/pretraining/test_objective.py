@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from lossytp.training.pretraining.blocks import all_blocks
 from lossytp.training.pretraining.model_card import model_card
 from lossytp.training.pretraining.text import validation_text
 from lossytp.training.record import read_record
+from tests.training.bos import BOS, with_bos
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses
 
 FIRST_LOSSES = [5.691550135612488, 5.59971821308136, 5.350060224533081]  # of the edition that trained the base models
@@ -96,11 +98,32 @@ def test_it_validates_on_part_of_the_held_out_blocks_and_at_its_end_on_all(pretr
     assert record["data"]["validation_tokens"] == 3 * 16
 
 
+def test_training_begins_before_the_text_is_hashed_and_the_held_out_part_read(pretrain, monkeypatch):
+    hashed, begun = objective.text_sha256, threading.Event()
+    validate = objective.Pretraining.batch
+
+    def late(config):
+        assert begun.wait(60)
+        return hashed(config)
+
+    def batch(self):
+        begun.set()
+        return validate(self)
+
+    monkeypatch.setattr(objective, "text_sha256", late)
+    monkeypatch.setattr(objective.Pretraining, "batch", batch)
+    monkeypatch.setattr(objective, "HELD_OUT_TOKENS", 5 * 16)
+    config = pretrain(total_steps=2)
+    record = run(config)
+    assert record["data"]["sha256"] == hashed(config)
+    assert record["data"]["validation_tokens"] == 5 * 16
+
+
 def test_a_prompt_that_leaves_no_room_is_refused_before_the_first_step(pretrain, monkeypatch):
     monkeypatch.setattr(loop.Run, "record", None)  # fails if it trains
     with pytest.raises(ValueError, match=r"^prompt has \d+ tokens, which leave none of gpt2-nano's 64 positions free"):
         run(pretrain(prompt="four " * 64))
-    with pytest.raises(ValueError, match="prompt = '' has no token to continue: give a word, or leave it out"):
+    with pytest.raises(ValueError, match="prompt = '' is empty: give a value, or leave it out"):
         pretrain(prompt="")
 
 
@@ -132,6 +155,22 @@ def test_the_exported_folder_is_read_by_transformers_and_gives_the_cards_loss(pr
     assert f"commit {record['commit']}" in card
     assert f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters" in card
     assert str(folder.parent) not in card + json.dumps(record)
+
+
+def test_blocks_and_the_record_follow_a_tokenizer_that_asks_for_a_first_token(pretrain, tmp_path):
+    bare = run(pretrain())
+    tokenizer = AutoTokenizer.from_pretrained(pretrain().output_dir)
+    with_bos(tokenizer).save_pretrained(tmp_path / "asks")
+    config = pretrain("other", tokenizer_path=str(tmp_path / "asks"))
+    record = run(config)
+    assert record["data"]["first_tokens"] == [BOS]
+    assert "first_tokens" not in bare["data"]
+    assert losses(record) != losses(bare)
+    blocks = all_blocks(validation_text(config), tokenizer, block_size=16)
+    model = AutoModelForCausalLM.from_pretrained(config.output_dir, dtype="float32").eval()
+    with torch.no_grad():
+        loss = model(blocks, labels=blocks).loss.item()
+    assert loss == pytest.approx(record["final"]["cross_entropy_clean"], rel=1e-5)
 
 
 def test_the_card_names_the_task_that_was_read_and_its_schedule(pretrain):

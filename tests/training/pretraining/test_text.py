@@ -26,6 +26,17 @@ def test_a_single_file_is_split_by_position(tmp_path):
     assert text_of(validation_text(both)) == "other"
 
 
+@pytest.mark.parametrize("validation", ["a.txt", "*.txt", "link.txt"])
+def test_a_file_to_train_on_is_not_validated_on(tmp_path, validation):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("text")
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    values = {"data_glob": str(tmp_path / "a.*"), "validation_glob": str(tmp_path / validation)}
+    with pytest.raises(ValueError, match=r"validation_glob = .* names .*a\.txt"):
+        validation_text(PretrainConfig(**values))
+    validation_text(PretrainConfig(data_glob="stdlib", validation_glob="stdlib"))  # split by file
+
+
 def test_text_of_the_hub_is_read_from_its_copy(tmp_path, monkeypatch):
     monkeypatch.setenv("LOSSYTP_DATA", str(tmp_path))
     copy = tmp_path / "karpathy" / "tiny_shakespeare"
@@ -61,4 +72,4 @@ def test_gpt2s_own_tokenizer_is_used_where_it_is_there(monkeypatch):
     where = Path(os.environ.get("LOSSYTP_DATA", "")) / "openai-community" / "gpt2"
     if "LOSSYTP_DATA" not in os.environ or not where.is_dir():
         pytest.skip("GPT-2's tokenizer is not under LOSSYTP_DATA")
-    assert len(tokenizer_for(PretrainConfig(model_name="gpt2", block_size=1024), "")) == 50257
+    assert len(tokenizer_for(PretrainConfig(model_name="gpt2", block_size=1024))) == 50257

@@ -1,5 +1,7 @@
 """Test splits, batches, and examples cut to length."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +17,8 @@ from lossytp.training.tasks.data import (
     training_batches,
 )
 from lossytp.training.tasks.kinds import Task
+from tests.training.bos import BOS, with_bos
+from tests.training.tasks_of_all_kinds import TASKS
 
 PAD = 0
 
@@ -23,7 +27,7 @@ def split_of(sequences, options=None, labels=None, **values):
     """Return a split of these sequences of tokens; `options` gives the number of sequences of each example."""
     counts = options or [1] * len(sequences)
     defaults = {"kind": "classification", "answer_lengths": np.zeros(len(sequences), dtype=int), "answers": ()}
-    defaults |= {"parts": np.array([""] * len(counts)), "cut": np.zeros(len(counts), dtype=bool)}
+    defaults |= {"parts": np.array([""] * len(counts)), "cut": np.zeros(len(counts), dtype=bool), "incomplete": {}}
     return TokenizedSplit(
         tokens=np.concatenate(sequences),
         offsets=np.cumsum([0, *map(len, sequences)]),
@@ -153,7 +157,10 @@ def test_the_length_of_a_multiple_choice_is_its_longest_options():
     assert split.lengths().tolist() == [4, 3]
 
 
-PAIRS = [{"premise": "one two three four five six seven eight nine ten", "claim": "numbers", "label": 1}] * 3
+PAIRS = [
+    {"premise": "one two three four five six seven eight nine ten", "claim": "numbers", "label": i % 2}
+    for i in range(3)
+]
 
 
 def test_a_long_body_is_cut_on_the_right_and_its_ending_kept(load, tokenizer):
@@ -239,3 +246,26 @@ def test_a_sample_is_drawn_before_anything_is_tokenised(load, monkeypatch, token
     data = load(tasks.Classification, rows, train_samples=5, body="{text}", labels=("a", "b"))
     assert len(seen) == 5 + 50
     assert len(data.train) == 5
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_every_sequence_begins_with_the_token_that_the_tokenizer_asks_for(tmp_path, monkeypatch, tokenizer, kind):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sizes = {"max_length": 64, "train_samples": None, "test_samples": None, "task": TASKS[kind]}
+    bare, asks = (load_dataset(kind, each, **sizes).test for each in (tokenizer, with_bos(deepcopy(tokenizer))))
+    bos = tokenizer.convert_tokens_to_ids(BOS)
+    assert len(asks.offsets) == len(bare.offsets)
+    for number in range(len(bare.offsets) - 1):
+        assert asks._tokens(number).tolist() == [bos, *bare._tokens(number)]
+    with pytest.raises(ValueError, match="max_length = 1 leaves no room"):
+        load_dataset(kind, with_bos(deepcopy(tokenizer)), **{**sizes, "max_length": 1})
+
+
+def test_what_is_left_out_or_lacks_a_text_is_counted_and_said(load, capfd):
+    rows = [{"text": text, "label": label} for text, label in (("a", 0), ("b", 1), (None, 1), ("c", -1), ("d", None))]
+    for _ in range(2):  # the second time from the cache
+        data = load(tasks.Classification, rows, body="{text}", labels=("x", "y"))
+        assert (len(data.train), data.train.incomplete) == (3, {"without_label": 2, "without_text": 1})
+        told = capfd.readouterr().err
+        assert "2 train rows of rows are without a label" in told
+        assert "1 test rows of rows are without a text" in told

@@ -86,6 +86,8 @@ def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
         ({"metric": "f2"}, "classification has no metric 'f2': choose from accuracy, matthews_correlation, f1"),
         ({"metric": "f1", "metrics": ["f1"]}, "metric and metrics are both given: leave one out"),
         ({"targets": [float("inf")]}, "targets = [inf] is not a list of finite numbers: give one, such as [0.7, 0.8]"),
+        ({"targets": [0.5, 2]}, "targets = 2 is above 1: give shares, such as 0.7"),
+        ({"body": "{text:>1000000000}"}, "body = '{text:>1000000000}' makes a column 1000 characters wide, or more"),
         (
             {"train": "gone.csv"},
             "train = 'gone.csv' is neither a file nor a pattern that matches one, relative to {here}: put",
@@ -120,7 +122,7 @@ def test_a_wrong_declaration_is_told_in_one_line_with_the_fix(tmp_path, values, 
         (b"train: [", "cannot be read as YAML: while parsing"),
         (b"train: a\ntrain: b\n", "key 'train' is given twice"),
         (b"\xff\xfe", "is not UTF-8"),
-        (None, "cannot be read (No such file or directory): give the path of a YAML file"),
+        (None, "cannot be read (No such file or directory): give the path of a file"),
     ],
 )
 def test_a_file_that_holds_no_declaration_is_named(tmp_path, content, message):
@@ -139,7 +141,7 @@ def test_a_file_that_holds_no_declaration_is_named(tmp_path, content, message):
         ({"label": "nme"}, "train of files .* has no column 'nme': name one of its columns, text, name, number"),
         (
             {"labels": ["red", "green", "blu"]},
-            "^label 'blu' does not occur in column 'name' of train of .*, which holds blue, green, red: correct it, or",
+            "^label 'blu' does not occur in column 'name' of train of .*, which holds 'blue', 'green', 'red': correct",
         ),
         (
             {"labels": ["red", "blue"]},
@@ -169,3 +171,19 @@ def test_a_declaration_that_a_record_holds_is_checked_without_its_files(tmp_path
         declared_task({**declaration, "label": None}, None)
     with pytest.raises(ValueError, match=r"^declaration of 'mine': kind = None is unknown: choose one of class"):
         declared_task({"name": "mine"}, None)
+
+
+def test_a_record_with_an_impossible_target_still_loads(tmp_path):
+    declaration = {**read_declaration(declare(tmp_path)), "targets": [2]}
+    assert declared_task(declaration, str(tmp_path)).targets == (2,)
+
+
+@pytest.mark.parametrize("words", ["[no, yes]", "[true, false]", "[01, 1e3]", "['NA', 'null']"])
+def test_names_in_yaml_are_those_in_a_csv(tmp_path, words):
+    names = [word.strip("'\" ") for word in words.strip("[]").split(",")]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text("text,name\n" + "".join(f"a,{name}\n" for name in names))
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"train: train.csv\ntest: test.csv\nbody: '{{text}}'\nlabel: name\nlabels: {words}\n")
+    examples = declared_task(read_declaration(file), str(tmp_path)).examples("train")
+    assert [example.label for example in examples] == [0, 1]

@@ -87,8 +87,10 @@ def test_rows_without_a_label_are_left_out():
     def examples(kind, rows, **options):
         return kind(source=Table(train=rows, test=[]), body="{text}", **options).examples("train")
 
-    rows = [{"text": "a", "label": -1}, {"text": "b", "label": 1}]
-    assert [example.body for example in examples(Classification, rows, labels=("x", "y"))] == ["b"]
+    rows = [{"text": text, "label": label} for text, label in (("a", -1), ("b", 1), (" ", 0))]
+    found = examples(Classification, rows, labels=("x", "y"))
+    assert [example.body for example in found] == ["b", ""]
+    assert found.incomplete == {"without_label": 1, "without_text": 1}
     assert [
         example.label for example in examples(Regression, [{"text": "a", "label": None}, {"text": "b", "label": -1}])
     ] == [-1.0]
@@ -99,22 +101,25 @@ def test_rows_without_a_label_are_left_out():
 
 
 def test_missing_columns_and_impossible_labels_are_named():
-    def task(row, **options):
-        return Classification(source=Table(train=[row], test=[]), **{"body": "{text}", "labels": ("x", "y"), **options})
+    def task(*labels, **options):
+        rows = [{"text": "a", "label": label} for label in labels]
+        return Classification(source=Table(train=rows, test=[]), **{"body": "{text}", "labels": ("x", "y"), **options})
 
     with pytest.raises(ValueError, match="table has no column 'review': name one of its columns, text, label"):
-        task({"text": "a", "label": 0}, body="{review}").examples("train")
-    for label in (2, "z"):
-        with pytest.raises(ValueError, match=f"label {label!r} is not a class of x, y: .*, in row .* of table"):
-            task({"text": "a", "label": label}).examples("train")
+        task(0, 1, body="{review}").examples("train")
+    for label, others in ((2, [0, 1]), ("z", ["x", "y"])):
+        with pytest.raises(
+            ValueError, match=f"label {label!r} is not a class of x, y: .*, in row .* of train of table"
+        ):
+            task(label, *others).examples("train")
     with pytest.raises(ValueError, match="classification has no metric 'pearson': choose from accuracy"):
-        task({}, metrics=("pearson",))
+        task(metrics=("pearson",))
     with pytest.raises(ValueError, match="not two or more different names"):
-        task({}, labels=("x", "x"))
+        task(labels=("x", "x"))
     with pytest.raises(ValueError, match="'f1' needs two classes, not 3"):
-        task({}, labels=("x", "y", "z"), metrics=("f1",))
+        task(labels=("x", "y", "z"), metrics=("f1",))
     single = MultipleChoice(source=Table(train=[{"o": ["x"], "label": 0}], test=[]), body="", options="o")
-    with pytest.raises(ValueError, match="fewer than two"):
+    with pytest.raises(ValueError, match="list of two or more"):
         single.examples("train")
 
 
@@ -136,3 +141,35 @@ def test_a_fingerprint_depends_on_rows_prompt_and_code():
     ]
     assert len(set(others)) == len(others)
     assert fingerprint() == others[0] == fingerprint(targets=(0.5,))  # targets change no example
+
+
+@pytest.mark.parametrize("options", ["yes or no", {"text": ["a", "b"], "label": ["A", "B"]}, None])
+def test_a_column_that_lists_no_options_is_refused(options):
+    """The letters of a text, or the keys of a mapping, are no options."""
+    rows = [{"question": "?", "options": options, "label": 0}]
+    task = MultipleChoice(source=Table(train=rows, test=rows), body="{question}", options="options")
+    with pytest.raises(ValueError, match=r"^options = .* not a list"):
+        task.examples("train")
+
+
+@pytest.mark.parametrize("answers", [{"text": ["a"], "answer_start": [1]}, 0, 42, [4, 5]])
+def test_a_column_that_holds_no_answers_is_refused(answers):
+    rows = [{"question": "?", "answers": answers}]
+    task = Generation(source=Table(train=rows, test=rows), body="{question}", ending="", answers="answers")
+    with pytest.raises(ValueError, match=r"^answers = .* not a text"):
+        task.examples("train")
+
+
+def test_labels_options_and_answers_of_a_csv_are_read_as_written(tmp_path):
+    (tmp_path / "a.csv").write_text("text,one,two,right\nx,01,1e3,0\ny,NA,2.50,1\n")
+    source = Files(train=tmp_path / "a.csv", test=tmp_path / "a.csv")
+    choice = MultipleChoice(source=source, body="{text}", options=("one", "two"), answer="right")
+    assert [example.endings for example in choice.examples("train")] == [(" 01", " 1e3"), (" NA", " 2.50")]
+    named = Classification(source=source, body="{text}", label="one", labels=("01", "NA"))
+    assert [example.label for example in named.examples("train")] == [0, 1]
+    answered = Generation(source=source, body="{text}", ending="", answers="two")
+    assert [example.label for example in answered.examples("train")] == [("1e3",), ("2.50",)]
+    numbers = Regression(source=source, body="{text}", label="two")
+    assert [example.label for example in numbers.examples("train")] == [1000.0, 2.5]
+    with pytest.raises(ValueError, match="label 'NA' is not a finite number"):
+        Regression(source=source, body="{text}", label="one").examples("train")

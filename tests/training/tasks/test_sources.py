@@ -1,3 +1,5 @@
+import gzip
+import json
 import shutil
 import socket
 import threading
@@ -9,6 +11,7 @@ import huggingface_hub
 import pytest
 
 from lossytp.training import hub
+from lossytp.training.tasks import sources
 from lossytp.training.tasks.sources import Files, Source, Table
 from tests.training.own_tasks import write_rows
 
@@ -71,6 +74,75 @@ def test_files_that_cannot_be_read_are_named(folder, capfd):
     with pytest.raises(ValueError, match=r"broken.json cannot be read"):
         Files(train=folder / "broken.json", test="held.csv").rows("train")
     assert capfd.readouterr().err == "", "the error says it all"
+
+
+CELLS = ["NA", "N/A", "null", "None", "nan", "#N/A", "-", "0x1f", " "]
+
+
+def test_only_an_empty_cell_of_a_csv_is_null(folder):
+    (folder / "a.csv").write_text("text,number\n" + "".join(f"{cell},{i}\n" for i, cell in enumerate([*CELLS, ""])))
+    rows = Files(train=folder / "a.csv", test="").rows("train")
+    assert rows["text"] == [*CELLS, None]
+    assert rows["number"] == list(range(len(CELLS) + 1))
+
+
+def test_texts_of_json_stay_as_they_are(folder):
+    rows = [{"a": "2024-01-01", "b": "01"}, {"a": "2024-01-02", "b": 2, "more": None}, {"a": None, "b": "x"}]
+    for name, content in (("a.json", json.dumps(rows, indent=1)), ("a.jsonl", "\n\n".join(map(json.dumps, rows)))):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+        found = Files(train=folder / name, test="").rows("train")
+        assert (found["a"], found["b"]) == (["2024-01-01", "2024-01-02", None], ["01", "2", "x"])
+
+
+def test_the_type_of_a_column_may_show_late(folder):
+    write(folder / "a.csv", [*({"text": "a", "id": number} for number in range(11_000)), {"text": "b", "id": "z9"}])
+    assert Files(train=folder / "a.csv", test="").rows("train")["id"][-2:] == ["10999", "z9"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.csv", b"text,text,label\na,b,0\n", "two columns are named text"),
+        ("a.csv", b"text,label\na,b,0\n", "Expected 2 fields in line 2, saw 3"),
+        ("a.csv", b"text,label\na,0\nb,1,\n", "Expected 2 fields in line 3, saw 3"),
+        ("a.csv", b"text,label\na\0b,0\n", "NUL"),
+        ("a.csv", "text,label\na,0\n".encode("utf-16"), "NUL"),
+        ("a.csv", b"", "No columns"),
+        ("a.csv", b"text,label\n\xff,0\n", "utf-8"),
+        ("a.jsonl", b'{"text": "a", "text": "b"}\n', "twice"),
+        ("a.json", b'[{"text": "a"}, "b"]', "not an object"),
+        ("a.json", b'[{"text": "a"},', "cannot be read"),
+        ("a.json", b"[" * 100_000, "recursion"),
+        ("a.parquet", b"PAR1", "not a Parquet file"),
+    ],
+)
+def test_rows_that_are_not_clear_are_refused_in_one_line(folder, name, content, words):
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name} .*{words}") as error:
+        Files(train=folder / name, test="").rows("train")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"), [({"text": "a", "lable": 0}, "columns differ"), ({"text": "a", "label": "z"}, "label has incomp")]
+)
+def test_files_with_other_columns_are_refused(folder, row, words):
+    write(folder / "0.csv")
+    write(folder / "1.csv", [row])
+    with pytest.raises(ValueError, match=words):
+        Files(train=folder / "*.csv", test="").rows("train")
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_small_file_that_unpacks_to_too_much_is_refused(folder, name, monkeypatch):
+    monkeypatch.setattr(sources, "MOST_BYTES", 2**16)
+    if name.endswith("parquet"):
+        write(folder / name, [{"text": "a" * 1000}] * 100)
+    else:
+        (folder / name).write_bytes(gzip.compress(b"text\n" + bytes(2**17)))
+    assert (folder / name).stat().st_size < 10_000
+    with pytest.raises(ValueError, match=rf"{name} holds more than 65536 bytes"):
+        Files(train=folder / name, test="").rows("train")
 
 
 def test_a_folder_or_broken_link_in_place_of_a_file_is_refused(folder):

@@ -47,3 +47,10 @@ def test_columns_of_which_none_can_be_a_label_leave_its_name_open(tmp_path):
     broken.write_bytes(b"\x00\x01")
     with pytest.raises(ValueError, match=r"broken.json cannot be read"):
         suggestion(broken)
+
+
+def test_labels_are_suggested_as_the_file_writes_them(tmp_path):
+    cells = ["NA", "01", "1e3", "", "true"]
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"t{i},{cells[i % 5]}\n" for i in range(100)))
+    told = yaml.safe_load(suggestion(tmp_path / "a.csv").partition("\n")[2])
+    assert (told["labels"], told["label"]) == (["01", "1e3", "NA", "true"], "label")

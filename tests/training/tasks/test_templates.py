@@ -21,7 +21,7 @@ def test_a_text_is_a_template_or_a_function():
 
 @pytest.mark.parametrize("value", [3, 0.5, True, ["a", "b"], {"a": "b"}])
 def test_a_column_that_holds_no_text_is_named_with_its_row_and_source(value):
-    task = classification([{"text": value, "label": 1}])
+    task = classification([{"text": value, "label": label} for label in (1, 0)])
     words = rf"column 'text' holds {re.escape(repr(str(value)))}, which is not text: .*, in row .* of train of table$"
     with pytest.raises(ValueError, match=words) as error:
         task.examples("train")
@@ -69,6 +69,21 @@ def test_options_are_texts_or_numbers():
             examples(wrong, wrong)
 
 
-def test_a_malformed_template_is_named_at_its_first_row():
-    with pytest.raises(ValueError, match=r"expected '}' before end of string, in row"):
+def test_a_malformed_template_is_named():
+    with pytest.raises(ValueError, match=r"^'{text' is malformed \(expected '}' before end"):
         classification([{"text": "a", "label": 1}], body="{text").examples("train")
+
+
+@pytest.mark.parametrize("template", ["{text.__class__}", "{text[0]}", "{text.real}"])
+def test_braces_hold_the_name_of_a_column_and_no_more(template):
+    row = {"text": "a", "label": 1}
+    with pytest.raises(KeyError, match=re.escape(template[1:-1])):
+        text_of(template, row)
+    assert text_of(template, {**row, template[1:-1]: "b"}) == "b"
+
+
+def test_a_layout_cannot_fill_the_memory():
+    assert text_of("{number:>5.1f}{text!s:>3}{{}}", {"number": 1, "text": "a"}) == "  1.0  a{}"
+    for template in ("{text:>1000000000}", "{text:.1000000000}"):
+        with pytest.raises(ValueError, match=r"1000 characters wide"):
+            text_of(template, {"text": "a"})

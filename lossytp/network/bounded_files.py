@@ -1,0 +1,73 @@
+"""Read files that may not be what they seem: regular ones only, and no more of them than a limit."""
+
+import gzip
+import os
+import stat
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lossytp.network.checks import check_at_most
+
+MOST_BYTES, MOST_ROWS = 2**30, 10**8
+BATCH_ROWS = 2**13
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"  # what such files begin with
+
+
+def check_file(path: Path, most_bytes: int = MOST_BYTES) -> os.stat_result:
+    """Return a file's status. Raise ValueError unless it is a regular file (no pipe or device) of `most_bytes`."""
+    try:
+        status = path.stat()
+    except (OSError, ValueError) as error:  # ValueError: the path holds a NUL
+        reason = getattr(error, "strerror", error)
+        raise ValueError(f"{path} cannot be read ({reason}): give the path of a file") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe or a device"
+        raise ValueError(f"{path} cannot be read (it is a {kind}): give the path of a file")
+    check_at_most(f"the number of bytes in {path}", status.st_size, most_bytes, "a part of the file")
+    return status
+
+
+def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return a file's bytes, decompressed if gzip packed them. Raise ValueError if these are too many or damaged."""
+    check_file(path, most_bytes)
+    try:
+        with path.open("rb") as raw:
+            compressed = raw.peek(len(GZIP)).startswith(GZIP)
+            content = (gzip.GzipFile(fileobj=raw) if compressed else raw).read(most_bytes + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{path} cannot be read, or is truncated or damaged ({error}): copy it again") from error
+    if len(content) > most_bytes:
+        raise ValueError(f"{path} holds more than {most_bytes} bytes: give a part of it")
+    return content
+
+
+def parquet_in(path: Path, columns: Sequence[str] | None = None, most_bytes: int = MOST_BYTES) -> Any:
+    """Return the `pyarrow.Table` in a Parquet file, or some of its columns.
+
+    A small file can hold any number of equal rows, so that the size is counted as batches are decoded.
+
+    Raises:
+        KeyError: if it lacks one of the columns.
+        ValueError: if it cannot be read, or holds more than `most_bytes` in memory.
+    """
+    import pyarrow.parquet  # slow to import
+
+    check_file(path, most_bytes)
+    batches, size = [], 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema = file.schema_arrow
+            if columns is not None:
+                schema = pyarrow.schema([schema.field(name) for name in columns], schema.metadata)
+            check_at_most(f"the number of rows in {path}", file.metadata.num_rows, MOST_ROWS, "fewer")
+            for batch in file.iter_batches(BATCH_ROWS, columns=columns):
+                batches.append(batch)
+                size += batch.nbytes
+                if size > most_bytes:
+                    raise ValueError(f"{path} holds more than {most_bytes} bytes: give a part of its rows")
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is truncated, or not a Parquet file ({reason}): copy it again") from error
+    return pyarrow.Table.from_batches(batches, schema)

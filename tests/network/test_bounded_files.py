@@ -1,0 +1,66 @@
+"""Files that are not what they seem."""
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lossytp.network import bounded_files
+from lossytp.network.bounded_files import check_file, content_of, parquet_in
+
+
+@pytest.mark.parametrize("content", [b"lost\n0\n", b""])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_content_is_read_and_decompressed(tmp_path, content, pack):
+    (tmp_path / "a").write_bytes(pack(content))
+    assert content_of(tmp_path / "a") == content
+
+
+def test_a_table_is_read_whole_or_by_its_columns(tmp_path):
+    table = pyarrow.table({"lost": [True, None], "text": ["a", "b"]}).replace_schema_metadata({"a": "b"})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert parquet_in(tmp_path / "a.parquet").equals(table, check_metadata=True)
+    assert parquet_in(tmp_path / "a.parquet", ["text"]).equals(table.select(["text"]), check_metadata=True)
+    with pytest.raises(KeyError):
+        parquet_in(tmp_path / "a.parquet", ["none"])
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("none", "No such file"), ("a\0b", "null byte"), (".", "folder"), ("/dev/zero", "a device"), ("pipe", "a pipe")],
+)
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch, path, words):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    for read in (check_file, content_of, parquet_in):
+        with pytest.raises(ValueError, match=f"cannot be read .*{words}"):
+            read(Path(path))
+
+
+def test_more_than_the_limit_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "plain").write_bytes(bytes(1001))
+    (tmp_path / "packed").write_bytes(gzip.compress(bytes(1001)))
+    pyarrow.parquet.write_table(pyarrow.table({"lost": np.zeros(10**5, np.uint8)}), tmp_path / "table")
+    for name in ("plain", "packed"):
+        assert len(content_of(tmp_path / name, 1001)) == 1001
+        with pytest.raises(ValueError, match=f"{name}.* 1000"):
+            content_of(tmp_path / name, 1000)
+    assert len(parquet_in(tmp_path / "table", most_bytes=10**5)) == 10**5
+    with pytest.raises(ValueError, match="table holds more than 50000 bytes"):
+        parquet_in(tmp_path / "table", most_bytes=50_000)
+    monkeypatch.setattr(bounded_files, "MOST_ROWS", 99_999)
+    with pytest.raises(ValueError, match=r"rows in .*table = 100000 is above 99999"):
+        parquet_in(tmp_path / "table")
+
+
+@pytest.mark.parametrize("content", [gzip.compress(bytes(100))[:-9], b"\x1f\x8bx", gzip.compress(b"a")[:-8] + bytes(8)])
+def test_damaged_compression_is_refused(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    with pytest.raises(ValueError, match="truncated or damaged"):
+        content_of(tmp_path / "a")
+    with pytest.raises(ValueError, match="not a Parquet file"):
+        parquet_in(tmp_path / "a")
