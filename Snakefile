@@ -1,7 +1,8 @@
 """The graph of the study: experiments -> records -> figures -> paper. Run it with ./run_all.sh.
 
 Config: `profile` (smoke, small, laptop or paper) and `figures_only` (draw the finished runs, and start none). The laptop
-profile runs some of the paper's cells again and compares them with the published ones.
+profile runs some of the paper's cells again and compares them with the published ones. A profile of your own, whose
+grids do not have 01_tolerance, ends with experiment_summary.csv, without figures and a text.
 """
 
 import csv
@@ -25,6 +26,9 @@ FOLDERS = sorted(frozenset().union(*(experiment.folders for experiment in EXPERI
 RECORDS = [f"{folder}/record.json" for folder in FOLDERS]
 TABLES = [output for experiment in EXPERIMENTS for output in experiment.outputs]
 TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" for cell in each.cells]
+OWN = not TOLERANCE  # grids that are not the study's
+CHECKS = [] if OWN else CHECKS
+FIGURES = [] if OWN else [f"{RESULTS}/figures/{name}.svg" for name in ("tolerance", "burst_lengths")]
 BASELINES = list({each.dataset: each.as_dict() for each in TOLERANCE}.values())  # one cell per task
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # lists the runs in the figures
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
@@ -48,14 +52,13 @@ rule all:
         [] if CELLS_EXIST else [*RECORDS, *TABLES],
         [] if CELLS_EXIST or REPRODUCES else [f"{RESULTS}/{name}" for name in CHECKS],
         f"{RESULTS}/inference/tolerance.json" if PROFILE == "paper" and not CELLS_EXIST else [],
-        f"{RESULTS}/reproduction.pdf" if REPRODUCES else f"{RESULTS}/{TEXT}.pdf",
+        f"{RESULTS}/reproduction.pdf" if REPRODUCES else str(SUMMARY) if OWN else f"{RESULTS}/{TEXT}.pdf",
 
 
 rule paper:
     input:
         f"{RESULTS}/paper.json",
-        f"{RESULTS}/figures/tolerance.svg",
-        f"{RESULTS}/figures/burst_lengths.svg",
+        FIGURES,
         sorted(str(file) for file in Path("paper").iterdir()),
     output:
         f"{RESULTS}/{TEXT}.pdf",
@@ -77,8 +80,7 @@ rule figures:
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",
-        f"{RESULTS}/figures/tolerance.svg",
-        f"{RESULTS}/figures/burst_lengths.svg",
+        FIGURES,
     log:
         f"{RESULTS}/notebooks/50_figures.ipynb",
     params:

@@ -12,6 +12,7 @@ usage: ./run_all.sh [COMMAND] [-- OPTIONS of the program that the command starts
            QNLI and Wikipedia under LOSSYTP_DATA; the whole study takes more than a day on 2 cores
   figures  draw the figures and typeset the paper from the committed results, without training
   smoke    run the whole graph on tiny runs, under 3 minutes
+  PROFILE  run a profile of your own grids in notebooks/experiments: results/PROFILE/experiment_summary.csv
   setup    install into .venv, or into the active conda environment
   test     run linters, type checks and tests
   bench    measure speed ratios, into results/bench/
@@ -34,18 +35,19 @@ behind=${1:-}
 case $command in
     setup | smoke | laptop | small | paper | figures | pretrain | models | test | bench | lab) ;;
     help | -h | --help) usage; exit 0 ;;
-    *) fail "'$command' is unknown: choose setup, smoke, laptop, small, paper, figures, pretrain, models, test, bench or lab" ;;
+    *) grep -qsxF "  $command:" notebooks/experiments/*.yaml \
+        || fail "'$command' is neither a profile of a grid nor a command: choose setup, smoke, laptop, small, paper, figures, pretrain, models, test, bench or lab" ;;
 esac
 case $command in
-    smoke | laptop | small | paper | figures)
+    test | lab | bench | models) ;;
+    setup) [ $# -eq 0 ] || fail "'$command' takes no options: leave out '$*'" ;;
+    pretrain) [ -n "${LOSSYTP_DATA:-}" ] || fail "LOSSYTP_DATA is not set: name a folder that has wikimedia/wikipedia/2015.en" ;;
+    *)
         case $behind in
             "" | -*) ;;
             *) fail "'$command' has no option '$behind': leave it out, or write snakemake's options after --" ;;
         esac
         ;;
-    test | lab | bench | models) ;;
-    pretrain) [ -n "${LOSSYTP_DATA:-}" ] || fail "LOSSYTP_DATA is not set: name a folder that has wikimedia/wikipedia/2015.en" ;;
-    *) [ $# -eq 0 ] || fail "'$command' takes no options: leave out '$*'" ;;
 esac
 
 recent() { "$1" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; }

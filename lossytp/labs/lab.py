@@ -6,6 +6,7 @@ Shapes: N images, B of them in a batch, I pixels, C classes.
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -171,7 +172,11 @@ def _mnist(config: LabConfig) -> Files | Source | None:
     folder = Path(config.data_dir or os.environ.get(DATA_VARIABLE, ""), MNIST.path, "mnist").expanduser()
     files = Files(train="train-*.parquet", test="test-*.parquet", folder=folder)
     here = any(folder.glob("train-*.parquet")) and any(folder.glob("test-*.parquet"))
-    if config.dataset == "digits" or (config.dataset is None and not here):
+    if config.dataset == "digits":
+        return None
+    if config.dataset is None and not here:
+        if config.data_dir is not None and rank_and_world_size()[0] == 0:
+            print(f"no MNIST in {folder}: training on scikit-learn's handwritten digits instead", file=sys.stderr)
         return None
     return files if here else MNIST
 

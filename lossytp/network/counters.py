@@ -64,7 +64,9 @@ class Counters:
         ]
 
     def summary(self, purpose: str) -> dict:
-        """Return the totals of one purpose, whole and grouped, with observed loss rates, and messages by direction.
+        """Return the totals of one purpose, whole and grouped, with observed loss rates.
+
+        Messages are grouped by direction and by operation.
 
         If several groups have a link of the same name, the group's name precedes it.
 
@@ -92,12 +94,12 @@ class Counters:
             labels = dict.fromkeys(str(label(row)) for row in rows)
             summary[name] = {value: _total([row for row in rows if str(label(row)) == value]) for value in labels}
         messages = [(site or NOWHERE, counts) for (of, site, _), counts in self._messages.items() if of == purpose]
-        directions = dict.fromkeys(str(site.direction) for site, _ in messages)
         summary["messages"] = _called(counts for _, counts in messages)
-        summary["messages"]["by_direction"] = {
-            direction: _called(counts for site, counts in messages if str(site.direction) == direction)
-            for direction in directions
-        }
+        for name in ("direction", "operation"):
+            summary["messages"][f"by_{name}"] = {
+                value: _called(counts for site, counts in messages if str(getattr(site, name)) == value)
+                for value in dict.fromkeys(str(getattr(site, name)) for site, _ in messages)
+            }
         return summary
 
     def state_dict(self) -> dict[str, list]:

@@ -180,6 +180,7 @@ def with_layers(
         layer: Any = (row if split.row else column)(split, *split.drawn_weight_and_bias()).train(
             split.linears[0].training
         )
+        layer.row, layer.projections = split.row, split.projections
         layer.made_of = [(type(linear), weight_and_bias(linear)[0].shape[1]) for linear in split.linears]
         if len(split.linears) == 1:
             memo[id(split.linears[0])] = layer

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from lossytp.parallel.blocks import SummedGradients
@@ -21,19 +21,16 @@ from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
 from lossytp.parallel.layout import Layout
-from lossytp.parallel.replicas import local
 from lossytp.parallel.stages import Stage
 from lossytp.parallel.vocabulary import PARTS
 
 
-def places(model: nn.Module, layout: Layout, *, foreign: bool = False) -> list[Place]:
+def places(model: nn.Module, layout: Layout) -> list[Place]:
     """Return the place of every parameter.
 
     Args:
         model: as the engine of this process holds it: wrapped for data parallelism, or a stage of a pipeline.
         layout: this process's place.
-        foreign: whether other libraries made the tensor-parallel layers. Where their shards lie is not known here, so
-            each process's shards count as copies of its own.
     """
     flat = _flat_shards(model)
     modules = _dense_paths(model)
@@ -47,15 +44,14 @@ def places(model: nn.Module, layout: Layout, *, foreign: bool = False) -> list[P
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) in found:  # tied
                 continue
-            if foreign:
-                whole = _whole(f"{path}.{name}", tuple(local(parameter).shape))
-                found[id(parameter)] = Place(parameter, whole.shape, 0, (whole,), layout.rank)
-                continue
             shape, first = flat.get(id(parameter)) or _rows_here(parameter)
             replica = 0 if id(parameter) in flat or isinstance(parameter, DTensor) else layout.data_index
             if isinstance(module, RowParallelLinear) and name == "weight":
                 shape = (shape[0] * shape[1], shape[2])  # the ranks' rows are neighbours
-            parts = tuple(_parts(projections.get(id(module), [path]), module, name, shape, first_rank))
+            if hasattr(module, "made_of") and not isinstance(module, ColumnParallelLinear | RowParallelLinear):
+                parts = _foreign(f"{path}.{name}", module, shape, layout)
+            else:
+                parts = tuple(_parts(projections.get(id(module), [path]), module, name, shape, first_rank))
             found[id(parameter)] = Place(parameter, shape, first, parts, replica)
     return list(found.values())
 
@@ -85,16 +81,19 @@ def _flat_shards(model: nn.Module) -> dict[int, tuple[Numbers, int]]:
 
 
 def _rows_here(parameter: Any) -> tuple[Numbers, int]:
-    """Return the dense shape and the first element here of a whole parameter, or of one that PyTorch's FSDP shards.
+    """Return the shape before replicas shard it, and the first element here, of a parameter or of PyTorch's DTensor.
 
     FSDP shards rows in equal parts. The last parts may be smaller.
     """
-    shape = tuple(parameter.shape)
-    if not isinstance(parameter, DTensor):
-        return shape, 0
-    mesh = parameter.device_mesh
-    first_row = min(shape[0], -(-shape[0] // mesh.size()) * mesh.get_local_rank())
-    return shape, first_row * math.prod(shape[1:])
+    shape, first_row = list(parameter.shape), 0
+    if isinstance(parameter, DTensor):
+        sizes = dict(zip(parameter.device_mesh.mesh_dim_names or ("dp",), parameter.placements, strict=True))
+        if isinstance(placement := sizes.get("tp"), Shard):
+            shape[placement.dim] //= parameter.device_mesh["tp"].size()
+        if "dp" in sizes:
+            mesh = parameter.device_mesh["dp"]
+            first_row = min(shape[0], -(-shape[0] // mesh.size()) * mesh.get_local_rank())
+    return tuple(shape), first_row * math.prod(shape[1:])
 
 
 def _parts(paths: list[str], module: Any, name: str, shape: Numbers, first_rank: int) -> Iterator[Part]:
@@ -131,6 +130,26 @@ def _parts(paths: list[str], module: Any, name: str, shape: Numbers, first_rank:
             yield Part(whole.name, shape[1:], whole.start[1:], here, rank=first_rank + index, stacked=True)
     else:
         yield replace(whole, rank=first_rank)
+
+
+def _foreign(name: str, layer: Any, shape: Numbers, layout: Layout) -> tuple[Part, ...]:
+    """Return the boxes of a layer of PyTorch or Megatron. Their weights (outputs, inputs) are GPT-2's transposed."""
+    whole, rank, ranks = _whole(name, shape), layout.rank % layout.tensor_processes, layout.tensor_parallel_size
+    if layer.row and len(shape) == 1:  # the bias
+        return (replace(whole, rank=rank),)
+    if layer.row:
+        return (replace(whole, shape=(shape[0], shape[1] * ranks), start=(0, shape[1] * rank), transposed=True),)
+    rows = shape[0] // layer.projections
+    return tuple(
+        replace(
+            whole,
+            shape=(shape[0] * ranks, *shape[1:]),
+            start=((number * ranks + rank) * rows, *whole.start[1:]),
+            here=(slice(number * rows, (number + 1) * rows), *whole.here[1:]),
+            transposed=len(shape) == 2,
+        )
+        for number in range(layer.projections)
+    )
 
 
 def _columns(paths: list[str], layer: Any, name: str, shape: Numbers) -> Iterator[Part]:

@@ -6,6 +6,7 @@ Megatron-core is an optional extra: `pip install megatron-core`.
 import importlib.util
 import os
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,6 @@ def megatron_is_installed() -> bool:
 
 def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) -> PreTrainedModel:
     """Return a tensor-parallel copy of `model` over the processes of a group, one rank each, in Megatron's layers.
-
-    Megatron's layers do not support autocast: on the CPU their backward fails under it.
 
     Raises:
         ModuleNotFoundError: without Megatron-core. Other errors are those of `lossytp.parallelize`.
@@ -46,13 +45,24 @@ def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) ->
     )
     common = {"config": settings, "init_method": None, "bias": True, "skip_bias_add": False, "tp_group": process_group}
 
-    class Column(ColumnParallelLinear):
+    class Autocast:
+        """Compute under autocast as PyTorch's layers do: on the CPU, Megatron's own functions would mix dtypes."""
+
+        def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None, **how: Any) -> Any:
+            device = input.device.type
+            if torch.is_autocast_enabled(device):
+                dtype = torch.get_autocast_dtype(device)
+                input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+            with torch.autocast(device, enabled=False):
+                return super()._forward_impl(input=input, weight=weight, bias=bias, **how)  # type: ignore[misc]
+
+    class Column(Autocast, ColumnParallelLinear):
         sharded_over_ranks = ("weight", "bias")
 
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x)[0]
 
-    class Row(RowParallelLinear):
+    class Row(Autocast, RowParallelLinear):
         sharded_over_ranks = ("weight",)
 
         def forward(self, x: Tensor) -> Tensor:

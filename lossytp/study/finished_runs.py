@@ -44,7 +44,8 @@ class Study:
         """Read the records of a profile's experiments.
 
         Raises:
-            ValueError: if a grid is wrong, or no seed of the headline has all its records.
+            ValueError: if a grid is wrong, or no seed of the headline has all its records, or, in a profile without a
+                headline, no cell has its record.
         """
         loaded = {each.name: each for each in load_experiments(experiments, profile, results)}
         read = {name: read_experiment(experiment) for name, experiment in loaded.items()}
@@ -55,10 +56,9 @@ class Study:
             {name: table for name, (table, _) in read.items()},
             {name: records for name, (_, records) in read.items()},
         )
-        if study.complete(HEADLINE, 1)[0].empty:
-            raise ValueError(
-                f"no seed of {HEADLINE} has all its records in {results}: run ./run_all.sh {profile} first"
-            )
+        if study.complete(HEADLINE, 1)[0].empty if HEADLINE in loaded else not study.every_record:
+            which = f"seed of {HEADLINE} has all its records" if HEADLINE in loaded else "cell has its record"
+            raise ValueError(f"no {which} in {results}: run ./run_all.sh {profile} first")
         return study
 
     @property

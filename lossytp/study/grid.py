@@ -237,7 +237,7 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell:
     kind = settings_class(values)
     config = kind.from_dict({**values, "output_dir": kind.output_dir})
-    told = {name: value for name, value in config.changes().items() if name != "task_folder"}
+    told = {name: value for name, value in config.changes().items() if name not in ("task_folder", "threads")}
     told |= {"processes": processes} if processes > 1 else {}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
     process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # it may contain a path
@@ -250,7 +250,7 @@ def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell
 def _arm_name(arm: str, config: RunSettings) -> str:
     """Return the arm's name, with the cell's values where braces name parameters."""
     try:
-        return arm.format_map(config.as_dict())
+        return arm.format_map(config.as_dict() | {"loss_rate": config.process_rate})
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, such as "

@@ -41,6 +41,7 @@ from lossytp.study.records import joined, json_rows, with_lossless
 from lossytp.study.run_measures import (
     copy_spreads,
     mean_by_arm,
+    speed_and_traffic,
     stream_distances,
 )
 from lossytp.training.files import write_atomically
@@ -53,7 +54,8 @@ HIDDEN = "rescale|clipped"  # arms of parallelisms that lie on others in the fig
 
 def runs(study: Study) -> dict[str, Any]:
     """Return what the runs themselves are: number, machines, repeatability, cost."""
-    write_atomically(study.results / "experiment_summary.csv", joined(study.tables).to_csv(index=False))
+    table = joined(study.tables).reset_index(drop=True).join(speed_and_traffic(study.every_record))
+    write_atomically(study.results / "experiment_summary.csv", table.to_csv(index=False))
     return {
         "study": summarise_runs(study.every_record),
         "budget": json_rows(compute_hours(study.experiments.values(), study.records)),
@@ -94,7 +96,7 @@ def comparisons(study: Study) -> dict[str, Any]:
         study.draw(drops_against(others["06_repair"], axes, front=True), "06_repair_cost")
     return {
         "comparisons": {name: json_rows(compared) for name, compared in others.items()},
-        "practice": advise(study.comparisons),
+        "practice": advise(study.comparisons) if HEADLINE in study.comparisons else [],
     }
 
 
@@ -208,10 +210,16 @@ SECTIONS: tuple[Callable[[Study], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
+OF_ANY_GRID = (runs, comparisons)
+
+
 def make(study: Study) -> dict[str, Any]:
-    """Draw all figures, check the claims of the paper's profile, and write and return paper.json."""
+    """Draw all figures, check the claims of the paper's profile, and write and return paper.json.
+
+    Grids of your own, without the study's headline, get the sections `OF_ANY_GRID` alone.
+    """
     paper: dict[str, Any] = {}
-    for section in SECTIONS:
+    for section in SECTIONS if HEADLINE in study.experiments else OF_ANY_GRID:
         paper |= section(study)
     if study.profile == "paper":
         paper["claims"] = check_claims(paper)

@@ -30,7 +30,7 @@ from lossytp.study.analysis.sizes import FINE_TUNED, exponents, falls_of_models,
 from lossytp.study.figures.real_model import real_model_after_training, real_model_law, real_model_rises
 from lossytp.study.figures.sizes import cost_of_models
 from lossytp.study.finished_runs import Study
-from lossytp.study.records import json_rows
+from lossytp.study.records import json_rows, loss_rate_of
 from lossytp.training.record import read_record
 
 
@@ -67,9 +67,7 @@ def real_training(study: Study) -> dict[str, Any]:
     records = [record for name in ("13_real_model", "13_real_model_qnli") for record in study.records.get(name, [])]
     examples = {record["config"]["dataset"]: record["data"]["test_examples"] for record in records}
     by_rate = pd.concat([study.complete(name)[0] for name in ("13_real_model_rates", "13_real_model")])
-    lossy = [
-        record for record in records if record["config"]["loss_rate"] > 0 and record["config"]["repair"] == NOTHING
-    ]
+    lossy = [record for record in records if loss_rate_of(record) > 0 and record["config"]["repair"] == NOTHING]
     return {
         "real_training": json_rows(rows),
         "real_training_examples": examples,

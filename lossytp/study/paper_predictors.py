@@ -34,7 +34,7 @@ SMALL_PACKETS = "01_tolerance_of_small_packets"
 def law(study: Study) -> dict[str, Any]:
     """Return the one law: the fall against the expected squared error of a sum."""
     configs_of_headline = [TrainConfig.from_dict(record["config"]) for record in study.records[HEADLINE]]
-    base = {config.dataset: config for config in configs_of_headline if config.loss_rate == 0}
+    base = {config.dataset: config for config in configs_of_headline if config.process_rate == 0}
     compared = [(table, study.configs(name)) for name, table in study.comparisons.items()]
     configs = [config for _, each in compared for config in each]
     coherence = {task: each["coherence"] for task, each in study.baselines.items()}
@@ -74,7 +74,7 @@ def _small_packets(
     """Return the falls with small packets, beside the law's predictions."""
     if SMALL_PACKETS not in study.comparisons:
         return {}
-    config = next(each for each in study.configs(SMALL_PACKETS) if each.loss_rate)
+    config = next(each for each in study.configs(SMALL_PACKETS) if each.process_rate)
     task = config.dataset
     arms = arms_like({task: replace(base[task], mtu_bytes=config.mtu_bytes)})
     predicted = predict_other_packets(fitted[task], arms, _packet_rates(study)[task])

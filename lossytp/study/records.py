@@ -56,7 +56,7 @@ def complete_seeds(
         return table, []
     without = set(unlearned[list(TRAINING)].itertuples(index=False, name=None))
     arms = {
-        _run(cell.config): (*training, cell.arm, cell.config.loss_rate)
+        _run(cell.config): (*training, cell.arm, cell.config.process_rate)
         for cell in experiment.cells
         if (training := _training(cell.config)) not in without
     }
@@ -103,14 +103,13 @@ def tidy(records: list[dict]) -> pd.DataFrame:
     settings = [{n: v for n, v in record["config"].items() if n not in left_out} for record in records]
     for record, its_settings in zip(records, settings, strict=True):
         config = settings_class(record["config"]).from_dict(record["config"])
-        process = config.process()
         rows.append(
             {
                 "task": config.task,
                 **(settings[-1] | its_settings),  # in the newest record's order
                 "max_steps": config.steps,  # pretraining has another name for it
-                "loss_rate": float(f"{process.loss_rate:.12g}"),  # a preset's rate is not in the configuration
-                "mean_burst_packets": float(f"{process.mean_burst_packets:.12g}"),  # drops a closed form's last digits
+                "loss_rate": config.process_rate,
+                "mean_burst_packets": float(f"{config.process().mean_burst_packets:.12g}"),
                 "status": record["status"],
                 "processes": record["processes"],
                 **record["final"],
@@ -132,6 +131,11 @@ def tidy(records: list[dict]) -> pd.DataFrame:
             )
         table["implementation"] = [record["implementation"] for record in records]  # the one that ran
     return table
+
+
+def loss_rate_of(record: Mapping[str, Any]) -> float:
+    """Return the stationary loss rate of a run's process. The setting `loss_rate` lacks that of a preset or a trace."""
+    return settings_class(record["config"]).from_dict(record["config"]).process_rate
 
 
 def final_accuracies(record: Mapping[str, Any]) -> dict[str, float | None]:

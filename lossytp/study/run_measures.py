@@ -24,6 +24,32 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
     }
 
 
+def speed_and_traffic(records: list[dict[str, Any]]) -> pd.DataFrame:
+    """Tabulate what `experiment_summary.csv` adds to `records.tidy`, one row per record.
+
+    Columns that begin with `machine` hold for the machine of the run. `steps_to_target` counts steps to the run's
+    `target_accuracy`, and `steps_to_0.7` those to its task's own target of 0.7. By direction and by operation follow
+    packets, packets lost, calls, and calls that lost something, such as `backward_packets` and `all_gather_lossy`.
+    """
+    rows = []
+    for record in records:
+        timing, traffic = record["timing"], record["network"]["training"]
+        reached = {"target": record["time_to_accuracy"]}
+        reached |= {f"{each['target']:g}": each for each in record.get("times_to_targets", ())}
+        machine = {name: timing[name] for name in ("step_seconds", "tokens_per_second")} | record["environment"]
+        machine = {name: machine.get(name) for name in ("processor", "gpu", "step_seconds", "tokens_per_second")}
+        machine["seconds_to"] = {name: each and each["seconds"] for name, each in reached.items()}
+        row = {"machine": machine, "steps_to": {name: each and each["step"] for name, each in reached.items()}}
+        for grouping in ("by_direction", "by_operation"):
+            messages, only = traffic["messages"], len(traffic[grouping]) == 1
+            for name, counts in traffic[grouping].items():
+                calls = messages.get(grouping, {name: messages} if only else {}).get(name, {})  # old records lack some
+                four = {**counts, **calls}
+                row[name] = {each: four.get(each) for each in ("packets", "lost", "called", "lossy")}
+        rows.append(row)
+    return pd.json_normalize(rows, sep="_").convert_dtypes()  # whole numbers stay whole where some are missing
+
+
 def mean_by_arm(table: pd.DataFrame, values: list[dict[str, float]]) -> pd.DataFrame:
     """Average `values`, one of each row of the table, over the seeds of each training, arm and loss rate."""
     where = [name for name in (*TRAINING, "arm", "loss_rate") if name in table]

@@ -32,7 +32,6 @@ from lossytp.training.checkpoint_folder import (
     steps_in,
 )
 from lossytp.training.config import RunSettings
-from lossytp.training.engine import FOREIGN
 from lossytp.training.files import crc32_of, saving, sync_names, write_atomically
 from lossytp.training.own_files import claim, is_marked, others, refuse, remove, remove_parts
 from lossytp.training.sharded_files import INDEX, Pieces, read_, shapes, whole, write
@@ -232,14 +231,12 @@ class Checkpoints:
     def _check_layout(self, found: Found) -> None:
         """Raise ValueError if the run cannot go on at this layout."""
         settings = [found.config, self._config.result_settings()]
-        foreign = [each["implementation"] in FOREIGN and each["tensor_parallel_size"] > 1 for each in settings]
         copies = [
             (each["tensor_parallel_size"], each["data_parallel_size"])
             for each in settings
             if each["replicated_gradients"] != "reliable"
         ]
         reasons = {
-            "dtensor's and megatron's layers cannot be split again": any(foreign),
             "each rank's copies have drifted away from the others'": len(set(copies)) > 1,
             "the packets that it really sent are recorded by link": self._config.transport == "udp",
         }

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import tyro
 
@@ -38,6 +38,7 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
         ValueError: if an argument is unknown, malformed, given twice or out of range.
     """
     known = [field.name for field in fields(kind)]
+    types = {field.name: get_args(field.type) for field in fields(kind)}
     words = without_old_flags(sys.argv[1:] if arguments is None else arguments, known)
     switches = {field.name for field in fields(kind) if isinstance(field.default, bool)}
     given = [_named(word, switches) for word in words if word.startswith("--")]
@@ -45,10 +46,12 @@ def parse(kind: Any, description: str | None, arguments: list[str] | None = None
     for name in given:
         if given.count(name) > 1:
             raise ValueError(f"--{name} is given {given.count(name)} times: give it once")
-    for word, following in pairwise([*words, ""]):
+    for place, (word, following) in enumerate(pairwise([*words, ""])):
         flag, equals, value = word.partition("=")
         name = flag.replace("-", "_").lstrip("_")
         value = value if equals else following
+        if value.lower() == "none" and type(None) in types.get(name, ()) and str not in types[name]:
+            words[place + (not equals)] = f"{flag}=None" if equals else "None"  # tyro knows one spelling
         if flag.startswith("--") and name in switches and (equals or value.lower() in ("true", "false")):
             raise ValueError(f"{flag} is a switch and takes no value, not {value}: give --{name} or --no-{name}")
     if "config" in given:

@@ -28,7 +28,6 @@ from lossytp.training.microbatches import loss_terms, microbatches
 from lossytp.training.prepare import check_same_function, freeze_
 from lossytp.training.side_by_side import SideBySide
 
-FOREIGN = ("dtensor", "megatron")
 INSTALL_MEGATRON = "pip install megatron-core"
 WRAPPERS = (DistributedDataParallel, BucketedDDP, FlatFSDP)  # hold the model as `module`
 Item = TypeVar("Item")
@@ -90,7 +89,7 @@ class Engine:
             from lossytp.parallel.data_parallel import data_parallel
 
             assert layout.mesh is not None
-            custom = config.custom_data_parallel
+            custom = config.data_parallel_implementation == "custom"
             with device:  # where FSDP shards a block after the other, drawn or moved there
                 model = model if config.fully_sharded else model.to(device)
                 self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
@@ -102,11 +101,6 @@ class Engine:
     def num_threads(self) -> int:
         """Return how many threads of this process compute."""
         return torch.get_num_threads() if self._threads is None else self.config.threads
-
-    @property
-    def foreign(self) -> bool:
-        """Return whether another library made the tensor-parallel layers."""
-        return self.implementation in FOREIGN
 
     def dense_model(self, weights: dict[str, Tensor]) -> PreTrainedModel:
         """Return the dense model with these weights, by the parameters' names, on the CPU."""

@@ -151,6 +151,7 @@ class Run:
             **({"first_weights": self.first_weights} if self.first_weights else {}),
             "status": status,
             "implementation": self.engine.implementation,
+            **({"data_parallel_implementation": whose} if (whose := self.config.data_parallel_implementation) else {}),
             "processes": self.layout.world_size,
             "data": {**self.objective.described(), "real_token_share": self.real_tokens / self.tokens},
             "curves": {

@@ -35,7 +35,7 @@ KEPT = (
 def training_state(run: "Run") -> TrainingState:
     """Return what checkpoints hold of the model, the optimizer and the network."""
     engine = run.engine
-    held = places(engine.module, run.layout, foreign=engine.foreign)
+    held = places(engine.module, run.layout)
     return TrainingState(engine.module, held, run.optimizer, run.scaler, run.network)
 
 

@@ -92,7 +92,7 @@ def _dense_model(engine: Engine) -> Any:
     module: Any = engine.module
     if isinstance(module, DistributedDataParallel | BucketedDDP):
         module = module.module
-    if isinstance(module, FlatFSDP | FSDPModule | Stage):
+    if isinstance(module, FlatFSDP | FSDPModule | Stage) or engine.implementation in ("dtensor", "megatron"):
         weights = dense_weights(places(engine.module, engine.layout), engine.network)
         return engine.dense_model(weights) if engine.layout.rank == 0 else None
     with engine.network.reliable(), torch.no_grad():

@@ -1,10 +1,14 @@
 """Check that a tokenizer is usable, alone and with a given model, and say what it puts before texts."""
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from torch import Tensor
     from transformers import PreTrainedTokenizerFast
+
+_of_this_process: list["Tokenizer"] = []
 
 
 def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size: int | None = None) -> None:
@@ -34,6 +38,18 @@ def encode_whole_texts_(tokenizer: "PreTrainedTokenizerFast") -> None:
     """Turn truncation and padding off. A tokenizer that has truncated or padded keeps these settings when saved."""
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
+
+
+def take_tokenizer(tokenizer: "Tokenizer") -> None:
+    """Begin a process that only tokenises, with a thread of its own, and without importing torch."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _of_this_process.append(tokenizer)
+
+
+def token_ids(text: str) -> list[int]:
+    """Return the token ids of a text, in a process that `take_tokenizer` began."""
+    ids: list[int] = _of_this_process[0].encode(text, add_special_tokens=False).ids
+    return ids
 
 
 def first_tokens(tokenizer: "PreTrainedTokenizerFast") -> list[int]:

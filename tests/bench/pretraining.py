@@ -54,7 +54,7 @@ def configured(pattern: str, folder: str, **values: Any) -> PretrainConfig:
     return PretrainConfig(
         data_glob=pattern,
         tokenizer_path=str(MODELS / "gpt2-nano"),
-        num_proc=1,
+        threads=1,
         eval_samples=1,
         eval_steps=None,
         checkpoint_steps=None,

@@ -110,6 +110,18 @@ def test_mnist_is_read_from_a_folder_laid_out_like_the_hub(tmp_path, monkeypatch
     assert load_digits(LabConfig(data_dir=str(tmp_path), dataset="digits"), CPU).name == "digits"
 
 
+@pytest.mark.parametrize("folder", ["empty", "missing"])
+def test_a_data_dir_without_mnist_says_that_digits_take_its_place(tmp_path, capsys, folder):
+    (tmp_path / "empty").mkdir()
+    assert load_digits(LabConfig(data_dir=str(tmp_path / folder)), CPU).name == "digits"
+    (told,) = capsys.readouterr().err.splitlines()
+    assert folder in told
+    assert "handwritten digits" in told
+    load_digits(LabConfig(), CPU)
+    load_digits(LabConfig(data_dir=str(tmp_path), dataset="digits"), CPU)
+    assert capsys.readouterr().err == "", "nobody asked for MNIST"
+
+
 def test_mnist_that_is_asked_for_and_not_there_is_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"^data set ylecun/mnist, mnist, is neither in LOSSYTP_DATA.*nor .*the hub"):
         load_digits(LabConfig(dataset="mnist", data_dir=str(tmp_path)), CPU)

@@ -87,7 +87,7 @@ def test_a_summary_by_hand():
         "by_module": {"attention": total(20, 3, 4, 1), "mlp": total(80, 7, 5, 5)},
         "by_layer": {"0": total(50, 6, 4, 4), "1": total(50, 4, 5, 2)},
         "by_link": {"0->1": total(70, 7, 9, 3), "1->0": total(30, 3, 0, 3)},
-        "messages": {"called": 0, "lossy": 0, "by_direction": {}},
+        "messages": {"called": 0, "lossy": 0, "by_direction": {}, "by_operation": {}},
     }
     assert counters.summary("evaluation")["packets"] == 7
     counters.add(("training", None, "replicas", 0, 1), 1, 1, 0, 1)  # another end's 0 and 1
@@ -113,20 +113,20 @@ def test_rows_of_one_purpose():
 
 @reproducible
 @given(called=messages)
-def test_messages_are_totalled_by_direction_for_a_purpose(called):
+def test_messages_are_totalled_by_direction_and_operation_for_a_purpose(called):
     counters = counters_of([], called)
     for purpose in ("training", "evaluation"):
-        total, lossy = Counter(), Counter()
-        for (of, site, _), lost_something in called:
-            if of == purpose:
-                direction = str((site or NOWHERE).direction)
-                total[direction] += 1
-                lossy[direction] += lost_something
-        assert counters.summary(purpose)["messages"] == {
-            "called": total.total(),
-            "lossy": lossy.total(),
-            "by_direction": {name: {"called": total[name], "lossy": lossy[name]} for name in total},
-        }
+        messages = counters.summary(purpose)["messages"]
+        for grouping in ("direction", "operation"):
+            total, lossy = Counter(), Counter()
+            for (of, site, _), lost_something in called:
+                if of == purpose:
+                    group = str(getattr(site or NOWHERE, grouping))
+                    total[group] += 1
+                    lossy[group] += lost_something
+            assert (messages["called"], messages["lossy"]) == (total.total(), lossy.total())
+            expected = {name: {"called": total[name], "lossy": lossy[name]} for name in total}
+            assert messages[f"by_{grouping}"] == expected
 
 
 def test_messages_by_hand():
@@ -147,6 +147,7 @@ def test_messages_by_hand():
             "backward": {"called": 1, "lossy": 0},
             "None": {"called": 1, "lossy": 1},
         },
+        "by_operation": {"all_reduce": {"called": 4, "lossy": 3}, "send": {"called": 1, "lossy": 0}},
     }
     assert counters.rows() == [], "a message is no packet"
 

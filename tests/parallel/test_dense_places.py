@@ -55,10 +55,12 @@ def boxes(model: torch.nn.Module, layout: Layout) -> list[Box]:
     return [box._replace(view=box.view.detach().clone()) for box in found]
 
 
-def on_rank(name: str, sizes: dict[str, int], replicas: str | None, vocabulary: bool = False) -> list[Box]:
+def on_rank(
+    name: str, sizes: dict[str, int], replicas: str | None, vocabulary: bool = False, implementation: str = "lossytp"
+) -> list[Box]:
     network = bernoulli(0.0)
     layout = join(network, **sizes)
-    model = spread(tiny(name), network, layout, "lossytp" if layout.tensor_parallel_size > 1 else "dense")
+    model = spread(tiny(name), network, layout, implementation if layout.tensor_parallel_size > 1 else "dense")
     if vocabulary:
         split_vocabulary_(model)
     return boxes(in_replicas(model, layout, replicas) if replicas else model, layout)
@@ -74,6 +76,18 @@ def same(found: dict[str, Tensor], dense: PreTrainedModel) -> bool:
 def test_the_boxes_of_all_processes_are_the_dense_model(processes: Callable, layout: str, name: str) -> None:
     number, sizes, replicas = LAYOUTS[layout]
     assert same(put_together(processes(number, on_rank, name, sizes, replicas)), tiny(name))
+
+
+@pytest.mark.parametrize("implementation", ["dtensor", "megatron"])
+@pytest.mark.parametrize("replicas", [None, "fsdp"])
+def test_so_are_they_in_the_layers_of_other_libraries(
+    processes: Callable, implementation: str, replicas: str | None
+) -> None:
+    number, sizes = (2, {"tensor_parallel_size": 2}) if replicas is None else (4, TP_DP)
+    everyones = processes(number, on_rank, "gpt2", sizes, replicas, False, implementation)
+    assert same(put_together(everyones), tiny("gpt2"))
+    first_copies = [box.name for boxes in everyones for box in boxes if not box.copy]
+    assert first_copies.count("transformer.h.0.mlp.c_proj.bias") == (1 if replicas is None else 2)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "llama, tied"])

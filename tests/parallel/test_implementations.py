@@ -94,7 +94,7 @@ def on_rank_autocast(implementation: str) -> dict[str, Any]:
     return {"logits": output.logits.detach(), "gradients": found, "traffic": traffic(lossy)}
 
 
-@pytest.mark.parametrize("implementation", ["lossytp", "dtensor"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_under_autocast_bfloat16_is_on_the_wire(processes: Callable, implementation: str) -> None:
     dense, batch = tiny_gpt2(dtype=torch.float32), tiny_batch()
     expected = gradients(dense, batch)

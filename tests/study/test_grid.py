@@ -164,6 +164,14 @@ def test_doubled_braces_of_an_arm_are_braces(tmp_path):
     assert load_experiment(file, "tiny", tmp_path).cells[0].arm == "{0} at 0"
 
 
+def test_an_arms_name_has_the_rate_of_its_preset(tmp_path):
+    load(tmp_path)
+    file = tmp_path / "experiments" / "grid.yaml"
+    arm = "{arm: 'at {loss_rate:g}', loss_type: [g-e], ge_config: [default]}"
+    file.write_text(file.read_text() + f"      - {arm}\n")
+    assert "at 0.1" in {cell.arm for cell in load_experiment(file, "tiny", tmp_path).cells}
+
+
 def test_tasks_that_are_not_there_or_empty_are_refused(tmp_path):
     load(tmp_path)
     file = tmp_path / "experiments" / "grid.yaml"

@@ -6,7 +6,7 @@ import pytest
 
 from lossytp.study.comparisons import unlearned_trainings
 from lossytp.study.grid import Cell, Experiment
-from lossytp.study.records import complete_seeds, joined, json_rows, read_experiment, tidy, with_lossless
+from lossytp.study.records import complete_seeds, joined, json_rows, loss_rate_of, read_experiment, tidy, with_lossless
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
 
@@ -103,6 +103,29 @@ def test_an_arm_without_enough_runs_hides_no_other_unless_all_are_compared_with_
     whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)), min_seeds=3)
     assert list(whole["arm"].unique()) == kept
     assert len(whole) == len(theirs) == 3 * len(kept)
+
+
+def test_the_presets_of_an_arm_are_told_apart_by_their_own_rates(tmp_path, record):
+    networks = {"no loss": {}, "one": {"loss_type": "g-e", "ge_config": "one"}, "default": {"loss_type": "g-e"}}
+    networks["default"]["ge_config"] = "default"
+    cells = [
+        Cell(
+            "no loss" if name == "no loss" else "presets",
+            TrainConfig(seed=seed, output_dir=f"{tmp_path}/{name}{seed}", **values),
+        )
+        for name, values in networks.items()
+        for seed in range(3)
+    ]
+    for cell in cells[:-1]:  # the second preset lacks a seed
+        made = record(loss_rate=0.0, seed=cell.config.seed, accuracy=0.5)
+        write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
+    experiment = Experiment("e", "20_cells", tuple(cells), 1)
+    table, records = read_experiment(experiment)
+    whole, _ = complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)), min_seeds=3)
+    assert whole["ge_config"].fillna("no loss").value_counts().to_dict() == {"no loss": 3, "one": 3}
+    assert sorted(whole["loss_rate"].unique()) == pytest.approx([0.0, TrainConfig(**networks["one"]).process_rate])
+    lossy = [each for each in records if loss_rate_of(each) > 0]
+    assert [each["config"]["loss_rate"] for each in lossy] == [0.0] * 5, "the setting does not say it"
 
 
 def test_a_training_that_does_not_learn_is_not_required(tmp_path, record):

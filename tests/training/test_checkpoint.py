@@ -118,17 +118,6 @@ def test_a_state_that_lacks_something_is_named_with_what_to_delete(stopped, tmp_
             run(config)
 
 
-def test_layers_of_other_libraries_are_not_split_again(stopped, tmp_path):
-    config = stopped(eval_steps=3, tensor_parallel_size=2)
-    marker = tmp_path / "run" / "checkpoint" / "step-2" / MARKER
-    written = json.loads(marker.read_text())
-    marker.write_text(json.dumps({**written, "config": {**written["config"], "implementation": "dtensor"}}))
-    with pytest.raises(
-        ValueError, match=r"another layout \(implementation dtensor -> lossytp\), and dtensor's and megatron's layers"
-    ):
-        run(config)
-
-
 def test_a_flipped_bit_is_noticed(stopped, tmp_path):
     """In any tensor: `torch.load` reads damaged tensors without an error."""
     config = stopped(eval_steps=3)

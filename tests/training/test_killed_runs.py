@@ -68,6 +68,16 @@ def test_two_processes_of_which_one_is_killed_equal_an_unbroken_run(tmp_path, va
     assert result(tmp_path) == unbroken(tmp_path, 2, **values)
 
 
+def test_a_run_in_another_librarys_layers_goes_on_in_this_projects(tmp_path):
+    lossless = {"tensor_parallel_size": 2, "loss_type": "ber", "mean_burst_packets": None, "loss_rate": 0.0}
+    assert KILLED in started(tmp_path, 2, ("step", 3, 0), implementation="megatron", **lossless)
+    assert started(tmp_path, 1, **lossless) == [0]
+    record = read_record(tmp_path / "run")
+    assert record["timing"]["resumed_behind_steps"] == [2]
+    assert started(tmp_path, 1, output_dir=str(tmp_path / "unbroken"), **lossless) == [0]
+    assert record["final"] == pytest.approx(read_record(tmp_path / "unbroken")["final"], rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("kill", "behind"),
     [(("file", 3, 1), 2), (("file", 3, 0), 2), (("marker", 3, 0), 2), (("folder", 3, 0), 2), (("moved", 3, 0), 4)],

@@ -72,6 +72,22 @@ def test_losses_change_training_and_packets_follow_from_shapes_and_mtu(
     assert traffic["observed_loss_rate"] == pytest.approx(0.1, abs=0.02)
 
 
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_replicas_of_either_implementation_train_alike_and_records_say_whose(
+    processes: Callable, folder: Path, dense: dict, name: str
+) -> None:
+    number, values = PARALLELISMS[name]
+    custom = values | {"implementation": "custom"}
+    record = processes(number, train, folder / name, custom)[0]
+    assert curve(record) == pytest.approx(curve(dense), rel=1e-4)
+    assert record["final"] == pytest.approx(dense["final"], rel=1e-4)
+    assert (record["implementation"], record["data_parallel_implementation"]) == ("dense", "custom")
+    theirs = processes(number, train, folder / name, values)[0]  # of an earlier test
+    assert theirs["data_parallel_implementation"] == "pytorch"
+    lossy = processes(number, train, folder / name, custom | LOSSY | {"save_model": True, "gradient_clipping": 1.0})[0]
+    assert lossy["network"]["training"]["observed_loss_rate"] == pytest.approx(0.1, abs=0.02)
+
+
 @pytest.mark.parametrize("name", ["lossytp", "lossytp, two ranks a process"])
 def test_with_losses_processes_train_as_virtual_ranks_do(processes: Callable, folder: Path, name: str) -> None:
     number, values = PARALLELISMS[name]

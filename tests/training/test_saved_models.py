@@ -190,6 +190,10 @@ def test_a_run_knows_its_own_checkpoint_by_any_path(toy, tmp_path, monkeypatch):
         FSDP,
         {**FSDP, "tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
+        {"tensor_parallel_size": 2, "implementation": "dtensor"},
+        {"tensor_parallel_size": 2, "implementation": "megatron"},
+        {**DDP, "implementation": "custom"},
+        {**FSDP, "implementation": "custom"},
     ],
     ids=str,
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from lossytp.study.measurements.step_times import BEST_EFFORT
-from lossytp.study.records import tidy
+from lossytp.study.records import loss_rate_of, tidy
 from lossytp.study.statistics import t_interval
 
 TARGET_SHARE = 0.9  # share of a lossless run's gain over the most frequent class
@@ -25,9 +25,7 @@ def step_ratios_of_both_phases(records: list[dict]) -> pd.DataFrame:
     Args:
         records: runs of one length, without losses and with. Losses in the reduce phase alone are left out.
     """
-    runs = [
-        record for record in records if record["config"]["loss_rate"] == 0 or not record["config"]["reliable_gather"]
-    ]
+    runs = [record for record in records if loss_rate_of(record) == 0 or not record["config"]["reliable_gather"]]
     return step_ratios(steps_to_accuracy(runs, target_accuracies(runs)))
 
 

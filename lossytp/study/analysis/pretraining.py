@@ -6,7 +6,7 @@ import pandas as pd
 from lossytp.study.analysis.break_even import BEST_EFFORT_SHARE, price_of_reliability
 from lossytp.study.analysis.training_length import log_slowdown
 from lossytp.study.comparisons import compare_arms, join_differences
-from lossytp.study.records import LOSSLESS
+from lossytp.study.records import LOSSLESS, loss_rate_of
 from lossytp.study.statistics import t_interval
 
 WHERE = ["arm", "loss_rate"]
@@ -78,12 +78,12 @@ def turning_points(records: list[dict]) -> pd.DataFrame:
         nats a token; and `lossless_rise`, by which the lossless run on the same batches rises between these steps. It
         is missing without such a run.
     """
-    lossless = {_batches(each["config"]): _smooth_curve(each) for each in records if each["config"]["loss_rate"] == 0}
+    lossless = {_batches(each["config"]): _smooth_curve(each) for each in records if loss_rate_of(each) == 0}
     rows = []
     for record in records:
         config, smooth = record["config"], _smooth_curve(record)
         if not config["reliable_gather"]:
-            row = {name: config[name] for name in OF_RUN}
+            row = {name: config[name] for name in OF_RUN} | {"loss_rate": loss_rate_of(record)}
             row |= {"step": smooth.idxmin(), "least": smooth.min(), "last": smooth.iloc[-1]}
             same = lossless.get(_batches(config))
             rise = None if same is None else same.iloc[-1] - same[row["step"]]

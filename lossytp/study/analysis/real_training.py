@@ -7,7 +7,7 @@ import pandas as pd
 
 from lossytp.network.repairs import repair_named
 from lossytp.study.comparisons import paired_p, with_holm
-from lossytp.study.records import LOSSLESS, json_rows
+from lossytp.study.records import LOSSLESS, json_rows, loss_rate_of
 from lossytp.study.statistics import t_interval
 
 NOTHING, BEST, FEW = "zero", "protect(0.1) + hadamard(64)", "protect(0.01) + hadamard(64)"
@@ -113,7 +113,7 @@ def expected_round_trips(record: Mapping[str, Any], repair: str) -> float:
     """
     traffic = record["network"]["training"]
     packets = (traffic["packets"] - traffic["extra"]) / traffic["messages"]["called"]
-    return repair_named(repair).round_trips(record["config"]["loss_rate"], round(packets))
+    return repair_named(repair).round_trips(loss_rate_of(record), round(packets))
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:

@@ -40,7 +40,7 @@ def compare_runs(experiments: Iterable[Experiment], published: Path) -> pd.DataF
         folder = Path(cell.config.output_dir)
         here, there = _record(folder), _record(published / "runs" / folder.name)
         same_data = here["data"]["sha256"] == there["data"]["sha256"]
-        what = {"task": cell.config.task, "arm": cell.arm, "loss_rate": cell.config.loss_rate}
+        what = {"task": cell.config.task, "arm": cell.arm, "loss_rate": cell.config.process_rate}
         what["seed"] = cell.config.seed
         both = [final_accuracies(record) for record in (there, here)]
         values: list[tuple[str, float, float, float]] = [

@@ -41,11 +41,6 @@ def _check_transport(config: "RunSettings") -> None:
 
 def _check_parallelism(config: "RunSettings") -> None:
     """Refuse implementations, pipelines and batch sizes that do not work together."""
-    if config.tensor_parallel_layers == "megatron" and (config.bf16 or config.fp16):
-        raise ValueError(
-            "implementation = 'megatron' does not work with bf16 or fp16, because its layers do not support autocast: "
-            "leave both out"
-        )
     if config.tensor_parallel_layers == "dtensor" and config.tensor_parallel_size > 1:
         if config.data_parallel_size > 1 and config.data_parallel_type == "ddp":
             raise ValueError("implementation = 'dtensor' does not work with ddp, which takes no DTensors: choose fsdp")
@@ -237,11 +232,6 @@ def _check_training(config: "RunSettings") -> None:
             "gradient_checkpointing = True does not work with "
             f"{'fsdp' if sharded else config.tensor_parallel_layers}, whose recomputed collectives would lose other "
             "packets: leave it out, or choose ddp and implementation = 'lossytp'"
-        )
-    if config.save_model and foreign:
-        raise ValueError(
-            "save_model = True does not work with dtensor or megatron, from which the dense model cannot be gathered: "
-            "give --no-save_model"
         )
     if config.unfreeze_last_layers is not None and pipeline:
         raise ValueError(

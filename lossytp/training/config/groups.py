@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, Lt
 
 from lossytp.network.checks import check_probability
-from lossytp.training.config.bounds import Count, CountFromZero, LearningRate, NotNegative, Positive
+from lossytp.training.config.bounds import Count, CountFromZero, LearningRate, NotNegative
 from lossytp.training.config.settings import Settings
 from lossytp.training.config.task import TaskSettings
 
@@ -57,8 +57,13 @@ class AdamWSettings(Settings):
     """Steps of linear warm-up. A value above the number of steps is refused, unless it is the default."""
     weight_decay: NotNegative = 0.01
     """Decoupled weight decay, applied to matrices only."""
-    gradient_clipping: Positive | None = None
-    """Largest norm of all gradients together. If left out, there is no limit."""
+    gradient_clipping: NotNegative | None = None
+    """Largest norm of all gradients together. If left out, there is no limit; 0 and None mean the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gradient_clipping == 0:
+            object.__setattr__(self, "gradient_clipping", None)
 
     def check_warmup(self, steps: str) -> None:
         """Raise ValueError if a chosen `warmup_steps` is above the field `steps`.

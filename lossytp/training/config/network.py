@@ -119,6 +119,11 @@ class NetworkSettings(Settings):
             raise ValueError("loss_type = 'g-e' needs ge_config, or loss_rate and mean_burst_packets: give one of them")
         return GilbertElliott.from_loss_and_burst(loss_rate=self.loss_rate, mean_burst_packets=self.mean_burst_packets)
 
+    @property
+    def process_rate(self) -> float:
+        """Return the stationary loss rate of every link, also if a preset or a trace sets it, and not `loss_rate`."""
+        return float(f"{self.process().loss_rate:.12g}")  # drops a closed form's last digits
+
     def check_forward(self) -> None:
         """Raise ValueError if only backward loses packets, so that an evaluation loses none."""
         if self.lossy_direction == "backward":

@@ -13,8 +13,9 @@ from lossytp.training.config.network import NetworkSettings
 class ParallelismSettings(NetworkSettings):
     """The layout of a training run over ranks, and how replicated parameters stay equal."""
 
-    implementation: Literal["lossytp", "dtensor", "megatron"] = "lossytp"
-    """The layers of this project, PyTorch (dtensor) or Megatron-core; the last two need a process for each rank."""
+    implementation: Literal["lossytp", "dtensor", "megatron", "custom", "pytorch"] = "lossytp"
+    """Tensor-parallel layers of this project, of PyTorch (dtensor) or of Megatron-core; the last two need a process for
+    each rank. Or whose DDP and FSDP: custom for this project's, pytorch for PyTorch's, which is the default."""
     data_parallel_size: Count = 1
     """Replicas that share each batch; needs torchrun."""
     data_parallel_type: Literal["ddp", "fsdp"] = "ddp"
@@ -65,12 +66,14 @@ class ParallelismSettings(NetworkSettings):
     @property
     def tensor_parallel_layers(self) -> str:
         """Return whose tensor-parallel layers run."""
-        return self.implementation
+        return "lossytp" if self.implementation in ("custom", "pytorch") else self.implementation
 
     @property
-    def custom_data_parallel(self) -> bool:
-        """Return whether replicas run this project's DDP or FSDP in place of PyTorch's."""
-        return False
+    def data_parallel_implementation(self) -> str | None:
+        """Return whose DDP or FSDP replicas run, "custom" or "pytorch"; None without replicas."""
+        if self.data_parallel_size == 1:
+            return None
+        return "custom" if self.implementation == "custom" else "pytorch"
 
     @property
     def loses_logits(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 
 from lossytp.parallel.layout import rank_and_world_size
-from lossytp.training.config.bounds import Count, CountFromZero, LearningRate, NotNegative, Positive
+from lossytp.training.config.bounds import Count, CountFromZero, LearningRate, NotNegative
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import Settings
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
@@ -46,12 +46,14 @@ class PretrainConfig(RunSettings, TextSettings):
 
     betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
     curve_points: ClassVar[int] = 200
-    neutral: ClassVar[tuple[str, ...]] = (*Settings.neutral, "eval_steps", "num_proc", "prompt")
+    neutral: ClassVar[tuple[str, ...]] = (*Settings.neutral, "eval_steps", "num_proc", "threads", "prompt")
 
     model_name: str = "gpt2-nano"
     """Random weights in the shape of gpt2-nano, gpt2-3m, gpt2-micro, gpt2-14m, gpt2 (124 M), gpt2-medium...,
     llama-nano or llama-124m (gated); or a folder or owner/name on the hub, whose weights are trained further."""
-    num_proc: Count = 2
+    num_proc: Count | None = None
+    """Processes that turn training text into tokens, for each process of the run; if left out, that process itself."""
+    threads: Count = 2
     """Threads that compute microbatches side by side in a single process; it changes no result."""
     batch_size: Count = 64
     """Blocks a step, over all replicas."""
@@ -59,7 +61,7 @@ class PretrainConfig(RunSettings, TextSettings):
     """Tokens a step, over all replicas, in place of batch_size; a multiple of block_size, such as 524288."""
     microbatch_size: Count = 4
     """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
-    implementation: Literal["custom", "pytorch"] = "pytorch"  # type: ignore[assignment]
+    implementation: Literal["custom", "pytorch"] = "pytorch"
     """Whose DDP and FSDP: this project's or PyTorch's."""
     deferred_init: bool = False
     """Draw the weights layer by layer where they are sharded, so that no process holds the whole model."""
@@ -83,8 +85,8 @@ class PretrainConfig(RunSettings, TextSettings):
     """Optimizer steps."""
     weight_decay: NotNegative = 0.1
     """Decoupled weight decay, of matrices only."""
-    gradient_clipping: Positive | None = 1.0
-    """Largest norm of all gradients together; None for no limit."""
+    gradient_clipping: NotNegative | None = 1.0
+    """Largest norm of all gradients together; 0 or none for no limit."""
     eval_samples: Count | None = None
     """Held-out blocks to validate on; if left out, 512 during the run, and a million tokens at its end."""
     eval_steps: Count | None = 500
@@ -177,10 +179,6 @@ class PretrainConfig(RunSettings, TextSettings):
         return self.dataset or path_end(self.data_glob) or ""
 
     @property
-    def tensor_parallel_layers(self) -> str:
-        return "lossytp"
-
-    @property
     def splits_vocabulary(self) -> bool:
         return self.enable_loss_parallelism
 
@@ -189,16 +187,8 @@ class PretrainConfig(RunSettings, TextSettings):
         return self.lossy_logits
 
     @property
-    def custom_data_parallel(self) -> bool:
-        return self.implementation == "custom"
-
-    @property
     def microbatches(self) -> int:
         return -(-self.batch_size // (self.microbatch_size * self.data_parallel_size))
-
-    @property
-    def threads(self) -> int:
-        return self.num_proc
 
     @property
     def smallest_rate(self) -> float:

@@ -27,6 +27,11 @@ class TrainConfig(FineTuningSettings, RunSettings, DataSettings):
                 f"gradient_accumulation_steps = {self.gradient_accumulation_steps} is above batch_size = "
                 f"{self.batch_size}: give as many or fewer"
             )
+        if self.implementation in ("custom", "pytorch") and self.data_parallel_size == 1:
+            raise ValueError(
+                f"implementation = {self.implementation!r} says whose ddp or fsdp runs, but there are no replicas: "
+                "give data_parallel_size above 1, or lossytp, dtensor or megatron"
+            )
         self.check_run()
 
     @property

@@ -5,9 +5,11 @@ A block begins with the tokens that the tokenizer puts before every text, if any
 Shapes: B blocks, T tokens a block, P tokens of them from the text, N tokens.
 """
 
+import multiprocessing
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 from lossytp.network.streams import Stream
 from lossytp.training.pretraining.corpus import BEGINNING, Corpus, Position
 from lossytp.training.progress import waiting
-from lossytp.training.tokenizer import first_tokens
+from lossytp.training.tokenizer import first_tokens, take_tokenizer, token_ids
 
 SHUFFLED_BLOCKS, SHUFFLED_TOKENS = 8192, 2**20  # the most that is shuffled together
 Result = TypeVar("Result")
@@ -44,13 +46,24 @@ class PackedBlocks:
     Blocks are shuffled in portions: of a million tokens if `streaming`, else of a whole pass over the text. `seed`
     determines the order. After `load_state_dict()` an object continues as the one that `state_dict()` describes.
 
-    With `streaming`, a thread reads the next portion while this one's blocks are used.
+    With `streaming`, a thread reads the next portion while this one's blocks are used. `num_proc` processes tokenise.
     """
 
     def __init__(
-        self, text: Corpus, tokenizer: PreTrainedTokenizerFast, *, block_size: int, seed: int, streaming: bool = True
+        self,
+        text: Corpus,
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        block_size: int,
+        seed: int,
+        streaming: bool = True,
+        num_proc: int | None = None,
     ) -> None:
         self.text, self.tokenizer, self.block_size, self.seed = text, tokenizer, block_size, seed
+        self._encode: Callable[[list[str]], list[np.ndarray]] = partial(encode, tokenizer)
+        if num_proc is not None and num_proc > 1:
+            pool = multiprocessing.get_context("spawn").Pool(num_proc, take_tokenizer, (tokenizer.backend_tokenizer,))
+            self._encode = lambda texts: [_ended(tokenizer, ids) for ids in pool.map(token_ids, texts)]
         self.streaming = streaming
         self._first = first_tokens(tokenizer)
         self._portion_blocks = min(SHUFFLED_BLOCKS, max(1, SHUFFLED_TOKENS // block_size))
@@ -144,7 +157,7 @@ class PackedBlocks:
             if unwanted.is_set() or not threading.main_thread().is_alive():  # a program that ends waits for this thread
                 raise RuntimeError("nobody needs this portion any more")
             position = after
-            pieces += encode(self.tokenizer, texts)
+            pieces += self._encode(texts)
             length += sum(map(len, pieces[-len(texts) :]))
             places.append(position)
             ends.append(length)
@@ -173,7 +186,11 @@ def in_background(function: Callable[..., Result], *arguments: Any, daemon: bool
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[np.ndarray]:
     """Return the token ids of each text, int64, followed by the end token."""
     encodings = tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)
-    return [np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.int64) for encoding in encodings]
+    return [_ended(tokenizer, encoding.ids) for encoding in encodings]
+
+
+def _ended(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> np.ndarray:
+    return np.array([*ids, tokenizer.eos_token_id], dtype=np.int64)
 
 
 def all_blocks(

@@ -61,6 +61,7 @@ class Pretraining(Objective[PretrainConfig]):
                 block_size=config.block_size,
                 seed=config.seed,
                 streaming=config.streaming,
+                num_proc=config.num_proc,
             )
             blocks = config.eval_samples or max(1, HELD_OUT_TOKENS // config.block_size)
             self.validation = all_blocks(held_out, self.tokenizer, block_size=config.block_size, at_most=blocks)

@@ -3,7 +3,13 @@
 import pandas as pd
 import pytest
 
-from lossytp.study.analysis.parallelisms import against_tensor_parallelism, compare, label, traffic_a_step
+from lossytp.study.analysis.parallelisms import (
+    against_tensor_parallelism,
+    compare,
+    label,
+    traffic_a_step,
+    training_curves,
+)
 from lossytp.training.config import TrainConfig
 
 
@@ -12,22 +18,26 @@ from lossytp.training.config import TrainConfig
     [
         ({"tensor_parallel_size": 1}, "one process"),
         ({"tensor_parallel_size": 2, "implementation": "dtensor"}, "tp 2 (dtensor)"),
-        ({"tensor_parallel_size": 1, "data_parallel_size": 2}, "dp 2 (ddp)"),
+        ({"tensor_parallel_size": 1, "data_parallel_size": 2}, "dp 2 (pytorch ddp)"),
         ({"tensor_parallel_size": 1, "pipeline_parallel_size": 4, "pipeline_schedule": "1f1b"}, "pp 4 (1f1b)"),
         (
             {"tensor_parallel_size": 2, "data_parallel_size": 2, "data_parallel_type": "fsdp"},
-            "dp 2 (fsdp) x tp 2 (lossytp)",
+            "dp 2 (pytorch fsdp) x tp 2 (lossytp)",
         ),
         (
             {"tensor_parallel_size": 1, "pipeline_parallel_size": 2, "gradient_clipping": 1.0, "exact_adjoint": True},
             "pp 2 (gpipe), clipped, exact adjoint",
+        ),
+        (
+            {"tensor_parallel_size": 2, "data_parallel_size": 2, "implementation": "custom"},
+            "dp 2 (custom ddp) x tp 2 (lossytp)",
         ),
         ({"tensor_parallel_size": 2, "repair": "rescale"}, "tp 2 (lossytp), rescale"),
         ({"tensor_parallel_size": 2, "bf16": True}, "tp 2 (lossytp), bf16"),
     ],
 )
 def test_label(sizes, expected):
-    assert label(TrainConfig(**sizes).as_dict()) == expected
+    assert label(TrainConfig(**sizes)) == expected
 
 
 def record(**values):
@@ -37,14 +47,20 @@ def record(**values):
         "implementation": config.implementation,
         "processes": 2,
         "status": "finished",
-        "curves": {"eval": [{"replica_drift": 0.0}, {"replica_drift": 0.25}]},
+        "curves": {
+            "train_loss": [{"step": 5, "loss": 2.0}],
+            "eval": [{"replica_drift": 0.0}, {"replica_drift": 0.25}],
+        },
         "final": {"accuracy_clean": 0.75, "accuracy_lossy": 0.5},
-        "timing": {"step_seconds": 0.125, "steps": 10},
+        "timing": {"step_seconds": 0.125, "steps": 10, "tokens_per_second": 100.0},
+        "environment": {"processor": "one"},
+        "time_to_accuracy": None,
         "network": {
             "training": {
                 "packets": 400,
                 "lost": 40,
-                "observed_loss_rate": 0.1,
+                "by_direction": {"forward": {"packets": 400, "lost": 40}},
+                "by_operation": {"all_reduce": {"packets": 400, "lost": 40}},
                 "messages": {"called": 7, "lossy": 3, "by_direction": {"forward": {"called": 7, "lossy": 3}}},
             }
         },
@@ -59,9 +75,19 @@ def test_one_row_a_record_in_order():
     assert two["task"].tolist() == ["docstrings", "sst2"], "a task's rows stand together"
     row = table.iloc[-1]
     assert row["replica_drift"] == 0.25
-    assert (row["step_ms"], row["packets_a_step"], row["accuracy_lossy"]) == (125.0, 40.0, 0.5)
-    assert (row["collectives_forward"], row["lossy_forward"]) == (7, 3)
-    assert (row["collectives_backward"], row["lossy_backward"]) == (0, 0)  # nothing was sent that way
+    assert (row["machine_step_seconds"], row["forward_packets"], row["accuracy_lossy"]) == (0.125, 400, 0.5)
+    assert (row["forward_called"], row["forward_lossy"]) == (7, 3)
+    assert "backward_called" not in row, "nothing was sent that way"
+
+
+def test_a_presets_losses_are_no_part_of_the_lossless_comparison():
+    presets = [{"loss_type": "g-e", "ge_config": name} for name in ("default", "zero")]
+    records = [record(**values) for values in (*presets, {"loss_rate": 0.1}, {"loss_rate": 0.0})]
+    table = compare(records).sort_values("losses")
+    assert table["loss_rate"].tolist() == [0.1, 0.1, 0.0, 0.0]
+    names = ["10 %", "10 % in bursts of 2.22", "no losses", "no losses"]
+    assert table["losses"].tolist() == names
+    assert sorted(training_curves(records)["losses"]) == names
 
 
 @pytest.mark.parametrize(("phases", "calls"), [(["reduce"], 80), (["reduce", "gather"], 160)])

@@ -134,10 +134,10 @@ def test_the_training_loss_turns_where_its_running_median_is_least():
         "warmup_steps": 100,
     }
     easier = [{"step": each["step"], "loss": 6.0 - each["step"] / 1000} for each in curve]
-    lossless = {**config, "loss_rate": 0.0, "reliable_gather": True, "total_steps": 110}
+    lossless = {**config, "loss_rate": 0.0, "reliable_gather": True, "total_steps": 110, "tensor_parallel_size": 4}
     records = [
-        {"config": {**config, "reliable_gather": False, "total_steps": 110}, "curves": {"train_loss": curve}},
-        {"config": {**config, "reliable_gather": True, "total_steps": 110}, "curves": {"train_loss": curve}},
+        {"config": {**lossless, "loss_rate": 0.1, "reliable_gather": False}, "curves": {"train_loss": curve}},
+        {"config": {**lossless, "loss_rate": 0.1}, "curves": {"train_loss": curve}},
         {"config": {**lossless, "total_steps": 55}, "curves": {"train_loss": curve}},
         {"config": lossless, "curves": {"train_loss": easier}},
     ]

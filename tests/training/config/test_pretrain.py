@@ -32,6 +32,14 @@ def test_the_earlier_studys_command_line():
     )
 
 
+@pytest.mark.parametrize("off", ["0", "0.0", "none", "None"])
+def test_clipping_can_be_off(off):
+    for words in (["--gradient_clipping", off], [f"--gradient-clipping={off}"]):
+        assert parse(PretrainConfig, None, words) == PretrainConfig(gradient_clipping=None)
+    assert parse(PretrainConfig, None, ["--eval_steps", "none"]).eval_steps is None
+    assert TrainConfig(gradient_clipping=0) == TrainConfig()
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

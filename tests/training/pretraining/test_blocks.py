@@ -1,5 +1,6 @@
 """Test the blocks that documents are packed into."""
 
+import multiprocessing
 import threading
 from collections import Counter
 from itertools import islice
@@ -116,6 +117,15 @@ def test_the_position_is_that_of_the_blocks_returned_and_not_of_the_reader(tmp_p
     again = packed(text, tokenizer)
     again.batch(1)
     assert (again.passes, again.position.epoch) == (1, 0)
+
+
+@pytest.mark.parametrize(("num_proc", "started"), [(None, 0), (1, 0), (2, 2)])
+def test_several_processes_tokenise_the_same_blocks(documents, tokenizer, num_proc, started):
+    before = set(multiprocessing.active_children())
+    text = corpus(str(documents / "*"), split="train")
+    blocks = packed(text, tokenizer, num_proc=num_proc)
+    assert len(set(multiprocessing.active_children()) - before) == started
+    assert torch.equal(blocks.batch(50), packed(text, tokenizer).batch(50))
 
 
 @pytest.mark.parametrize("portion", [3, 10, 1000])

@@ -188,7 +188,7 @@ def test_threads_change_no_bit_and_microbatches_only_rounding(pretrain):
     config = pretrain()
     first = run(config)
     for number in (1, 4):
-        other = pretrain(f"threads {number}", num_proc=number)
+        other = pretrain(f"threads {number}", threads=number)
         assert_same(other, run(other), config, first)
     for size in (8, 3):  # a batch of eight blocks is no multiple of three
         other = run(pretrain(f"microbatch {size}", microbatch_size=size))
@@ -199,7 +199,7 @@ def test_threads_change_no_bit_and_microbatches_only_rounding(pretrain):
 def test_virtual_ranks_train_as_the_dense_model_and_losses_count(pretrain):
     dense = run(pretrain())
     for size in (1, 2):
-        values = {"tensor_parallel_size": size, "loss_rate": 0.0, "dropout": 0.0, "num_proc": 1}
+        values = {"tensor_parallel_size": size, "loss_rate": 0.0, "dropout": 0.0, "threads": 1}
         virtual = run(pretrain(f"virtual {size}", **values))
         assert losses(virtual) == pytest.approx(losses(dense), rel=1e-4)
     lossy = run(pretrain("lossy", tensor_parallel_size=2, loss_rate=0.3, reliable_gather=False, mtu_bytes=100))

@@ -109,7 +109,7 @@ def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(pre
     record = run(pretrain())
     monkeypatch.setattr(loop, "Run", None)  # fails if it runs
     assert run(pretrain()) == record
-    assert run(pretrain(num_proc=1, eval_steps=5)) == record
+    assert run(pretrain(threads=1, num_proc=2, eval_steps=5)) == record
     with pytest.raises(ValueError, match=r"holds a run with learning_rate = \S+, not 0\.001: give another folder"):
         run(pretrain(learning_rate=1e-3))
 
