@@ -16,9 +16,8 @@ from lossytp.training.progress import waiting
 
 def main() -> None:
     """Pretrain from the command line, and print the validation loss."""
-    rank, world_size = rank_and_world_size()
-    config = parse(PretrainConfig, __doc__).over(world_size)
-    layout = config.layout(rank, world_size)
+    config = parse(PretrainConfig, __doc__)
+    layout = config.layout(*rank_and_world_size())
     check_installed(config)
 
     with waiting("importing torch and transformers"):

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from lossytp.parallel.bucketed_ddp import BucketedDDP
+from lossytp.parallel.deferred import draw_
 from lossytp.parallel.flat_fsdp import FlatFSDP
 from lossytp.parallel.plans import blocks_of
 
@@ -25,7 +26,7 @@ def data_parallel(
     """Return `model` as one of the replicas along the 1-D `mesh`. Call the result instead of `model`.
 
     Args:
-        model: the model, on its device. FSDP moves it there from the CPU, block by block.
+        model: the model, on its device, or deferred. FSDP moves it there from the CPU, block by block.
         mesh: the replicas.
         kind: "ddp" replicates the parameters, "fsdp" shards them, block by block.
         custom: whether to use this project's code in place of PyTorch's. PyTorch's FSDP2 changes `model` itself, the
@@ -38,7 +39,7 @@ def data_parallel(
     if kind == "ddp":
         return DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
     sharded: Any = fully_shard
-    for block in blocks_of(model):
-        sharded(block, mesh=mesh)
-    sharded(model, mesh=mesh)
+    for part in (*blocks_of(model), model):
+        draw_(part)
+        sharded(part, mesh=mesh)
     return model

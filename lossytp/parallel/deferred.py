@@ -1,7 +1,7 @@
 """Models whose weights are drawn when they are needed, a layer at a time: no process ever holds the whole model.
 
-A deferred model has the shapes on the meta device, and a record of how each weight is drawn. `parallelize` and
-`FlatFSDP` draw a layer, keep this process's shard and drop the rest. So the shards are, to the last bit, parts of the
+A deferred model has the shapes on the meta device, and a record of how each weight is drawn. `parallelize`, `FlatFSDP`
+and FSDP2 draw a layer, keep this process's shard and drop the rest. So the shards are, to the last bit, parts of the
 dense model of the same seed, and differ from rank to rank. Each process draws every weight that it shards.
 """
 
@@ -67,6 +67,16 @@ def deferred(build: Callable[[], Model]) -> Model:
     for parameter in model.parameters():
         parameter.changes = record.changes.get(parameter.untyped_storage()._cdata, [])  # type: ignore[attr-defined]
     return model
+
+
+def draw_(module: nn.Module) -> None:
+    """Draw the deferred parameters of a module, on torch's default device."""
+    drawn: dict[Any, nn.Parameter] = {}
+    for old in [parameter for parameter in module.parameters() if parameter.is_meta]:
+        drawn[old] = nn.Parameter(values_of(old).detach().to(torch.get_default_device()), old.requires_grad)
+    for owner in module.modules():  # several may share a parameter
+        for name, parameter in owner._parameters.items():
+            owner._parameters[name] = drawn.get(parameter, parameter)
 
 
 def values_of(parameter: Tensor) -> Tensor:

@@ -3,28 +3,34 @@
 Each error is one line that names the variable or the port, and the fix.
 """
 
+import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # whose signatures would keep the group that exists when they are first read
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
-from torch.distributed import Backend, DistNetworkError, DistStoreError, ProcessGroup
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import Backend, ProcessGroup
 
-from lossytp.network.checks import check_known, check_names
+from lossytp.network.checks import check_known, check_names, shown
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.wiring import Wiring
 from lossytp.parallel import functional as functional  # registers a kernel
 from lossytp.parallel.layout import rank_and_world_size, under_torchrun
 from lossytp.parallel.lossy_backend import LossyProcessGroup
 
-JOIN_TIMEOUT_S = 20.0
-BACKENDS = ("gloo", "nccl")
+TIMEOUT_S = 1800.0  # PyTorch's own for gloo
+SILENT_S = 5.0  # of waiting before a rank says for whom
+BACKENDS = ("gloo", "nccl", "auto")
 
 
 @dataclass
@@ -43,22 +49,25 @@ def init_process_group(
     network: LossyNetwork,
     *,
     wraps: str = "gloo",
-    join_timeout_s: float = JOIN_TIMEOUT_S,
+    timeout_s: float = TIMEOUT_S,
+    compared: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> None:
     """Initialise torch.distributed with the backend `lossy`, for sub-groups and meshes too.
 
     Args:
         network: the network, with the same seed, loss processes and wire on every rank.
-        wraps: "gloo" (CPU and CUDA tensors) or "nccl" (CUDA tensors, one rank per GPU; gloo carries CPU tensors).
-        join_timeout_s: seconds to wait for the other ranks, unless torchrun's agent has connected them.
+        wraps: "gloo" (CPU and CUDA tensors), "nccl" (CUDA tensors, one rank per GPU; gloo carries CPU tensors), or
+            "auto": NCCL if each rank has a GPU of its own, else gloo, the same on all ranks.
+        timeout_s: seconds to wait for the other ranks, at the start and in each collective.
+        compared: more settings that must be equal on all ranks, as JSON can hold them.
         settings: `algorithm`, `repair` and `reliable_gather` of every operation, as in `Wiring.named`. With
             `reliable_gather=False`, each rank's result of an all-reduce loses packets too. This has no effect with
             "sender", whose sum reaches all ranks.
 
     Raises:
-        ValueError: if torchrun did not start this process, a variable is missing, the port is in use, not all ranks
-            join, a name is unknown, or torch.distributed is already initialised.
+        ValueError: if torchrun did not start this process, a variable is missing or wrong, the port is in use, not all
+            ranks join, their settings differ, a name is unknown, or torch.distributed is already initialised.
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
@@ -70,15 +79,38 @@ def init_process_group(
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already: call destroy_process_group() first")
     rank, world = rank_and_world_size()
-    if wraps == "nccl":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    device = this_device(rank)
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" and wraps == "auto" else ""
+    names = {"algorithm": wiring.algorithm.name, "repair": str(wiring.repair), "wraps": wraps, "device": device.type}
+    told = {**(compared or {}), **names, "reliable_gather": wiring.reliable_gather, "timeout_s": timeout_s, "gpu": gpu}
+    told |= {"seed": network.seed, **network.state_dict()["settings"], "WORLD_SIZE": world}
     _settings = _Settings(network, wraps, wiring)
+    store = _join(rank, world, timeout_s)
+    everyone = _told_by_all(store, rank, world, told, timeout_s)
+    if wraps == "auto":
+        _settings.wraps = backend_for([theirs["gpu"] for theirs in everyone])
+    if wraps != "gloo" and device.type == "cuda":
+        torch.cuda.set_device(device)
     Backend.register_backend("lossy", _make_group, extended_api=True, devices=["cpu", "cuda"])
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        dist.init_process_group("lossy")
-    else:
-        store = _join(rank, world, join_timeout_s)
-        dist.init_process_group("lossy", store=store, rank=rank, world_size=world)
+    limit = timedelta(seconds=timeout_s)
+    dist.init_process_group("lossy", store=store, rank=rank, world_size=world, timeout=limit)
+    dist.monitored_barrier()  # gloo fails on a rank that still connects when another one leaves
+
+
+def backend_for(gpus: Sequence[str]) -> str:
+    """Return "nccl" if each rank's GPU, known by its UUID, is its own, else "gloo": NCCL refuses two ranks on one."""
+    return "nccl" if all(gpus) and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def wrapped_backend() -> str | None:
+    """Return the backend that carries this process's messages, or None if it has joined no others."""
+    return _settings.wraps if _settings is not None and dist.is_initialized() else None
+
+
+def this_device(rank: int) -> torch.device:
+    """Return this process's GPU, shared if it sees fewer GPUs than its local rank needs, or the CPU."""
+    visible = torch.cuda.device_count()
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % visible) if visible else torch.device("cpu")
 
 
 def backend_wiring(*, reliable_gather: bool = True, **names: str) -> Wiring:
@@ -110,25 +142,75 @@ def reliable() -> Iterator[None]:
         yield
 
 
-def _join(rank: int, world: int, timeout_s: float) -> TCPStore:
-    """Return the store through which ranks that were started by hand find each other."""
+def _join(rank: int, world: int, timeout_s: float) -> Store:
+    """Return the store through which the ranks find each other; torchrun's agent keeps one for all joins of a job."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    try:
-        return TCPStore(host, port, world, is_master=rank == 0, timeout=timedelta(seconds=timeout_s))
-    except (DistNetworkError, DistStoreError, RuntimeError) as error:
-        text = str(error)
-        if "EADDRINUSE" in text or "address already in use" in text.lower():
-            raise ValueError(
-                f"MASTER_PORT = {port} is in use on {host}: choose another, the same for all ranks"
-            ) from error
-        if rank == 0:
-            raise ValueError(
-                f"not all of the {world} ranks joined within {timeout_s:g} s: start them all, or correct WORLD_SIZE"
-            ) from error
+    try:  # TCPStore would try for a long time, and fail with many lines
+        socket.getaddrinfo(host, port)
+    except (OSError, UnicodeError) as error:
         raise ValueError(
-            f"rank {rank} found no rank 0 at {host}:{port}, or not all of the {world} ranks joined, within "
-            f"{timeout_s:g} s: start them all, or correct MASTER_ADDR, MASTER_PORT or WORLD_SIZE"
+            f"MASTER_ADDR = {host!r} names no machine ({error}): give the name or address of rank 0's machine"
         ) from error
+    is_host = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    if not is_host:
+        fix = "start it, or correct MASTER_ADDR or MASTER_PORT"
+        _wait_until(partial(_answers, host, port), f"rank {rank} waits for rank 0 at {host}:{port}", timeout_s, fix)
+    try:
+        store = TCPStore(host, port, world, is_host, timedelta(seconds=timeout_s), wait_for_workers=False)
+    except RuntimeError as error:
+        if "EADDRINUSE" not in str(error) and "address already in use" not in str(error).lower():
+            raise
+        message = f"MASTER_PORT = {port} is in use on {host}: choose another, the same for all ranks"
+        raise ValueError(message) from error
+    return PrefixStore(f"lossytp/{store.add(f'joins of {rank}', 1)}", store)
+
+
+def _answers(host: str, port: int) -> bool:
+    """Return whether something listens there. A connection to a free port of this machine may meet itself."""
+    try:
+        with socket.create_connection((host, port), SILENT_S) as probe:
+            return probe.getsockname() != probe.getpeername()
+    except OSError:
+        return False
+
+
+def _told_by_all(store: Store, rank: int, world: int, mine: dict[str, Any], timeout_s: float) -> list[dict[str, Any]]:
+    """Return what each rank tells. Raise ValueError if one does not come, or tells something else, but for its gpu."""
+    store.set(f"told by {rank}", json.dumps(mine))
+    everyone: list[dict[str, Any]] = []
+    try:
+        for other in range(world):
+            key, waiting = f"told by {other}", f"rank {rank} waits for rank {other} of {world}"
+            _wait_until(partial(store.check, [key]), waiting, timeout_s, "start it, or correct WORLD_SIZE")
+            everyone.append(json.loads(store.get(key)))
+            for name in {**everyone[0], **everyone[other]}:
+                first, theirs = (everyone[number].get(name) for number in (0, other))
+                if first != theirs and name != "gpu":
+                    raise ValueError(
+                        f"{name} = {shown(first)} on rank 0 and {shown(theirs)} on rank {other}: start all processes "
+                        "of a job alike"
+                    )
+    except ValueError:
+        store.set(f"{rank} knows", "")
+        if rank == 0:  # its store must not end before the others know, too
+            with suppress(ValueError):
+                all_know = partial(store.check, [f"{number} knows" for number in range(world)])
+                _wait_until(all_know, "", min(timeout_s, SILENT_S), "")
+        raise
+    return everyone
+
+
+def _wait_until(ready: Callable[[], bool], waiting: str, timeout_s: float, fix: str) -> None:
+    """Wait until `ready`. After some seconds, say who is `waiting` for whom; at last, raise ValueError."""
+    started, told = time.monotonic(), False
+    while not ready():
+        waited = time.monotonic() - started
+        if waited > timeout_s:
+            raise ValueError(f"{waiting}, in vain for timeout_s = {timeout_s:g} seconds: {fix}")
+        if waited > SILENT_S and not told:
+            told = True
+            print(f"{waiting}, for timeout_s = {timeout_s:g} seconds at most", file=sys.stderr, flush=True)
+        time.sleep(0.02)
 
 
 def _make_group(options: Any, _: Any) -> LossyProcessGroup:

@@ -286,7 +286,8 @@ def _forward(name: str) -> Callable:
 
 
 FORWARDED = ("barrier", "broadcast", "gather", "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter")
-for _name in (*FORWARDED, "_get_sequence_number_for_group", "_set_sequence_number_for_group"):
+OF_THE_BACKENDS = ("_get_backend", "_get_sequence_number_for_group", "_set_sequence_number_for_group")
+for _name in (*FORWARDED, *OF_THE_BACKENDS, "abort", "shutdown"):
     setattr(LossyProcessGroup, _name, _forward(_name))
 
 # PyTorch's C++ code calls these methods, also in compiled programs. The compiler must not trace them as user code.
@@ -300,6 +301,20 @@ LossyProcessGroup._reduce_scatter_base = LossyProcessGroup.reduce_scatter_single
 LossyProcessGroup.allgather_into_tensor_coalesced = LossyProcessGroup.all_gather_single_coalesced  # type: ignore[assignment]
 LossyProcessGroup.reduce_scatter_tensor_coalesced = LossyProcessGroup.reduce_scatter_single_coalesced  # type: ignore[assignment]
 LossyProcessGroup.alltoall_base = LossyProcessGroup.all_to_all_single  # type: ignore[assignment]
+
+
+def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """Do what PyTorch's function of this name does. That one refuses every backend but "gloo", by its name."""
+    lossy: Any = dist.group.WORLD if group is None else group
+    if isinstance(lossy, LossyProcessGroup):
+        timeout = timeout or lossy._get_backend(torch.device("cpu")).options._timeout
+        lossy.wrapped.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)  # type: ignore[attr-defined]
+    else:
+        _monitored_barrier(group, timeout, wait_all_ranks)
+
+
+_monitored_barrier = dist.monitored_barrier
+dist.monitored_barrier = dist.distributed_c10d.monitored_barrier = monitored_barrier
 
 
 def _check_equal(operation: str, pieces: list[Tensor]) -> None:

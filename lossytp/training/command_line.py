@@ -99,7 +99,7 @@ READABLE = {  # tyro's messages, and what to say instead
     r"Missing argument .*argument '--([\w-]+)'.*": r"--\1 has no value: give one",
     r"invalid choice (.*) for argument '--([\w-]+)'. Expected one of \((.*)\)\.?": r"--\2 = \1 is unknown: choose \3",
 }
-CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "was likely closed", "Broken pipe")
 
 
 def run_as_command(main: Callable[[], None]) -> None:
@@ -186,7 +186,8 @@ def _tell(message: str, *, consequence: bool = False) -> None:
         content = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(second)}}
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": content}), encoding="utf-8")
     initialize = sys.modules.get("lossytp.parallel.initialize")
-    apart = initialize is not None and initialize.joined()  # until then all processes of a node fail alike
+    # until they join, all processes that torchrun starts on a node fail alike
+    apart = "TORCHELASTIC_RUN_ID" not in os.environ or (initialize is not None and initialize.joined())
     if rank is None or apart or os.environ.get("LOCAL_RANK", "0") == "0":
         print(f"rank {rank}: error: {message}" if rank else f"error: {message}", file=sys.stderr, flush=True)
     else:

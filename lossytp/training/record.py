@@ -85,8 +85,10 @@ def describe(config: NetworkSettings) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return the versions, the processor and this process's GPU, on which the last digits of a run's results depend."""
+    """Return the versions, processor, GPU and the processes' backend, on which the last digits of results depend."""
     import torch  # takes seconds, and readers of records need none
+
+    from lossytp.parallel.initialize import wrapped_backend
 
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
     return {
@@ -94,6 +96,7 @@ def environment() -> dict[str, str]:
         "machine": platform.machine(),
         "processor": _processor(),
         **gpu,
+        **({"backend": backend} if (backend := wrapped_backend()) else {}),
         **{name: version(name) for name in ("torch", "transformers", "numpy")},
     }
 

@@ -9,6 +9,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 import lossytp as ltp
 from lossytp.parallel import initialize
-from lossytp.parallel.initialize import under_torchrun
+from lossytp.parallel.initialize import backend_for, this_device, under_torchrun, wrapped_backend
 from lossytp.parallel.lossy_backend import LossyProcessGroup
 from tests.ports import held_port
 
@@ -104,11 +105,8 @@ def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict,
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
-        ("0", "not all of the 2 ranks joined within 1 s: start them all, or correct WORLD_SIZE"),
-        (
-            "1",
-            r"rank 1 found no rank 0 at 127.0.0.1:\d+, or not all of the 2 ranks joined, within 1 s: start them all",
-        ),
+        ("0", "rank 0 waits for rank 1 of 2, in vain for timeout_s = 1 seconds: start it, or correct WORLD_SIZE"),
+        ("1", r"rank 1 waits for rank 0 at 127.0.0.1:\d+, in vain for timeout_s = 1 seconds: start it, or correct "),
     ],
 )
 def test_ranks_that_do_not_come_are_told(torchrun: Callable, rank: str, message: str) -> None:
@@ -116,8 +114,19 @@ def test_ranks_that_do_not_come_are_told(torchrun: Callable, rank: str, message:
     with held_port() as port:
         torchrun(RANK=rank, MASTER_PORT=str(port))
         with pytest.raises(ValueError, match=f"^{message}"):
-            ltp.init_process_group(network(), join_timeout_s=1)
+            ltp.init_process_group(network(), timeout_s=1)
     assert time.monotonic() - started < 15
+
+
+def test_a_long_wait_is_told_before_it_ends(
+    torchrun: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(initialize, "SILENT_S", 0.2)
+    with held_port() as port:
+        torchrun(MASTER_PORT=str(port))
+        with pytest.raises(ValueError, match="in vain"):
+            ltp.init_process_group(network(), timeout_s=1)
+    assert capsys.readouterr().err == "rank 0 waits for rank 1 of 2, for timeout_s = 1 seconds at most\n"
 
 
 def run_in_a_process(program: str, **variables: str) -> subprocess.CompletedProcess:
@@ -135,7 +144,7 @@ def test_a_port_in_use_is_told() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         done = run_in_a_process(
-            "ltp.init_process_group(network, join_timeout_s=10)", **VARIABLES | {"MASTER_PORT": str(port)}
+            "ltp.init_process_group(network, timeout_s=10)", **VARIABLES | {"MASTER_PORT": str(port)}
         )
     assert done.returncode == 1
     message = f"ValueError: MASTER_PORT = {port} is in use on 127.0.0.1: choose another, the same for all ranks"
@@ -218,7 +227,7 @@ def test_torchrun_brings_the_ranks_together(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import torch, torch.distributed as dist, lossytp as ltp\n"
-        "ltp.init_process_group(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0)), join_timeout_s=0)\n"
+        "ltp.init_process_group(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0)), timeout_s=60)\n"
         "x_N = torch.ones(4000)\n"
         "dist.all_reduce(x_N)\n"
         "open(f'{__file__}.{dist.get_rank()}', 'w').write(str(x_N.sum().item()))\n"
@@ -230,6 +239,135 @@ def test_torchrun_brings_the_ranks_together(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert [Path(f"{program}.{rank}").read_text() for rank in range(2)] == ["4000.0"] * 2
+
+
+def on_rank_differ(changes: dict[str, Any]) -> str:
+    """Join with settings that differ on rank 1; return the error."""
+    mine = changes if os.environ["RANK"] == "1" else {}
+    wire = ltp.Wire(mtu_bytes=mine.pop("mtu_bytes", 1500))
+    rate, seed = mine.pop("loss_rate", 0.0), mine.pop("seed", 0)
+    if "WORLD_SIZE" in mine:
+        os.environ["WORLD_SIZE"] = mine.pop("WORLD_SIZE")
+    lossy = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=rate), seed=seed, wire=wire)
+    with pytest.raises(ValueError, match="start all processes of a job alike") as error:
+        ltp.init_process_group(lossy, timeout_s=20, **mine)
+    assert not dist.is_initialized()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 5}, "seed = 0 on rank 0 and 5 on rank 1"),
+        ({"loss_rate": 0.5}, "process = 'Bernoulli.*' on rank 0 and 'Bernoulli.*' on rank 1"),
+        ({"mtu_bytes": 900}, "wire = 'Wire"),
+        ({"algorithm": "ring"}, "algorithm = 'direct' on rank 0 and 'ring' on rank 1"),
+        ({"repair": "rescale"}, "repair = 'zero' on rank 0 and 'rescale' on rank 1"),
+        ({"reliable_gather": False}, "reliable_gather = True on rank 0 and False on rank 1"),
+        ({"wraps": "auto"}, "wraps = 'gloo' on rank 0 and 'auto' on rank 1"),
+        ({"compared": {"learning_rate": 0.5}}, "learning_rate = None on rank 0 and 0.5 on rank 1"),
+        ({"WORLD_SIZE": "3"}, "WORLD_SIZE = 2 on rank 0 and 3 on rank 1"),
+    ],
+    ids=str,
+)
+def test_processes_that_were_started_differently_are_told_so_on_every_rank(
+    processes: Callable, changes: dict, message: str
+) -> None:
+    first, second = processes(2, on_rank_differ, changes)
+    assert first == second
+    assert re.match(message, first), first
+
+
+@pytest.mark.parametrize(
+    ("gpus", "backend"),
+    [
+        (["a", "b"], "nccl"),
+        (["a", "a"], "gloo"),  # which NCCL refuses
+        (["a", "b", "a"], "gloo"),
+        (["", ""], "gloo"),
+        (["a", ""], "gloo"),
+    ],
+)
+def test_nccl_carries_messages_if_each_rank_has_a_gpu_of_its_own(gpus: list[str], backend: str) -> None:
+    assert backend_for(gpus) == backend
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "device"),
+    [(0, "1", "cpu"), (1, "1", "cuda:0"), (2, "1", "cuda:1"), (2, "3", "cuda:1"), (4, None, "cuda:2")],
+)
+def test_each_process_takes_one_of_the_gpus_that_it_sees(
+    monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: str | None, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert this_device(6) == torch.device(device)
+
+
+def on_rank_see_gpus(uuids: list[list[str]]) -> tuple[str | None, list[str], float]:
+    """Join where each rank sees these GPUs; return the backend, the devices that were chosen, and a sum."""
+    seen = uuids[int(os.environ["RANK"])]
+    chosen: list[str] = []
+    with (
+        patch.object(torch.cuda, "device_count", lambda: len(seen)),
+        patch.object(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=seen[device.index])),
+        patch.object(torch.cuda, "set_device", lambda device: chosen.append(str(device))),
+        patch.object(dist, "ProcessGroupNCCL", GlooForNccl, create=True),
+    ):
+        ltp.init_process_group(network(), wraps="auto")
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    return wrapped_backend(), chosen, x.sum().item()
+
+
+@pytest.mark.parametrize(
+    ("uuids", "backend", "devices"),
+    [
+        ([["a", "b"], ["a", "b"]], "nccl", ["cuda:0", "cuda:1"]),  # torchrun
+        ([["a"], ["b"]], "nccl", ["cuda:0", "cuda:0"]),  # CUDA_VISIBLE_DEVICES of its own for each
+        ([["a"], ["a"]], "gloo", ["cuda:0", "cuda:0"]),
+        ([["a", "b"], ["c"]], "nccl", ["cuda:0", "cuda:0"]),  # machines that differ
+    ],
+)
+def test_all_ranks_choose_one_backend_from_what_each_sees(
+    processes: Callable, uuids: list[list[str]], backend: str, devices: list[str]
+) -> None:
+    assert processes(2, on_rank_see_gpus, uuids) == [(backend, [device], 4.0) for device in devices]
+
+
+def on_rank_see_no_gpu() -> str:
+    """Join where only rank 0 sees a GPU."""
+    with (
+        patch.object(torch.cuda, "device_count", lambda: int(os.environ["RANK"] == "0")),
+        patch.object(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="a")),
+        pytest.raises(ValueError, match="device = 'cuda' on rank 0 and 'cpu' on rank 1") as error,
+    ):
+        ltp.init_process_group(network(), wraps="auto")
+    return str(error.value)
+
+
+def test_a_gpu_on_some_ranks_alone_is_refused(processes: Callable) -> None:
+    first, second = processes(2, on_rank_see_no_gpu)
+    assert first == second
+
+
+def on_rank_wait_in_vain() -> float:
+    """Wait on rank 0 for a collective that rank 1 does not enter; return the seconds."""
+    ltp.init_process_group(network(), timeout_s=1)
+    started = time.monotonic()
+    if dist.get_rank() == 1:
+        time.sleep(4)
+    else:
+        with pytest.raises(RuntimeError):
+            dist.all_reduce(torch.ones(2))
+    return time.monotonic() - started
+
+
+def test_a_rank_waits_in_a_collective_for_no_longer_than_it_should(processes: Callable) -> None:
+    waited, _ = processes(2, on_rank_wait_in_vain)
+    assert 0.5 < waited < 3.5
 
 
 def on_rank_share_a_gpu() -> list[float]:

@@ -103,6 +103,19 @@ def profiled() -> list[str]:
     return sorted({event.name for event in record.events() if event.name.startswith(("gloo:", "c10d::"))})
 
 
+def monitored_barriers() -> list[str]:
+    """Wait for all ranks, in vain for one that does not come; set the time to wait."""
+    dist.monitored_barrier()
+    dist.monitored_barrier(dist.new_group([0, 1]), timedelta(seconds=30), wait_all_ranks=True)
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=7))
+    group: Any = dist.group.WORLD
+    told = [str(group._get_backend(torch.device("cpu")).options._timeout)]
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
+            dist.monitored_barrier(timeout=timedelta(milliseconds=50))
+    return told
+
+
 FEATURES: dict[str, Callable[[], list]] = {
     "a state dict of rank 0": state_dict_of_rank_0,
     "FSDP's full state dict": full_state_dict_of_fsdp,
@@ -112,6 +125,7 @@ FEATURES: dict[str, Callable[[], list]] = {
     "DDP compiled, with buffers": lambda: compiled(static_graph=False),
     "DDP compiled, with buffers and a static graph": lambda: compiled(static_graph=True),
     "a profile": profiled,
+    "monitored barriers and a timeout": monitored_barriers,
 }
 
 

@@ -65,7 +65,7 @@ def run_failing_command(monkeypatch, tmp_path, capsys):
     """
 
     def run(error, joined=False, **variables):
-        for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_ERROR_FILE"):
+        for name in ("RANK", "LOCAL_RANK", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_RUN_ID"):
             monkeypatch.delenv(name, raising=False)
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
@@ -106,9 +106,11 @@ def test_an_error_names_its_rank_if_there_are_several(run_failing_command, error
 
 def test_an_error_that_all_processes_of_a_node_share_is_printed_by_the_first(run_failing_command):
     error = ValueError("loss_rate = 2")
-    assert run_failing_command(error, RANK="3", LOCAL_RANK="1") == (2, "")
+    assert run_failing_command(error, RANK="3", LOCAL_RANK="1", TORCHELASTIC_RUN_ID="1") == (2, "")
     assert run_failing_command(error, RANK="2", LOCAL_RANK="0") == (2, "rank 2: error: loss_rate = 2\n")
-    assert run_failing_command(error, joined=True, RANK="3", LOCAL_RANK="1") == (2, "rank 3: error: loss_rate = 2\n")
+    told = (2, "rank 3: error: loss_rate = 2\n")
+    assert run_failing_command(error, joined=True, RANK="3", LOCAL_RANK="1", TORCHELASTIC_RUN_ID="1") == told
+    assert run_failing_command(error, RANK="3", LOCAL_RANK="1") == told, "started by hand, maybe with other settings"
 
 
 def test_an_unforeseen_error_keeps_its_traceback(run_failing_command):
@@ -128,7 +130,9 @@ def test_an_unforeseen_error_of_a_single_process_is_raised(monkeypatch):
         run_as_command(fail)
 
 
-@pytest.mark.parametrize("sign", ["Connection closed by peer", "Connection reset by peer", "Broken pipe"])
+@pytest.mark.parametrize(
+    "sign", ["Connection closed by peer", "Connection reset by peer", "was likely closed", "Broken pipe"]
+)
 def test_a_lost_connection_is_one_line(run_failing_command, sign):
     code, text = run_failing_command(
         RuntimeError(f"[pair.cc] {sign} [127.0.0.1]\nmore"), joined=True, RANK="1", LOCAL_RANK="1"

@@ -33,11 +33,6 @@ def fail(self, *arguments):
     return step(self, *arguments)
 engine.Engine.forward_backward = fail
 """
-IMPATIENT = """
-import functools
-from lossytp.training import connected_processes as processes
-processes.init_process_group = functools.partial(processes.init_process_group, join_timeout_s=1)
-"""
 
 
 @pytest.fixture
@@ -194,8 +189,8 @@ def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Pat
                 f"MASTER_PORT = {port} is in use on 127.0.0.1: choose another",
             ),
             (
-                start([sys.executable, *script(tmp_path, IMPATIENT)], **by_hand(0, free)),
-                "not all of the 2 ranks joined within 1 s: start them all, or correct WORLD_SIZE",
+                start([sys.executable, *module(tmp_path, "--timeout_s", "1")], **by_hand(0, free)),
+                "rank 0 waits for rank 1 of 2, in vain for timeout_s = 1 seconds: start it, or correct WORLD_SIZE",
             ),
         ]
         for (process, told), message in cases:
@@ -204,6 +199,20 @@ def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Pat
             assert len(lines) == 1, told.read_text()
             assert lines[0].startswith("rank 0: error: ")
             assert message in lines[0]
+
+
+def test_processes_with_different_settings_end_with_one_line_each(tmp_path: Path, start: Callable) -> None:
+    with held_port() as port:
+        other = [[], ["--learning_rate", "0.5"]]
+        started = [
+            start([sys.executable, *module(tmp_path, *flags)], **by_hand(rank, port))
+            for rank, flags in enumerate(other)
+        ]
+        for rank, (process, told) in enumerate(started):
+            assert ended(process) == 2, told.read_text()
+            message = "learning_rate = 0.001 on rank 0 and 0.5 on rank 1: start all processes of a job alike"
+            assert told.read_text() == f"rank {rank}: error: {message}\n"
+    assert read_record(tmp_path / "run") is None
 
 
 def test_a_rank_whose_peer_is_killed_ends_with_one_line(tmp_path: Path, start: Callable) -> None:

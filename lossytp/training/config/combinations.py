@@ -174,8 +174,6 @@ def _check_scope(config: "RunSettings") -> None:
 def _check_other_axes(config: "RunSettings") -> None:
     """Refuse links of ranks that do not exist, and a scope that replicas or stages without tensor ranks never reach."""
     axes = config.tensor_parallel_size, config.data_parallel_size, config.pipeline_parallel_size
-    if config.kind == "language modelling" and config.tensor_parallel_size == 1:
-        return  # torchrun's processes may become ranks, see `PretrainConfig.over`
     if config.lossy_links is not None:
         check_links_within(links_named(config.lossy_links), math.prod(axes))
     match axes:

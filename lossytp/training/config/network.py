@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Lt
+from annotated_types import Ge, Gt, Le, Lt
 
 from lossytp.network.bernoulli import Bernoulli
 from lossytp.network.checks import check_probability
@@ -72,6 +72,8 @@ class NetworkSettings(Settings):
     """Packet size, headers included."""
     transport: Literal["simulated", "udp"] = "simulated"
     """udp really sends the packets, one rank per process; loss_type's losses come on top of the path's. Slow."""
+    timeout_s: Annotated[float, Gt(0), Le(1e6)] = 1800.0
+    """Seconds that a process waits for the others, at the start and in each exchange."""
     seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
     """Seed of initial weights, data order, dropout and packet losses."""
 

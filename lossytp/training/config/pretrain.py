@@ -3,12 +3,13 @@
 Names are those of earlier studies' flags, so their command lines run here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
+from lossytp.parallel.layout import rank_and_world_size
 from lossytp.training.config.bounds import Count, CountFromZero, LearningRate, NotNegative
 from lossytp.training.config.run import RunSettings
 from lossytp.training.config.settings import Settings
@@ -110,6 +111,9 @@ class PretrainConfig(RunSettings, TextSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        ranks, rest = divmod(rank_and_world_size()[1], self.data_parallel_size * self.pipeline_parallel_size)
+        if self.tensor_parallel_size == 1 and ranks > 1 and not rest:  # as in an earlier study; the checks need it
+            object.__setattr__(self, "tensor_parallel_size", ranks)
         self.check_warmup("total_steps")
         if self.dataset is not None and self.data_glob != PretrainConfig.data_glob:
             raise ValueError(
@@ -129,14 +133,10 @@ class PretrainConfig(RunSettings, TextSettings):
             )
         check_model(self.model_name, self.tensor_parallel_size, 0)
         self.check_run()
-        if (
-            self.deferred_init
-            and self.tensor_parallel_size == 1
-            and not (self.data_parallel_implementation == "custom" and self.fully_sharded)
-        ):
+        if self.deferred_init and self.tensor_parallel_size == 1 and not self.fully_sharded:
             raise ValueError(
                 "deferred_init = True needs shards to draw: give tensor_parallel_size above 1, or data_parallel_type = "
-                "'fsdp' with data_parallel_size above 1 and implementation = 'custom', or leave it out"
+                "'fsdp' with data_parallel_size above 1, or leave it out"
             )
         if self.enable_loss_parallelism and (self.tensor_parallel_size == 1 or not self.wiring().one_stream):
             raise ValueError(
@@ -193,17 +193,6 @@ class PretrainConfig(RunSettings, TextSettings):
     @property
     def smallest_rate(self) -> float:
         return self.min_learning_rate / self.learning_rate if self.learning_rate else 0.0
-
-    def over(self, processes: int) -> Self:
-        """Return the configuration for `processes` processes.
-
-        A `tensor_parallel_size` of 1 becomes the number of processes in each stage of a replica, as in an earlier
-        study, if the processes divide evenly.
-        """
-        ranks, rest = divmod(processes, self.data_parallel_size * self.pipeline_parallel_size)
-        if self.tensor_parallel_size > 1 or ranks <= 1 or rest:
-            return self
-        return replace(self, tensor_parallel_size=ranks)
 
     def differences(self, written: dict[str, Any]) -> list[str]:
         """Return the names of settings that differ from `written`. More `total_steps` go on, and do not differ."""

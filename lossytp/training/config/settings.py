@@ -43,6 +43,7 @@ class Settings:
         "checkpoint_path",
         "keep_checkpoints",
         "task_folder",
+        "timeout_s",
         "checkpoint_steps",
         "statistics",
         "tensorboard",

@@ -99,17 +99,50 @@ def test_cells_are_of_pretraining_if_they_name_what_it_alone_has():
         run_settings([])
 
 
-def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one():
+@pytest.fixture
+def over(monkeypatch):
+    """Return `over(processes, **values)`, which makes the configuration in one of so many processes."""
+
+    def make(processes, **values):
+        place = {"RANK": "0", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        return PretrainConfig(**values)
+
+    return make
+
+
+def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one(over):
     for values, processes, ranks in (
         ({}, 1, 1),
         ({}, 2, 2),
+        ({"loss_rate": 0.1}, 2, 2),
+        ({"loss_rate": 0.1, "tensor_parallel_size": 1}, 2, 2),
+        ({"enable_loss_parallelism": True, "lossy_logits": True, "loss_rate": 0.1}, 2, 2),
+        ({"reliable_gather": False, "loss_rate": 0.1}, 2, 2),
+        ({"deferred_init": True}, 2, 2),
+        ({"sequence_parallel": True}, 2, 2),
         ({"data_parallel_size": 2}, 2, 1),
         ({"data_parallel_size": 2}, 4, 2),
         ({"data_parallel_size": 2, "lossy_links": "2>3", "lossy_direction": "forward", "loss_rate": 0.1}, 4, 2),
         ({"tensor_parallel_size": 4}, 2, 4),
     ):
-        config = PretrainConfig(**values).over(processes)
+        config = over(processes, **values)
         assert config.tensor_parallel_size == ranks
         config.layout(0, processes)
-    with pytest.raises(ValueError, match="does not divide the model's 8 heads"):
-        PretrainConfig().over(3)
+        assert PretrainConfig.from_dict(config.as_dict()) == config
+
+
+@pytest.mark.parametrize(
+    ("processes", "values", "message"),
+    [
+        (3, {}, "tensor_parallel_size = 3 does not divide the model's 8 heads"),
+        (1, {"loss_rate": 0.1}, "loss_rate = 0.1 has no effect on a single rank"),
+        (2, {"data_parallel_size": 2, "lossy_links": "2>3", "loss_rate": 0.1}, "link 2>3 names rank 3"),
+        (2, {"data_parallel_size": 2, "lossy_direction": "forward", "loss_rate": 0.1}, "lossy_direction = 'forward'"),
+        (2, {"lossy_links": "2>3", "loss_rate": 0.1}, "lossy_links names 2>3"),
+    ],
+)
+def test_the_checks_know_the_ranks(over, processes, values, message):
+    with pytest.raises(ValueError, match=message):
+        over(processes, **values)

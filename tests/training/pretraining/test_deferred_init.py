@@ -12,8 +12,10 @@ from tests.training.pretraining.tiny_runs import assert_same, losses
 FSDP = {"data_parallel_size": 2, "data_parallel_type": "fsdp", "implementation": "custom"}
 
 
-def test_sharded_replicas_train_as_if_one_had_drawn_the_model(pretrain, processes):
-    whole, drawn = (pretrain(f"deferred {each}", deferred_init=each, **FSDP) for each in (False, True))
+@pytest.mark.parametrize("implementation", ["custom", "pytorch"])
+def test_sharded_replicas_train_as_if_one_had_drawn_the_model(pretrain, processes, implementation):
+    values = {**FSDP, "implementation": implementation}
+    whole, drawn = (pretrain(f"deferred {each}", deferred_init=each, **values) for each in (False, True))
     records = [processes(2, on_rank_train, each.as_dict())[0] for each in (whole, drawn)]
     assert_same(drawn, records[1], whole, records[0])
 
@@ -37,7 +39,7 @@ def test_tensor_parallel_ranks_train_as_if_one_had_drawn_the_model(pretrain):
     assert losses(drawn) == losses(whole)
 
 
-@pytest.mark.parametrize("values", [{}, {**FSDP, "implementation": "pytorch"}, {**FSDP, "data_parallel_type": "ddp"}])
+@pytest.mark.parametrize("values", [{}, {**FSDP, "data_parallel_type": "ddp"}])
 def test_it_needs_shards(pretrain, values):
     with pytest.raises(ValueError, match="deferred_init = True needs shards to draw: give tensor_parallel_size above"):
         pretrain(deferred_init=True, **values)
