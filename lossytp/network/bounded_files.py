@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lossytp.network.checks import check_at_most
 
@@ -32,7 +32,7 @@ def check_file(path: Path, most_bytes: int = MOST_BYTES) -> os.stat_result:
 
 
 @contextmanager
-def unpacked(path: Path, most_bytes: int = sys.maxsize) -> Iterator[IO[bytes]]:
+def unpacked(path: Path, most_bytes: int = sys.maxsize) -> Iterator[Any]:
     """Open a file of at most `most_bytes`, decompressed if gzip packed it.
 
     Raises:

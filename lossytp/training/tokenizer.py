@@ -47,8 +47,8 @@ def first_tokens(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
 
 def told_first_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
     """Return a record's entry `first_tokens`, the names of these tokens, if there are any."""
-    first = first_tokens(tokenizer)
-    return {"first_tokens": tokenizer.convert_ids_to_tokens(first)} if first else {}
+    names = [str(tokenizer.convert_ids_to_tokens(each)) for each in first_tokens(tokenizer)]
+    return {"first_tokens": names} if names else {}
 
 
 def prompt(tokenizer: "PreTrainedTokenizerFast", text: str) -> "dict[str, Tensor]":

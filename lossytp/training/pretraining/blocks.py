@@ -104,11 +104,9 @@ class PackedBlocks:
     def _fill(self) -> None:
         self._start, self._rest_at_start = self._position, self._rest
         self._portion += 1
+        reading = self._next or in_background(self._read, self._portion, self._position, self._rest)
         with waiting("pretraining: reading the next blocks of text"):
-            portion = (
-                self._read(self._portion, self._position, self._rest) if self._next is None else self._next.result()
-            )
-        self._blocks, self._places, self._position, self._rest = portion
+            self._blocks, self._places, self._position, self._rest = reading.result()
         self._taken = 0
         if self.streaming:
             self._next = in_background(self._read, self._portion + 1, self._position, self._rest)
@@ -125,8 +123,8 @@ class PackedBlocks:
             RuntimeError: if the program ends before the reading does.
             ValueError: if the text cannot be read, or is shorter than a block.
         """
-        room, position, pieces, length = self._room, start, [rest], len(rest)
-        enough = self._portion_blocks * room
+        room, enough = self._room, self._portion_blocks * self._room
+        position, pieces, length = start, [rest], len(rest)
         places, ends = [start], [length]  # the tokens before each end are from no later than its place
         epoch = None  # of the first document
         for after, texts in self.text.documents(start):

@@ -181,9 +181,8 @@ def _texts(file: str) -> Iterator[list[str]]:
     rows = _rows(file)
     names = next(rows)
     if "text" not in names:
-        raise ValueError(
-            f"{file} has no column 'text', but {printable(', '.join(names)) or 'none'}: give a file with one"
-        )
+        others = printable(", ".join(names)) or "none"
+        raise ValueError(f"{file} has no column 'text', but {others}: give a file with one")
     yield []
     while some := list(islice(rows, DOCUMENTS_AT_ONCE)):
         for row in some:
@@ -212,9 +211,7 @@ def _rows(file: str) -> Iterator[Any]:
                 for cells in filter(None, table):
                     row = dict(zip(names, cells, strict=False))
                     if not len(row) == len(names) == len(cells):
-                        raise ValueError(
-                            f"line {table.line_num} has not one cell for each column, or two have one name"
-                        )
+                        raise ValueError(f"line {table.line_num} has not one cell for each name of a column")
                     yield row
                 return
             first = next(lines, "")
