@@ -3,8 +3,10 @@
 import gzip
 import os
 import stat
+import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +31,26 @@ def check_file(path: Path, most_bytes: int = MOST_BYTES) -> os.stat_result:
     return status
 
 
-def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """Return a file's bytes, decompressed if gzip packed them. Raise ValueError if these are too many or damaged."""
+@contextmanager
+def unpacked(path: Path, most_bytes: int = sys.maxsize) -> Iterator[Any]:
+    """Open a file of at most `most_bytes`, decompressed if gzip packed it.
+
+    Raises:
+        ValueError: if it is too large, no regular file, or damaged, within the block too.
+    """
     check_file(path, most_bytes)
     try:
         with path.open("rb") as raw:
-            compressed = raw.peek(len(GZIP)).startswith(GZIP)
-            content = (gzip.GzipFile(fileobj=raw) if compressed else raw).read(most_bytes + 1)
+            yield gzip.GzipFile(fileobj=raw) if raw.peek(len(GZIP)).startswith(GZIP) else raw
     except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read, or is truncated or damaged ({error}): copy it again") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} cannot be read, or is truncated or damaged ({reason}): copy it again") from error
+
+
+def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
+    """Return a file's bytes, decompressed if gzip packed them. Raise ValueError if these are too many or damaged."""
+    with unpacked(path, most_bytes) as stream:
+        content = stream.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise ValueError(f"{path} holds more than {most_bytes} bytes: give a part of it")
     return content

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from lossytp.network.checks import check_at_most
 from lossytp.parallel.convert import parallelize
 from lossytp.study.analysis.real_model import COLLAPSE_NATS
 from lossytp.study.statistics import Estimate, t_interval
@@ -52,8 +53,8 @@ class Measurement:
     """A model and a text, and `lossless`, their mean cross-entropy without losses.
 
     Raises:
-        ValueError: if the model is not a language model, or does not fit the tensor-parallel size or the block size; or
-        if the text has fewer blocks than are asked for.
+        ValueError: if the model is not a language model, does not fit the tensor-parallel size or the block size, or
+        if the text has too few blocks.
     """
 
     def __init__(self, config: ToleranceConfig) -> None:
@@ -74,9 +75,9 @@ class Measurement:
         with waiting(f"{config.model_name}: reading the text, and scoring it without losses"):
             text, wanted = corpus(config.files(), split="validation"), config.blocks or max(1, TOKENS // block_size)
             blocks_NT = all_blocks(text, tokenizer, block_size=block_size, at_most=wanted)
-            if config.blocks is not None and len(blocks_NT) < wanted:
-                raise ValueError(
-                    f"blocks = {wanted} is above the text's {len(blocks_NT)} of {block_size} tokens: give at most that"
+            if config.blocks is not None:
+                check_at_most(
+                    "blocks", config.blocks, len(blocks_NT), f"no more than the text has, of {block_size} tokens"
                 )
             self.blocks_NT = blocks_NT.to(self.device)
             self.lossless_N = self._score(self.dense.to(self.device))

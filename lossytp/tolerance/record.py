@@ -36,18 +36,13 @@ def load_rows(config: ToleranceConfig) -> dict[Setup, Row]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a tolerance record ({error}): move it, or give another output_dir") from error
     ours = {name: value for name, value in _settings(config).items() if name not in CHOOSE_ROWS}
-    then = {name: settings.get(name, _default(name)) for name in ours}
+    then = {name: settings.get(name, getattr(ToleranceConfig, name)) for name in ours}  # older records lack some
     differ = [f"{name} = {then[name]!r}, not {value!r}" for name, value in ours.items() if then[name] != value]
     if differ:
         raise ValueError(f"{file} was measured with {'; '.join(differ)}: {OTHER_FOLDER}")
     if trace is not None and rows:
         check_same_trace(config.network(rows[0].setup), trace, str(file), OTHER_FOLDER)
     return {row.setup: row for row in rows}
-
-
-def _default(name: str) -> Any:
-    """Return the value with which an older record, which lacks this setting, was measured."""
-    return getattr(ToleranceConfig, name)
 
 
 def keep_rows(measurement: Measurement, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:

@@ -83,7 +83,7 @@ def test_every_block_stands_behind_the_token_that_the_tokenizer_asks_for(text, t
 
 
 def test_more_blocks_than_the_text_has_are_refused(text):
-    with pytest.raises(ValueError, match=r"blocks = 1000000000 is above the text's \d+ of 32 tokens"):
+    with pytest.raises(ValueError, match=r"blocks = 1000000000 is above \d+: give no more than the text has, of 32 "):
         Measurement(settings(text, blocks=10**9))
 
 

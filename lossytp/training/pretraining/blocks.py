@@ -59,13 +59,12 @@ class PackedBlocks:
         streaming: bool = True,
         num_proc: int | None = None,
     ) -> None:
-        self.text, self.tokenizer, self.block_size, self.seed = text, tokenizer, block_size, seed
+        self.text, self.tokenizer, self.seed, self.streaming = text, tokenizer, seed, streaming
         self._encode: Callable[[list[str]], list[np.ndarray]] = partial(encode, tokenizer)
         if num_proc is not None and num_proc > 1:
             pool = multiprocessing.get_context("spawn").Pool(num_proc, take_tokenizer, (tokenizer.backend_tokenizer,))
             self._encode = lambda texts: [_ended(tokenizer, ids) for ids in pool.map(token_ids, texts)]
-        self.streaming = streaming
-        self._first = first_tokens(tokenizer)
+        self._first, self._room = _first_and_room(tokenizer, block_size)
         self._portion_blocks = min(SHUFFLED_BLOCKS, max(1, SHUFFLED_TOKENS // block_size))
         self._start = self._position = BEGINNING
         self._rest = self._rest_at_start = np.zeros(0, dtype=np.int64)
@@ -73,7 +72,6 @@ class PackedBlocks:
         self._blocks, self._places = np.zeros((0, 0), dtype=np.int64), np.zeros((0, 3), dtype=np.int64)
         self._taken = 0  # blocks of this portion returned so far
         self._next: Future[Portion] | None = None
-        self._unwanted = threading.Event()  # set once nobody needs the next portion
 
     @property
     def position(self) -> Position:
@@ -105,16 +103,12 @@ class PackedBlocks:
             "portion": self._portion,
             "taken": self._taken,
             "portion_blocks": self._portion_blocks,
-            "first": self._first,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._unwanted.set()
-        self._unwanted = threading.Event()
         self._position, self._rest = Position(*state["start"]), state["rest"].numpy()
         self._portion = max(-1, state["portion"] - 1)
-        # older checkpoints have portions of this many blocks, whatever their size, without first tokens
-        self._portion_blocks, self._first = state.get("portion_blocks", SHUFFLED_BLOCKS), state.get("first", [])
+        self._portion_blocks = state.get("portion_blocks", SHUFFLED_BLOCKS)  # of older checkpoints, of any block size
         self._blocks, self._next = self._blocks[:0], None
         if state["portion"] >= 0:
             self._fill()
@@ -123,38 +117,36 @@ class PackedBlocks:
     def _fill(self) -> None:
         self._start, self._rest_at_start = self._position, self._rest
         self._portion += 1
-        here = (self._portion, self._position, self._rest, self._unwanted)
+        reading = self._next or in_background(self._read, self._portion, self._position, self._rest)
         with waiting("pretraining: reading the next blocks of text"):
-            portion = self._read(*here) if self._next is None else self._next.result()
-        self._blocks, self._places, self._position, self._rest = portion
+            self._blocks, self._places, self._position, self._rest = reading.result()
         self._taken = 0
         if self.streaming:
-            self._next = in_background(self._read, self._portion + 1, self._position, self._rest, self._unwanted)
+            self._next = in_background(self._read, self._portion + 1, self._position, self._rest)
 
-    def _read(self, number: int, start: Position, rest: np.ndarray, unwanted: threading.Event) -> Portion:
+    def _read(self, number: int, start: Position, rest: np.ndarray) -> Portion:
         """Read portion `number`.
 
         Args:
             number: counted from 0.
             start: where the portion begins in the text.
             rest: tokens before it that filled no block (N,).
-            unwanted: ends the reading early, as the end of the program does.
 
         Raises:
-            RuntimeError: if the reading ends early.
+            RuntimeError: if the program ends before the reading does.
             ValueError: if the text cannot be read, or is shorter than a block.
         """
-        room = _room(self.block_size, self._first)
-        position, enough, pieces, length = start, self._portion_blocks * room, [rest], len(rest)
+        room, enough = self._room, self._portion_blocks * self._room
+        position, pieces, length = start, [rest], len(rest)
         places, ends = [start], [length]  # the tokens before each end are from no later than its place
         epoch = None  # of the first document
         for after, texts in self.text.documents(start):
             if after.epoch > 0 and start == BEGINNING and length < room:
-                raise _too_short(self.text, length, room)
+                raise self.text.lacks(f"{length} tokens, fewer than a block of {room}")
             epoch = after.epoch if epoch is None else epoch
             if length >= enough if self.streaming else after.epoch > epoch and length >= room:
                 break
-            if unwanted.is_set() or not threading.main_thread().is_alive():  # a program that ends waits for this thread
+            if not threading.main_thread().is_alive():  # a program that ends waits for this thread
                 raise RuntimeError("nobody needs this portion any more")
             position = after
             pieces += self._encode(texts)
@@ -201,11 +193,11 @@ def all_blocks(
     Raises:
         ValueError: if the text is shorter than one block.
     """
-    first = first_tokens(tokenizer)
-    room = _room(block_size, first)
+    first, room = _first_and_room(tokenizer, block_size)
     pieces = list(islice(in_order(([each] for each in text.texts()), tokenizer, room), at_most))
     if not pieces:
-        raise _too_short(text, sum(len(encode(tokenizer, [each])[0]) for each in text.texts()), room)
+        tokens = sum(len(encode(tokenizer, [each])[0]) for each in text.texts())
+        raise text.lacks(f"{tokens} tokens, fewer than a block of {room}")
     return _with_first(first, np.stack(pieces))
 
 
@@ -219,16 +211,13 @@ def in_order(documents: Iterable[list[str]], tokenizer: PreTrainedTokenizerFast,
         rest = tokens[whole:]
 
 
-def _room(block_size: int, first: list[int]) -> int:
-    """Return P, how many of a block's tokens come from the text."""
+def _first_and_room(tokenizer: PreTrainedTokenizerFast, block_size: int) -> tuple[np.ndarray, int]:
+    """Return the tokens that begin every block, and P."""
+    first = np.array(first_tokens(tokenizer), dtype=np.int64)
     if block_size <= len(first):
         raise ValueError(f"block_size = {block_size} leaves no room behind {len(first)} first tokens: give more")
-    return block_size - len(first)
+    return first, block_size - len(first)
 
 
-def _with_first(first: list[int], blocks: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.hstack([np.tile(np.array(first, dtype=np.int64), (len(blocks), 1)), blocks]))
-
-
-def _too_short(text: Corpus, tokens: int, block_size: int) -> ValueError:
-    return ValueError(f"{text.who_hold} {tokens} tokens, fewer than a block of {block_size}{text.remedy}")
+def _with_first(first: np.ndarray, blocks: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.hstack([np.tile(first, (len(blocks), 1)), blocks]))

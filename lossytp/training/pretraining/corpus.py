@@ -1,40 +1,35 @@
 """Read running text for language modelling: documents in a fixed order."""
 
 import codecs
-import gzip
+import csv
 import hashlib
+import json
 import os
+import sys
 import sysconfig
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from io import TextIOWrapper
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-import pandas as pd
-import pyarrow.csv
 import pyarrow.parquet
 
+from lossytp.network.bounded_files import check_file, content_of, unpacked
+from lossytp.network.checks import printable, shown
 from lossytp.training.files import matching
 from lossytp.training.tasks.cache import cached
 
 STDLIB = "stdlib"
 PARQUET, SEPARATORS = ".parquet", {".csv": ",", ".tsv": "\t"}
 TABLES = (PARQUET, *SEPARATORS, ".json", ".jsonl", ".ndjson")
-TEXT_ALONE = pyarrow.schema([("text", pyarrow.string())])
-LARGEST_ROW = 2**26  # bytes of a row of csv
+MOST_BYTES = 2**31  # of a text, or of a list in JSON, once they are unpacked
+LONGEST_LINE = 2**26
 CHECKED_BYTES = 2**20  # of a text file, before any is needed
 HELD_OUT_PERCENT = 2  # of stdlib's files, or of other files' documents if these are split
 HELD_OUT_END = 0.1  # of a single file that is one document
 DOCUMENTS_AT_ONCE = 64
-TEXT_TYPES = (
-    pyarrow.types.is_string,
-    pyarrow.types.is_large_string,
-    pyarrow.types.is_string_view,
-    pyarrow.types.is_null,
-)
 
 
 class Position(NamedTuple):
@@ -52,7 +47,7 @@ BEGINNING = Position(0, 0, 0)
 class Corpus:
     """Text files. A table (`TABLES`) has a column `text` with one document a row; any other file is one document.
 
-    Tables other than parquet, and other files, may be compressed (.gz).
+    Any of them may be compressed (.gz).
     """
 
     files: tuple[str, ...]
@@ -79,7 +74,7 @@ class Corpus:
                         yield Position(epoch, shard, row), wanted
                 first_row = 0
             if not found:
-                raise ValueError(f"{self.who_hold} no text{self.remedy}")
+                raise self.lacks("no text")
             epoch, first_shard = epoch + 1, 0
 
     def sha256(self) -> str:
@@ -96,12 +91,9 @@ class Corpus:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
             (folder / "sha256").write_text(digest.hexdigest())
 
-        try:
-            states = [(os.path.abspath(name), os.stat(name)) for name in self.files]
-            told = [(name, each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for name, each in states]
-            return (cached("sha256", repr(told), keep) / "sha256").read_text()
-        except OSError as error:
-            raise _unreadable(error.filename, error) from error
+        states = [(os.path.abspath(name), check_file(Path(name), sys.maxsize)) for name in self.files]
+        key = repr([(name, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for name, state in states])
+        return (cached("sha256", key, keep) / "sha256").read_text()
 
     def check(self) -> None:
         """Check every file before any is needed: the beginning of a text, the columns of a table.
@@ -110,11 +102,7 @@ class Corpus:
             ValueError: if a file cannot be read, or holds no text.
         """
         for file in self.files:
-            if _kind(file) in TABLES:
-                with _opened(file):
-                    pass
-            else:
-                _text_in(file, whole=False)
+            next(_texts(file), None)
 
     def texts(self) -> Iterator[str]:
         """Yield all documents once."""
@@ -125,7 +113,7 @@ class Corpus:
 
     def _texts(self, shard: int) -> Iterator[list[str]]:
         for texts in _texts(self.files[shard]):
-            if self.split is not None and len(self.files) == 1 and _kind(self.files[0]) not in TABLES:
+            if texts and self.split is not None and len(self.files) == 1 and _kind(self.files[0]) not in TABLES:
                 (text,) = texts
                 end = round(len(text) * (1 - HELD_OUT_END))
                 yield [part for part in (text[end:] if self.split == "validation" else text[:end],) if part]
@@ -134,18 +122,13 @@ class Corpus:
                 text for text in texts if text and self.split in (None, "validation" if _held_out(text) else "train")
             ]
 
-    @property
-    def who_hold(self) -> str:
-        """Return the beginning of an error message: the files, and the verb."""
+    def lacks(self, what: str) -> ValueError:
+        """Return the error that the files hold only `what`, with the fix."""
         others = len(self.files) - 1
-        return f"{self.files[0]}{f' and {others} more hold' if others else ' holds'}"
-
-    @property
-    def remedy(self) -> str:
-        """Return the end of an error message: which split lacks text, and the fix."""
-        if self.split is None:
-            return ": give more text"
-        return f", for {self.split}: give more text, or name separate files with validation_glob"
+        fix = ": give more text"
+        if self.split is not None:
+            fix = f", for {self.split}{fix}, or name separate files with validation_glob"
+        return ValueError(f"{self.files[0]}{f' and {others} more hold' if others else ' holds'} {what}{fix}")
 
 
 def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
@@ -160,12 +143,9 @@ def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
         ValueError: if no file matches.
     """
     if data_glob == STDLIB:
-        root = Path(sysconfig.get_paths()["stdlib"])
-        everything = sorted(_python_files(root))
-        held_out = [_held_out(str(file.relative_to(root))) for file in everything]
-        return Corpus(
-            tuple(str(file) for file, held in zip(everything, held_out, strict=True) if held == (split == "validation"))
-        )
+        root, wanted = Path(sysconfig.get_paths()["stdlib"]), split == "validation"
+        found = sorted(file for file in _python_files(root) if _held_out(str(file.relative_to(root))) == wanted)
+        return Corpus(tuple(map(str, found)))
     files = matching(data_glob)
     if not files and os.path.isdir(os.path.expanduser(data_glob)):
         raise ValueError(
@@ -191,91 +171,69 @@ def _kind(file: str) -> str:
 
 
 def _texts(file: str) -> Iterator[list[str]]:
+    """Yield the documents of a file. The first list is empty, once the file has begun as it should."""
     if _kind(file) not in TABLES:
-        yield [_text_in(file)]
+        with unpacked(Path(file), MOST_BYTES) as stream:
+            _decoded(file, stream.read(CHECKED_BYTES), final=False)
+        yield []
+        yield [_decoded(file, content_of(Path(file), MOST_BYTES), final=True)]
         return
-    with _opened(file) as columns:
-        for column in columns:
-            for start in range(0, len(column), DOCUMENTS_AT_ONCE):
-                yield column.slice(start, DOCUMENTS_AT_ONCE).to_pylist()
-
-
-class _Unfit(ValueError):
-    """A table that can be read, but holds no texts."""
-
-
-@contextmanager
-def _opened(file: str) -> Iterator[Iterator[pyarrow.Array]]:
-    """Open a table, and give its column `text` in pieces. Others may have any values.
-
-    Raises:
-        ValueError: if there is no such column, or the file cannot be read, within the block too.
-    """
-    try:
-        if _kind(file) == PARQUET:
-            with pyarrow.parquet.ParquetFile(file) as table:
-                columns = table.schema_arrow
-                _check(file, columns.names, columns.field("text").type if "text" in columns.names else None)
-                yield (batch.column(0) for batch in table.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]))
-        elif separator := SEPARATORS.get(_kind(file)):
-            _check(file, list(map(str, pd.read_csv(file, sep=separator, nrows=0))))
-            rows = pyarrow.csv.open_csv(
-                file,
-                read_options=pyarrow.csv.ReadOptions(block_size=LARGEST_ROW),
-                parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-                convert_options=pyarrow.csv.ConvertOptions(include_columns=["text"], column_types=TEXT_ALONE),
-            )
-            yield (batch.column(0) for batch in rows)
-        else:
-            frames = _json(file)
-            first = next(frames, pd.DataFrame())
-            _check(file, list(map(str, first)))
-            yield (pyarrow.array(frame["text"], pyarrow.string()) for frame in chain([first], frames))
-    except _Unfit:
-        raise
-    except (pyarrow.ArrowException, OSError, EOFError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise ValueError(f"{file} cannot be read ({why}): give a whole {_kind(file)[1:]} file of texts") from error
-
-
-def _json(file: str) -> Iterator[pd.DataFrame]:
-    with _stream(file) as stream:
-        if stream.read(CHECKED_BYTES).lstrip()[:1] == b"[":  # a list, not an object a line
-            return iter([pd.read_json(file, dtype=False)])
-    return iter(pd.read_json(file, dtype=False, lines=True, chunksize=DOCUMENTS_AT_ONCE))
-
-
-def _check(file: str, names: list[str], kind: Any = TEXT_ALONE.types[0]) -> None:
+    rows = _rows(file)
+    names = next(rows)
     if "text" not in names:
-        raise _Unfit(f"{file} has no column 'text', but {', '.join(names)[:200] or 'none'}: give a file with one")
-    of_values = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
-    if not any(is_text(of_values) for is_text in TEXT_TYPES):
-        raise _Unfit(f"{file} has {kind} in its column 'text': give text")
+        others = printable(", ".join(names)) or "none"
+        raise ValueError(f"{file} has no column 'text', but {others}: give a file with one")
+    yield []
+    while some := list(islice(rows, DOCUMENTS_AT_ONCE)):
+        for row in some:
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str | None):
+                raise ValueError(f"{file} has a row whose 'text' is no text, {shown(row)}: give text")
+        yield [(row.get("text") or "").encode(errors="replace").decode() for row in some]  # JSON has half characters
 
 
-def _unreadable(file: str, error: Exception) -> ValueError:
-    return ValueError(f"{file} cannot be read ({getattr(error, 'strerror', None) or error}): give a readable file")
+def _rows(file: str) -> Iterator[Any]:
+    """Yield the names of a table's columns, then its rows, as objects; of Parquet only their texts."""
+    with unpacked(Path(file)) as stream:
+        try:
+            if _kind(file) == PARQUET:
+                shard = pyarrow.parquet.ParquetFile(stream)
+                yield shard.schema_arrow.names
+                for batch in shard.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
+                    yield from batch.to_pylist()
+                return
+            content = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
+            lines = iter(lambda: content.readline(LONGEST_LINE), "")
+            if separator := SEPARATORS.get(_kind(file)):
+                csv.field_size_limit(LONGEST_LINE - 1)  # what fills a line may go on in the next
+                table = csv.reader(lines, delimiter=separator, strict=True)
+                names = next(table, [])
+                yield names
+                for cells in filter(None, table):
+                    row = dict(zip(names, cells, strict=False))
+                    if not len(row) == len(names) == len(cells):
+                        raise ValueError(f"line {table.line_num} has not one cell for each name of a column")
+                    yield row
+                return
+            first = next(lines, "")
+            rows = map(json.loads, filter(str.strip, chain([first], lines)))
+            if first.startswith("["):  # a list, not an object a line
+                rows = iter(json.loads(content_of(Path(file), MOST_BYTES)))
+            some = list(islice(rows, DOCUMENTS_AT_ONCE))
+            yield dict.fromkeys(name for row in some if isinstance(row, dict) for name in row)
+            yield from chain(some, rows)
+        except (pyarrow.ArrowException, csv.Error, ValueError, RecursionError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise ValueError(f"{file} cannot be read ({why}): give a whole {_kind(file)[1:]} file of texts") from error
 
 
-def _stream(file: str) -> IO[bytes]:
-    read: Any = gzip.open if file.lower().endswith(".gz") else open
-    return read(file, "rb")
-
-
-def _text_in(file: str, *, whole: bool = True) -> str:
-    """Return the file's text, or that of its first `CHECKED_BYTES`.
+def _decoded(file: str, content: bytes, *, final: bool) -> str:
+    """Return the text of a file, or of its beginning if not `final`.
 
     Raises:
-        ValueError: if the file is unreadable or not text. Binary data would give many meaningless tokens.
+        ValueError: if it is not text. Binary data would give many meaningless tokens.
     """
     try:
-        with _stream(file) as stream:
-            content = stream.read(CHECKED_BYTES)
-            if whole and b"\0" not in content:  # a small .gz file may hold gigabytes of zeros
-                content += stream.read()
-        text = codecs.getincrementaldecoder("utf-8")().decode(content, final=whole)
-    except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(file, error) from error
+        text = codecs.getincrementaldecoder("utf-8")().decode(content, final)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "

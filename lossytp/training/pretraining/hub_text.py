@@ -1,6 +1,5 @@
 """Find text of the hub: files in its copy under `LOSSYTP_DATA`, or downloaded ones."""
 
-import glob
 from pathlib import Path
 
 from lossytp.network.checks import check_known
@@ -9,7 +8,6 @@ from lossytp.training.hub import hub_or_its_cache
 from lossytp.training.tasks.sources import DATA_VARIABLE, EXPORT, Source
 
 TEXTS = {"shakespeare": "karpathy/tiny_shakespeare", "openwebtext": "Skylion007/openwebtext"}
-ENDINGS = (".parquet", ".txt")
 
 
 def hub_text(name: str) -> str:
@@ -45,5 +43,5 @@ def _pattern_in(folder: Path, name: str) -> str:
     """Return the pattern of a folder's training files, or of its only text file."""
     for pattern in ("**/train*.parquet", "**/train*.txt", "*.txt"):
         if any(folder.glob(pattern)):
-            return str(Path(glob.escape(str(folder)), pattern))
-    raise ValueError(f"dataset = {name!r}: {folder} holds no {' or '.join(ENDINGS)} file: put one there")
+            return str(folder / pattern)
+    raise ValueError(f"dataset = {name!r}: {folder} holds no .parquet or .txt file: put one there")

@@ -3,7 +3,6 @@
 Shapes: B blocks, T tokens a block.
 """
 
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,18 +54,19 @@ class Pretraining(Objective[PretrainConfig]):
                 text.check()
             self._hash = in_background(text_sha256, config, daemon=True)  # needed by the first checkpoint
             self.tokenizer = tokenizer_for(config)
+            size = config.block_size
             self.blocks = PackedBlocks(
                 train,
                 self.tokenizer,
-                block_size=config.block_size,
+                block_size=size,
                 seed=config.seed,
                 streaming=config.streaming,
                 num_proc=config.num_proc,
             )
-            blocks = config.eval_samples or max(1, HELD_OUT_TOKENS // config.block_size)
-            self.validation = all_blocks(held_out, self.tokenizer, block_size=config.block_size, at_most=blocks)
+            blocks = config.eval_samples or max(1, HELD_OUT_TOKENS // size)
+            self.validation = all_blocks(held_out, self.tokenizer, block_size=size, at_most=blocks)
 
-    @cached_property
+    @property
     def sha256(self) -> str:  # type: ignore[override]
         with waiting("pretraining: hashing the text"):
             return self._hash.result()
@@ -96,11 +96,7 @@ class Pretraining(Objective[PretrainConfig]):
     def _build(self) -> "PreTrainedModel":
         config = self.config
         return build_language_model(
-            config.model_name,
-            self.tokenizer,
-            positions=config.block_size,
-            dropout=config.dropout,
-            seed=config.seed,
+            config.model_name, self.tokenizer, positions=config.block_size, dropout=config.dropout, seed=config.seed
         )
 
     def batch(self) -> dict[str, Tensor]:
@@ -143,11 +139,7 @@ class Pretraining(Objective[PretrainConfig]):
         with torch.random.fork_rng(), engine.network.reliable():
             torch.manual_seed(self.config.seed)
             ids = engine.generate(
-                start,
-                new_tokens=min(SAMPLE_TOKENS, room),
-                tokenizer=self.tokenizer,
-                do_sample=True,
-                top_k=50,
+                start, new_tokens=min(SAMPLE_TOKENS, room), tokenizer=self.tokenizer, do_sample=True, top_k=50
             )
         return str(self.tokenizer.decode(ids[0]))
 
@@ -175,12 +167,11 @@ class Pretraining(Objective[PretrainConfig]):
 
     def _trigram(self) -> dict[str, Any]:
         """Compute the perplexity of a trigram model of the training text, at most its first `TRIGRAM_TOKENS` tokens."""
-        config = self.config
-        text = self.blocks.text
-        pieces = in_order((texts for _, texts in text.documents()), self.tokenizer, config.block_size)
-        number = min(TRIGRAM_TOKENS, config.tokens)
+        size, documents = self.config.block_size, self.blocks.text.documents()
+        pieces = in_order((texts for _, texts in documents), self.tokenizer, size)
+        number = min(TRIGRAM_TOKENS, self.config.tokens) // size
         with waiting("pretraining: counting trigrams, to compare the model with"):
-            train = np.concatenate(list(islice(pieces, number // config.block_size)))
+            train = np.concatenate(list(islice(pieces, number)))
             held_out = self.validation[:, len(first_tokens(self.tokenizer)) :].numpy().ravel()
             perplexity = trigram_perplexity(train, held_out, len(self.tokenizer))
         return {"trigram_perplexity": perplexity, "trigram_tokens": len(train)}

@@ -17,6 +17,7 @@ import numpy as np
 
 from lossytp.network.bounded_files import content_of, parquet_in
 from lossytp.network.streams import Stream
+from lossytp.training.files import matching
 from lossytp.training.hub import hub_or_its_cache, is_offline
 
 if TYPE_CHECKING:  # it takes seconds to import, and naming a task should take none
@@ -167,7 +168,7 @@ class Files:
             ValueError: if there is none, or one is of an unknown format.
         """
         given, folder = Path(getattr(self, split)).expanduser(), Path(self.folder or ".")
-        files = [folder / given] if (folder / given).is_file() else _matching(folder, given)
+        files = [Path(name) for name in matching(str(folder / given))]
         for file in files or ([] if glob.has_magic(str(given)) else [given]):
             if file.suffix not in FORMATS:
                 raise ValueError(f"{split} = {str(file)!r} has an unknown format: give one of {', '.join(FORMATS)}")
@@ -281,12 +282,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError(f"a name is twice in one object, of {', '.join(dict(pairs))}")
     return dict(pairs)
-
-
-def _matching(folder: Path, pattern: Path) -> list[Path]:
-    """Return the files that match a pattern, which is relative to the folder or absolute."""
-    whole = str(pattern) if pattern.is_absolute() else os.path.join(glob.escape(str(folder)), pattern)
-    return [Path(name) for name in sorted(glob.glob(whole, recursive=True)) if os.path.isfile(name)]
 
 
 def _lacks(folder: Path) -> str:
