@@ -52,7 +52,6 @@ SETTINGS: dict[str, Any] = {"src": str, "dst": str, "packet_bytes": (int, NoneTy
 SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
 CLOCKS = ("same", "different", "none")
 LEFT_OUT = np.empty(0)
-ROW_BYTES = sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -172,7 +171,7 @@ def read_trace(path: Path) -> ProbeTrace:
         ValueError: if the file cannot be read, is truncated, is too large, or is not such a trace.
     """
     try:
-        table = parquet_in(path, list(COLUMNS), MOST_PACKETS * ROW_BYTES)
+        table = parquet_in(path, list(COLUMNS), 40 * MOST_PACKETS)
         about = table.schema.metadata[METADATA]
     except (KeyError, TypeError) as error:  # TypeError: it has no metadata
         other = f"trace {path} is a Parquet file, but lossytp.probe did not write it"
@@ -186,13 +185,10 @@ def read_trace(path: Path) -> ProbeTrace:
 def _trace_of(table: Any, about: dict) -> ProbeTrace:
     if about["version"] != VERSION:
         raise ValueError(f"it has version {shown(about['version'])}, but this program reads version {VERSION}")
-    import pyarrow
-
+    columns = {name: table[name].to_numpy() for name in COLUMNS}  # of another type if there are nulls
     for name, kind in COLUMNS.items():
-        cells, wanted = table[name], pyarrow.from_numpy_dtype(kind)
-        if cells.type != wanted or (cells.null_count and name not in UNKNOWN):
-            raise ValueError(f"{name} holds {cells.type} with {cells.null_count} nulls, not {wanted}")
-    columns = {name: table[name].to_numpy().astype(kind, copy=False) for name, kind in COLUMNS.items()}
+        if columns[name].dtype != kind:
+            raise ValueError(f"{name} holds {table[name].type}, or nulls, not {kind.__name__}")
     if any(np.isinf(columns[name]).any() for name in UNKNOWN) or (columns["duplicates"] < 0).any():
         raise ValueError("a time is infinite, or a number of duplicates is negative")
     if (np.diff(columns["flow"]) < 0).any():
