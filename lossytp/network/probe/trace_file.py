@@ -43,12 +43,12 @@ from lossytp.network.trace import Trace
 METADATA = b"lossytp.probe"
 VERSION = 1
 MOST_PACKETS = 10**8  # that a file may hold
-NUMBERS = {"flow": np.int32, "sequence": np.int64}
 FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reordered": np.bool_, "duplicates": np.int32}
-COLUMNS = NUMBERS | FATES
+COLUMNS = {"flow": np.int32, "sequence": np.int64} | FATES
 UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # fill these columns if they are left out; 0 fills the others
-RATE = (float, int, NoneType)
-SETTINGS: dict[str, Any] = {"src": str, "dst": str, "packet_bytes": (int, NoneType), "rate_packets_per_s": RATE}
+COUNT = (int, NoneType)
+SETTINGS: dict[str, Any] = {"src": str, "dst": str, "packet_bytes": COUNT, "rate_packets_per_s": (float, *COUNT)}
+ABOUT: dict[str, Any] = {"clocks": str, "complete": bool, "own_losses": COUNT, "source": str}
 SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
 CLOCKS = ("same", "different", "none")
 LEFT_OUT = np.empty(0)
@@ -120,7 +120,8 @@ class ProbeTrace:
 
     def __post_init__(self) -> None:
         check_known("clocks", self.clocks, CLOCKS)
-        check_is("own_losses", self.own_losses, (int, NoneType), "their number")
+        for name, kinds in ABOUT.items():
+            check_is(name, getattr(self, name), kinds, "one")
 
     def all_lost(self) -> np.ndarray:
         """Return which packets were lost, flow after flow: bool (packets of all flows,)."""
@@ -146,14 +147,8 @@ def write_trace(path: Path, trace: ProbeTrace) -> None:
         name: pyarrow.array(np.concatenate([np.empty(0, kind), *parts[name]]), from_pandas=True)  # NaN becomes null
         for name, kind in COLUMNS.items()
     }
-    about = {
-        "version": VERSION,
-        "clocks": trace.clocks,
-        "complete": trace.complete,
-        "own_losses": trace.own_losses,
-        "source": trace.source,
-        "flows": [{"flow": number} | {name: getattr(flow, name) for name in SETTINGS} for number, flow in flows],
-    }
+    about: dict[str, Any] = {"version": VERSION} | {name: getattr(trace, name) for name in ABOUT}
+    about["flows"] = [{"flow": number} | {name: getattr(flow, name) for name in SETTINGS} for number, flow in flows]
     table = pyarrow.table(arrays).replace_schema_metadata({METADATA: json.dumps(about)})
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
@@ -205,4 +200,4 @@ def _trace_of(table: Any, about: dict) -> ProbeTrace:
         flows[number] = FlowTrace(**{name: columns[name][mine] for name in FATES}, **settings)
     if rows != len(table):
         raise ValueError(f"{len(table) - rows} rows belong to no flow")
-    return ProbeTrace(flows=flows, **{name: about[name] for name in ("clocks", "complete", "own_losses", "source")})
+    return ProbeTrace(flows=flows, **{name: about[name] for name in ABOUT})
