@@ -146,7 +146,7 @@ def _flows_in(
     others = rows.drop(columns=name).rename(columns={old: new for old, new in ENDS.items() if new not in rows})
     keys, number = [key for key in ("flow", "src", "dst") if key in others], np.arange(len(rows))
     group = others.groupby(keys, sort=False).ngroup().to_numpy() if keys else np.zeros_like(number)
-    sequence = next(filter(re.compile(SEQUENCE).fullmatch, others), None)
+    sequence = next(filter(re.compile(SEQUENCE).fullmatch, others.columns), None)
     if rows[name].str.fullmatch("[01]{2,}").any():  # a flow per row
         sequence, group = None, number
     check_at_most("the number of flows", int(group.max()) + 1, MOST_FLOWS)
@@ -179,12 +179,13 @@ def _flows_in(
 
 
 def _column_of_losses(rows: pd.DataFrame, column: str | None) -> str:
+    names = list(rows.columns)
     if column is None:
-        named = ([name for name in rows if re.fullmatch(known, name)] for known in (LOST, ARRIVED))
-        found = next(filter(None, named), None) or [name for name in rows if rows[name].str.fullmatch(FATE).all()]
+        named = ([name for name in names if re.fullmatch(known, name)] for known in (LOST, ARRIVED))
+        found = next(filter(None, named), None) or [name for name in names if rows[name].str.fullmatch(FATE).all()]
         if len(found) != 1:
-            known = f"{len(found)} of the columns {printable(', '.join(rows))}"
+            known = f"{len(found)} of the columns {printable(', '.join(names))}"
             raise ValueError(f"{known} look like losses, not exactly one: name the right one with --column")
         column = found[0]
-    check_known("column", column, rows)
+    check_known("column", column, names)
     return column

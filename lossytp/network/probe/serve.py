@@ -17,7 +17,7 @@ from lossytp.network.checks import shown
 from lossytp.network.datagrams import ON_LINUX, bound, flow_key, new_session, udp_socket
 from lossytp.network.probe.clocks import clock_name, same_clock
 from lossytp.network.probe.control import Control, Vanished, checked_counts
-from lossytp.network.probe.ends import PATIENCE_S, PORT, PROTOCOL, Log, Outcome, back_failed, flow_traces
+from lossytp.network.probe.ends import PATIENCE_S, PORT, PROTOCOL, Log, Outcome, flow_traces
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import Receiver
 from lossytp.network.probe.sending import Route, Sender
@@ -134,7 +134,7 @@ class _Run:
                 self.receiver.stop()
             own_losses = self.receiver.own_losses()
         if self.back.error is not None:
-            ended_early = ended_early or back_failed(str(self.back.error))
+            ended_early = ended_early or f"the way back failed ({self.back.error})"
         source = f"UDP from {self.ends[0]} to {self.ends[1]}"
         return Outcome.of(self._flows(), same=self.same, ended_early=ended_early, own_losses=own_losses, source=source)
 
