@@ -144,7 +144,8 @@ def _flows_in(
         raise ValueError(f"row {row + 1} has {shown(rows[name][row])} in {name}: give one 0 or 1 per packet")
     bits = rows[name].str.lower().replace({"0.0": "0", "1.0": "1", "false": "0", "true": "1"}).to_numpy()
     others = rows.drop(columns=name).rename(columns={old: new for old, new in ENDS.items() if new not in rows})
-    keys, number = [key for key in ("flow", "src", "dst") if key in others], np.arange(len(rows))
+    keys = [key for key in ("flow", "src", "dst") if key in others]
+    number: np.ndarray = np.arange(len(rows))
     group = others.groupby(keys, sort=False).ngroup().to_numpy() if keys else np.zeros_like(number)
     sequence = next(filter(re.compile(SEQUENCE).fullmatch, others.columns), None)
     if rows[name].str.fullmatch("[01]{2,}").any():  # a flow per row
