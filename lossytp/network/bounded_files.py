@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lossytp.network.checks import check_at_most
+from lossytp.network.checks import check_at_most, printable
 
 MOST_BYTES, MOST_ROWS = 2**30, 10**8
 BATCH_ROWS = 2**13
@@ -21,12 +21,11 @@ def check_file(path: Path, most_bytes: int = MOST_BYTES) -> os.stat_result:
     """Return a file's status. Raise ValueError unless it is a regular file (no pipe or device) of `most_bytes`."""
     try:
         status = path.stat()
-    except (OSError, ValueError) as error:  # ValueError: the path holds a NUL
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is a folder, a pipe or a device")
+    except (OSError, ValueError) as error:  # the latter also of a path that holds a NUL
         reason = getattr(error, "strerror", error)
         raise ValueError(f"{path} cannot be read ({reason}): give the path of a file") from error
-    if not stat.S_ISREG(status.st_mode):
-        kind = "folder" if stat.S_ISDIR(status.st_mode) else "pipe or a device"
-        raise ValueError(f"{path} cannot be read (it is a {kind}): give the path of a file")
     check_at_most(f"the number of bytes in {path}", status.st_size, most_bytes, "a part of the file")
     return status
 
@@ -51,19 +50,15 @@ def content_of(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """Return a file's bytes, decompressed if gzip packed them. Raise ValueError if these are too many or damaged."""
     with unpacked(path, most_bytes) as stream:
         content = stream.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"{path} holds more than {most_bytes} bytes: give a part of it")
+    check_at_most(f"the number of bytes in {path}, unpacked,", len(content), most_bytes, "a part of it")
     return content
 
 
 def parquet_in(path: Path, columns: Sequence[str] | None = None, most_bytes: int = MOST_BYTES) -> Any:
-    """Return the `pyarrow.Table` in a Parquet file, or some of its columns.
+    """Return the `pyarrow.Table` in a Parquet file, or some of its columns. Raise KeyError if it lacks one of them.
 
-    A small file can hold any number of equal rows, so that the size is counted as batches are decoded.
-
-    Raises:
-        KeyError: if it lacks one of the columns.
-        ValueError: if it cannot be read, or holds more than `most_bytes` in memory.
+    Raise ValueError if it cannot be read, or holds too much. A small file can hold any number of equal rows, so that
+    the size is counted as batches are decoded.
     """
     import pyarrow.parquet  # slow to import
 
@@ -71,16 +66,14 @@ def parquet_in(path: Path, columns: Sequence[str] | None = None, most_bytes: int
     batches, size = [], 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            check_at_most(f"the number of rows in {path}", file.metadata.num_rows, MOST_ROWS, "fewer")
             schema = file.schema_arrow
             if columns is not None:
                 schema = pyarrow.schema([schema.field(name) for name in columns], schema.metadata)
-            check_at_most(f"the number of rows in {path}", file.metadata.num_rows, MOST_ROWS, "fewer")
             for batch in file.iter_batches(BATCH_ROWS, columns=columns):
                 batches.append(batch)
                 size += batch.nbytes
-                if size > most_bytes:
-                    raise ValueError(f"{path} holds more than {most_bytes} bytes: give a part of its rows")
+                check_at_most(f"the number of bytes in {path}, unpacked,", size, most_bytes, "a part of its rows")
+            return pyarrow.Table.from_batches(batches, schema)
     except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is truncated, or not a Parquet file ({reason}): copy it again") from error
-    return pyarrow.Table.from_batches(batches, schema)
+        raise ValueError(f"{path} is truncated, or not a Parquet file ({printable(error)}): copy it again") from error

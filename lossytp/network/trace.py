@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,20 +14,16 @@ from lossytp.network.bounded_files import check_file
 from lossytp.network.checks import check_at_least, shown
 from lossytp.network.streams import Key, Stream
 
+DOUBT = (
+    "WARNING: {:.1%} of the packets count as lost. If a 1 stands for an arrival in the recording, import it with "
+    "python -m lossytp.probe import FILE --ones arrived"
+)
+
 
 def burst_lengths(lost: np.ndarray | Sequence[int]) -> np.ndarray:
     """Return the lengths of the runs of consecutive losses in sorted indices of lost packets, int64 (bursts,)."""
     starts = np.flatnonzero(np.diff(lost, prepend=-2) > 1)
     return np.diff(starts, append=len(lost))
-
-
-def doubts(loss_rate: float) -> Iterator[str]:
-    """Yield a warning if more than half of a recording's packets count as lost."""
-    if loss_rate > 0.5:
-        yield (
-            f"WARNING: {loss_rate:.1%} of the packets count as lost. If a 1 stands for an arrival in the recording, "
-            "import it with python -m lossytp.probe import FILE --ones arrived"
-        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,8 +97,8 @@ class Trace:
                 f"trace {file} holds no packets as zeros and ones: read it with python -m lossytp.probe import {file}"
             )
         trace = cls.from_indicators(lost)
-        for line in doubts(trace.loss_rate):
-            print(f"trace {file}: {line}", file=sys.stderr)
+        if trace.loss_rate > 0.5:
+            print(f"trace {file}: {DOUBT.format(trace.loss_rate)}", file=sys.stderr)
         return trace
 
     @property

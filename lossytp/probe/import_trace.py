@@ -42,8 +42,7 @@ def main(words: list[str]) -> None:
     """Read the file and write the trace."""
     config: ImportConfig = parse(ImportConfig, __doc__, first_word_as("--file", words))
     file = Path(config.file)
-    own = f"{Path(file.name.removesuffix('.gz')).stem}.parquet"
-    output = Path(own if config.output is None else config.output)
+    output = Path(f"{Path(file.name.removesuffix('.gz')).stem}.parquet" if config.output is None else config.output)
     if output.suffix != ".parquet":
         raise ValueError(f"output = {config.output!r} does not end in .parquet: give {output.stem}.parquet")
     if output.exists() and output.samefile(file):

@@ -1,5 +1,6 @@
 """Read the trace that a command names."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from lossytp.network.probe.trace_file import ProbeTrace, read_trace
@@ -7,7 +8,7 @@ from lossytp.network.trace import Trace
 
 
 def read(path: Path) -> ProbeTrace:
-    """Return the trace in a Parquet file.
+    """Return the trace in a Parquet file, without flows that have no packets.
 
     Raises:
         ValueError: if the file does not exist, is of another kind, or holds no packets.
@@ -15,14 +16,15 @@ def read(path: Path) -> ProbeTrace:
     if path.is_file() and path.suffix != ".parquet":
         raise ValueError(f"trace {path} is not a .parquet file: convert it with python -m lossytp.probe import {path}")
     trace = read_trace(path)
-    if not any(flow.num_packets for flow in trace.flows.values()):
+    flows = {number: flow for number, flow in trace.flows.items() if flow.num_packets}
+    if not flows:
         raise ValueError(f"trace {path} holds no packets: measure again")
-    return trace
+    return replace(trace, flows=flows)
 
 
 def flows_of(trace: ProbeTrace) -> list[Trace]:
-    """Return the losses of each flow that has packets."""
-    return [flow.losses() for _, flow in sorted(trace.flows.items()) if flow.num_packets]
+    """Return the losses of each flow."""
+    return [flow.losses() for _, flow in sorted(trace.flows.items())]
 
 
 def first_word_as(flag: str, words: list[str]) -> list[str]:

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lossytp.network.checks import printable
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import fates
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
@@ -48,11 +47,6 @@ class Log(NamedTuple):
     sequence: np.ndarray
     time_ns: np.ndarray
     """Arrival times by the receiver's clock; 0 if unknown."""
-
-
-def back_failed(error: str) -> str:
-    """Return why a measurement ended early, if its receiving end could not send its own packets."""
-    return f"the way back failed ({printable(error)})"
 
 
 def flow_traces(

@@ -8,20 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from lossytp.network.checks import printable
 from lossytp.network.datagrams import address_of, flow_key, udp_socket
 from lossytp.network.probe.clocks import clock_name, same_clock
 from lossytp.network.probe.control import Control, Vanished, checked_counts
-from lossytp.network.probe.ends import (
-    BEAT_S,
-    LATE_S,
-    PATIENCE_S,
-    PORT,
-    PROTOCOL,
-    Log,
-    Outcome,
-    back_failed,
-    flow_traces,
-)
+from lossytp.network.probe.ends import BEAT_S, LATE_S, PATIENCE_S, PORT, PROTOCOL, Log, Outcome, flow_traces
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import MOST_COPIES, Receiver
 from lossytp.network.probe.sending import Route, Sender
@@ -104,7 +95,10 @@ class _Run:
                 while self.sender.is_alive():
                     self.sender.join(BEAT_S)
                     self._beat()
-                self._wait_for_late()
+                deadline = time.monotonic() + LATE_S
+                while sum(self.sender.counts) > int(self.arrived.sum()) and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    self._beat()
             except KeyboardInterrupt:
                 self.ended_early = "it was interrupted"
             self.sender.stop()
@@ -115,13 +109,6 @@ class _Run:
             self.sender.stop()
             self.receiver.stop()
             self.own_losses = self.receiver.own_losses()  # while the sockets are open
-
-    def _wait_for_late(self) -> None:
-        """Wait until all packets have arrived, or are late."""
-        deadline = time.monotonic() + LATE_S
-        while sum(self.sender.counts) > int(self.arrived.sum()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-            self._beat()
 
     def _beat(self) -> None:
         self.control.send({"kind": "beat", "sent": self.sender.counts})
@@ -153,7 +140,7 @@ class _Run:
         if end.get("own_losses") is not None:
             checked_counts([end["own_losses"]], 1, self.plan.flows * self.plan.packets)
         if end.get("error"):
-            self.ended_early = self.ended_early or back_failed(str(end["error"]))
+            self.ended_early = self.ended_early or f"the way back failed ({printable(end['error'])})"
         self.end = end
 
     def outcome(self) -> Outcome:

@@ -39,7 +39,7 @@ def fates(sequences: np.ndarray, times_ns: np.ndarray, num_packets: int) -> Fate
         times_ns: (arrivals,) arrival times.
         num_packets: number of packets sent.
     """
-    known = sequences < num_packets
+    known = (sequences >= 0) & (sequences < num_packets)
     sequences, times_ns = sequences[known].astype(np.int64), times_ns[known]
     newest_before = np.maximum.accumulate(np.concatenate(([-1], sequences)))[:-1]
     packets, first, copies = np.unique(sequences, return_index=True, return_counts=True)

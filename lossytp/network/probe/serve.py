@@ -14,17 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lossytp.network.checks import shown
-from lossytp.network.datagrams import bound, flow_key, new_session, udp_socket
+from lossytp.network.datagrams import ON_LINUX, bound, flow_key, new_session, udp_socket
 from lossytp.network.probe.clocks import clock_name, same_clock
 from lossytp.network.probe.control import Control, Vanished, checked_counts
-from lossytp.network.probe.ends import PATIENCE_S, PORT, PROTOCOL, Log, Outcome, back_failed, flow_traces
+from lossytp.network.probe.ends import PATIENCE_S, PORT, PROTOCOL, Log, Outcome, flow_traces
 from lossytp.network.probe.plan import Plan
 from lossytp.network.probe.receiving import Receiver
 from lossytp.network.probe.sending import Route, Sender
 from lossytp.network.probe.trace_file import FlowTrace
 
-HELLO_S, INTRODUCED_S = 5.0, 0.2  # how long a partner may wait with its first byte, and with the rest of its hello
-MOST_WAITING = 100
+SILENT_S, HELLO_S = 5, 0.5  # how long a partner may wait with its first byte, and with the rest of its hello
 REPORTED_AGAIN = 2048  # packets to report once more, in case some arrived late
 
 
@@ -58,12 +57,17 @@ def serve(
         ValueError: if the port is in use, or the address does not belong to this machine.
     """
     with bound(socket.SOCK_STREAM, host, port) as listener:
+        if ON_LINUX:  # the system holds back partners that say nothing, so that these keep nobody waiting
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, SILENT_S)
         listener.listen()
         port = listener.getsockname()[1]
         udp_socket(host, port).close()  # fails now, and not at the first partner
         say(f"waiting at {host}, port {port} (TCP and UDP)")
-        for connection, partner in _introduced(listener):
+        while True:
+            connection, (partner, _) = listener.accept()
             with connection:
+                if ON_LINUX and not select.select([connection], [], [], 0.05)[0]:
+                    continue  # it said nothing for SILENT_S
                 try:
                     run = _Run(connection, port, limits, patience_s)
                 except (Vanished, OSError) as reason:  # OSError: the connection was reset before anything was sent
@@ -73,27 +77,10 @@ def serve(
                 yield run.measurement()
 
 
-def _introduced(listener: socket.socket) -> Iterator[tuple[socket.socket, str]]:
-    """Yield connections and their partners' addresses in the order in which they speak, or have been silent too long.
-
-    So strangers who connect and say nothing keep nobody waiting.
-    """
-    waiting: dict[socket.socket, tuple[str, float]] = {}
-    while True:
-        ready, _, _ = select.select([listener, *waiting], [], [], 0.1 if waiting else None)
-        if listener in ready:
-            connection, (host, _) = listener.accept()
-            waiting[connection] = host, time.monotonic() + HELLO_S
-        for connection, (host, deadline) in list(waiting.items()):
-            if connection in ready or time.monotonic() > deadline or len(waiting) > MOST_WAITING:
-                del waiting[connection]
-                yield connection, host
-
-
 class _Run:
     def __init__(self, connection: socket.socket, port: int, limits: Limits, patience_s: float) -> None:
         self.ends = str(connection.getpeername()[0]), str(connection.getsockname()[0])
-        hello = Control(connection, INTRODUCED_S).receive("hello")
+        hello = Control(connection, HELLO_S).receive("hello")
         self.control, self.patience_s = Control(connection, patience_s), patience_s
         try:
             protocol = hello.get("protocol")
@@ -147,7 +134,7 @@ class _Run:
                 self.receiver.stop()
             own_losses = self.receiver.own_losses()
         if self.back.error is not None:
-            ended_early = ended_early or back_failed(str(self.back.error))
+            ended_early = ended_early or f"the way back failed ({self.back.error})"
         source = f"UDP from {self.ends[0]} to {self.ends[1]}"
         return Outcome.of(self._flows(), same=self.same, ended_early=ended_early, own_losses=own_losses, source=source)
 

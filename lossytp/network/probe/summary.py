@@ -9,7 +9,7 @@ from scipy import stats
 
 from lossytp.network.checks import printable
 from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
-from lossytp.network.trace import burst_lengths, doubts
+from lossytp.network.trace import DOUBT, burst_lengths
 
 CONFIDENCE = 0.95
 BLOCKS = 100
@@ -60,15 +60,19 @@ def loss_rate(lost: np.ndarray, confidence: float = CONFIDENCE) -> LossRate:
 def summary_lines(trace: ProbeTrace) -> Iterator[str]:
     """Yield the lines of a summary."""
     for number, flow in sorted(trace.flows.items()):
-        yield f"flow {number}, {printable(flow.src)} to {printable(flow.dst)}: {flow.num_packets} packets{_speed(flow)}"
+        seconds, asked, speed = float(flow.sent_s[-1] - flow.sent_s[0]), flow.rate_packets_per_s, ""
+        if seconds > 0:  # not of unknown times
+            speed = f" at {(flow.num_packets - 1) / seconds:.0f}/s" + ("" if asked is None else f" of {asked:g}/s")
+        yield f"flow {number}, {printable(flow.src)} to {printable(flow.dst)}: {flow.num_packets} packets{speed}"
         yield from (f"  {line}" for line in _flow_lines(flow))
     yield from caveats(trace)
 
 
 def caveats(trace: ProbeTrace) -> Iterator[str]:
     """Yield what a reader of the trace's numbers should know about the measurement."""
-    if trace.flows and trace.clocks == "none":  # not measured by this program
-        yield from doubts(float(trace.all_lost().mean()))
+    lost = trace.all_lost()
+    if trace.clocks == "none" and 2 * lost.sum() > len(lost):  # not measured by this program
+        yield DOUBT.format(lost.mean())
     if not trace.complete:
         yield "the measurement ended early: this trace lacks the packets after that"
     if trace.clocks == "different":
@@ -78,14 +82,6 @@ def caveats(trace: ProbeTrace) -> Iterator[str]:
             f"{trace.own_losses} of the lost packets reached a machine that was too slow to take them. The network did "
             "not lose these: send slower, or raise net.core.rmem_max there"
         )
-
-
-def _speed(flow: FlowTrace) -> str:
-    seconds = float(flow.sent_s[-1] - flow.sent_s[0])
-    if not seconds > 0:  # also of unknown times
-        return ""
-    asked = flow.rate_packets_per_s
-    return f" at {(flow.num_packets - 1) / seconds:.0f}/s" + ("" if asked is None else f" of {asked:g}/s")
 
 
 def _flow_lines(flow: FlowTrace) -> Iterator[str]:

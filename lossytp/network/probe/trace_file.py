@@ -43,16 +43,15 @@ from lossytp.network.trace import Trace
 METADATA = b"lossytp.probe"
 VERSION = 1
 MOST_PACKETS = 10**8  # that a file may hold
-NUMBERS = {"flow": np.int32, "sequence": np.int64}
 FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reordered": np.bool_, "duplicates": np.int32}
-COLUMNS = NUMBERS | FATES
+COLUMNS = {"flow": np.int32, "sequence": np.int64} | FATES
 UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # fill these columns if they are left out; 0 fills the others
-RATE = (float, int, NoneType)
-SETTINGS: dict[str, Any] = {"src": str, "dst": str, "packet_bytes": (int, NoneType), "rate_packets_per_s": RATE}
+COUNT = (int, NoneType)
+SETTINGS: dict[str, Any] = {"src": str, "dst": str, "packet_bytes": COUNT, "rate_packets_per_s": (float, *COUNT)}
+ABOUT: dict[str, Any] = {"clocks": str, "complete": bool, "own_losses": COUNT, "source": str}
 SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
 CLOCKS = ("same", "different", "none")
 LEFT_OUT = np.empty(0)
-ROW_BYTES = sum(np.dtype(kind).itemsize for kind in COLUMNS.values())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,7 +120,8 @@ class ProbeTrace:
 
     def __post_init__(self) -> None:
         check_known("clocks", self.clocks, CLOCKS)
-        check_is("own_losses", self.own_losses, (int, NoneType), "their number")
+        for name, kinds in ABOUT.items():
+            check_is(name, getattr(self, name), kinds, "one")
 
     def all_lost(self) -> np.ndarray:
         """Return which packets were lost, flow after flow: bool (packets of all flows,)."""
@@ -147,14 +147,8 @@ def write_trace(path: Path, trace: ProbeTrace) -> None:
         name: pyarrow.array(np.concatenate([np.empty(0, kind), *parts[name]]), from_pandas=True)  # NaN becomes null
         for name, kind in COLUMNS.items()
     }
-    about = {
-        "version": VERSION,
-        "clocks": trace.clocks,
-        "complete": trace.complete,
-        "own_losses": trace.own_losses,
-        "source": trace.source,
-        "flows": [{"flow": number} | {name: getattr(flow, name) for name in SETTINGS} for number, flow in flows],
-    }
+    about: dict[str, Any] = {"version": VERSION} | {name: getattr(trace, name) for name in ABOUT}
+    about["flows"] = [{"flow": number} | {name: getattr(flow, name) for name in SETTINGS} for number, flow in flows]
     table = pyarrow.table(arrays).replace_schema_metadata({METADATA: json.dumps(about)})
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}")
@@ -172,7 +166,7 @@ def read_trace(path: Path) -> ProbeTrace:
         ValueError: if the file cannot be read, is truncated, is too large, or is not such a trace.
     """
     try:
-        table = parquet_in(path, list(COLUMNS), MOST_PACKETS * ROW_BYTES)
+        table = parquet_in(path, list(COLUMNS), 40 * MOST_PACKETS)
         about = table.schema.metadata[METADATA]
     except (KeyError, TypeError) as error:  # TypeError: it has no metadata
         other = f"trace {path} is a Parquet file, but lossytp.probe did not write it"
@@ -186,13 +180,10 @@ def read_trace(path: Path) -> ProbeTrace:
 def _trace_of(table: Any, about: dict) -> ProbeTrace:
     if about["version"] != VERSION:
         raise ValueError(f"it has version {shown(about['version'])}, but this program reads version {VERSION}")
-    import pyarrow
-
+    columns = {name: table[name].to_numpy() for name in COLUMNS}  # of another type if there are nulls
     for name, kind in COLUMNS.items():
-        cells, wanted = table[name], pyarrow.from_numpy_dtype(kind)
-        if cells.type != wanted or (cells.null_count and name not in UNKNOWN):
-            raise ValueError(f"{name} holds {cells.type} with {cells.null_count} nulls, not {wanted}")
-    columns = {name: table[name].to_numpy().astype(kind, copy=False) for name, kind in COLUMNS.items()}
+        if columns[name].dtype != kind:
+            raise ValueError(f"{name} holds {table[name].type}, or nulls, not {kind.__name__}")
     if any(np.isinf(columns[name]).any() for name in UNKNOWN) or (columns["duplicates"] < 0).any():
         raise ValueError("a time is infinite, or a number of duplicates is negative")
     if (np.diff(columns["flow"]) < 0).any():
@@ -209,4 +200,4 @@ def _trace_of(table: Any, about: dict) -> ProbeTrace:
         flows[number] = FlowTrace(**{name: columns[name][mine] for name in FATES}, **settings)
     if rows != len(table):
         raise ValueError(f"{len(table) - rows} rows belong to no flow")
-    return ProbeTrace(flows=flows, **{name: about[name] for name in ("clocks", "complete", "own_losses", "source")})
+    return ProbeTrace(flows=flows, **{name: about[name] for name in ABOUT})

@@ -34,7 +34,7 @@ def test_fates_equal_those_counted_packet_by_packet() -> None:
 
 
 def test_the_first_copy_says_when_a_packet_arrived() -> None:
-    found = fates(np.array([1, 0, 1], np.uint32), np.array([10, 20, 30]), 3)
+    found = fates(np.array([1, 0, 1, -9]), np.array([10, 20, 30, 40]), 3)
     assert found.arrived_ns.tolist() == [20, 10, 0]
 
 

@@ -1,5 +1,7 @@
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -71,87 +73,71 @@ def test_a_column_of_another_length_is_refused() -> None:
         FlowTrace(lost=np.zeros(2), delay_s=np.zeros(3))
 
 
-SPOILED = {
-    "no source": lambda metadata: metadata["flows"][0].update(src=None),
-    "rate": lambda metadata: metadata["flows"][0].update(rate_packets_per_s="fast"),
-    "setting": lambda metadata: metadata["flows"][0].update({"\x1b[2J": 1}),
-    "number": lambda metadata: metadata["flows"][0].update(flow="0"),
-    "flows": lambda metadata: metadata.update(flows=["0"]),
-    "own losses": lambda metadata: metadata.update(own_losses="\x1b[2J"),
-}
+@pytest.mark.parametrize("content", [None, slice(0), slice(500), b"0 1 0 0 1\n"], ids=str)
+def test_damaged_files_are_refused(content: slice | bytes | None, trace: ProbeTrace, tmp_path: Path) -> None:
+    path = tmp_path / "trace.parquet"
+    if content is not None:
+        write_trace(path, trace)
+        path.write_bytes(path.read_bytes()[content] if isinstance(content, slice) else content)
+    with pytest.raises(
+        ValueError, match="No such file" if content is None else "truncated, or not a Parquet"
+    ) as caught:
+        read_trace(path)
+    assert str(caught.value).isprintable()
 
 
-def damaged(name: str, path: Path) -> None:
-    """Spoil a whole file at `path` in the way of this name."""
-    table, content = pyarrow.parquet.read_table(path), path.read_bytes()
-    if name == "absent":
-        path.unlink()
-    elif name == "empty":
-        path.write_bytes(b"")
-    elif name == "truncated":
-        path.write_bytes(content[: len(content) // 2])
-    elif name == "foreign":
-        path.write_text("0 1 0 0 1\n")
-    elif name == "text":
-        pyarrow.parquet.write_table(table.set_column(2, "lost", [["no"] * len(table)]), path)
-    elif name == "numbers":
-        pyarrow.parquet.write_table(table.set_column(2, "lost", [[0, 2, 0, 0, 1, 0]]), path)
-    elif name == "null":
-        pyarrow.parquet.write_table(table.set_column(2, "lost", [[None, *[True] * 5]]), path)
-    elif name == "infinite":
-        pyarrow.parquet.write_table(table.set_column(3, "sent_s", [[np.inf] * len(table)]), path)
-    elif name == "negative":
-        duplicates = pyarrow.array([-1] * len(table), pyarrow.int32())
-        pyarrow.parquet.write_table(table.set_column(6, "duplicates", duplicates), path)
-    elif name == "unsorted":
-        pyarrow.parquet.write_table(table.take([4, 5, 0, 1, 2, 3]), path)
-    elif name in SPOILED:
+Spoil = Callable[[Any], Any]
+
+
+def about(change: Spoil) -> Spoil:
+    """A function that changes a table's metadata."""
+
+    def spoil(table: Any) -> Any:
         metadata = json.loads(table.schema.metadata[METADATA])
-        SPOILED[name](metadata)
-        pyarrow.parquet.write_table(table.replace_schema_metadata({METADATA: json.dumps(metadata)}), path)
-    elif name == "deep":
-        pyarrow.parquet.write_table(table.replace_schema_metadata({METADATA: "[" * 10**6}), path)
-    elif name == "other table":
-        pyarrow.parquet.write_table(table.replace_schema_metadata({}), path)
-    elif name == "newer":
-        metadata = table.schema.metadata[METADATA].replace(b'"version": 1', b'"version": 2')
-        pyarrow.parquet.write_table(table.replace_schema_metadata({METADATA: metadata}), path)
-    elif name == "rows":
-        pyarrow.parquet.write_table(table.slice(1), path)
-    elif name == "column":
-        pyarrow.parquet.write_table(table.drop_columns("lost"), path)
+        change(metadata)
+        return table.replace_schema_metadata({METADATA: json.dumps(metadata)})
+
+    return spoil
+
+
+def flow(**settings: Any) -> Spoil:
+    return about(lambda metadata: metadata["flows"][0].update(settings))
+
+
+FOREIGN, ESCAPE = "lossytp.probe did not write it", "\x1b[2J"
+MINUS = pyarrow.array([-1] * 6, pyarrow.int32())
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("spoil", "message"),
     [
-        ("absent", "No such file"),
-        ("empty", "is truncated, or not a Parquet file"),
-        ("truncated", "is truncated, or not a Parquet file"),
-        ("foreign", "is truncated, or not a Parquet file"),
-        ("other table", "lossytp.probe did not write it"),
-        ("newer", "is damaged .it has version 2, but this program reads version 1"),
-        ("rows", "is damaged .the sequence numbers of flow 0 have gaps"),
-        ("column", "lossytp.probe did not write it"),
-        ("text", "is damaged .lost holds string with 0 nulls, not bool"),
-        ("numbers", "is damaged .lost holds int64"),
-        ("null", "is damaged .lost holds bool with 1 nulls"),
-        ("infinite", "is damaged .a time is infinite"),
-        ("negative", "is damaged .*duplicates is negative"),
-        ("unsorted", "is damaged .its rows are not sorted"),
-        ("no source", "is damaged .src = None"),
-        ("rate", "is damaged .rate_packets_per_s = 'fast'"),
-        ("setting", "is damaged .*"),
-        ("number", "is damaged .flow = '0'"),
-        ("flows", "is damaged .*"),
-        ("own losses", "is damaged .own_losses = "),
-        ("deep", "is damaged .*"),
+        (lambda table: table.replace_schema_metadata({}), FOREIGN),
+        (lambda table: table.drop_columns("lost"), FOREIGN),
+        (lambda table: table.slice(1), "damaged .the sequence numbers of flow 0 have gaps"),
+        (lambda table: table.take([4, 5, 0, 1, 2, 3]), "damaged .its rows are not sorted"),
+        (lambda table: table.set_column(2, "lost", [["no"] * 6]), "damaged .lost holds string, or nulls, not bool"),
+        (lambda table: table.set_column(2, "lost", [[0, 2, 0, 0, 1, 0]]), "damaged .lost holds int64"),
+        (lambda table: table.set_column(2, "lost", [[None, *[True] * 5]]), "damaged .lost holds bool, or nulls"),
+        (lambda table: table.set_column(3, "sent_s", [[np.inf] * 6]), "damaged .a time is infinite"),
+        (lambda table: table.set_column(6, "duplicates", MINUS), "damaged .*duplicates is negative"),
+        (lambda table: table.replace_schema_metadata({METADATA: "[" * 10**6}), "damaged"),
+        (
+            about(lambda metadata: metadata.update(version=2)),
+            "damaged .it has version 2, but this program reads version 1",
+        ),
+        (about(lambda metadata: metadata.update(flows=["0"])), "damaged"),
+        (about(lambda metadata: metadata.update(own_losses=ESCAPE)), "damaged .own_losses = "),
+        (about(lambda metadata: metadata.update(complete="no")), "damaged .complete = 'no'"),
+        (flow(src=None), "damaged .src = None"),
+        (flow(rate_packets_per_s="fast"), "damaged .rate_packets_per_s = 'fast'"),
+        (flow(flow="0"), "damaged .flow = '0'"),
+        (flow(**{ESCAPE: 1}), "damaged"),
     ],
 )
-def test_other_files_are_refused_in_one_line(name: str, message: str, trace: ProbeTrace, tmp_path: Path) -> None:
+def test_other_tables_are_refused_in_one_line(spoil: Spoil, message: str, trace: ProbeTrace, tmp_path: Path) -> None:
     path = tmp_path / "trace.parquet"
     write_trace(path, trace)
-    damaged(name, path)
+    pyarrow.parquet.write_table(spoil(pyarrow.parquet.read_table(path)), path)
     with pytest.raises(ValueError, match=message) as caught:
         read_trace(path)
     assert str(caught.value).isprintable()
