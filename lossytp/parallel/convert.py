@@ -32,7 +32,6 @@ from lossytp.parallel.plans import (
     LayerSplit,
     Plan,
     blocks_of,
-    check_plan,
     check_size,
     named_by,
     plan_of,
@@ -114,7 +113,7 @@ def parallelize(
             f"because {type(model).__name__} would drop other elements on each rank: load the model with "
             f"{functional[0]} = 0"
         )
-    summed = summed_modules(model, plan_of(model) if plan is None else plan)
+    summed = summed_modules(model, plan_of(model, plan))
     if summed and own_copies:
         raise ValueError(
             f"own_copies = True for {type(model).__name__}, whose ranks sum the gradients of replicated norms: leave "
@@ -211,7 +210,7 @@ def assert_converted(model: PreTrainedModel, plan: Plan | None = None) -> None:
     An earlier study replaced only `nn.Linear`, which GPT-2's blocks do not have, and so sharded nothing.
     """
     unsharded: dict[int, list[str]] = {}
-    for name, layer, style, module in named_by(plan_of(model) if plan is None else plan, model):
+    for name, layer, style, module in named_by(plan_of(model, plan), model):
         kind: Any = RowParallelLinear if style.startswith("rowwise") else (ColumnParallelLinear, Projection)
         if style.startswith(("rowwise", "colwise")) and not isinstance(module, kind):
             unsharded.setdefault(layer, []).append(name.split(f".{layer}.", 1)[1])
@@ -237,11 +236,7 @@ def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan |
         raise TypeError("the model is tensor-parallel already: give the dense model, or gather() it first")
     if getattr(model.config, "add_cross_attention", False):
         raise ValueError("add_cross_attention = True is not supported: give a decoder without cross-attention")
-    if plan is None:
-        plan = plan_of(model)
-    else:
-        check_plan(plan, model)
-    splits = splits_of(model, plan)
+    splits = splits_of(model, plan_of(model, plan))
     check_size(model, splits, tensor_parallel_size)
     return splits
 

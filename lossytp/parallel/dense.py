@@ -47,19 +47,20 @@ class SavesDense:
         The network's links go on where they are; `network.load_state_dict` moves them. If the ranks are spread over
         processes, every process must call this.
         """
-        model: Any = self
-        whole = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear)}
-        if not any(name in state_dict and state_dict[name].ndim == 2 for name in whole):  # a shard has an axis of ranks
-            return super().load_state_dict(state_dict, strict, assign)  # type: ignore[misc]
-        from lossytp.parallel.dense_places import places
+        from lossytp.parallel.dense_places import places  # which reads this module
 
+        model: Any = self
+        rows = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear)}
+        if not any(
+            state_dict[name].ndim == 2 for name in rows.intersection(state_dict)
+        ):  # shards have an axis of ranks
+            return super().load_state_dict(state_dict, strict, assign)  # type: ignore[misc]
         dense = gather(model)
         keys = dense.load_state_dict(state_dict, strict)
         values = dict(dense.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for place in places(model, Layout()):
-                for box in place.boxes(place.parameter):
-                    box.view.copy_(values[box.name][box.slices])
+            for box in (box for place in places(model, Layout()) for box in place.boxes(place.parameter)):
+                box.view.copy_(values[box.name][box.slices])
         return keys
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from lossytp.network.checks import check_is
+from lossytp.network.checks import check_is, shown
 from lossytp.parallel.deferred import values_of
 from lossytp.parallel.group import check_divides
 
@@ -95,41 +95,29 @@ def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([each.detach() for each in tensors], -1).requires_grad_(tensors[0].requires_grad)
 
 
-def check_plan(plan: Plan, model: PreTrainedModel) -> None:
-    """Raise an error unless `plan` maps patterns of modules that `model` has to names of styles.
+def plan_of(model: PreTrainedModel, given: Plan | None = None) -> Plan:
+    """Return the plan that is given for a model, or the model's own, of which patterns may name no module.
 
     Raises:
-        TypeError: if it is no mapping, or a pattern or a style is no text.
-        ValueError: if a pattern names no module.
+        TypeError: if there is none, or it does not map texts to texts.
+        ValueError: if a given pattern names no module.
     """
-    check_is("plan", plan, Mapping, f"patterns and the names of their styles, such as {EXAMPLE}")
-    names = [name for name, _ in model.base_model.named_modules()]
-    prefix = f"{model.base_model_prefix}."
-    for pattern, style in plan.items():
+    if given is None:
+        plan = (
+            GPT2_PLAN if isinstance(model, GPT2PreTrainedModel) else getattr(model.config, "base_model_tp_plan", None)
+        )
+        if not plan:
+            raise TypeError(
+                f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
+            )
+        return dict(plan)
+    check_is("plan", given, Mapping, f"patterns and the names of their styles, such as {EXAMPLE}")
+    for pattern, style in given.items():
         check_is("plan's pattern", pattern, str, f"one, such as in {EXAMPLE}")
         check_is(f"plan[{pattern!r}]", style, str, "the name of a style, such as 'colwise'")
-        if "*" in pattern and not any(_regex(pattern).fullmatch(name) for name in names):
-            hint = f", and without {prefix!r}" if pattern.startswith(prefix) else ""
-            raise ValueError(
-                f"the plan's pattern {pattern!r} names no module of {type(model).__name__}: write it as in "
-                f"{EXAMPLE}{hint}"
-            )
-
-
-def plan_of(model: PreTrainedModel) -> Plan:
-    """Return the model's own plan.
-
-    Raises:
-        TypeError: if it carries none.
-    """
-    if isinstance(model, GPT2PreTrainedModel):
-        return GPT2_PLAN
-    plan = getattr(model.config, "base_model_tp_plan", None)
-    if not plan:
-        raise TypeError(
-            f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
-        )
-    return dict(plan)
+        if "*" in pattern:
+            named_by({pattern: style}, model)
+    return given
 
 
 def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
@@ -204,8 +192,11 @@ def blocks_of(model: Any) -> list[Any]:
 
 def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, Any]]:
     """Return the name, block number, style and module of every module that the plan names, in the model's order."""
-    # modules outside the blocks stay replicated
-    patterns = {_regex(pattern): style for pattern, style in plan.items() if "*" in pattern}
+    patterns = {
+        re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+")): style
+        for pattern, style in plan.items()
+        if "*" in pattern  # modules outside the blocks stay replicated
+    }
     found: Any = [
         (name, int(match[1]), style, module)
         for name, module in model.base_model.named_modules(remove_duplicate=False)
@@ -213,10 +204,10 @@ def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, An
         if (match := pattern.fullmatch(name))
     ]
     if not found:
-        raise ValueError(f"the plan names no module of {type(model).__name__}: give patterns such as {EXAMPLE}")
+        prefix = f"{model.base_model_prefix}."
+        hint = f", and without {prefix!r}" if any(pattern.startswith(prefix) for pattern in plan) else ""
+        raise ValueError(
+            f"the plan's pattern {shown(' or '.join(plan))} names no module of {type(model).__name__}: write it as in "
+            f"{EXAMPLE}{hint}"
+        )
     return list(found)
-
-
-def _regex(pattern: str) -> re.Pattern:
-    """Return a regular expression for a pattern of module names, whose first group is the block's number."""
-    return re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+"))

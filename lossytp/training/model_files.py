@@ -30,12 +30,11 @@ def flaw(file: Path) -> str | None:
         return None
     with file.open("rb") as stream:
         start = stream.read(32)
-    told = next((what for first, what in STARTS.items() if start.startswith(first)), None)
-    if told is None and file.suffix == ".bin" and not start.startswith(PICKLES):
-        told = "is empty or damaged"
-    if told is None and file.suffix == ".safetensors":
-        try:
+    damaged = file.suffix == ".bin" and not start.startswith(PICKLES)
+    try:
+        if file.suffix == ".safetensors":
             safe_open(file, "pt")
-        except SafetensorError:
-            told = "is empty, cut off or damaged"
-    return told and f"{file.name} {told}"
+    except SafetensorError:
+        damaged = True
+    told = [what for first, what in STARTS.items() if start.startswith(first)]
+    return f"{file.name} {(told or ['is empty, cut off or damaged'])[0]}" if told or damaged else None
