@@ -29,6 +29,7 @@ from lossytp.parallel.mixed_classes import mixed
 from lossytp.parallel.own_streams import OwnStreams, give_own_streams_
 from lossytp.parallel.plans import (
     GPT2_PLAN,
+    SUMMED,
     LayerSplit,
     Plan,
     blocks_of,
@@ -36,7 +37,6 @@ from lossytp.parallel.plans import (
     named_by,
     plan_of,
     splits_of,
-    summed_modules,
     weight_and_bias,
 )
 from lossytp.parallel.reach import check_layers, check_reaches
@@ -113,34 +113,21 @@ def parallelize(
             f"because {type(model).__name__} would drop other elements on each rank: load the model with "
             f"{functional[0]} = 0"
         )
-    summed = summed_modules(model, plan_of(model, plan))
+    summed = [module for _, _, style, module in named_by(plan_of(model, plan), model) if style == SUMMED]
     if summed and own_copies:
         raise ValueError(
             f"own_copies = True for {type(model).__name__}, whose ranks sum the gradients of replicated norms: leave "
             "it out"
         )
 
+    def place(split: LayerSplit) -> dict[str, Any]:
+        return {"collective": collective, "layer": split.layer, "module": split.module}
+
     def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return ColumnParallelLinear(
-            weight,
-            bias,
-            widths=split.widths,
-            collective=collective,
-            layer=split.layer,
-            module=split.module,
-            gather_output=split.whole,
-        )
+        return ColumnParallelLinear(weight, bias, widths=split.widths, gather_output=split.whole, **place(split))
 
     def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return RowParallelLinear(
-            weight,
-            bias,
-            own_bias=own_copies,
-            collective=collective,
-            layer=split.layer,
-            module=split.module,
-            split_input=split.whole,
-        )
+        return RowParallelLinear(weight, bias, own_bias=own_copies, split_input=split.whole, **place(split))
 
     ranks_here = len(group.local) if own_streams else 1  # attention sees them one after the other
     kept = {id(module): SummedGradients(module, group) for module in summed} if group.processes > 1 else {}

@@ -13,7 +13,7 @@ the base model, to styles; `*` stands for the number of the block. The styles ar
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,25 +70,18 @@ class LayerSplit:
     def drawn_weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
         """Return weight (inputs, outputs) and bias of all linear layers, side by side; deferred ones are drawn."""
         if len(self.linears) == 1:
-            return _drawn(self.linears[0])
-        weights, biases = zip(*map(_drawn, self.linears), strict=True)
+            return weight_and_bias(self.linears[0], values_of)
+        weights, biases = zip(*(weight_and_bias(linear, values_of) for linear in self.linears), strict=True)
         return _side_by_side(weights), None if biases[0] is None else _side_by_side(biases)
 
 
-def weight_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return the weight, (inputs, outputs), and the bias of a Conv1D or nn.Linear."""
-    weight: Any = linear.weight
-    bias: Any = linear.bias
+def weight_and_bias(
+    linear: nn.Module, of: Callable[[Tensor], Tensor] = lambda parameter: parameter
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weight, (inputs, outputs), and the bias of a Conv1D or nn.Linear, or what `of` returns for them."""
+    parameters: Any = linear
+    weight, bias = of(parameters.weight), None if parameters.bias is None else of(parameters.bias)
     return weight if isinstance(linear, Conv1D) else weight.t(), bias
-
-
-def _drawn(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
-    weight, bias = weight_and_bias(linear)
-    if not weight.is_meta:
-        return weight, bias
-    real: Any = linear.weight
-    drawn = values_of(real)
-    return drawn if isinstance(linear, Conv1D) else drawn.t(), None if bias is None else values_of(bias)
 
 
 def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:
@@ -133,7 +126,7 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
         kind, _, projections = style.partition(":")
         if kind == SUMMED:
             continue
-        if kind not in COLUMN | ROW:
+        if kind not in COLUMN | ROW or not re.fullmatch(r"([1-9]\d*)?", projections):
             raise ValueError(
                 f"the plan's style {style!r} of {name} is not supported: give plan with the styles "
                 f"{', '.join([*COLUMN, *ROW, SUMMED])}, or a model without mixture-of-experts layers"
@@ -154,18 +147,13 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
         columns.setdefault((parent, split, alike), []).append(module)
     splits = [LayerSplit(tuple(linears), False, *split) for (_, split, _), linears in columns.items()] + rows
     sites = [{(split.layer, split.module) for split in splits if split.row is row} for row in (False, True)]
-    if sites[0] != sites[1]:
-        layer, block = min(sites[0] ^ sites[1])
+    if not splits or sites[0] != sites[1]:
+        layer, block = min(sites[0] ^ sites[1], default=(0, "mlp"))
         raise ValueError(
-            f"the plan shards block {layer}'s {block} only by outputs or only by inputs: name its first layers as "
+            f"the plan shards block {layer}'s {block} not both by outputs and by inputs: name its first layers as "
             '"colwise" and its last as "rowwise"'
         )
     return splits
-
-
-def summed_modules(model: PreTrainedModel, plan: Plan) -> list[nn.Module]:
-    """Return the replicated modules between sharded layers, whose gradients the ranks sum."""
-    return [module for _, _, style, module in named_by(plan, model) if style == SUMMED]
 
 
 def check_size(model: PreTrainedModel, splits: list[LayerSplit], size: int) -> None:

@@ -61,7 +61,6 @@ def read_declaration(file: Path) -> dict[str, Any]:
         for key in LISTS:
             if key in declaration and not isinstance(declaration[key], list):
                 declaration[key] = [declaration[key]]
-        check_known("kind", declaration["kind"], KINDS)
         source = _task(declaration, file.parent).source
         check_at_most("targets", max(declaration.get("targets", [0])), 1, "shares, such as 0.7")  # not in old records
         if declaration["name"] in TASKS:
@@ -84,11 +83,11 @@ def declared_task(declaration: Mapping[str, Any], folder: str | None) -> Task:
         ValueError: if a key or a value is wrong.
     """
     with _named(f"declaration of {shown(declaration.get('name'))}"):
-        check_known("kind", declaration.get("kind"), KINDS)
         return _task(declaration, folder)
 
 
 def _task(declaration: Mapping[str, Any], folder: str | Path | None) -> Task:
+    check_known("kind", declaration.get("kind"), KINDS)
     kind = KINDS[declaration["kind"]]
     own = [each for each in fields(kind) if each.name != "source"]
     check_names(declaration, [*OF_ALL_KINDS, *(each.name for each in own)])
