@@ -11,6 +11,7 @@ from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from lossytp.parallel.blocks import SHARDED, SummedGradients, TensorParallelBlock
+from lossytp.parallel.dense_places import places
 from lossytp.parallel.layers import Projection, RowParallelLinear
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import OwnStreams, shared_again, take_first_ranks_
@@ -47,13 +48,10 @@ class SavesDense:
         The network's links go on where they are; `network.load_state_dict` moves them. If the ranks are spread over
         processes, every process must call this.
         """
-        from lossytp.parallel.dense_places import places  # which reads this module
-
         model: Any = self
-        rows = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear)}
-        if not any(
-            state_dict[name].ndim == 2 for name in rows.intersection(state_dict)
-        ):  # shards have an axis of ranks
+        split = [name for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear | Projection)]
+        given = {f"{name}.weight" for name in split}.intersection(state_dict)
+        if not any(state_dict[name].ndim == 2 for name in given):  # shards have an axis of ranks, or another name
             return super().load_state_dict(state_dict, strict, assign)  # type: ignore[misc]
         dense = gather(model)
         keys = dense.load_state_dict(state_dict, strict)

@@ -131,10 +131,8 @@ class Task(ABC):
                 try:
                     yield row, read(row)
                 except KeyError as error:
-                    known = ", ".join(row)
-                    raise ValueError(
-                        f"{split} of {self.source} has no column {error}: name one of its columns, {known}"
-                    ) from None
+                    fix = f"name one of its columns, {', '.join(row)}"
+                    raise ValueError(f"{split} of {self.source} has no column {error}: {fix}") from None
                 except (ValueError, TypeError, AttributeError, OverflowError) as error:  # of users' functions, too
                     raise ValueError(f"{error}, in row {str(row)[:120]} of {split} of {self.source}") from None
 
@@ -252,9 +250,7 @@ class MultipleChoice(Task):
         names = self.options
         options = [row[name] for name in names] if isinstance(names, tuple) else _value(names, row)
         if not isinstance(options, list | tuple) or len(options) < 2:  # a text would give its letters as options
-            raise ValueError(
-                f"options = {str(options)[:60]!r} are not a list of two or more: name columns that give one"
-            )
+            raise ValueError(f"options = {str(options)[:60]!r} are not a list of two or more: name a column of such")
         index = index_of(_value(self.answer, row), len(options), f"one of {len(options)} options")
         for option in options:
             if not isinstance(option, str | int | float):
