@@ -16,10 +16,10 @@ CODE = "it needs Python code of its own; lossytp.pretrain --trust_remote_code ru
 
 
 def reason(error: Exception, where: str) -> str:
-    """Return in one line why `where`, a folder or a name on the hub, cannot be loaded: a file's flaw, or the error."""
+    """Return in one line why `where`, a folder or a name on the hub, cannot be loaded: files' flaws and the error."""
     if "trust_remote_code" in str(error):
         return CODE
-    return next(filter(None, map(flaw, sorted(Path(where).glob("*")))), None) or first_line(error)
+    return "; ".join([*filter(None, map(flaw, sorted(Path(where).glob("*")))), first_line(error)])
 
 
 def flaw(file: Path) -> str | None:

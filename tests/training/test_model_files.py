@@ -61,6 +61,13 @@ def test_a_flawed_file_is_named(folder: Path, file: str, content: bytes, told: s
         assert "\n" not in str(error.value)
 
 
+def test_a_flawed_file_beside_it_does_not_hide_the_error(folder: Path) -> None:
+    (folder / "stray.bin").write_bytes(b"")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"\(stray\.bin is empty.*; .*config\.json.* JSON"):
+        load_model(str(folder))
+
+
 def test_whole_files_have_no_flaw(folder: Path) -> None:
     assert [flaw(file) for file in folder.iterdir() if flaw(file)] == []
 

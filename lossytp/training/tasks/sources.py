@@ -39,6 +39,7 @@ class RowSource(Protocol):
 
     def subset(self, split: Split) -> bool | None:
         """Return whether rows of the official split are missing; None if there is no official number of rows."""
+        return None
 
     def fingerprint(self, split: Split) -> str:
         """Return text that changes if the rows change, but not if they move."""
