@@ -28,9 +28,8 @@ class TensorParallelBlock:
             raise AttributeError("gradient checkpointing was never enabled")
         checkpoint: Callable = self.__dict__["_gradient_checkpointing_func"]
         block: Any = self
-        network: LossyNetwork = next(
-            layer for layer in block.modules() if isinstance(layer, SHARDED)
-        ).collective.network
+        sharded: Any = next(layer for layer in block.modules() if isinstance(layer, SHARDED))
+        network: LossyNetwork = sharded.collective.network
 
         def checkpoint_with_tape(function: Callable, *args: Any, **kwargs: Any) -> Any:
             tape = LossTape()

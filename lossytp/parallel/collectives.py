@@ -7,6 +7,7 @@ processes exchange only the sum.
 Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,7 +25,6 @@ from lossytp.network.repairs.chain import stage_of
 from lossytp.network.routes import Hops, Missing
 from lossytp.network.scope import PHASES
 from lossytp.network.wiring import Wiring
-from lossytp.parallel.controls import add_noise_
 from lossytp.parallel.group import RankGroup, nothing_to_wait_for
 from lossytp.parallel.missing import Memory, Message, adjoint_, settle_
 from lossytp.parallel.reach import check_reaches
@@ -129,7 +129,7 @@ class LossyCollective:
         """Send the rows over `hops`, and leave in them what arrives."""
         network, repair = self.network, self.wiring.repair
         if self.wiring.control == "noise":
-            add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
+            _add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
             return NOTHING_MISSING
         itemsize, rows = self._itemsize(rows_LN), _on_wire(rows_LN) if network.carries_rows else None
         missing = network.send(hops, itemsize, repair=repair, group=self.group.name, site=site, rows=rows)
@@ -228,3 +228,19 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
         )
     result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
     return result if collective.wiring.own_streams else result.expand_as(x_RN).clone()
+
+
+def _add_noise_(message: Message, group: str, site: Site | None) -> None:
+    """Add white Gaussian noise, of variance p times the mean square, to what crosses a link of loss rate p.
+
+    Zero-filling lost packets gives the same expected squared error: p times the sum of the squares. So this control
+    shows whether the form of the damage matters. Another, independent lost elements, is `Wire(elements=1)`.
+    """
+    network = message.network
+    normals = network.normals(message.hops, group=group, site=site)
+    for hop, numbers in zip(message.hops, normals, strict=False):  # none if the network is reliable
+        for row in message.rows_of(hop.positions):
+            span = message.rows_LN[row, hop.start : hop.stop]
+            wide = span.double()  # squares of fp16 would overflow or vanish
+            scale = math.sqrt(network.loss_rate(hop.src, hop.dst)) * wide.square().mean().sqrt()
+            span.copy_(wide + scale * torch.from_numpy(numbers).to(wide))

@@ -29,15 +29,14 @@ from lossytp.parallel.mixed_classes import mixed
 from lossytp.parallel.own_streams import OwnStreams, give_own_streams_
 from lossytp.parallel.plans import (
     GPT2_PLAN,
+    SUMMED,
     LayerSplit,
     Plan,
     blocks_of,
-    check_plan,
     check_size,
     named_by,
     plan_of,
     splits_of,
-    summed_modules,
     weight_and_bias,
 )
 from lossytp.parallel.reach import check_layers, check_reaches
@@ -114,34 +113,21 @@ def parallelize(
             f"because {type(model).__name__} would drop other elements on each rank: load the model with "
             f"{functional[0]} = 0"
         )
-    summed = summed_modules(model, plan_of(model) if plan is None else plan)
+    summed = [module for _, _, style, module in named_by(plan_of(model, plan), model) if style == SUMMED]
     if summed and own_copies:
         raise ValueError(
             f"own_copies = True for {type(model).__name__}, whose ranks sum the gradients of replicated norms: leave "
             "it out"
         )
 
+    def place(split: LayerSplit) -> dict[str, Any]:
+        return {"collective": collective, "layer": split.layer, "module": split.module}
+
     def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return ColumnParallelLinear(
-            weight,
-            bias,
-            widths=split.widths,
-            collective=collective,
-            layer=split.layer,
-            module=split.module,
-            gather_output=split.whole,
-        )
+        return ColumnParallelLinear(weight, bias, widths=split.widths, gather_output=split.whole, **place(split))
 
     def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return RowParallelLinear(
-            weight,
-            bias,
-            own_bias=own_copies,
-            collective=collective,
-            layer=split.layer,
-            module=split.module,
-            split_input=split.whole,
-        )
+        return RowParallelLinear(weight, bias, own_bias=own_copies, split_input=split.whole, **place(split))
 
     ranks_here = len(group.local) if own_streams else 1  # attention sees them one after the other
     kept = {id(module): SummedGradients(module, group) for module in summed} if group.processes > 1 else {}
@@ -212,7 +198,7 @@ def assert_converted(model: PreTrainedModel, plan: Plan | None = None) -> None:
     An earlier study replaced only `nn.Linear`, which GPT-2's blocks do not have, and so sharded nothing.
     """
     unsharded: dict[int, list[str]] = {}
-    for name, layer, style, module in named_by(plan_of(model) if plan is None else plan, model):
+    for name, layer, style, module in named_by(plan_of(model, plan), model):
         kind: Any = RowParallelLinear if style.startswith("rowwise") else (ColumnParallelLinear, Projection)
         if style.startswith(("rowwise", "colwise")) and not isinstance(module, kind):
             unsharded.setdefault(layer, []).append(name.split(f".{layer}.", 1)[1])
@@ -238,11 +224,7 @@ def dense_splits(model: PreTrainedModel, tensor_parallel_size: int, plan: Plan |
         raise TypeError("the model is tensor-parallel already: give the dense model, or gather() it first")
     if getattr(model.config, "add_cross_attention", False):
         raise ValueError("add_cross_attention = True is not supported: give a decoder without cross-attention")
-    if plan is None:
-        plan = plan_of(model)
-    else:
-        check_plan(plan, model)
-    splits = splits_of(model, plan)
+    splits = splits_of(model, plan_of(model, plan))
     check_size(model, splits, tensor_parallel_size)
     return splits
 

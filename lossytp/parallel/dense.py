@@ -11,6 +11,7 @@ from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from lossytp.parallel.blocks import SHARDED, SummedGradients, TensorParallelBlock
+from lossytp.parallel.dense_places import places
 from lossytp.parallel.layers import Projection, RowParallelLinear
 from lossytp.parallel.layout import Layout
 from lossytp.parallel.own_streams import OwnStreams, shared_again, take_first_ranks_
@@ -48,18 +49,16 @@ class SavesDense:
         processes, every process must call this.
         """
         model: Any = self
-        whole = {f"{name}.weight" for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear)}
-        if not any(name in state_dict and state_dict[name].ndim == 2 for name in whole):  # a shard has an axis of ranks
+        split = [name for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear | Projection)]
+        given = {f"{name}.weight" for name in split}.intersection(state_dict)
+        if not any(state_dict[name].ndim == 2 for name in given):  # shards have an axis of ranks, or another name
             return super().load_state_dict(state_dict, strict, assign)  # type: ignore[misc]
-        from lossytp.parallel.dense_places import places
-
         dense = gather(model)
         keys = dense.load_state_dict(state_dict, strict)
         values = dict(dense.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for place in places(model, Layout()):
-                for box in place.boxes(place.parameter):
-                    box.view.copy_(values[box.name][box.slices])
+            for box in (box for place in places(model, Layout()) for box in place.boxes(place.parameter)):
+                box.view.copy_(values[box.name][box.slices])
         return keys
 
     def __reduce_ex__(self, protocol: Any) -> Any:

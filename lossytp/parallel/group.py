@@ -137,11 +137,9 @@ def check_divides(tensor_parallel_size: int, *, heads: int = 0, inner: int = 0, 
     grouped = key_value_heads if key_value_heads != heads else 0
     counts = {f"{heads} heads": heads, f"{grouped} key-value heads": grouped, f"MLP of {inner}": inner}
     counts = {name: count for name, count in counts.items() if count}
-    if tensor_parallel_size < 1 or any(count % tensor_parallel_size for count in counts.values()):
-        fits = [size for size in range(1, min(counts.values()) + 1) if not any(n % size for n in counts.values())]
-        *others, last = counts
+    fits = [size for size in range(1, max(counts.values()) + 1) if not any(n % size for n in counts.values())]
+    if tensor_parallel_size not in fits:
         raise ValueError(
-            f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's "
-            f"{' and its '.join(filter(None, [', its '.join(others), last]))}: choose one of "
-            f"{', '.join(map(str, fits))}"
+            f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {' and its '.join(counts)}: "
+            f"choose one of {', '.join(map(str, fits))}"
         )

@@ -168,7 +168,8 @@ class RowParallelLinear(nn.Module):
         group = collective.group
         self.per_rank = ("bias",) if own_bias and bias is not None else ()
         shard_LKD = weight.detach().view(group.size, -1, weight.shape[1])[group.local.start : group.local.stop]
-        self.weight = nn.Parameter(_copy(shard_LKD), weight.requires_grad)
+        # with its own memory, so that the dense weight can be freed
+        self.weight = nn.Parameter(shard_LKD.clone(memory_format=torch.contiguous_format), weight.requires_grad)
         self.bias = None
         if bias is not None:
             copies = bias.expand(len(group.local), -1) if own_bias else bias
@@ -199,11 +200,6 @@ class RowParallelLinear(nn.Module):
         if self.bias is None:
             return weight, None
         return weight, (self.bias[0] if self.per_rank else self.bias).detach()
-
-
-def _copy(shard: Tensor) -> Tensor:
-    """Return a copy with its own memory, so that the dense weight can be freed."""
-    return shard.clone(memory_format=torch.contiguous_format)
 
 
 def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from lossytp.parallel.functions import own_gradient
@@ -51,9 +52,8 @@ def _on_own_streams(forward: Callable) -> Callable:
             positions = torch.arange(first, first + length, device=tokens.device).unsqueeze(0)
         if positions is not None:
             inputs["position_ids"] = positions.expand(rows, length)
-        for name in BATCHED:
-            if inputs.get(name) is not None:
-                inputs[name] = _for_ranks(inputs[name], ranks_here)
+        batched = {name: inputs[name] for name in BATCHED if name in inputs}  # a mask for each kind of layer, perhaps
+        inputs |= tree_map_only(Tensor, lambda each: each.repeat(ranks_here, *[1] * (each.ndim - 1)), batched)
         if inputs.get("num_items_in_batch") is not None:
             inputs["num_items_in_batch"] = inputs["num_items_in_batch"] * ranks_here
         output = forward(self, **inputs, return_dict=True)
@@ -62,13 +62,6 @@ def _on_own_streams(forward: Callable) -> Callable:
         return output if return_dict is not False else output.to_tuple()
 
     return folded
-
-
-def _for_ranks(value: Any, ranks_here: int) -> Any:
-    """Return an input repeated for each local rank; masks may come as a dictionary with one for each kind of layer."""
-    if isinstance(value, dict):
-        return {kind: _for_ranks(each, ranks_here) for kind, each in value.items()}
-    return value if value is None else value.repeat(ranks_here, *[1] * (value.ndim - 1))
 
 
 class OwnStreams:

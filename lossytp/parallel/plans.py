@@ -13,7 +13,7 @@ the base model, to styles; `*` stands for the number of the block. The styles ar
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import GPT2PreTrainedModel, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from lossytp.network.checks import check_is
+from lossytp.network.checks import check_is, shown
 from lossytp.parallel.deferred import values_of
 from lossytp.parallel.group import check_divides
 
@@ -70,66 +70,47 @@ class LayerSplit:
     def drawn_weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
         """Return weight (inputs, outputs) and bias of all linear layers, side by side; deferred ones are drawn."""
         if len(self.linears) == 1:
-            return _drawn(self.linears[0])
-        weights, biases = zip(*map(_drawn, self.linears), strict=True)
+            return weight_and_bias(self.linears[0], values_of)
+        weights, biases = zip(*(weight_and_bias(linear, values_of) for linear in self.linears), strict=True)
         return _side_by_side(weights), None if biases[0] is None else _side_by_side(biases)
 
 
-def weight_and_bias(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
-    """Return the weight, (inputs, outputs), and the bias of a Conv1D or nn.Linear."""
-    weight: Any = linear.weight
-    bias: Any = linear.bias
+def weight_and_bias(
+    linear: nn.Module, of: Callable[[Tensor], Tensor] = lambda parameter: parameter
+) -> tuple[Tensor, Tensor | None]:
+    """Return the weight, (inputs, outputs), and the bias of a Conv1D or nn.Linear, or what `of` returns for them."""
+    parameters: Any = linear
+    weight, bias = of(parameters.weight), None if parameters.bias is None else of(parameters.bias)
     return weight if isinstance(linear, Conv1D) else weight.t(), bias
-
-
-def _drawn(linear: nn.Module) -> tuple[Tensor, Tensor | None]:
-    weight, bias = weight_and_bias(linear)
-    if not weight.is_meta:
-        return weight, bias
-    real: Any = linear.weight
-    drawn = values_of(real)
-    return drawn if isinstance(linear, Conv1D) else drawn.t(), None if bias is None else values_of(bias)
 
 
 def _side_by_side(tensors: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([each.detach() for each in tensors], -1).requires_grad_(tensors[0].requires_grad)
 
 
-def check_plan(plan: Plan, model: PreTrainedModel) -> None:
-    """Raise an error unless `plan` maps patterns of modules that `model` has to names of styles.
+def plan_of(model: PreTrainedModel, given: Plan | None = None) -> Plan:
+    """Return the plan that is given for a model, or the model's own, of which patterns may name no module.
 
     Raises:
-        TypeError: if it is no mapping, or a pattern or a style is no text.
-        ValueError: if a pattern names no module.
+        TypeError: if there is none, or it does not map texts to texts.
+        ValueError: if a given pattern names no module.
     """
-    check_is("plan", plan, Mapping, f"patterns and the names of their styles, such as {EXAMPLE}")
-    names = [name for name, _ in model.base_model.named_modules()]
-    prefix = f"{model.base_model_prefix}."
-    for pattern, style in plan.items():
+    if given is None:
+        plan = (
+            GPT2_PLAN if isinstance(model, GPT2PreTrainedModel) else getattr(model.config, "base_model_tp_plan", None)
+        )
+        if not plan:
+            raise TypeError(
+                f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
+            )
+        return dict(plan)
+    check_is("plan", given, Mapping, f"patterns and the names of their styles, such as {EXAMPLE}")
+    for pattern, style in given.items():
         check_is("plan's pattern", pattern, str, f"one, such as in {EXAMPLE}")
         check_is(f"plan[{pattern!r}]", style, str, "the name of a style, such as 'colwise'")
-        if "*" in pattern and not any(_regex(pattern).fullmatch(name) for name in names):
-            hint = f", and without {prefix!r}" if pattern.startswith(prefix) else ""
-            raise ValueError(
-                f"the plan's pattern {pattern!r} names no module of {type(model).__name__}: write it as in "
-                f"{EXAMPLE}{hint}"
-            )
-
-
-def plan_of(model: PreTrainedModel) -> Plan:
-    """Return the model's own plan.
-
-    Raises:
-        TypeError: if it carries none.
-    """
-    if isinstance(model, GPT2PreTrainedModel):
-        return GPT2_PLAN
-    plan = getattr(model.config, "base_model_tp_plan", None)
-    if not plan:
-        raise TypeError(
-            f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
-        )
-    return dict(plan)
+        if "*" in pattern:
+            named_by({pattern: style}, model)
+    return given
 
 
 def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
@@ -145,7 +126,7 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
         kind, _, projections = style.partition(":")
         if kind == SUMMED:
             continue
-        if kind not in COLUMN | ROW:
+        if kind not in COLUMN | ROW or not re.fullmatch(r"([1-9]\d*)?", projections):
             raise ValueError(
                 f"the plan's style {style!r} of {name} is not supported: give plan with the styles "
                 f"{', '.join([*COLUMN, *ROW, SUMMED])}, or a model without mixture-of-experts layers"
@@ -166,18 +147,13 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
         columns.setdefault((parent, split, alike), []).append(module)
     splits = [LayerSplit(tuple(linears), False, *split) for (_, split, _), linears in columns.items()] + rows
     sites = [{(split.layer, split.module) for split in splits if split.row is row} for row in (False, True)]
-    if sites[0] != sites[1]:
-        layer, block = min(sites[0] ^ sites[1])
+    if not splits or sites[0] != sites[1]:
+        layer, block = min(sites[0] ^ sites[1], default=(0, "mlp"))
         raise ValueError(
-            f"the plan shards block {layer}'s {block} only by outputs or only by inputs: name its first layers as "
+            f"the plan shards block {layer}'s {block} not both by outputs and by inputs: name its first layers as "
             '"colwise" and its last as "rowwise"'
         )
     return splits
-
-
-def summed_modules(model: PreTrainedModel, plan: Plan) -> list[nn.Module]:
-    """Return the replicated modules between sharded layers, whose gradients the ranks sum."""
-    return [module for _, _, style, module in named_by(plan, model) if style == SUMMED]
 
 
 def check_size(model: PreTrainedModel, splits: list[LayerSplit], size: int) -> None:
@@ -204,8 +180,11 @@ def blocks_of(model: Any) -> list[Any]:
 
 def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, Any]]:
     """Return the name, block number, style and module of every module that the plan names, in the model's order."""
-    # modules outside the blocks stay replicated
-    patterns = {_regex(pattern): style for pattern, style in plan.items() if "*" in pattern}
+    patterns = {
+        re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+")): style
+        for pattern, style in plan.items()
+        if "*" in pattern  # modules outside the blocks stay replicated
+    }
     found: Any = [
         (name, int(match[1]), style, module)
         for name, module in model.base_model.named_modules(remove_duplicate=False)
@@ -213,10 +192,10 @@ def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, An
         if (match := pattern.fullmatch(name))
     ]
     if not found:
-        raise ValueError(f"the plan names no module of {type(model).__name__}: give patterns such as {EXAMPLE}")
+        prefix = f"{model.base_model_prefix}."
+        hint = f", and without {prefix!r}" if any(pattern.startswith(prefix) for pattern in plan) else ""
+        raise ValueError(
+            f"the plan's pattern {shown(' or '.join(plan))} names no module of {type(model).__name__}: write it as in "
+            f"{EXAMPLE}{hint}"
+        )
     return list(found)
-
-
-def _regex(pattern: str) -> re.Pattern:
-    """Return a regular expression for a pattern of module names, whose first group is the block's number."""
-    return re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+"))

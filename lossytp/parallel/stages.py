@@ -68,7 +68,8 @@ class Stage(nn.Module):
             id(children[place]): nn.ModuleList([self.received] * first + blocks[first:stop] + after)
         }
         if not self.is_first:
-            memo |= {id(each): self.received for each in children[:place] if _has_parameters_or_drops(each)}
+            before = [each for each in children[:place] if isinstance(each, nn.Dropout) or _has_parameters(each)]
+            memo |= {id(each): self.received for each in before}
         if not self.is_last:
             around = [child for child in model.children() if child is not model.base_model]
             memo |= {id(each): nn.Identity() for each in children[place + 1 :] + around if _has_parameters(each)}
@@ -140,7 +141,3 @@ def _tied_shape(model: PreTrainedModel) -> torch.Size | None:
 
 def _has_parameters(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
-
-
-def _has_parameters_or_drops(module: nn.Module) -> bool:
-    return isinstance(module, nn.Dropout) or _has_parameters(module)

@@ -16,10 +16,10 @@ CODE = "it needs Python code of its own; lossytp.pretrain --trust_remote_code ru
 
 
 def reason(error: Exception, where: str) -> str:
-    """Return in one line why `where`, a folder or a name on the hub, cannot be loaded: a file's flaw, or the error."""
+    """Return in one line why `where`, a folder or a name on the hub, cannot be loaded: files' flaws and the error."""
     if "trust_remote_code" in str(error):
         return CODE
-    return next(filter(None, map(flaw, sorted(Path(where).glob("*")))), None) or first_line(error)
+    return "; ".join([*filter(None, map(flaw, sorted(Path(where).glob("*")))), first_line(error)])
 
 
 def flaw(file: Path) -> str | None:
@@ -30,12 +30,11 @@ def flaw(file: Path) -> str | None:
         return None
     with file.open("rb") as stream:
         start = stream.read(32)
-    told = next((what for first, what in STARTS.items() if start.startswith(first)), None)
-    if told is None and file.suffix == ".bin" and not start.startswith(PICKLES):
-        told = "is empty or damaged"
-    if told is None and file.suffix == ".safetensors":
-        try:
+    damaged = file.suffix == ".bin" and not start.startswith(PICKLES)
+    try:
+        if file.suffix == ".safetensors":
             safe_open(file, "pt")
-        except SafetensorError:
-            told = "is empty, cut off or damaged"
-    return told and f"{file.name} {told}"
+    except SafetensorError:
+        damaged = True
+    told = [what for first, what in STARTS.items() if start.startswith(first)]
+    return f"{file.name} {(told or ['is empty, cut off or damaged'])[0]}" if told or damaged else None

@@ -214,9 +214,7 @@ def _saved_configuration(name: str, where: str) -> Any:
     config = _loaded(name, where, AutoConfig.from_pretrained)
     quantised = getattr(config, "quantization_config", None)
     if quantised is not None:
-        raise ValueError(
-            f"model_name = {name!r} is quantised ({str(quantised)[:60]}): give it in float32, bfloat16 or float16"
-        )
+        raise ValueError(f"model_name = {name!r} is quantised ({str(quantised)[:60]}): give it in float32 or bfloat16")
     if config.model_type != "gpt2" and not getattr(config, "base_model_tp_plan", None):
         raise ValueError(
             f"model_name = {name!r} is a {config.model_type}, which has no tensor-parallel plan: give a GPT-2, or a "

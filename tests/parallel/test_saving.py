@@ -141,6 +141,10 @@ def test_the_state_of_the_dense_model_is_loaded_into_shards(family: str, how: di
         assert any(torch.equal(own, other) for other in parallel.parameters()), "of every rank's copy"
     with pytest.raises(RuntimeError, match="Missing key"):
         parallel.load_state_dict({name: state[name] for name in list(state)[1:]})
+    attention = {name: 2 * weight for name, weight in state.items() if ".q_proj." in name or ".c_attn.weight" in name}
+    assert not parallel.load_state_dict(attention, strict=False).unexpected_keys
+    models[1].load_state_dict(attention, strict=False)
+    assert_same_weights(gather(parallel), models[1])
 
 
 def test_transformers_trainer_resumes_its_checkpoint(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ CODE = "open({marker!r}, 'w').close()\nfrom transformers import GPT2Config as C,
 LOADS: dict[str, Callable[[str], Any]] = {
     "shape": lambda folder: check_model(folder, 2, 8),
     "tokenizer": load_tokenizer,
-    "tokenizer_path": lambda folder: tokenizer_for(PretrainConfig(tokenizer_path=folder), ""),
+    "tokenizer_path": lambda folder: tokenizer_for(PretrainConfig(tokenizer_path=folder)),
     "model": load_model,
 }
 
@@ -47,8 +47,8 @@ def folder(tmp_path: Path) -> Path:
         ("tokenizer.json", b"\xef\xbb\xbf{}", "byte order mark", ["tokenizer", "tokenizer_path"]),
         ("model.safetensors", b"", "empty, cut off or damaged", ["model"]),
         ("model.safetensors", b"\x40\x1f\0\0\0\0\0\0{}", "empty, cut off or damaged", ["model"]),
-        ("pytorch_model.bin", b"", "empty or damaged", ["model"]),
-        ("pytorch_model.bin", b"half", "empty or damaged", ["model"]),
+        ("pytorch_model.bin", b"", "empty, cut off or damaged", ["model"]),
+        ("pytorch_model.bin", b"half", "empty, cut off or damaged", ["model"]),
     ],
 )
 def test_a_flawed_file_is_named(folder: Path, file: str, content: bytes, told: str, loads: list[str]) -> None:
@@ -59,6 +59,13 @@ def test_a_flawed_file_is_named(folder: Path, file: str, content: bytes, told: s
         with pytest.raises(ValueError, match=rf"\({file} .*{told}") as error:
             LOADS[load](str(folder))
         assert "\n" not in str(error.value)
+
+
+def test_a_flawed_file_beside_it_does_not_hide_the_error(folder: Path) -> None:
+    (folder / "stray.bin").write_bytes(b"")
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"\(stray\.bin is empty.*; .*config\.json.* JSON"):
+        load_model(str(folder))
 
 
 def test_whole_files_have_no_flaw(folder: Path) -> None:
@@ -97,7 +104,7 @@ def test_the_flag_of_pretraining_decides(
 ) -> None:
     given, right = [], AutoTokenizer.from_pretrained
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *names, **how: given.append(how) or right(*names))
-    tokenizer_for(PretrainConfig(**{setting: str(folder)}, block_size=8, trust_remote_code=trusted), "")
+    tokenizer_for(PretrainConfig(**{setting: str(folder)}, block_size=8, trust_remote_code=trusted))
     assert given == [{"trust_remote_code": trusted}]
 
 

@@ -11,7 +11,6 @@
 The other keys are the fields of the kind's class in `kinds`. The task is named after the file, or by the key `name`.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from lossytp.network.checks import check_at_most, check_known, check_names, shown
+from lossytp.network.checks import check_at_most, check_known, check_names, is_finite, shown
 from lossytp.training.plain_yaml import read_yaml_file
 from lossytp.training.tasks.catalogue import TASKS
 from lossytp.training.tasks.kinds import Classification, Generation, MultipleChoice, Regression, Task
@@ -30,7 +29,17 @@ from lossytp.training.tasks.templates import check_template
 KINDS: dict[str, type[Task]] = {each.kind: each for each in (Classification, Regression, MultipleChoice, Generation)}
 DECLARATIONS = (".yaml", ".yml")  # endings of the files that declare a task
 OF_ALL_KINDS = ("name", "kind", "train", "test")
-LISTS = ("labels", "metrics", "targets")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+LISTS: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "labels": (lambda value: _is_text(value) or isinstance(value, int | float), "names", "[bad, good]"),
+    "metrics": (_is_text, "names", "[first, second]"),
+    "targets": (is_finite, "finite numbers", "[0.7, 0.8]"),
+}
 PLAIN_NAME = re.compile(r"[\w.-]+")  # it becomes part of the names of folders
 
 
@@ -52,13 +61,12 @@ def read_declaration(file: Path) -> dict[str, Any]:
         for key in LISTS:
             if key in declaration and not isinstance(declaration[key], list):
                 declaration[key] = [declaration[key]]
-        check_known("kind", declaration["kind"], KINDS)
         source = _task(declaration, file.parent).source
         check_at_most("targets", max(declaration.get("targets", [0])), 1, "shares, such as 0.7")  # not in old records
         if declaration["name"] in TASKS:
             raise ValueError(f"{declaration['name']!r} is the name of another task: add the key name with another name")
         assert isinstance(source, Files)
-        both = set(source.files("train")).intersection(source.files("test"))
+        both = set(map(Path.resolve, source.files("train"))).intersection(map(Path.resolve, source.files("test")))
         if both:
             raise ValueError(f"{min(both)} is in both train and test: test on rows that training does not see")
     return declaration
@@ -75,11 +83,11 @@ def declared_task(declaration: Mapping[str, Any], folder: str | None) -> Task:
         ValueError: if a key or a value is wrong.
     """
     with _named(f"declaration of {shown(declaration.get('name'))}"):
-        check_known("kind", declaration.get("kind"), KINDS)
         return _task(declaration, folder)
 
 
 def _task(declaration: Mapping[str, Any], folder: str | Path | None) -> Task:
+    check_known("kind", declaration.get("kind"), KINDS)
     kind = KINDS[declaration["kind"]]
     own = [each for each in fields(kind) if each.name != "source"]
     check_names(declaration, [*OF_ALL_KINDS, *(each.name for each in own)])
@@ -100,33 +108,14 @@ def _task(declaration: Mapping[str, Any], folder: str | Path | None) -> Task:
 
 def _check(key: str, value: Any) -> None:
     """Raise ValueError if the value has the wrong type for the key."""
-    if key == "labels":
-        _check_list(key, value, _is_name, "names", "[bad, good]")
-    elif key == "targets":
-        _check_list(key, value, _is_score, "finite numbers", "[0.7, 0.8]")
-    elif key == "metrics" or (key == "options" and isinstance(value, list)):
-        _check_list(key, value, _is_text, "names", "[first, second]")
+    if key in LISTS or (key == "options" and isinstance(value, list)):
+        fits, wanted, example = LISTS.get(key, LISTS["metrics"])
+        if not isinstance(value, list) or not value or not all(map(fits, value)):
+            raise ValueError(f"{key} = {shown(value)} is not a list of {wanted}: give one, such as {example}")
     elif not _is_text(value):
         raise ValueError(f"{key} = {shown(value)} is not text: give text{', or a list' if key == 'options' else ''}")
     elif key in ("body", "ending"):
         check_template(key, value)
-
-
-def _check_list(key: str, value: Any, fits: Callable[[Any], bool], wanted: str, example: str) -> None:
-    if not isinstance(value, list) or not value or not all(map(fits, value)):
-        raise ValueError(f"{key} = {shown(value)} is not a list of {wanted}: give one, such as {example}")
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-def _is_name(value: Any) -> bool:
-    return _is_text(value) or isinstance(value, int | float)
-
-
-def _is_score(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @contextmanager

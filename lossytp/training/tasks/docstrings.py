@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lossytp.training.tasks.cache import cached, code_digest
-from lossytp.training.tasks.sources import Split
+from lossytp.training.tasks.sources import RowSource, Split
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -40,7 +40,7 @@ _NAMES = re.compile(
 
 
 @dataclass(frozen=True)
-class Docstrings:
+class Docstrings(RowSource):
     """The source of the embedded task. A row has a text and a label, which is an index into LIBRARIES."""
 
     def __str__(self) -> str:
@@ -52,10 +52,6 @@ class Docstrings:
 
         folder = cached("docstrings-text", version(), _write)
         return datasets.Dataset.from_dict(json.loads((folder / f"{split}.json").read_text(encoding="utf-8")))
-
-    def subset(self, split: Split) -> None:
-        """Return None: there is no official number of rows."""
-        return
 
     def fingerprint(self, split: Split) -> str:
         """Return the versions that the texts depend on."""

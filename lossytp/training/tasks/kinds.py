@@ -6,13 +6,14 @@ A text is a template over the row's columns ("{premise}"), or a function of the 
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from lossytp.training.tasks.cache import code_digest, identity
-from lossytp.training.tasks.labels import check_all_occur, class_of, index_of, name_of, number_of
+from lossytp.training.tasks.labels import class_of, index_of, name_of, number_of
 from lossytp.training.tasks.sources import Files, Row, RowSource, Source, Split, sample_indices
-from lossytp.training.tasks.templates import Text, check_has_text, columns_of, is_filled, text_of
+from lossytp.training.tasks.templates import Text, columns_of, is_filled, text_of
 
 if TYPE_CHECKING:
     import evaluate
@@ -23,6 +24,7 @@ Label = int | float | tuple[str, ...]
 Made = TypeVar("Made")
 AS_WRITTEN = ("label", "options", "answer", "answers")  # fields that name columns which are not numbers to count with
 ROWS_AT_ONCE = 1000
+LONGEST_LIST = 8  # values that a message lists
 PART = "part"  # a column of the test rows of a source that `has_parts`: evaluation also scores each part
 
 
@@ -50,7 +52,7 @@ class Task(ABC):
     """The base of all kinds of tasks."""
 
     kind: ClassVar[str]
-    cut: ClassVar[Literal["left", "right"]]
+    cut: ClassVar[Literal["left", "right"]] = "right"
     """The end at which a body is cut."""
     known_metrics: ClassVar[tuple[str, ...]]
     metric_class: ClassVar[str]
@@ -129,16 +131,17 @@ class Task(ABC):
                 try:
                     yield row, read(row)
                 except KeyError as error:
-                    known = ", ".join(row)
-                    raise ValueError(
-                        f"{split} of {self.source} has no column {error}: name one of its columns, {known}"
-                    ) from None
+                    fix = f"name one of its columns, {', '.join(row)}"
+                    raise ValueError(f"{split} of {self.source} has no column {error}: {fix}") from None
                 except (ValueError, TypeError, AttributeError, OverflowError) as error:  # of users' functions, too
                     raise ValueError(f"{error}, in row {str(row)[:120]} of {split} of {self.source}") from None
 
     def check_rows(self, rows: "Dataset", split: Split) -> None:
         """Raise ValueError if the rows of a whole split do not fit this task's declaration."""
-        check_has_text(rows, (self.body, self.ending), f"{split} of {self.source}")
+        for column in columns_of(self.body, self.ending):
+            if column in rows.column_names and len(rows) and not any(map(is_filled, rows[column])):
+                where = f"{len(rows)} rows of {split} of {self.source}"
+                raise ValueError(f"column {column!r} is empty in all {where}: give text")
 
     def fingerprint(self) -> str:
         """Return a hash of the rows, the declaration and the code of both. Different examples have different hashes."""
@@ -156,7 +159,6 @@ class Classification(Task):
     """A text that belongs to one of several classes. Metrics: accuracy, matthews_correlation, f1 (of class 1)."""
 
     kind: ClassVar[str] = "classification"
-    cut: ClassVar[Literal["left", "right"]] = "right"
     known_metrics: ClassVar[tuple[str, ...]] = ("accuracy", "matthews_correlation", "f1")
     metric_class: ClassVar[str] = "ClassificationMetric"
 
@@ -180,10 +182,21 @@ class Classification(Task):
 
     def check_rows(self, rows: "Dataset", split: Split) -> None:
         super().check_rows(rows, split)
-        if split == "train":
-            values = [value for _, value in self._each(rows, split, lambda row: _value(self.label, row))]
-            name = f"column {self.label!r} of " if isinstance(self.label, str) else ""
-            check_all_occur(values, self.labels, f"{name}{split} of {self.source}")
+        if split != "train":
+            return
+        values = {repr(value): value for _, value in self._each(rows, split, lambda row: _value(self.label, row))}
+        found = set()
+        for value in values.values():
+            with suppress(ValueError):  # is reported with its row
+                found.add(class_of(value, self.labels))
+        lacking = [label for index, label in enumerate(self.labels) if index not in found]
+        if lacking and found - {None}:  # misspelt, or the values are no indices: -1, 0 and 1 do not count from 0
+            where = f"{f'column {self.label!r} of ' * isinstance(self.label, str)}{split} of {self.source}"
+            held = ", ".join(sorted(values)[:LONGEST_LIST]) + ", ..." * (len(values) > LONGEST_LIST)
+            raise ValueError(
+                f"label {lacking[0]!r} does not occur in {where}, which holds {held}: correct it, or leave it out; "
+                "numbers that are not names count the classes from 0, and -1 means no label"
+            )
 
     def chance(self, references: Sequence[Any]) -> dict[str, float]:
         return _constant(self, references, self.num_logits)
@@ -198,7 +211,6 @@ class Regression(Task):
     """A text that has a number. Metrics: pearson, spearman."""
 
     kind: ClassVar[str] = "regression"
-    cut: ClassVar[Literal["left", "right"]] = "right"
     known_metrics: ClassVar[tuple[str, ...]] = ("pearson", "spearman")
     metric_class: ClassVar[str] = "RegressionMetric"
 
@@ -238,9 +250,7 @@ class MultipleChoice(Task):
         names = self.options
         options = [row[name] for name in names] if isinstance(names, tuple) else _value(names, row)
         if not isinstance(options, list | tuple) or len(options) < 2:  # a text would give its letters as options
-            raise ValueError(
-                f"options = {str(options)[:60]!r} are not a list of two or more: name columns that give one"
-            )
+            raise ValueError(f"options = {str(options)[:60]!r} are not a list of two or more: name a column of such")
         index = index_of(_value(self.answer, row), len(options), f"one of {len(options)} options")
         for option in options:
             if not isinstance(option, str | int | float):

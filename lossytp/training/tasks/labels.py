@@ -1,13 +1,9 @@
 """Match the values of a label column with a task's classes or options."""
 
 import math
-from collections.abc import Iterable
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 from unicodedata import normalize
-
-LONGEST_LIST = 8  # values that a message lists
 
 
 def name_of(value: Any) -> str:
@@ -61,22 +57,3 @@ def index_of(value: Any, number: int, meaning: str) -> int | None:
     if index is None or not index.is_integer() or not 0 <= index < number:
         raise ValueError(f"label {value!r} is not {meaning}: give one that is, or leave out such rows")
     return int(index)
-
-
-def check_all_occur(values: Iterable[Any], labels: tuple[str, ...], where: str) -> None:
-    """Raise ValueError if some class has a training row and another has none.
-
-    The latter may be misspelt, or the values are no indices: -1, 0 and 1, say, do not count three classes from 0.
-    """
-    different = {repr(value): value for value in values}
-    found = set()
-    for value in different.values():
-        with suppress(ValueError):  # is reported with its row
-            found.add(class_of(value, labels))
-    for index, label in enumerate(labels):
-        if index not in found and found - {None}:
-            shown = ", ".join(sorted(different)[:LONGEST_LIST]) + ", ..." * (len(different) > LONGEST_LIST)
-            raise ValueError(
-                f"label {label!r} does not occur in {where}, which holds {shown}: correct it, or leave it out; numbers "
-                "that are not names count the classes from 0, and -1 means no label"
-            )

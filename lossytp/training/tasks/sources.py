@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from lossytp.network.bounded_files import content_of, parquet_in
+from lossytp.network.bounded_files import check_file, content_of, parquet_in
 from lossytp.network.streams import Stream
 from lossytp.training.files import matching
 from lossytp.training.hub import hub_or_its_cache, is_offline
@@ -39,13 +39,14 @@ class RowSource(Protocol):
 
     def subset(self, split: Split) -> bool | None:
         """Return whether rows of the official split are missing; None if there is no official number of rows."""
+        return None
 
     def fingerprint(self, split: Split) -> str:
         """Return text that changes if the rows change, but not if they move."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(RowSource):
     """A data set on the hub, or its copy under `$LOSSYTP_DATA`.
 
     The copy is a folder `<path>/<name>`, laid out like the hub's repository. The names of a split's files start with
@@ -96,9 +97,6 @@ class Source:
         name = re.compile(re.escape(self.splits[split]) + r"(?!\w).*")  # not validation_matched for validation
         for folder in (self.folder, self.folder / "data"):
             found = [file for file in sorted(folder.glob("*")) if file.suffix in FORMATS and name.match(file.name)]
-            for file in found:
-                if not file.is_file():
-                    raise ValueError(f"{file} is a folder, or a link to nothing: put a file there, or delete it")
             if found:
                 return found
         raise ValueError(
@@ -121,7 +119,7 @@ class Source:
                     return datasets.load_dataset(self.path, data_dir=self.name, split=split, revision=EXPORT)
             except (OSError, ValueError, RuntimeError) as error:
                 why = " ".join(str(error).split())[:200] if answers else silence
-                looked = f"which {_lacks(self.folder)}" if self.folder else "which is not set"
+                looked = f"which has no folder {self.folder}" if self.folder else "which is not set"
                 raise ValueError(
                     f"{self} is neither in {DATA_VARIABLE}, {looked}, nor available from the hub ({why}): "
                     f"go online once, or set {DATA_VARIABLE} to a folder that has {Path(self.path, self.name or '')}"
@@ -129,7 +127,7 @@ class Source:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Files:
+class Files(RowSource):
     """The user's own files: csv, json (one row per line, or a list), or parquet.
 
     `train` and `test` are each the path of a file, or a pattern such as "reviews/train-*.parquet".
@@ -153,10 +151,6 @@ class Files:
         """
         return _read(self.files(split), self.texts)
 
-    def subset(self, split: Split) -> None:
-        """Return None: there is no official number of rows."""
-        return
-
     def fingerprint(self, split: Split) -> str:
         """Return a hash of the files' names, sizes and times."""
         return _stamp(self.files(split))
@@ -167,24 +161,24 @@ class Files:
         Raises:
             ValueError: if there is none, or one is of an unknown format.
         """
-        given, folder = Path(getattr(self, split)).expanduser(), Path(self.folder or ".")
-        files = [Path(name) for name in matching(str(folder / given))]
-        for file in files or ([] if glob.has_magic(str(given)) else [given]):
+        given, folder = os.path.expanduser(getattr(self, split)), Path(self.folder or ".")
+        files = list(map(Path, matching(str(folder / given))))
+        for file in files or ([] if glob.has_magic(given) else [Path(given)]):
             if file.suffix not in FORMATS:
                 raise ValueError(f"{split} = {str(file)!r} has an unknown format: give one of {', '.join(FORMATS)}")
         if not files:
-            fix = "give the path of a file, or a pattern, such as 'train-*.csv'"
-            if self.folder is not None:
-                fix = "put one there, or give --dataset a file that declares where it is"
+            fix = "put one there, or give --dataset a file that declares where it is"
+            if self.folder is None:
+                fix = "give the path of a file, or a pattern, such as 'train-*.csv'"
             raise ValueError(
-                f"{split} = {str(given)!r} is neither a file nor a pattern that matches one, relative to "
+                f"{split} = {given!r} is neither a file nor a pattern that matches one, relative to "
                 f"{folder.absolute()}: {fix}"
             )
         return files
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(RowSource):
     """Rows that are already in memory."""
 
     train: Sequence[Row]
@@ -198,10 +192,6 @@ class Table:
         import datasets
 
         return datasets.Dataset.from_list([dict(row) for row in getattr(self, split)])
-
-    def subset(self, split: Split) -> None:
-        """Return None: there is no official number of rows."""
-        return
 
     def fingerprint(self, split: Split) -> str:
         """Return a hash of the rows."""
@@ -219,18 +209,15 @@ def _read(files: list[Path], texts: tuple[str, ...]) -> "Dataset":
     import pyarrow
 
     _quiet()
-    kinds = {FORMATS[file.suffix] for file in files}
+    kinds = sorted({FORMATS[file.suffix] for file in files})
     if len(kinds) > 1:
-        raise ValueError(f"{files[0].parent} mixes {' and '.join(sorted(kinds))} files of a split: keep one kind")
-    (kind,) = kinds
-    read = parquet_in if kind == "parquet" else content_of
+        raise ValueError(f"{files[0].parent} mixes {' and '.join(kinds)} files of a split: keep one kind")
+    read = parquet_in if kinds == ["parquet"] else content_of
     tables: list[Any] = [read(file, most_bytes=MOST_BYTES) for file in files]
     try:
-        if kind == "json":
-            objects = [row for content in tables for row in _rows_of_json(content)]
-            names = dict.fromkeys(chain(*objects))
-            tables = [pyarrow.table({name: _column([row.get(name) for row in objects]) for name in names})]
-        if kind == "csv":
+        if kinds == ["json"]:
+            tables = [_table_of_json(tables)]
+        elif kinds == ["csv"]:
             tables = [_table_of_csv(content, texts) for content in tables]
         if len({frozenset(table.column_names) for table in tables}) > 1:
             raise ValueError("their columns differ")
@@ -255,27 +242,33 @@ def _table_of_csv(content: bytes, texts: tuple[str, ...]) -> Any:
     if names.duplicated().any():
         raise ValueError(f"two columns are named {names[names.duplicated()].iloc[0]}")
     frame = pandas.read_csv(BytesIO(content), dtype=dict.fromkeys(texts, str), low_memory=False, **given)
-    return pyarrow.Table.from_pandas(frame, preserve_index=False)
+    return pyarrow.table({name: _column(column) for name, column in frame.items()})
 
 
-def _rows_of_json(content: bytes) -> list[dict[str, Any]]:
-    """Return the objects of a list, or of one line each."""
-    text = content.decode("utf-8-sig").strip()
-    lines = ",".join(filter(str.strip, text.split("\n")))
-    rows: list[dict[str, Any]] = json.loads(text if text.startswith("[") else f"[{lines}]", object_pairs_hook=_object)
+def _table_of_json(contents: list[bytes]) -> Any:
+    """Return the objects of lists, or of one line each, as rows."""
+    import pyarrow
+
+    rows: list[dict[str, Any]] = []
+    for content in contents:
+        text = content.decode("utf-8-sig").strip()
+        listed = text if text.startswith("[") else f"[{','.join(filter(str.strip, text.split(chr(10))))}]"
+        rows += json.loads(listed, object_pairs_hook=_object)
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("a row is not an object with named columns")
-    return rows
+    columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
+    return pyarrow.table({name: _column(each) for name, each in columns.items()})
 
 
-def _column(values: list[Any]) -> Any:
-    """Return a column as an array. Values of several types become text, numbers as JSON writes them."""
+def _column(values: Any) -> Any:
+    """Return a column as an array. Values of several types, or too large, become text, numbers as JSON writes them."""
     import pyarrow
 
     try:
         return pyarrow.array(values)
     except (pyarrow.ArrowException, OverflowError):
-        return pyarrow.array([json.dumps(value) if not isinstance(value, str | None) else value for value in values])
+        texts = [each if isinstance(each, str | None) or each != each else json.dumps(each) for each in values]
+        return pyarrow.array(texts, from_pandas=True)  # NaN, which differs from itself, is a csv's empty cell
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -284,14 +277,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _lacks(folder: Path) -> str:
-    """Say which folder is missing: the copy's, or the one that the variable names."""
-    data = Path(os.environ[DATA_VARIABLE]).expanduser()
-    return f"has no folder {folder}" if data.is_dir() else f"is not a folder, {data}"
-
-
 def _stamp(files: list[Path]) -> str:
-    return _hash(repr([(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]))
+    found = [(file.name, check_file(file, MOST_BYTES)) for file in files]
+    return _hash(repr([(name, status.st_size, status.st_mtime_ns) for name, status in found]))
 
 
 def _hash(text: str) -> str:
@@ -299,7 +287,7 @@ def _hash(text: str) -> str:
 
 
 def _quiet() -> None:
-    """Keep progress bars out of a log."""
+    """Keep the progress bars of `datasets` and the hub out of a log."""
     if not sys.stderr.isatty():
         import datasets
         from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -1,15 +1,12 @@
 """Make a row's text from a template over its columns, such as "{premise}", or with a function of the row."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lossytp.training.tasks.sources import Row
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 Text = str | Callable[[Row], str]
 SHOWN = 60  # characters of a wrong value
@@ -28,16 +25,6 @@ def text_of(template: Text, row: Row) -> str:
     if not isinstance(text, str):
         raise ValueError(f"a function returned {str(text)[:SHOWN]!r} for the row, which is not text: return a str")
     return text.rstrip()
-
-
-def check_has_text(rows: "Dataset", templates: Iterable[Text], where: str) -> None:
-    """Raise ValueError if a column that a template names is null or blank in all rows of a split.
-
-    A sample may well be. `where` is the split and its source, for the message.
-    """
-    for column in columns_of(*templates):
-        if column in rows.column_names and len(rows) and not any(map(is_filled, rows[column])):
-            raise ValueError(f"column {column!r} is empty in all {len(rows)} rows of {where}: give text")
 
 
 def check_template(name: str, template: str) -> None:
@@ -78,9 +65,9 @@ def _parsed(template: str) -> tuple[tuple[str, str | None, str | None, str | Non
 
 def _cell(row: Row, column: str | None, layout: str | None, conversion: str | None) -> str:
     """Return the text of a column. A value that is not text needs a conversion or a layout: {stars!s}, {price:.2f}."""
-    if column is None:
+    if column is None or row[column] is None:
         return ""
-    value = "" if row[column] is None else row[column]
+    value = row[column]
     if not (layout or conversion or isinstance(value, str)):
         raise ValueError(
             f"column {column!r} holds {str(value)[:SHOWN]!r}, which is not text: name a column of text, or write "

@@ -101,6 +101,7 @@ def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
             {"train": "rows/*.csv"},
             "{here}/rows/test.csv is in both train and test: test on rows that training does not",
         ),
+        ({"test": "rows/../rows/train-0.csv"}, "{here}/rows/train-0.csv is in both train and test"),
         ({"name": "sst2"}, "'sst2' is the name of another task: add the key name with another name"),
         ({"name": "a/b"}, "name = 'a/b' is not a plain name: use only letters, digits, _, - and ."),
         ({"name": ""}, "name = '' is not a plain name"),

@@ -2,6 +2,7 @@
 
 import os
 
+import datasets
 import pytest
 
 from lossytp.training.tasks import TASKS, Table
@@ -52,12 +53,14 @@ def test_holding_out_too_many_sentences_is_refused():
         held_out(21).rows("train")
 
 
-def test_the_numbers_of_sst2(tmp_path, monkeypatch):
+def test_the_numbers_of_sst2(tmp_path, monkeypatch, capfd):
     source = TASKS["sst2_held_out"].source
     if not os.environ.get("LOSSYTP_DATA") or not source.source.folder.is_dir():
         pytest.skip("needs LOSSYTP_DATA, a folder laid out like the hub, with nyu-mll/glue/sst2")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    datasets.enable_progress_bars()
     train, test = source.rows("train"), source.rows("test")
+    assert capfd.readouterr().err == "", "no progress bars into a log"
     assert (len(train), len(test)) == (17579, 5872)
     assert test["part"][:872] == ["official"] * 872
     tested = " | ".join(f" {' '.join(text.split())} " for text in test["sentence"][872:])

@@ -66,8 +66,9 @@ def test_a_users_files_are_read(folder, suffix):
 
 def test_files_that_cannot_be_read_are_named(folder, capfd):
     gone = Files(train=folder / "gone.csv", test="held.txt")
-    with pytest.raises(ValueError, match=r"train = '.*gone.csv' is neither a file"):
-        gone.rows("train")
+    for wrong in (gone, Files(train="~no/such_user.csv", test="")):
+        with pytest.raises(ValueError, match=r"train = '.*(gone|such_user).csv' is neither a file"):
+            wrong.rows("train")
     with pytest.raises(ValueError, match=r"test = 'held.txt' has an unknown format: give one of \.parquet, \.csv"):
         gone.fingerprint("test")
     (folder / "broken.json").write_text("{]")
@@ -97,6 +98,14 @@ def test_texts_of_json_stay_as_they_are(folder):
 def test_the_type_of_a_column_may_show_late(folder):
     write(folder / "a.csv", [*({"text": "a", "id": number} for number in range(11_000)), {"text": "b", "id": "z9"}])
     assert Files(train=folder / "a.csv", test="").rows("train")["id"][-2:] == ["10999", "z9"]
+
+
+def test_whole_numbers_that_no_column_holds_are_text(folder):
+    big = str(10**30)
+    contents = {"a.csv": f"text,id\na,{big}\nb,\nc,7\n", "a.jsonl": f'{{"id": {big}}}\n{{"id": null}}\n{{"id": 7}}'}
+    for name, content in contents.items():
+        (folder / name).write_text(content)
+        assert Files(train=folder / name, test="").rows("train")["id"] == [big, None, "7"]
 
 
 @pytest.mark.parametrize(
@@ -145,14 +154,16 @@ def test_a_small_file_that_unpacks_to_too_much_is_refused(folder, name, monkeypa
         Files(train=folder / name, test="").rows("train")
 
 
-def test_a_folder_or_broken_link_in_place_of_a_file_is_refused(folder):
+@pytest.mark.parametrize(("why", "kind"), [("a folder", Source), ("No such file", Source), ("No such file", Files)])
+def test_a_folder_or_broken_link_in_place_of_a_file_is_refused(folder, why, kind):
     """Otherwise some rows would silently be missing."""
     write(folder / "me/mine/train-0.csv")
     wrong = folder / "me/mine/train-1.csv"
-    wrong.mkdir()
-    for asked in (Source.rows, Source.fingerprint):
-        with pytest.raises(ValueError, match=rf"^{wrong} is a folder, or a link to nothing: put a file there"):
-            asked(Source(path="me/mine"), "train")
+    wrong.mkdir() if why == "a folder" else wrong.symlink_to("gone")
+    source = Source(path="me/mine") if kind is Source else Files(train=folder / "me/mine/*.csv", test="")
+    for asked in (kind.rows, kind.fingerprint):
+        with pytest.raises(ValueError, match=rf"^{wrong} cannot be read \(.*{why}"):
+            asked(source, "train")
 
 
 @pytest.mark.parametrize("kind", ["copy", "files", "table"])

@@ -13,7 +13,7 @@ def classification(rows, **options):
 
 def test_a_text_is_a_template_or_a_function():
     row = {"text": "a ", "number": 3, "other": None}
-    assert text_of("<{text}{other}", row) == "<a"
+    assert text_of("<{text}{other}{other:.2f}{other!r}", row) == "<a"
     assert text_of(lambda row: str(row["number"]), row) == "3"
     with pytest.raises(KeyError, match="absent"):
         text_of("{absent}", row)
