@@ -199,6 +199,13 @@ def test_packets_are_counted_as_sizes_and_mtu_say(processes: Callable) -> None:
         "called": 9,
         "lossy": 7,  # not what rank 1 sent by itself
         "by_direction": {"forward": {"called": 7, "lossy": 6}, "backward": {"called": 2, "lossy": 1}},
+        "by_operation": {
+            "all_gather": {"called": 1, "lossy": 1},
+            "all_reduce": {"called": 3, "lossy": 3},
+            "all_to_all": {"called": 2, "lossy": 1},
+            "reduce_scatter": {"called": 1, "lossy": 1},
+            "send": {"called": 2, "lossy": 1},
+        },
     }
 
 

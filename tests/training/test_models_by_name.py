@@ -40,7 +40,7 @@ def test_a_missing_model_is_refused_before_torch_is_imported(monkeypatch, tmp_pa
     (tmp_path / "models" / "gpt2-nano").symlink_to(models.MODELS / "gpt2-nano")
     monkeypatch.setattr(models, "MODELS", tmp_path / "models")
     check_there("gpt2-micro-scratch")  # needs only the vocabulary
-    with pytest.raises(ValueError, match=r"run \./run_all\.sh pretrain in a checkout, or give gpt2-micro-scratch"):
+    with pytest.raises(ValueError, match=r"\./run_all\.sh pretrain gpt2-micro trains it, or give gpt2-micro-scratch"):
         check_there("gpt2-micro")
     folder = tmp_path / "openai-community" / "gpt2-large"
     folder.mkdir(parents=True)

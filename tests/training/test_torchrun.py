@@ -195,7 +195,8 @@ def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Pat
         ]
         for (process, told), message in cases:
             assert ended(process) == 2, told.read_text()
-            lines = [line for line in told.read_text().splitlines() if "Warning" not in line and "warn" not in line]
+            beside = ("Warning", "warn", "s so far")  # a slow machine tells its progress
+            lines = [line for line in told.read_text().splitlines() if not any(word in line for word in beside)]
             assert len(lines) == 1, told.read_text()
             assert lines[0].startswith("rank 0: error: ")
             assert message in lines[0]
