@@ -36,7 +36,7 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
         network,
         wraps="auto",
         timeout_s=config.timeout_s,
-        compared={"settings": type(config).__name__, **config.as_dict(), **versions},
+        compared={"kind of run": type(config).__name__.removesuffix("Config").lower(), **config.as_dict(), **versions},
         algorithm=config.algorithm,
         repair=config.repair,
         reliable_gather=config.reliable_gather,

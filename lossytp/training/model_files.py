@@ -12,7 +12,9 @@ STARTS = {
     codecs.BOM_UTF8: "begins with a byte order mark: save it as UTF-8 without one",
 }
 PICKLES = (b"PK", b"\x80")  # how the files of torch.save begin, now and before 2020
-CODE = "it needs Python code of its own; lossytp.pretrain --trust_remote_code runs a tokenizer's, and nothing a model's"
+CODE = (
+    "it needs Python code of its own, which is not run; lossytp.pretrain --trust_remote_code runs that of a tokenizer"
+)
 
 
 def reason(error: Exception, where: str) -> str:

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.config import NetworkSettings, RunSettings, settings_class
+from lossytp.training.config import NetworkSettings, PretrainConfig, RunSettings, TrainConfig, settings_class
 from lossytp.training.files import check_writable, write_atomically
 
 RECORD = "record.json"
@@ -63,6 +63,13 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
     record = read_record(Path(config.output_dir))
     if record is None:
         return None
+    kind = settings_class(record["config"])
+    if not isinstance(config, kind):
+        runs = {TrainConfig: "lossytp.train", PretrainConfig: "lossytp.pretrain"}
+        raise ValueError(
+            f"output_dir = {config.output_dir!r} holds a run of {runs[kind]}, not of {runs[type(config)]}: give another "
+            "folder"
+        )
     changed = config.differences(record["config"])
     if changed:
         raise ValueError(

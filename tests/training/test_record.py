@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lossytp import train
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.files import write_atomically
 from lossytp.training.record import check_output_folder, environment, read_record, write_record
 
@@ -32,6 +32,16 @@ def test_a_record_that_lacks_what_the_command_prints_is_one_line(tmp_path, monke
     monkeypatch.setattr("sys.argv", ["train", "--output_dir", str(tmp_path)])
     with pytest.raises(ValueError, match=r"record\.json is not a record \(.*: delete it to run again$"):
         train.main()
+
+
+@pytest.mark.parametrize(("kind", "other"), [(TrainConfig, PretrainConfig), (PretrainConfig, TrainConfig)])
+def test_the_folder_of_another_kind_of_run_is_refused_in_one_line(tmp_path, kind, other):
+    config = other(output_dir=str(tmp_path))
+    write_record(tmp_path, {"config": config.result_settings(), "final": {}})
+    assert check_output_folder(config) is not None
+    name = other.__name__.removesuffix("Config").lower()
+    with pytest.raises(ValueError, match=rf"holds a run of lossytp\.{name}, not of lossytp\.\w+: give another folder$"):
+        check_output_folder(kind(output_dir=str(tmp_path)))
 
 
 def test_no_record_is_none_and_a_written_one_is_read(tmp_path):

@@ -40,7 +40,12 @@ def run_settings(cells: Sequence[Mapping[str, Any]], kind: type[RunSettings] | N
     """Return the configuration of each cell, of this kind or, if it is None, of fine-tuning or of pretraining.
 
     Raises:
-        ValueError: if `cells` is not a list, or is empty, or a name or value is unknown.
+        ValueError: if `cells` is not a list, or is empty, a name or value is unknown, or two cells share a folder.
     """
     check_filled("cells", cells)
-    return [(kind or settings_class(cell)).from_dict(cell) for cell in cells]
+    configs = [(kind or settings_class(cell)).from_dict(cell) for cell in cells]
+    by_folder: dict[str, RunSettings] = {}
+    for cell, config in zip(cells, configs, strict=True):
+        if "output_dir" in cell and by_folder.setdefault(config.output_dir, config) != config:
+            raise ValueError(f"output_dir = {config.output_dir!r} is that of several cells: give each its own")
+    return configs

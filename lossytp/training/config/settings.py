@@ -149,7 +149,8 @@ def _check_type(name: str, value: Any, kind: Kind) -> None:
         expected = " or ".join(TYPE_NAMES.get(each, each.__name__) for each in allowed)
         raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}{_example(value, allowed)}")
     if isinstance(value, str) and NO_TEXT.search(value):
-        raise ValueError(f"{name} = {value!r} holds a NUL character, or bytes that are not UTF-8: give another value")
+        what = "a NUL character" if "\0" in value else "bytes that are not UTF-8"
+        raise ValueError(f"{name} = {value!r} holds {what}: give another value")
     if value == "" and name not in MAY_BE_EMPTY:
         raise ValueError(f"{name} = '' is empty: give a value, or leave it out")
     for element in value if kind.elements and isinstance(value, list) else ():

@@ -59,7 +59,7 @@ def _parsed(template: str) -> tuple[tuple[str, str | None, str | None, str | Non
     except ValueError as error:
         raise ValueError(f"{shown} is malformed ({error}): pair the braces, and double those of the text") from None
     if any(re.search(r"\d{4}", layout or "") for _, _, layout, _ in pieces):
-        raise ValueError(f"{shown} makes a column 1000 characters wide, or more: give a smaller width")
+        raise ValueError(f"{shown} has a width of 1000 or more: give at most 999")
     return pieces
 
 

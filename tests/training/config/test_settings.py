@@ -90,6 +90,10 @@ def test_checking_a_configuration_does_not_wait_for_torch():
         ({"seed": 1}, "cells = {'seed': 1} is not a list of at least one value: give one"),
         ([5], "5 is not a configuration: give names with values, such as {'seed': 1}"),
         ([{"sed": 5}], "unknown parameter 'sed': did you mean seed?"),
+        (
+            [{"output_dir": "a", "seed": 1}, {"output_dir": "b"}, {"output_dir": "a", "seed": 2}],
+            "output_dir = 'a' is that of several cells: give each its own",
+        ),
     ],
 )
 def test_what_are_no_configurations_is_refused(cells, message):

@@ -87,7 +87,7 @@ def test_single_values_stand_for_lists_and_the_file_names_the_task(tmp_path):
         ({"metric": "f1", "metrics": ["f1"]}, "metric and metrics are both given: leave one out"),
         ({"targets": [float("inf")]}, "targets = [inf] is not a list of finite numbers: give one, such as [0.7, 0.8]"),
         ({"targets": [0.5, 2]}, "targets = 2 is above 1: give shares, such as 0.7"),
-        ({"body": "{text:>1000000000}"}, "body = '{text:>1000000000}' makes a column 1000 characters wide, or more"),
+        ({"body": "{text:>1000000000}"}, "body = '{text:>1000000000}' has a width of 1000 or more"),
         (
             {"train": "gone.csv"},
             "train = 'gone.csv' is neither a file nor a pattern that matches one, relative to {here}: put",
