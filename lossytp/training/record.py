@@ -65,11 +65,9 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
         return None
     kind = settings_class(record["config"])
     if not isinstance(config, kind):
-        runs = {TrainConfig: "lossytp.train", PretrainConfig: "lossytp.pretrain"}
-        raise ValueError(
-            f"output_dir = {config.output_dir!r} holds a run of {runs[kind]}, not of {runs[type(config)]}: give another "
-            "folder"
-        )
+        names = {TrainConfig: "lossytp.train", PretrainConfig: "lossytp.pretrain"}
+        which = f"{names[kind]}, not of {names[type(config)]}"
+        raise ValueError(f"output_dir = {config.output_dir!r} holds a run of {which}: give another folder")
     changed = config.differences(record["config"])
     if changed:
         raise ValueError(
