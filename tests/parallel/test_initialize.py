@@ -355,10 +355,10 @@ def test_a_gpu_on_some_ranks_alone_is_refused(processes: Callable) -> None:
 
 def on_rank_wait_in_vain() -> float:
     """Wait on rank 0 for a collective that rank 1 does not enter; return the seconds."""
-    ltp.init_process_group(network(), timeout_s=1)
+    ltp.init_process_group(network(), timeout_s=6)  # long enough to join on a busy machine
     started = time.monotonic()
     if dist.get_rank() == 1:
-        time.sleep(4)
+        time.sleep(14)
     else:
         with pytest.raises(RuntimeError):
             dist.all_reduce(torch.ones(2))
@@ -367,7 +367,7 @@ def on_rank_wait_in_vain() -> float:
 
 def test_a_rank_waits_in_a_collective_for_no_longer_than_it_should(processes: Callable) -> None:
     waited, _ = processes(2, on_rank_wait_in_vain)
-    assert 0.5 < waited < 3.5
+    assert 5 < waited < 13
 
 
 def on_rank_share_a_gpu() -> list[float]:

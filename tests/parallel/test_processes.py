@@ -211,6 +211,9 @@ class Spy:
         self.sums += [tensor.numel() for tensor in tensors]
         return self.group.allreduce(tensors)
 
+    def shutdown(self) -> None:
+        self.group.shutdown()
+
 
 def on_rank_send(size: int) -> dict:
     lossy = network()

@@ -85,5 +85,5 @@ def test_braces_hold_the_name_of_a_column_and_no_more(template):
 def test_a_layout_cannot_fill_the_memory():
     assert text_of("{number:>5.1f}{text!s:>3}{{}}", {"number": 1, "text": "a"}) == "  1.0  a{}"
     for template in ("{text:>1000000000}", "{text:.1000000000}"):
-        with pytest.raises(ValueError, match=r"1000 characters wide"):
+        with pytest.raises(ValueError, match="has a width of 1000 or more"):
             text_of(template, {"text": "a"})
