@@ -33,7 +33,7 @@ BASELINES = list({each.dataset: each.as_dict() for each in TOLERANCE}.values()) 
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # lists the runs in the figures
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
 INFERENCE = "--model_name gpt2-nano --text stdlib --loss_rates 0.1 --repairs 'hadamard(64)' --min_draws 6 --max_draws 6"
-RUN = "python -m lossytp.study.run_notebook notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
+RUN = "python -m lossytp.study.run notebooks/{params.notebook}.ipynb {log} --parameters {params.values:q}"
 
 if workflow.remote_exec:  # on a cluster ./run_all.sh is on another machine, so the notebook ends with its job
     os.environ["LOSSYTP_RUN_PID"] = str(os.getpid())
@@ -59,11 +59,11 @@ rule paper:
     input:
         f"{RESULTS}/paper.json",
         FIGURES,
-        sorted(str(file) for file in Path("paper").iterdir()),
+        sorted(str(file) for file in Path("paper").iterdir() if file.suffix in (".typ", ".csv", ".bib")),
     output:
         f"{RESULTS}/{TEXT}.pdf",
     shell:
-        "python -m lossytp.study.typeset paper/{TEXT}.typ {output} --results {RESULTS}"
+        "python -m paper.study paper/{TEXT}.typ {output} --results {RESULTS}"
 
 
 rule figures:
@@ -76,7 +76,7 @@ rule figures:
         sorted(str(file) for file in Path(RESULTS).glob("real_model/**/*") if file.suffix in (".json", ".csv")),
         sorted(str(file) for file in [*Path(RESULTS).glob("predictions/*.csv"), *Path("models").glob("*/pretrain.json")]),
         sorted(str(file) for file in Path("notebooks").rglob("*.yaml")),
-        sorted(str(file) for each in ("network", "training", "study") for file in Path("lossytp", each).rglob("*.py")),
+        sorted(str(file) for each in ("lossytp/network", "lossytp/training", "lossytp/study", "paper") for file in Path(each).rglob("*.py")),
     output:
         f"{RESULTS}/paper.json",
         f"{RESULTS}/experiment_summary.csv",
@@ -116,7 +116,7 @@ rule reproduction:
             }
         ),
     shell:
-        RUN + " && python -m lossytp.study.typeset paper/reproduction.typ {output[2]} --results {RESULTS}"
+        RUN + " && python -m paper.study paper/reproduction.typ {output[2]} --results {RESULTS}"
 
 
 if not CELLS_EXIST:

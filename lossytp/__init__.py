@@ -29,13 +29,12 @@ from lossytp.network import (
 )
 
 if TYPE_CHECKING:
+    from lossytp.parallel.backend import init_process_group, reliable
     from lossytp.parallel.collectives import all_reduce
-    from lossytp.parallel.convert import parallelize
-    from lossytp.parallel.dense import gather
-    from lossytp.parallel.initialize import init_process_group, reliable
+    from lossytp.parallel.convert import gather, parallelize
     from lossytp.parallel.own_streams import stream_distance
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "LOSS_PROCESSES",
     "Bernoulli",
@@ -58,9 +57,9 @@ __all__ = [
 ]
 _NEEDS_TORCH = {
     "all_reduce": "lossytp.parallel.collectives",
-    "gather": "lossytp.parallel.dense",
-    "init_process_group": "lossytp.parallel.initialize",
-    "reliable": "lossytp.parallel.initialize",
+    "gather": "lossytp.parallel.convert",
+    "init_process_group": "lossytp.parallel.backend",
+    "reliable": "lossytp.parallel.backend",
     "parallelize": "lossytp.parallel.convert",
     "stream_distance": "lossytp.parallel.own_streams",
 }

@@ -4,7 +4,7 @@ python -m lossytp.evaluate --model_name output/best --loss_rate 0.05
 python -m lossytp.evaluate --model_name gpt2-nano --data_glob stdlib --prompt "The river" --loss_rate 0.05
 """
 
-from lossytp.parallel.layout import rank_and_world_size
+from lossytp.parallel.group import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.models import check_there

@@ -7,7 +7,7 @@ torchrun --standalone --nproc_per_node 2 -m lossytp.pretrain --tensor_parallel_s
 
 from typing import Any
 
-from lossytp.parallel.layout import rank_and_world_size
+from lossytp.parallel.group import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import PretrainConfig
 from lossytp.training.logs import check_installed

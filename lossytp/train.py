@@ -5,7 +5,7 @@ python -m lossytp.train --config run.yaml --seed 7
 torchrun --standalone --nproc_per_node 2 -m lossytp.train --tensor_parallel_size 2 --output_dir output
 """
 
-from lossytp.parallel.layout import rank_and_world_size
+from lossytp.parallel.group import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import TrainConfig
 from lossytp.training.logs import check_installed

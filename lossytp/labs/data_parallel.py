@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.connected_processes import connected_processes, this_device
+from lossytp.training.engine import connected_processes, this_device
 
 
 @dataclass(frozen=True, kw_only=True)

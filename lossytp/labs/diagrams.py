@@ -10,7 +10,7 @@ import seaborn as sns
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from lossytp.study.figures.style import shared_legend
+from lossytp.study.style import shared_legend
 
 SENDS = {
     "tensor parallelism": "sums of activations",

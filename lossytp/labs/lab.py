@@ -20,13 +20,12 @@ from annotated_types import Ge, Le
 from torch import Tensor, nn
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.layout import Layout, rank_and_world_size, under_torchrun
+from lossytp.parallel.group import Layout, rank_and_world_size, under_torchrun
 from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
-from lossytp.training.config import NetworkSettings
-from lossytp.training.config.bounds import FASTEST, Count, CountFromZero, Positive
+from lossytp.training.config import FASTEST, Count, CountFromZero, NetworkSettings, Positive
 from lossytp.training.files import check_writable, write_atomically
 from lossytp.training.progress import Progress
-from lossytp.training.tasks.sources import DATA_VARIABLE, Files, Source
+from lossytp.training.rows import DATA_VARIABLE, Files, Source
 
 DEFAULT_EPOCHS = 8
 VIRTUAL_RANKS = 2

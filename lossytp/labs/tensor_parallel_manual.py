@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from lossytp.labs.lab import LabConfig, Model, check_splits, load_digits, perceptron, place, train
-from lossytp.network.counters import Site
+from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective
-from lossytp.parallel.reach import check_layers, check_reaches
+from lossytp.parallel.group import check_layers, check_reaches
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.connected_processes import connected_processes, this_device
+from lossytp.training.engine import connected_processes, this_device
 
 
 def all_reduce(parts_LBD: Tensor, collective: LossyCollective, site: Site) -> Tensor:

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from lossytp.labs.lab import BackendLabConfig, Model, check_splits, load_digits, perceptron, place, train
-from lossytp.parallel.reach import check_reaches
+from lossytp.parallel.group import check_reaches
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.connected_processes import connected_processes, this_device
+from lossytp.training.engine import connected_processes, this_device
 
 PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
     "0": ColwiseParallel,

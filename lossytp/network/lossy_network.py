@@ -2,7 +2,7 @@
 
 A message is a tensor in row-major order. `direct` and `ring` cut it into as many chunks as ranks, of ceil(n / R)
 elements; other algorithms send it whole (`lossytp.network.routes`). A link carries packets of whole elements
-(`lossytp.network.packets`). A lost packet of a contribution is missing from the sum. A lost packet of a result is
+(`lossytp.network.routes`). A lost packet of a contribution is missing from the sum. A lost packet of a result is
 missing on the ranks that it was sent to. All contributions are summed before any result is sent. The repair decides
 what replaces missing elements (`lossytp.network.repairs`). Without a repair they are zero.
 """
@@ -10,28 +10,173 @@ what replaces missing elements (`lossytp.network.repairs`). Without a repair the
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, fields
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from lossytp.network.bernoulli import NO_PACKETS
-from lossytp.network.checks import check_at_least, check_is, check_number, shown
-from lossytp.network.counters import COUNTED, Counters, Site
-from lossytp.network.identity import described
-from lossytp.network.link_processes import LinkProcesses
-from lossytp.network.link_streams import LinkStreams
-from lossytp.network.links import Link
-from lossytp.network.loss_process import LossProcess
-from lossytp.network.packets import Wire
-from lossytp.network.repairs import ZERO, Repair
-from lossytp.network.routes import Hop, Hops, Missing
-from lossytp.network.scope import EVERYWHERE, Scope
-from lossytp.network.tape import LossTape
+from lossytp.network.checks import check_at_least, check_bool, check_is, check_known, check_names, check_number, shown
+from lossytp.network.losses import (
+    NO_PACKETS,
+    Bernoulli,
+    LinkLosses,
+    LossProcess,
+    Normals,
+    check_process,
+    described,
+    process_described,
+)
+from lossytp.network.repairs import ZERO, Repair, repair_named, stage_of
+from lossytp.network.routes import ALGORITHMS, Algorithm, Hop, Hops, Link, Missing, Wire, algorithm_named, checked_link
+from lossytp.network.scope import COUNTED, EVERYWHERE, Counters, LossTape, Scope, Site
+from lossytp.network.traces import Replay
 
 if TYPE_CHECKING:
     import pandas
+
+
+# Which loss process each link of a network has.
+
+
+LOSSLESS = Bernoulli(loss_rate=0.0)
+
+
+class LinkProcesses:
+    """One process for all links, or processes of named links and a default for the others.
+
+    Arguments and errors are those of `LossyNetwork`.
+    """
+
+    def __init__(self, process: LossProcess | Mapping[Link, LossProcess], default: LossProcess | None) -> None:
+        self.named: dict[Link, LossProcess] = {}
+        if isinstance(process, Mapping):
+            if not process and default is None:
+                raise ValueError(
+                    "process = {} names no link: name one, such as {(0, 1): process}, or give a process for all links"
+                )
+            self.named = {checked_link(key): value for key, value in process.items()}
+            self.default = LOSSLESS if default is None else default
+        elif default is not None:
+            raise ValueError(
+                f"default = {shown(default)} needs named links: give process = {{(0, 1): process}}, or leave "
+                "default out"
+            )
+        else:
+            self.default = process
+        check_process("process" if default is None else "default", self.default)
+        for (src, dst), given in self.named.items():
+            check_process(f"process of {src}>{dst}", given)
+
+    def of(self, src: int, dst: int) -> LossProcess:
+        """Return the process of the link src -> dst."""
+        return self.named.get((src, dst), self.default)
+
+    def loss_rate(self, src: int, dst: int) -> float:
+        """Return the loss rate of the link src -> dst, which differs from link to link in a recording of a mesh."""
+        process = self.of(src, dst)
+        return (process.of((src, dst)) if isinstance(process, Replay) else process).loss_rate
+
+    def described(self) -> dict[str, str]:
+        """Return the default process and those named processes that differ from it, in words."""
+        default = process_described(self.default)
+        named = {f"process of {src}>{dst}": process_described(process) for (src, dst), process in self.named.items()}
+        return {"process": default} | {link: process for link, process in named.items() if process != default}
+
+
+# The random streams of a network's links: those of training, and fresh ones for each evaluation.
+
+
+TRAINING: tuple[str, int] = ("training", 0)
+LinkOfGroup = tuple[str, int, int]  # group, src, dst
+
+
+class LinkStreams:
+    """Draw each link's losses and normal numbers from streams of its own.
+
+    A link's stream begins when the link is first used. Training's streams go on from message to message. Each
+    evaluation has streams that its step names.
+
+    Args:
+        processes: the links' loss processes.
+        seed: the network's.
+    """
+
+    def __init__(self, processes: LinkProcesses, seed: int) -> None:
+        self.processes, self.seed = processes, seed
+        self.purpose = self.block = TRAINING
+        self._evaluations = 0
+        self._losses: dict[LinkOfGroup, LinkLosses] = {}
+        self._normals: dict[LinkOfGroup, Normals] = {}
+        self._of_training = self._losses, self._normals
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy holds: only training's streams, because nothing would end an evaluation in the copy."""
+        losses, normals = self._of_training
+        return self.__dict__ | {"purpose": TRAINING, "block": TRAINING, "_losses": losses, "_normals": normals}
+
+    @property
+    def of_training(self) -> bool:
+        """Return whether the program is outside of all evaluations."""
+        return self.purpose == TRAINING
+
+    def take(self, group: str, src: int, dst: int, num_packets: int) -> np.ndarray:
+        """Return which of the link's next `num_packets` packets are lost: sorted indices, int64 (num_lost,)."""
+        losses = self._losses.get((group, src, dst))
+        if losses is None:
+            losses = self._losses[group, src, dst] = self._begun(self.purpose, (group, src, dst))
+        return losses.take(num_packets)
+
+    def _begun(self, purpose: tuple[str, int], link: LinkOfGroup) -> LinkLosses:
+        return self.processes.of(*link[1:]).losses((self.seed, *purpose, *link))
+
+    def normals(self, group: str, hop: Hop) -> np.ndarray:
+        """Return a standard normal number for each element of the hop, float64 (elements,)."""
+        link = (group, hop.src, hop.dst)
+        if link not in self._normals:
+            self._normals[link] = Normals((self.seed, *self.purpose, *link, "normals"))
+        return self._normals[link].take(hop.stop - hop.start)
+
+    @property
+    def wraps(self) -> int | None:
+        """Return the largest number of times that a link's trace has begun again; None if no link replays a trace."""
+        found = [getattr(losses, "wraps", None) for losses in self._losses.values()]
+        return max((wraps for wraps in found if wraps is not None), default=None)
+
+    @contextmanager
+    def evaluation(self, step: int) -> Iterator[None]:
+        """Draw within the block from streams named by `step`, so that training's streams do not shift."""
+        check_number("step", step, Integral, "the number of the training step")
+        before = self.purpose, self.block, self._losses, self._normals
+        self._evaluations += 1
+        self.purpose, self.block = ("evaluation", index(step)), ("evaluation", self._evaluations)
+        self._losses, self._normals = {}, {}
+        try:
+            yield
+        finally:
+            self.purpose, self.block, self._losses, self._normals = before
+
+    def state_dict(self) -> dict[str, list]:
+        """Return the positions of training's streams as JSON-ready values."""
+        losses, normals = self._of_training
+        return {
+            "links": [[list(link), each.state_dict()] for link, each in losses.items()],
+            "normals": [[list(link), each.position] for link, each in normals.items()],
+        }
+
+    def loaded(self, state: dict) -> "LinkStreams":
+        """Return streams that go on from `state_dict()`."""
+        again = LinkStreams(self.processes, self.seed)
+        again._evaluations = self._evaluations  # so that a new evaluation never finds the memory of an earlier one
+        for (group, src, dst), position in state["links"]:
+            link = (group, src, dst)
+            again._losses[link] = again._begun(TRAINING, link)
+            again._losses[link].load_state_dict(position)
+        for link, position in state["normals"]:
+            again._normals[tuple(link)] = Normals((self.seed, *TRAINING, *link, "normals"), position)
+        return again
+
 
 SUSPENDING = threading.Lock()  # of all networks, since a network with a lock of its own could not be copied
 
@@ -319,3 +464,123 @@ class LossyNetwork:
                 raise ValueError(
                     f"the state is of a network with {name} = {one}, this one has {other}: give the same {name}"
                 )
+
+
+# How ranks exchange messages: one object, made once from names and passed on whole.
+
+
+WIRE_DTYPES = ("fp32", "bf16")
+CONTROLS = ("noise",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wiring:
+    """How ranks exchange messages. `Wiring.named` makes one from the names that `parallelize` takes.
+
+    Args:
+        algorithm: the packets' routes.
+        repair: what to do about lost packets.
+        reliable_gather: False also loses packets of the results. Each rank then has its own residual stream or, with
+            `sequence_parallel`, its own holes in the stream that it gathers.
+        sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
+        exact_adjoint: whether backward uses what forward lost, although no real sender knows it.
+        wire_dtype: "fp32" or "bf16": round contributions and results to it for sending, but not partial sums on their
+            way. None keeps the messages' own dtype.
+        control: "noise" adds Gaussian noise with the losses' expected squared error, instead of losing packets.
+
+    Raises:
+        TypeError: if a value is of another type.
+        ValueError: if a name is unknown, or two settings cannot be combined.
+    """
+
+    algorithm: Algorithm = ALGORITHMS["direct"]
+    repair: Repair = ZERO
+    reliable_gather: bool = True
+    sequence_parallel: bool = False
+    exact_adjoint: bool = False
+    wire_dtype: str | None = None
+    control: str | None = None
+
+    @classmethod
+    def named(cls, *, algorithm: str = "direct", repair: str = "zero", **settings: Any) -> Self:
+        """Return the wiring of an algorithm and a repair by name, such as "ring" and "fec(10, 8)"."""
+        check_names(settings, [field.name for field in fields(cls)])
+        return cls(algorithm=algorithm_named(algorithm), repair=repair_named(repair), **settings)
+
+    def __post_init__(self) -> None:
+        check_is("algorithm", self.algorithm, Algorithm, 'one, or its name to Wiring.named, such as "ring"')
+        check_is("repair", self.repair, Repair, 'one, or its name to Wiring.named, such as "rescale"')
+        for name in ("reliable_gather", "sequence_parallel", "exact_adjoint"):
+            check_bool(name, getattr(self, name))
+        if self.wire_dtype is not None:
+            check_known("wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        if self.control is not None:
+            check_known("control", self.control, CONTROLS)
+        if self.repair.uses_own_part:
+            self._check_own_part()
+        if self.exact_adjoint and (not self.reliable_gather or self.sequence_parallel):
+            raise ValueError(
+                "exact_adjoint does not work with lossy gathers or sequence_parallel, because the adjoint of a gather "
+                "would be another lossy collective: leave reliable_gather True and sequence_parallel False"
+            )
+        if self.control == "noise":
+            self._check_noise()
+        if self.algorithm.sum_reaches_all and self.own_streams:
+            raise ValueError(
+                f"reliable_gather = False does not work with algorithm = {self.algorithm.name!r}, whose sum "
+                "reaches every rank: choose another algorithm"
+            )
+
+    @property
+    def own_streams(self) -> bool:
+        """Return whether each rank has its own residual stream."""
+        return not self.reliable_gather and not self.sequence_parallel
+
+    @property
+    def one_stream(self) -> bool:
+        """Return whether all ranks share one residual stream that is not sharded."""
+        return self.reliable_gather and not self.sequence_parallel
+
+    def lossy_links(self, ranks: tuple[int, ...], phase: str | None) -> set[Link]:
+        """Return the links over which messages of these ranks may lose packets, in one phase or, if None, in both."""
+        reduce, gather = self.algorithm.pair(self.sequence_parallel)
+        phases = {"reduce": reduce} | ({} if self.reliable_gather else {"gather": gather})
+        routes = [of for name, of in phases.items() if phase in (None, name)]
+        return {(hop.src, hop.dst) for of in routes for hop in of(len(ranks) ** 2, ranks)}
+
+    def check_delivers(self, network: "LossyNetwork", ranks: tuple[int, ...]) -> None:
+        """Raise ValueError if a link loses everything, so that what `protect` sends would never arrive."""
+        if stage_of(self.repair, "select") == ZERO:
+            return
+        for src, dst in sorted(self.lossy_links(ranks, None)):
+            if network.loss_rate(src, dst) == 1:
+                raise ValueError(
+                    f"repair = '{self.repair}' cannot work, because the link {src}>{dst} loses every packet: give it a "
+                    "loss rate below 1, or choose another repair"
+                )
+
+    def _check_own_part(self) -> None:
+        if not self.algorithm.has_receiving_ranks:
+            raise ValueError(
+                f"repair = '{self.repair}' does not work with algorithm = {self.algorithm.name!r}, where every rank "
+                f"lacks what is lost, and none has a part to fill in: choose another algorithm"
+            )
+        if self.sequence_parallel and not self.reliable_gather:
+            raise ValueError(
+                f"repair = '{self.repair}' does not work with sequence_parallel and reliable_gather = False, because a "
+                "rank has no part of what it gathers: choose another repair"
+            )
+        if self.exact_adjoint:
+            raise ValueError(f"exact_adjoint does not work with repair = '{self.repair}': choose another repair")
+
+    def _check_noise(self) -> None:
+        fit = [name for name, other in ALGORITHMS.items() if other.hops_carry_one(self.sequence_parallel)]
+        if not self.algorithm.hops_carry_one(self.sequence_parallel):
+            raise ValueError(
+                f"control = 'noise' does not work with algorithm = {self.algorithm.name!r}, whose hops carry several "
+                f"ranks' parts: choose one of {', '.join(fit)}"
+            )
+        if self.repair != ZERO or self.exact_adjoint:
+            raise ValueError(
+                "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out"
+            )

@@ -26,11 +26,9 @@ from numbers import Real
 import numpy as np
 
 from lossytp.network.checks import check_at_least, check_probability
-from lossytp.network.repairs import ZERO, Protect, Repair
-from lossytp.network.repairs.chain import stage_of, without_protection
-from lossytp.network.repairs.repair import Moments
+from lossytp.network.lossy_network import Wiring
+from lossytp.network.repairs import ZERO, Moments, Protect, Repair, stage_of, without_protection
 from lossytp.network.routes import Hop
-from lossytp.network.wiring import Wiring
 
 
 def expected_squared_error(

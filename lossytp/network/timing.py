@@ -1,24 +1,402 @@
 """Time collectives over lossy links, and training steps.
 
-A collective is a schedule of messages, some of which wait for others (`lossytp.network.schedules`).
-`lossytp.network.transport` times each message, with losses from the same processes as in training. Adding takes no
+A collective is a schedule of messages, some of which wait for others (`lossytp.network.routes`).
+A transport times each message, with losses from the same processes as in training. Adding takes no
 time. Repairs send no packets here: time them as longer messages or more round trips. On each link, a message starts
 when the previous one is complete. Without loss a message of m packets takes alpha + beta: half a round trip, and m
 packets on the wire (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 IJHPCA 2005, section 3). All chunks count as the largest, ceil(n / R).
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from lossytp.network.algorithms import algorithm_named
-from lossytp.network.checks import check_at_least, check_not_negative
-from lossytp.network.loss_process import LossProcess
-from lossytp.network.packets import Wire
-from lossytp.network.schedules import Schedule
-from lossytp.network.transport import BestEffort, Path, Transport
+from lossytp.network.checks import check_at_least, check_not_negative, check_positive
+from lossytp.network.losses import NEVER, LinkLosses, LossProcess
+from lossytp.network.routes import Schedule, Wire, algorithm_named
+
+# Compute when senders that retransmit lost packets finish, by selective repeat or go-back-N, on many links at once.
+#
+# The unit of time is a gap, the time between the starts of two consecutive packets. A sender starts at most one packet
+# per gap. It idles only while it may send nothing, and only losses cause that. So a message takes the time of its
+# packets plus the idle time, and the functions step from loss to loss, not from packet to packet.
+#
+# All functions take the same arguments:
+#     lost: for each link, the sorted indices of its lost packets among all that it sends; int64 (num_lost,).
+#     num_packets, num_messages: each link carries `num_messages` messages of `num_packets` packets, one after another.
+#         A message starts when the one before it is complete, and its times count from its start.
+#     window: packet n may leave only after all packets up to n - window are acknowledged.
+#     timeout: gaps from the start of a lost packet until it is due again, at least 1.
+# They return:
+#     starts: time at which the packet that completes each message starts, in gaps: float64 (links, messages).
+#     sent: number of packets that each link sent, with retransmissions: float64 (links,).
+# Whole and dyadic times are exact, so rounding never decides which of two simultaneous events is first.
+
+
+class _Links:
+    """The state of the links that are not done. A link has sent `sent` packets, and its next loss is `lost[cursor]`."""
+
+    def __init__(self, lost: list[np.ndarray], num_packets: int, num_messages: int) -> None:
+        never = np.array([NEVER], dtype=np.float64)  # ends each link's losses, so that the cursor always points at one
+        self.lost = np.concatenate([piece for losses in lost for piece in (losses, never)])
+        lengths = np.array([len(losses) + 1 for losses in lost])
+        self.cursor = np.cumsum(lengths) - lengths
+        self.sent = np.zeros(len(lost))
+        self.message = np.zeros(len(lost), dtype=np.int64)
+        self.row = np.arange(len(lost))
+        self.time = np.zeros(len(lost))  # when the next packet may start, from the message's start
+        self.next = np.zeros(len(lost))  # selective repeat: first packet not sent yet; go-back-N: not yet accepted
+        self.starts = np.full((len(lost), num_messages), num_packets - 1.0)
+        self.all_sent = np.zeros(len(lost))
+        self.num_packets, self.num_messages = num_packets, num_messages
+
+    def begin(self, which: np.ndarray) -> None:
+        """Begin the next message that loses a packet. Skip the messages before it, which take one gap per packet."""
+        unharmed = (self.lost[self.cursor[which]] - self.sent[which]) // self.num_packets
+        unharmed = np.minimum(unharmed, self.num_messages - self.message[which])
+        self.message[which] += unharmed.astype(np.int64)
+        self.sent[which] += unharmed * self.num_packets
+        self.time[which] = self.next[which] = 0
+
+    def finish(self, which: np.ndarray, starts: np.ndarray) -> np.ndarray | None:
+        """Record the ends of these links' messages, and begin the next ones. Return `still_at_work()`."""
+        self.starts[self.row[which], self.message[which]] = starts
+        self.message[which] += 1
+        self.begin(which)
+        return self.still_at_work()
+
+    def still_at_work(self) -> np.ndarray | None:
+        """Return a mask of the links with messages left, or None if all have some. Record what the others sent."""
+        working = self.message < self.num_messages
+        if working.all():
+            return None
+        self.all_sent[self.row[~working]] = self.sent[~working]
+        return working
+
+    def keep(self, working: np.ndarray) -> None:
+        """Drop the links that are done."""
+        for name in ("cursor", "sent", "message", "row", "time", "next"):
+            setattr(self, name, getattr(self, name)[working])
+
+
+def go_back_n(
+    lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Time go-back-N (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.2): receivers take packets in order.
+
+    After a lost packet, the sender continues until that packet's timeout or the end of the window, and the receiver
+    discards all of it. The sender then finishes the current packet, and sends everything again from the lost packet on.
+    """
+    links = _Links(lost, num_packets, num_messages)
+    links.begin(np.arange(len(lost)))
+    in_vain = min(np.ceil(timeout), window) - 1
+    apart = links.lost[links.lost < NEVER].max(initial=0) + 2  # offset between links, so that one array sorts them all
+    in_order = np.minimum(links.lost, apart - 1) + np.repeat(links.row * apart, [len(losses) + 1 for losses in lost])
+    working = links.still_at_work()
+    while True:
+        if working is not None:
+            links.keep(working)
+            working = None
+        if not len(links.row):
+            return links.starts, links.all_sent
+        run = links.lost[links.cursor] - links.sent  # packets that arrive before the next loss
+        left = num_packets - links.next
+        ends = np.flatnonzero(run >= left)
+        breaks = np.flatnonzero(run < left)
+        run, first = run[breaks], links.next[breaks]
+        wasted = np.minimum(in_vain, left[breaks] - run - 1)
+        links.sent[breaks] += run + 1 + wasted
+        links.time[breaks] += run + np.maximum(timeout, wasted + 1)
+        links.next[breaks] = first + run
+        # skip this loss, and the losses among the discarded packets
+        sent = np.minimum(links.sent[breaks], apart - 1)
+        links.cursor[breaks] = np.searchsorted(in_order, links.row[breaks] * apart + sent)
+        if len(ends):
+            left = left[ends]
+            links.sent[ends] += left
+            working = links.finish(ends, links.time[ends] + left - 1)
+
+
+def selective_repeat(
+    lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float, acknowledged: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Time selective repeat (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.3): senders repeat losses only.
+
+    Each packet has its own timer. A packet that is due again goes before new ones, even outside the window. The
+    acknowledgement of a delivered packet comes `acknowledged` gaps after its start, at most `window` and `timeout`.
+
+    All timeouts are equal, so packets fall due in the order of their losses: retransmission k repeats loss k. In each
+    round, every link sends new packets until one of three events: its next loss occurs, its oldest loss is due again,
+    or the window ends at a packet that is not acknowledged.
+    """
+    links = _Links(lost, num_packets, num_messages)
+    losses = len(links.lost)
+    due = np.full(losses, np.inf)  # when the retransmission of each loss may start; inf before the loss occurs
+    packet = np.full(losses, np.inf)  # which packet of the message was lost
+    first_loss = np.arange(losses)  # the loss in which the same packet was lost first
+    # When a packet is acknowledged, at its first loss; inf while unknown. At its later losses: -inf
+    settled = np.full(losses, np.inf)
+    links.begin(np.arange(len(lost)))
+    oldest = links.cursor.copy()  # the loss that is retransmitted next
+    base = links.cursor.copy()  # the loss that holds the window's start back, if it has occurred
+    working = links.still_at_work()
+    while True:
+        if working is not None:
+            links.keep(working)
+            oldest, base = oldest[working], base[working]
+            working = None
+        if not len(links.row):
+            return links.starts, links.all_sent
+        due_next, limit = due[oldest], packet[base] + window
+        new = np.minimum(limit, num_packets) - links.next
+        np.minimum(new, np.ceil(due_next - links.time), out=new)
+        np.minimum(new, links.lost[links.cursor] + 1 - links.sent, out=new)
+        np.maximum(new, 0, out=new)
+        links.sent += new
+        links.next += new
+        links.time += new
+        meets_loss = links.lost[links.cursor] < links.sent
+        exhausted = links.next == num_packets
+        ends = exhausted & (due_next == np.inf) & ~meets_loss
+        waits = (links.next >= limit) & ~exhausted & (settled[base] <= due_next) & ~meets_loss
+        repeats = np.flatnonzero(~(meets_loss | ends | waits))
+
+        which = np.flatnonzero(meets_loss)
+        loss = links.cursor[which]
+        due[loss] = links.time[which] - 1 + timeout
+        packet[loss] = links.next[which] - 1
+        links.cursor[which] += 1
+
+        which = np.flatnonzero(waits)
+        links.time[which] = np.maximum(links.time[which], settled[base[which]])
+        base[which] += 1
+
+        loss, again = oldest[repeats], links.cursor[repeats]
+        start = np.maximum(links.time[repeats], due[loss])
+        fails = links.lost[again] == links.sent[repeats]
+        settled[first_loss[loss[~fails]]] = start[~fails] + acknowledged
+        loss, again = loss[fails], again[fails]
+        due[again] = start[fails] + timeout
+        packet[again], first_loss[again], settled[again] = packet[loss], first_loss[loss], -np.inf
+        links.cursor[repeats] += fails
+        links.sent[repeats] += 1
+        links.time[repeats] = start + 1
+        oldest[repeats] += 1
+
+        which = np.flatnonzero(ends)
+        if len(which):
+            working = links.finish(which, links.time[which] - 1)
+            base[which] = links.cursor[which]
+
+
+# Time a message on one link, sent reliably or with a deadline, given the packets that the link loses.
+#
+# Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take
+# the other half, use no bandwidth, and are never lost. Every packet counts as a full one, even a message's last. A
+# retransmission is one more packet of its link, which loses it like any other.
+#
+# The times are exact: they equal those of a packet-by-packet event simulation. One thing is a choice. If the window is
+# smaller than what one round trip holds, the sender is paced: it sends one packet every round trip / window (RFC 9002,
+# 7.7). A sender without pacing sends each window in a burst. It finishes at most a round trip sooner without loss, and
+# about 3 to 12 % sooner at 1 to 5 % loss with windows of an eighth to a half of a round trip.
+
+
+STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
+TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
+TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
+WORST_RATE = 0.9  # bounds the observed loss rate, from which the number of packets is predicted
+
+
+class Deliveries(NamedTuple):
+    """The fate of messages, `(links, messages)`."""
+
+    seconds: np.ndarray  # from a message's start until the receiver has it, or gives up
+    missing_packets: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Path:
+    """A directed link's speed. `round_trip_s` is propagation there and back, without transmission."""
+
+    bandwidth_bits_per_s: float
+    round_trip_s: float
+    wire: Wire = field(default_factory=Wire)
+
+    def __post_init__(self) -> None:
+        check_positive("bandwidth_bits_per_s", self.bandwidth_bits_per_s, "bits a second")
+        check_not_negative("round_trip_s", self.round_trip_s, "s")
+
+    @property
+    def packet_s(self) -> float:
+        """Return the seconds that a full packet occupies the link."""
+        return 8 * self.wire.mtu_bytes / self.bandwidth_bits_per_s
+
+    @property
+    def arrival_s(self) -> float:
+        """Return the seconds from the start of a packet to its arrival."""
+        return self.packet_s + self.round_trip_s / 2
+
+
+def _check_messages(num_packets: int, num_messages: int) -> None:
+    check_at_least("num_packets", num_packets, 1)
+    check_at_least("num_messages", num_messages, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestEffort:
+    """Send each packet once, and give up the missing ones.
+
+    The receiver finishes when the last packet arrives, or `deadline_s` after the message's start if that packet is lost
+    or late. Packets that have not arrived by then are missing. There is no window, because nothing is acknowledged.
+
+    This is a bounded transport as in OptiReduce (Warraich et al., NSDI 2025). A link keeps packets in order, so after
+    the last one nothing more comes.
+    """
+
+    deadline_s: float
+
+    def __post_init__(self) -> None:
+        check_positive("deadline_s", self.deadline_s, "seconds")
+
+    @classmethod
+    def patient(cls, num_packets: int, path: Path) -> "BestEffort":
+        """Return a transport whose receiver waits a round trip longer than `num_packets` packets take without loss.
+
+        So every packet that is not lost is in time.
+        """
+        return cls(deadline_s=num_packets * path.packet_s + 1.5 * path.round_trip_s)
+
+    def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
+        """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links."""
+        _check_messages(num_packets, num_messages)
+        if self.deadline_s < path.arrival_s:
+            raise ValueError(
+                f"deadline_s = {self.deadline_s!r} ends before the first packet arrives: "
+                f"give at least {path.arrival_s:.4g} s"
+            )
+        # 1e-6: a packet that arrives at the deadline, up to rounding, is in time
+        in_time = min(num_packets, int((self.deadline_s - path.arrival_s) / path.packet_s + 1e-6) + 1)
+        shape = (len(losses), num_messages)
+        last_lost = np.full(shape, in_time < num_packets)
+        missing = np.full(shape, num_packets - in_time)
+        for row, link in enumerate(losses):
+            message, packet = np.divmod(link.take(num_packets * num_messages), num_packets)
+            last_lost[row, message[packet == num_packets - 1]] = True
+            missing[row] += np.bincount(message[packet < in_time], minlength=num_messages)
+        seconds = np.where(last_lost, self.deadline_s, (num_packets - 1) * path.packet_s + path.arrival_s)
+        return Deliveries(seconds, missing)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reliable(ABC):
+    window_packets: int
+    timeout_s: float
+
+    def __post_init__(self) -> None:
+        check_at_least("window_packets", self.window_packets, 1)
+        check_positive("timeout_s", self.timeout_s, "seconds")
+
+    @classmethod
+    def prompt(cls, path: Path, timeout_round_trips: float = TIMEOUT_ROUND_TRIPS) -> Self:
+        """Return the transport with its best settings: no congestion control, and a known round trip.
+
+        Its times are lower bounds. A packet that is not acknowledged is sent again after `timeout_round_trips` and the
+        time of a few packets. A timer of RFC 6298 or of an RDMA adapter waits far longer. The window covers a loss and
+        its repair, (timeout + round trip) x bandwidth, so it limits only if a packet is lost twice.
+        """
+        timeout_s = timeout_round_trips * path.round_trip_s + TIMEOUT_PACKETS * path.packet_s
+        window = math.ceil((timeout_s + path.packet_s + path.round_trip_s) / path.packet_s)
+        return cls(window_packets=window, timeout_s=timeout_s)
+
+    def gap_s(self, path: Path) -> float:
+        """Return the seconds between the starts of two packets: 1 / min(bandwidth, window / round trip)."""
+        return max(path.packet_s, (path.packet_s + path.round_trip_s) / self.window_packets)
+
+    def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
+        """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links.
+
+        It does not return if a link loses all its packets; `collective_times` refuses such a process.
+        """
+        _check_messages(num_packets, num_messages)
+        acknowledged_s = path.packet_s + path.round_trip_s
+        if self.timeout_s < acknowledged_s:
+            raise ValueError(
+                f"timeout_s = {self.timeout_s!r} ends before an acknowledgement can come, so that every packet "
+                f"would be sent twice: give at least {acknowledged_s:.4g} s"
+            )
+        gap_s = self.gap_s(path)
+        timeout, acknowledged = (
+            round(seconds / gap_s * STEPS_PER_GAP) / STEPS_PER_GAP for seconds in (self.timeout_s, acknowledged_s)
+        )
+        drawn = needed = num_packets * num_messages
+        lost = [link.take(drawn) for link in losses]
+        worst = min(max(map(len, lost)) / drawn, WORST_RATE)
+        needed += math.ceil(needed * worst / (1 - worst) * self._sent_a_loss(num_packets, timeout))
+        while True:
+            more = [link.take(needed - drawn) + drawn for link in losses]
+            lost = [np.append(*pieces) for pieces in zip(lost, more, strict=True)]
+            drawn = needed
+            starts, sent = self._starts(lost, num_packets, num_messages, timeout, acknowledged)
+            if sent.max() <= drawn:
+                missing = np.zeros(starts.shape, dtype=np.int64)
+                return Deliveries(starts * gap_s + path.arrival_s, missing)
+            needed = max(int(sent.max()), drawn + drawn // 4)  # a restart is costly, so take more than needed
+
+    def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
+        """Return about how many packets a loss adds."""
+        return 1.0
+
+    @abstractmethod
+    def _starts(
+        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return when each message's last missing packet starts, and the packets sent.
+
+        Returns:
+            Starts in gaps, (links, messages), and packets, (links,).
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveRepeat(_Reliable):
+    """Send each lost packet again `timeout_s` after its start, before new packets.
+
+    Packet n waits until all packets up to n - `window_packets` are acknowledged. The receiver has the message when its
+    last missing packet arrives.
+    """
+
+    def _starts(
+        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return selective_repeat(
+            lost, num_packets, num_messages, window=self.window_packets, timeout=timeout, acknowledged=acknowledged
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoBackN(_Reliable):
+    """Send a lost packet and all packets after it again, `timeout_s` after its start.
+
+    The receiver accepts packets only in order. Until the timeout the sender continues, up to `window_packets` from the
+    lost packet, and the receiver discards what comes.
+    """
+
+    def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
+        return min(math.ceil(timeout), self.window_packets, num_packets)
+
+    def _starts(
+        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return go_back_n(lost, num_packets, num_messages, window=self.window_packets, timeout=timeout)
+
+
+Transport = SelectiveRepeat | GoBackN | BestEffort
+
 
 LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
 LOSSES_AT_ONCE = 2**22  # keeps what is computed at once, a sample at least, within about 600 MB

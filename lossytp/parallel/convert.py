@@ -7,26 +7,33 @@ unchanged, with its cache and masks.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
+import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from transformers import GPT2PreTrainedModel, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
 from lossytp.network.checks import check_bool, check_is
-from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.wiring import Wiring
-from lossytp.parallel.blocks import SHARDED, SummedGradients, TensorParallelBlock
+from lossytp.network.lossy_network import LossyNetwork, Wiring
 from lossytp.parallel.collectives import LossyCollective
-from lossytp.parallel.deferred import values_of
-from lossytp.parallel.dense import SavesDense
-from lossytp.parallel.group import RankGroup
-from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear
-from lossytp.parallel.mixed_classes import mixed
-from lossytp.parallel.own_streams import OwnStreams, give_own_streams_
+from lossytp.parallel.group import Layout, RankGroup, check_layers, check_reaches
+from lossytp.parallel.layers import (
+    SHARDED,
+    ColumnParallelLinear,
+    Projection,
+    RowParallelLinear,
+    SummedGradients,
+    TensorParallelBlock,
+)
+from lossytp.parallel.own_streams import OwnStreams, give_own_streams_, shared_again, take_first_ranks_
+from lossytp.parallel.places import places
 from lossytp.parallel.plans import (
     GPT2_PLAN,
     SUMMED,
@@ -37,9 +44,207 @@ from lossytp.parallel.plans import (
     named_by,
     plan_of,
     splits_of,
+    values_of,
     weight_and_bias,
 )
-from lossytp.parallel.reach import check_layers, check_reaches
+from lossytp.parallel.vocabulary import dense_vocabulary
+
+# Turn a tensor-parallel model back into the dense one that it was made of.
+
+
+class SavesDense:
+    """The methods that `parallelize` adds to a model's class. The class keeps its name, by which libraries find it."""
+
+    def save_pretrained(
+        self, save_directory: Any, is_main_process: bool = True, state_dict: dict | None = None, **how: Any
+    ) -> None:
+        """Save the dense model, as `gather` returns it, for `from_pretrained` to read.
+
+        If the ranks are spread over processes, every process must call this. Rank 0 of all processes writes, and the
+        folder is complete once the call returns there. The other arguments are those of transformers.
+
+        Raises:
+            ValueError: for a `state_dict`, which would hold shards.
+        """
+        if state_dict is not None:
+            raise ValueError(
+                f"state_dict has {len(state_dict)} tensors, but a tensor-parallel model gathers its own: leave it out"
+            )
+        model: Any = self
+        dense = gather(model)
+        if is_main_process and not (dist.is_available() and dist.is_initialized() and dist.get_rank() > 0):
+            dense.save_pretrained(save_directory, **how)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load the state of this model, or that of the dense one, as transformers' Trainer does to resume.
+
+        The network's links go on where they are; `network.load_state_dict` moves them. If the ranks are spread over
+        processes, every process must call this.
+        """
+        model: Any = self
+        split = [name for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear | Projection)]
+        given = {f"{name}.weight" for name in split}.intersection(state_dict)
+        if not any(state_dict[name].ndim == 2 for name in given):  # shards have an axis of ranks, or another name
+            return super().load_state_dict(state_dict, strict, assign)  # type: ignore[misc]
+        dense = gather(model)
+        keys = dense.load_state_dict(state_dict, strict)
+        values = dict(dense.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for box in (box for place in places(model, Layout()) for box in place.boxes(place.parameter)):
+                box.view.copy_(values[box.name][box.slices])
+        return keys
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Take off the hooks that transformers adds to return hidden states: it adds them again when it needs them."""
+        model: Any = self
+        for module in model.modules():
+            module.__dict__.pop("_output_capturing_hooks_installed", None)
+            for number, hook in list(module._forward_hooks.items()):
+                if getattr(hook, "__module__", "") == "transformers.utils.output_capturing":
+                    del module._forward_hooks[number]
+        return super().__reduce_ex__(protocol)
+
+
+def gather(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a dense copy of a parallelized model, as transformers knows it: `gather(parallelize(m))` is bitwise m.
+
+    If the ranks are spread over processes, every process must call this, and each gets the whole model. If the ranks'
+    copies have drifted apart, the result has the first rank's parameters.
+
+    Raises:
+        TypeError: for a model that `parallelize` did not make.
+    """
+    blocks = blocks_of(model) if isinstance(model, SavesDense) else [model]
+    if not all(isinstance(block, TensorParallelBlock) for block in blocks):
+        raise TypeError(f"this {type(model).__name__} is not tensor-parallel: give what parallelize() returned")
+    dense_layers = {id(layer): _dense_layers(layer) for layer in model.modules() if isinstance(layer, SHARDED)}
+    replacements: dict[int, Any] = {layer: dense[0] for layer, dense in dense_layers.items()}
+    for module in model.modules():
+        if isinstance(module, Projection):
+            replacements[id(module)] = dense_layers[id(module.layer)][module.index]
+        elif isinstance(module, SummedGradients):
+            replacements[id(module)] = copy.deepcopy(module.module)
+    replacements |= shared_again(model) | dense_vocabulary(model)
+    dense: Any = copy.deepcopy(model, replacements)
+    own_streams = isinstance(dense, OwnStreams)
+    dense.__class__ = dense.base_class
+    if own_streams:
+        group: Any = dense.rank_group
+        take_first_ranks_(dense.parameters(), group)
+        del dense.rank_group
+        dense.tie_weights()
+    for block in blocks_of(dense):
+        block.__class__ = block.base_class
+    if isinstance(dense, GPT2PreTrainedModel):
+        for block in blocks_of(dense):
+            block.attn.split_size = model.config.hidden_size
+            block.mlp.act = ACT2FN[model.config.activation_function].train(block.mlp.training)
+    return dense
+
+
+def _dense_layers(layer: Any) -> list[nn.Module]:
+    """Return the dense layers that a tensor-parallel one was made of. Every process of the group must call this."""
+    weight, bias = layer.dense()
+    kinds, outputs = zip(*layer.made_of, strict=True)
+    biases = [None] * len(kinds) if bias is None else bias.split(outputs)
+    pieces = zip(kinds, weight.split(outputs, 1), biases, strict=True)
+    return [_dense_layer(layer, *piece) for piece in pieces]
+
+
+def _dense_layer(layer: Any, kind: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
+        if kind is nn.Linear:
+            dense, weight = nn.Linear(weight.shape[0], weight.shape[1], bias=bias is not None), weight.t()
+        else:
+            dense = kind(weight.shape[1], weight.shape[0])
+    dense.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format), layer.weight.requires_grad)
+    if bias is not None:
+        dense.bias = nn.Parameter(bias.clone(), layer.bias.requires_grad)
+    return dense.train(layer.training)
+
+
+# Decoders for multiple choice: each option is scored separately, and the option with the largest score is the answer.
+#
+# This follows Radford et al., "Improving Language Understanding by Generative Pre-Training" (2018), figure 1.
+# Any classifier of transformers becomes one. Its class bears the family's name, such as `LlamaForMultipleChoice`.
+# Copies and pickles import it from this module.
+#
+# Shapes: B examples, O options of the example with the most options, T tokens.
+
+
+CLASSIFIER, CHOICE = "ForSequenceClassification", "ForMultipleChoice"
+
+
+class MultipleChoice:
+    """Make a classifier with one logit choose among options, by a softmax over the options of an example.
+
+    It takes input_ids and attention_mask (B, O, T) and labels (B,), and returns logits (B, O). An option whose mask is
+    all 0 is absent, and its logit is minus infinity. Inputs of two axes, (B, T), are examples of one option each.
+    """
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Any = None, **kwargs: Any
+    ) -> Any:
+        options = input_ids.shape[1] if input_ids.ndim == 3 else 1
+        tokens = input_ids.shape[-1]
+        absent = torch.zeros(len(input_ids), options, dtype=torch.bool, device=input_ids.device)
+        if attention_mask is not None:
+            absent = ~attention_mask.view(-1, options, tokens).bool().any(-1)
+            attention_mask = attention_mask.reshape(-1, tokens).clone()
+            attention_mask[absent.view(-1), 0] = 1  # softmax over nothing is NaN
+        classifier: Any = super()
+        output = classifier.forward(input_ids.reshape(-1, tokens), attention_mask=attention_mask, **kwargs)
+        output.logits = output.logits.view(-1, options).masked_fill(absent, -torch.inf)
+        if labels is not None:
+            output.loss = nn.functional.cross_entropy(output.logits, labels)
+        return output
+
+
+@cache
+def multiple_choice_of(classifier: type) -> Any:
+    """Return the class for multiple choice of a family's classifier, such as `LlamaForSequenceClassification`."""
+    name = classifier.__name__.removesuffix(CLASSIFIER) + CHOICE
+    return type(name, (MultipleChoice, classifier), {"__module__": __name__, "__doc__": MultipleChoice.__doc__})
+
+
+def __getattr__(name: str) -> Any:
+    classifier = getattr(transformers, name.removesuffix(CHOICE) + CLASSIFIER, None) if name.endswith(CHOICE) else None
+    if classifier is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return multiple_choice_of(classifier)
+
+
+# Classes made at run time: a model's or a block's own class with methods added.
+#
+# The class keeps the name of the one it extends, since libraries find models by it. Copies and pickles find it through
+# the classes that it is made of.
+
+
+_made: dict[tuple[type, ...], type] = {}
+
+
+class Mixed:
+    """The base of all classes of `mixed`: they know their `base_class` and can be pickled."""
+
+    base_class: type
+    mixins: tuple[type, ...]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, (self.base_class, *self.mixins), self.__dict__
+
+
+def mixed(base: type, *mixins: type) -> type:
+    """Return `base` with the methods of `mixins` before its own. The same classes give the same class."""
+    if (base, *mixins) not in _made:
+        contents = {"base_class": base, "mixins": mixins, "__module__": base.__module__, "__doc__": base.__doc__}
+        _made[base, *mixins] = type(base.__name__, (*mixins, Mixed, base), contents)
+    return _made[base, *mixins]
+
+
+def _blank(base: type, *mixins: type) -> Any:
+    kind: Any = mixed(base, *mixins)
+    return kind.__new__(kind)
+
 
 GPT2_HEADS = ("GPT2LMHeadModel", "GPT2ForSequenceClassification")
 OTHER_HEADS = ("ForCausalLM", "ForSequenceClassification")  # how the names of other families' classes end

@@ -1,7 +1,7 @@
 """Column- and row-parallel linear layers whose all-reduces lose packets.
 
 Shoeybi et al., "Megatron-LM", 2019, section 3: a column-parallel layer splits its weight by outputs, a row-parallel one
-by inputs. `lossytp.parallel.functions` computes them.
+by inputs.
 
 Each layer holds the shards of the L ranks in this process, in the order of the dense weight. If ranks share a stream,
 a product that is not summed over ranks is one dense matrix product. All other products are computed rank by rank, and
@@ -11,18 +11,384 @@ Shapes: ... any leading axes, T their product, D model width, R ranks, L of them
 layer holds side by side (3 for q, k, v), K inputs of one rank, O outputs of all projections in this process.
 """
 
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 
-from lossytp.network.counters import Site
+from lossytp.network.lossy_network import LossyNetwork
+from lossytp.network.scope import LossTape, Site
 from lossytp.parallel.collectives import LossyCollective
-from lossytp.parallel.functions import OwnColumn, OwnRow, SharedColumn, SharedRow, own_gradient
-from lossytp.parallel.gathers import all_columns, gather_columns, split_columns
-from lossytp.parallel.outside_graphs import outside_graphs
+from lossytp.parallel.group import RankGroup
+
+# Define f and g, each fused with the adjacent matrix product, which saves a pass over memory.
+#
+# Shoeybi et al., "Megatron-LM", 2019, section 3: f copies the input in forward and all-reduces its gradient in
+# backward; g all-reduces the output in forward and is the identity in backward (a sender does not learn what was lost).
+#
+# There are three cases, by how the ranks hold the residual stream:
+# - All ranks share one stream, because all receive the same results: `SharedColumn`, `SharedRow`.
+# - Each rank has its own stream, because each rank's results lack different packets: `OwnColumn`, `OwnRow`. The streams
+#   lie one after another along the batch.
+# - One stream is sharded (sequence-parallel), and each rank gathers it: also `OwnColumn` and `OwnRow`. f is then an
+#   all-gather whose backward is a reduce-scatter, and g the reverse (Korthikanti et al., "Reducing activation
+#   recomputation in large transformer models", MLSys 2023, section 4.2).
+#
+# If ranks have their own streams, a process's training loss is the mean over its L ranks. This mean is right for the
+# parameters that they share. A rank's own shard needs the gradient of its own training loss, which is L times as large.
+# So between g and f, gradients in backward are L times as large.
+#
+# Shapes: - T is the product of all leading axes, and D the model width. - There are R ranks, L of them in this process.
+# - A layer holds P projections side by side (3 for q, k, v). Each rank computes F outputs of each projection; `widths`
+# lists the F of all projections. A rank has K inputs. - O counts the outputs of all projections. If ranks share a
+# stream, outputs are in the dense order: by projection, then by rank.
+
+
+Map = Callable[[Tensor], Tensor]
+
+
+class SharedColumn(Function):
+    """Compute f and the product after it as one dense product, because all ranks have the same input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_DO: Tensor,
+        bias_O: Tensor | None,
+        widths: tuple[int, ...],
+        collective: LossyCollective,
+        site: Site,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight_DO)
+        ctx.widths, ctx.collective, ctx.site = widths, collective, site
+        x_TD = x.reshape(-1, x.shape[-1])
+        y_TO = x_TD @ weight_DO if bias_O is None else torch.addmm(bias_O, x_TD, weight_DO)
+        return y_TO.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_DO = ctx.saved_tensors
+        dy_TO = gradients[0].reshape(-1, weight_DO.shape[1])
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            dy_LTO, weight_LDO = (_to_ranks(each, ctx.widths) for each in (dy_TO, weight_DO))
+            parts_LTD = rank_by_rank(dy_LTO, weight_LDO.transpose(1, 2))
+            total = ctx.collective.begin_sum_(parts_LTD, ctx.site)  # travels while the weight's gradient is computed
+        if ctx.needs_input_grad[1]:
+            dweight = x.reshape(-1, len(weight_DO)).t() @ dy_TO
+        if ctx.needs_input_grad[2]:
+            dbias = dy_TO.sum(0)
+        if ctx.needs_input_grad[0]:
+            dx = total.wait().view(x.shape)
+        return dx, dweight, dbias, None, None, None
+
+
+class SharedRow(Function):
+    """Compute the product and g after it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
+        x_LTK = x.reshape(-1, *weight_LKD.shape[:2]).transpose(0, 1)
+        total = collective.begin_sum_(rank_by_rank(x_LTK, weight_LKD), site)
+        ctx.save_for_backward(x, weight_LKD)
+        ctx.collective, ctx.lost = collective, (total.hops, total.missing)
+        return total.wait().view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_LKD = ctx.saved_tensors
+        dy_TD = gradients[0].reshape(-1, weight_LKD.shape[-1])
+        if ctx.collective.wiring.exact_adjoint:
+            dy_LTD = dy_TD.expand(len(weight_LKD), *dy_TD.shape).clone(memory_format=torch.contiguous_format)
+            ctx.collective.adjoint_(dy_LTD, *ctx.lost)
+            x_LTK = x.reshape(-1, *weight_LKD.shape[:2]).transpose(0, 1)
+            dx_LTK = rank_by_rank(dy_LTD, weight_LKD.transpose(1, 2))
+            return dx_LTK.transpose(0, 1).reshape(x.shape), rank_by_rank(x_LTK.transpose(1, 2), dy_LTD), None, None
+        weight_ID = weight_LKD.view(-1, weight_LKD.shape[-1])
+        dx = dweight = None
+        if ctx.needs_input_grad[0]:
+            dx = (dy_TD @ weight_ID.t()).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            dweight = (x.reshape(-1, len(weight_ID)).t() @ dy_TD).view(weight_LKD.shape)
+        return dx, dweight, None, None
+
+
+class OwnColumn(Function):
+    """Compute f and the product after it, each rank on its own input."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_DO: Tensor,
+        bias_O: Tensor | None,
+        widths: tuple[int, ...],
+        collective: LossyCollective,
+        site: Site,
+    ) -> Tensor:
+        ranks_here, d_width = len(collective.group.local), x.shape[-1]
+        if collective.wiring.sequence_parallel:
+            forth = site._replace(direction="forward")
+            x_LTD = collective.all_gather(x.contiguous(), forth, unit=d_width).reshape(ranks_here, -1, d_width)
+        else:
+            x_LTD = x.reshape(ranks_here, -1, d_width)
+        ctx.save_for_backward(x_LTD, weight_DO)
+        ctx.widths, ctx.collective, ctx.site, ctx.shape = widths, collective, site, x.shape
+        y_LTO = rank_by_rank(x_LTD, _to_ranks(weight_DO, widths))
+        if bias_O is not None:
+            y_LTO += _to_ranks(bias_O.unsqueeze(0), widths)
+        return _lay_out(y_LTO, collective, x.shape[:-1], widths)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_LTD, weight_DO = ctx.saved_tensors
+        dy_LTO = _take_up(gradients[0], ctx.collective, ctx.widths)
+        dx = dweight = dbias = None
+        if ctx.needs_input_grad[0]:
+            parts_LTD = rank_by_rank(dy_LTO, _to_ranks(weight_DO, ctx.widths).transpose(1, 2))
+            total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=_unit(ctx.collective, len(weight_DO)))
+        if ctx.needs_input_grad[1]:
+            dweight = _from_ranks(rank_by_rank(x_LTD.transpose(1, 2), dy_LTO), ctx.widths)
+        if ctx.needs_input_grad[2]:
+            dbias = _from_ranks(dy_LTO.sum(1, keepdim=True), ctx.widths).view(-1)
+        if ctx.needs_input_grad[0]:
+            dx = total.wait().view(ctx.shape)
+            if ctx.collective.wiring.own_streams:
+                dx /= len(dy_LTO)
+        return dx, dweight, dbias, None, None, None
+
+
+class OwnRow(Function):
+    """Compute the product and g after it. Each rank gets its own result, or a shard of the one result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
+        ctx.save_for_backward(x, weight_LKD)
+        ctx.collective, ctx.site = collective, site
+        parts_LTD = rank_by_rank(_take_up(x, collective, (weight_LKD.shape[1],)), weight_LKD)
+        unit = _unit(collective, weight_LKD.shape[-1])
+        return collective.sum_(parts_LTD, site, unit).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_LKD = ctx.saved_tensors
+        ranks_here, inputs, d_width = weight_LKD.shape
+        dy = gradients[0]
+        if ctx.collective.wiring.sequence_parallel:
+            back = ctx.site._replace(direction="backward")
+            dy_LTD = ctx.collective.all_gather(dy.contiguous(), back, unit=d_width).reshape(ranks_here, -1, d_width)
+        else:
+            dy_LTD = ranks_here * dy.reshape(ranks_here, -1, d_width)
+        dx = dweight = None
+        if ctx.needs_input_grad[0]:
+            dx_LTK = rank_by_rank(dy_LTD, weight_LKD.transpose(1, 2))
+            dx = _lay_out(dx_LTK, ctx.collective, x.shape[:-1], (inputs,))
+        if ctx.needs_input_grad[1]:
+            x_LTK = _take_up(x, ctx.collective, (inputs,))
+            dweight = rank_by_rank(x_LTK.transpose(1, 2), dy_LTD)
+        return dx, dweight, None, None
+
+
+class _WithBackward(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
+        ctx.on_gradient = backward
+        return forward(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.on_gradient(gradients[0]), None, None
+
+
+def with_backward(x: Tensor, forward: Map, backward: Map) -> Tensor:
+    """Return `forward(x)`, whose backward pass applies `backward` to the gradient."""
+    y: Tensor = _WithBackward.apply(x, forward, backward)
+    return y
+
+
+def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
+    """Return `parameter`. Its gradient becomes that of its own rank's loss, not of the local ranks' mean loss."""
+    if ranks_here == 1:
+        return parameter
+    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), lambda d: d * ranks_here)
+
+
+def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
+    """Return each local rank's product, (L, T, D). For one rank, a plain product is faster than a batched one."""
+    return torch.bmm(a_LTK, b_LKD) if len(a_LTK) > 1 else torch.mm(a_LTK[0], b_LKD[0]).unsqueeze(0)
+
+
+def _unit(collective: LossyCollective, d_width: int) -> int:
+    """Return the unit that chunks are multiples of: a token's elements if chunks are shards of a stream, else 1."""
+    return d_width if collective.wiring.sequence_parallel else 1
+
+
+def _to_ranks(y_TO: Tensor, widths: tuple[int, ...]) -> Tensor:
+    """Reorder columns in the dense order, (T, O), to (L, T, O): each rank's columns of all projections together."""
+    if len(set(widths)) == 1:  # one copy, no concatenation
+        y_TPLF = y_TO.view(len(y_TO), len(widths), -1, widths[0])
+        return y_TPLF.permute(2, 0, 1, 3).flatten(2)
+    ranks_here = y_TO.shape[1] // sum(widths)
+    pieces = y_TO.split([ranks_here * width for width in widths], 1)
+    return torch.cat([piece.unflatten(1, (ranks_here, -1)).transpose(0, 1) for piece in pieces], 2)
+
+
+def _from_ranks(y_LTO: Tensor, widths: tuple[int, ...]) -> Tensor:
+    """Reverse `_to_ranks`: return (T, O)."""
+    if len(set(widths)) == 1:
+        y_LTPF = y_LTO.unflatten(2, (len(widths), -1))
+        return y_LTPF.permute(1, 2, 0, 3).reshape(y_LTO.shape[1], -1)
+    return torch.cat([piece.transpose(0, 1).flatten(1) for piece in y_LTO.split(widths, 2)], 1)
+
+
+def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widths: tuple[int, ...]) -> Tensor:
+    """Lay a layer's outputs out as attention and activations expect them, with leading axes `shape`.
+
+    If ranks have their own streams, the ranks lie one after another along the batch. Otherwise all local ranks' heads
+    or units lie side by side, in the dense order.
+    """
+    if collective.wiring.own_streams:
+        return y_LTO.view(*shape, -1)
+    return _from_ranks(y_LTO, widths).view(*shape, -1)
+
+
+def _take_up(y: Tensor, collective: LossyCollective, widths: tuple[int, ...]) -> Tensor:
+    """Reverse `_lay_out`: return (L, T, O)."""
+    if collective.wiring.own_streams:
+        return y.reshape(len(collective.group.local), -1, y.shape[-1])
+    return _to_ranks(y.reshape(-1, y.shape[-1]), widths)
+
+
+# Gather the shards of weights and activations from all processes, without losses.
+#
+# Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each
+# rank then does the same computation on whole activations.
+#
+# If ranks have their own streams, a rank's columns are in its own rows, and all rows are equal after a gather. The
+# training loss is then the mean over the L local ranks. Gradients are L times as large where layers are sharded (as in
+# the functions above), but not where each rank computes on whole activations.
+#
+# Shapes:
+# - B is the first of any leading axes.
+# - There are R ranks, L of them in this process.
+# - O counts the columns of this process, by projection, then by rank. `widths` lists one rank's outputs of each
+#   projection.
+
+
+def all_columns(shard: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
+    """Return the columns of all processes in the dense order, given those of this one, (..., O)."""
+    if group.process_group is None or group.processes == 1:
+        return shard
+    shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
+    dist.all_gather(shards, shard.contiguous(), group=group.plain_group)  # a lossy group would lose some of it
+    here = [len(group.local) * width for width in widths]
+    projections = zip(*(each.split(here, -1) for each in shards), strict=True)
+    return torch.cat([piece for pieces in projections for piece in pieces], -1)
+
+
+def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
+    """Reverse `all_columns`."""
+    here = slice(group.local.start, group.local.stop)
+    pieces = whole.split([group.size * width for width in widths], -1)
+    return torch.cat([piece.unflatten(-1, (group.size, -1))[..., here, :].flatten(-2) for piece in pieces], -1)
+
+
+def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return all columns, given this process's, (B, ..., O), or each stream's, (L * B, ..., sum of `widths`)."""
+    group = collective.group
+    if not collective.wiring.own_streams:
+        return all_columns(y, widths, group)
+    pieces = y.unflatten(0, (len(group.local), -1)).split(widths, -1)
+    here = torch.cat([piece.movedim(0, -2).flatten(-2) for piece in pieces], -1)
+    whole = all_columns(here, widths, group)
+    return whole.expand(len(group.local), *whole.shape).flatten(0, 1)
+
+
+def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Reverse `_whole`: each stream keeps its own rank's columns."""
+    group = collective.group
+    if not collective.wiring.own_streams:
+        return own_columns(whole, widths, group)
+    streams = whole.unflatten(0, (len(group.local), -1))
+    pieces = [piece.unflatten(-1, (group.size, -1)) for piece in streams.split([group.size * w for w in widths], -1)]
+    return torch.cat(
+        [torch.cat([piece[n, ..., rank, :] for n, rank in enumerate(group.local)]) for piece in pieces], -1
+    )
+
+
+def _streams(collective: LossyCollective) -> int:
+    return len(collective.group.local) if collective.wiring.own_streams else 1
+
+
+def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return the columns of all ranks. Backward keeps each rank's own, since all hold the same gradient."""
+    return with_backward(
+        y, lambda y: _whole(y, widths, collective), lambda dy: _streams(collective) * _part(dy, widths, collective)
+    )
+
+
+def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return the columns of this process's ranks. Backward gathers the gradients of all ranks."""
+    return with_backward(
+        x, lambda x: _part(x, widths, collective), lambda dx: _whole(dx, widths, collective) / _streams(collective)
+    )
+
+
+def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
+    """Return `parameter`. Backward sums its gradient over processes, since each of them sees only its own heads."""
+
+    def total(gradient: Tensor) -> Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        group.begin_sum_(total)()
+        return total
+
+    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), total)
+
+
+# Keep lossy layers out of the graphs that PyTorch's compilers make.
+#
+# A layer draws losses and counts packets at every call. A graph would record one call's losses and repeat them.
+
+
+def outside_graphs(method: Callable) -> Callable:
+    """Return `method`, changed so that `torch.compile` breaks its graph there, and compiles only the code around it.
+
+    Outside a compiler the method runs as it is.
+
+    Raises:
+        ValueError: within `torch.export` or `torch.jit.trace`, whose graphs cannot be broken.
+    """
+    called_from_graph = _disable_dynamo(method)
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            if torch.compiler.is_exporting():
+                raise ValueError(_refusal("torch.export"))
+            return called_from_graph(*args, **kwargs)
+        if torch._C._get_tracing_state() is not None:
+            raise ValueError(_refusal("torch.jit.trace"))
+        return method(*args, **kwargs)
+
+    return run
+
+
+def _refusal(compiler: str) -> str:
+    return f"{compiler} would repeat one call's packet losses: use torch.compile, or gather(model) first"
 
 
 class ColumnParallelLinear(nn.Module):
@@ -212,3 +578,53 @@ def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:
         dtype = torch.get_autocast_dtype(device)
         return tuple(None if tensor is None else tensor.to(dtype) for tensor in tensors)
     return tensors
+
+
+# Define the blocks of a tensor-parallel model, and the replicated modules between their sharded layers.
+
+
+SHARDED = (ColumnParallelLinear, RowParallelLinear)
+
+
+class TensorParallelBlock:
+    """A block that gradient checkpointing recomputes with the losses of its first pass.
+
+    When checkpointing is enabled, transformers sets `_gradient_checkpointing_func` on every block, and then calls it in
+    place of the block's forward.
+    """
+
+    @property
+    def _gradient_checkpointing_func(self) -> Callable:
+        if "_gradient_checkpointing_func" not in self.__dict__:
+            raise AttributeError("gradient checkpointing was never enabled")
+        checkpoint: Callable = self.__dict__["_gradient_checkpointing_func"]
+        block: Any = self
+        sharded: Any = next(layer for layer in block.modules() if isinstance(layer, SHARDED))
+        network: LossyNetwork = sharded.collective.network
+
+        def checkpoint_with_tape(function: Callable, *args: Any, **kwargs: Any) -> Any:
+            tape = LossTape()
+
+            def run(*inputs: Any, **named: Any) -> Any:
+                with network.recording(tape):
+                    return function(*inputs, **named)
+
+            return checkpoint(run, *args, **kwargs)
+
+        return checkpoint_with_tape
+
+    @_gradient_checkpointing_func.setter
+    def _gradient_checkpointing_func(self, checkpoint: Callable) -> None:
+        self.__dict__["_gradient_checkpointing_func"] = checkpoint
+
+
+class SummedGradients(nn.Module):
+    """A replicated module between sharded layers. Processes sum the gradients of its parameters reliably."""
+
+    def __init__(self, module: nn.Module, group: RankGroup) -> None:
+        super().__init__()
+        self.module, self.group = module, group
+
+    def forward(self, *inputs: Any) -> Any:
+        parameters = {name: sum_gradient(each, self.group) for name, each in self.module.named_parameters()}
+        return functional_call(self.module, parameters, inputs)

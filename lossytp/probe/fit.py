@@ -11,13 +11,22 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from lossytp.network.fitting import Family, Fit, Goodness, Interval, applicable, fit, goodness, intervals
-from lossytp.network.fitting.dependence import correlation_between
-from lossytp.network.fitting.goodness import num_simulations
-from lossytp.network.trace import Trace
+from lossytp.network.traces import Trace
+from lossytp.probe.fitting import (
+    Family,
+    Fit,
+    Goodness,
+    Interval,
+    applicable,
+    correlation_between,
+    fit,
+    goodness,
+    intervals,
+    num_simulations,
+)
 from lossytp.probe.recorded import first_word_as, flows_of, read
 from lossytp.training.command_line import parse
-from lossytp.training.config.settings import Settings
+from lossytp.training.config import Settings
 
 UNLIKELY = 0.05  # a fit with a smaller p-value does not describe the trace
 CORRELATED = 0.2  # if flows are correlated more than this, intervals are too narrow

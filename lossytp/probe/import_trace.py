@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from lossytp.network.checks import printable
-from lossytp.network.probe.importing import import_trace
-from lossytp.network.probe.summary import caveats
-from lossytp.network.probe.trace_file import write_trace
+from lossytp.network.importing import import_trace
+from lossytp.network.traces import write_trace
+from lossytp.probe.measure import caveats
 from lossytp.probe.recorded import first_word_as
 from lossytp.training.command_line import parse
-from lossytp.training.config.settings import Settings
+from lossytp.training.config import Settings
 from lossytp.training.files import saving
 
 

@@ -14,13 +14,11 @@ from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from lossytp.network.probe.ends import PATIENCE_S, PORT
-from lossytp.network.probe.serve import Limits, serve
-from lossytp.network.probe.summary import summary_lines
+from lossytp.probe.measure import Limits, serve, summary_lines
 from lossytp.probe.send import write_new_trace
+from lossytp.probe.wire import PATIENCE_S, PORT
 from lossytp.training.command_line import parse
-from lossytp.training.config.bounds import Count, Positive
-from lossytp.training.config.settings import Settings
+from lossytp.training.config import Count, Positive, Settings
 from lossytp.training.files import check_writable
 
 

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from lossytp.network.probe.trace_file import ProbeTrace, read_trace
-from lossytp.network.trace import Trace
+from lossytp.network.traces import ProbeTrace, Trace, read_trace
 
 
 def read(path: Path) -> ProbeTrace:

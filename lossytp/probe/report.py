@@ -13,15 +13,13 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from lossytp.network.probe.summary import caveats, loss_rate, summary_lines
-from lossytp.network.probe.trace_file import ProbeTrace
-from lossytp.network.trace import Trace
+from lossytp.network.traces import ProbeTrace, Trace
 from lossytp.probe.fit import fit_all, fit_lines
+from lossytp.probe.measure import caveats, loss_rate, summary_lines
 from lossytp.probe.recorded import first_word_as, flows_of, read
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.command_line import parse
-from lossytp.training.config.bounds import Count
-from lossytp.training.config.settings import Settings
+from lossytp.training.config import Count, Settings
 from lossytp.training.models import check_there
 
 MOST_FLOWS = 8  # more flows than this are summarised together
@@ -80,7 +78,7 @@ def main(words: list[str]) -> None:
     config: ReportConfig = parse(ReportConfig, __doc__, first_word_as("--trace", words))
     check_there(config.model_name)
     if config.results_dir is not None:
-        from lossytp.study.analysis.expected_cost import comparable_runs
+        from lossytp.probe.expected_cost import comparable_runs
 
         comparable_runs(Path(config.results_dir))  # refuses a wrong folder before anything is measured
     trace = read(Path(config.trace))
@@ -119,7 +117,7 @@ def study_lines(results_dir: str | None, loss_rate: float, mean_burst_packets: f
         loss_rate: loss rate of every link.
         mean_burst_packets: mean run of consecutive losses.
     """
-    from lossytp.study.analysis.expected_cost import RESULTS, TABLE, comparable_runs, expected_costs, side_by_side
+    from lossytp.probe.expected_cost import RESULTS, TABLE, comparable_runs, expected_costs, side_by_side
 
     folder = Path(results_dir) if results_dir is not None else RESULTS
     if results_dir is None and not (folder / TABLE).is_file():

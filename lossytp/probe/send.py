@@ -15,14 +15,11 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 from tqdm import tqdm
 
-from lossytp.network.probe.ends import PATIENCE_S, PORT
-from lossytp.network.probe.measure import measure
-from lossytp.network.probe.plan import Plan
-from lossytp.network.probe.summary import summary_lines
-from lossytp.network.probe.trace_file import ProbeTrace, write_trace
+from lossytp.network.traces import ProbeTrace, write_trace
+from lossytp.probe.measure import measure, summary_lines
+from lossytp.probe.wire import PATIENCE_S, PORT, Plan
 from lossytp.training.command_line import parse
-from lossytp.training.config.bounds import Count, Positive
-from lossytp.training.config.settings import Settings
+from lossytp.training.config import Count, Positive, Settings
 from lossytp.training.files import check_writable, saving
 
 

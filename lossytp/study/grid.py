@@ -35,9 +35,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from lossytp.network.checks import check_at_least, check_known
-from lossytp.training.command_line import run_as_command
+from lossytp.training.command_line import read_yaml, run_as_command
 from lossytp.training.config import RunSettings, settings_class
-from lossytp.training.plain_yaml import read_yaml
 
 KEYS = {"notebook", "processes", "outputs", "reference", "profiles"}
 PROFILE_KEYS = {"cells_per_notebook", "seeds", "first_seed", "tasks", "base", "arms"}

@@ -4,6 +4,7 @@ A parameters cell declares each with its type, as in `loss_rate: float = 0.05`. 
 """
 
 import ast
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import make_dataclass
@@ -12,10 +13,11 @@ from typing import Any
 
 from IPython import get_ipython
 
-from lossytp.training.config.settings import Settings
-from lossytp.training.plain_yaml import read_yaml
+from lossytp.training.command_line import read_yaml
+from lossytp.training.config import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.append(str(REPOSITORY))  # notebooks also import `paper`, which is not installed
 INJECTED = "# Parameters\n"  # how papermill begins the cell in which it sets the given parameters
 IN_ONE_LINE = (ValueError, ModuleNotFoundError, FileNotFoundError, PermissionError)  # errors about parameters
 

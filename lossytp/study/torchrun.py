@@ -8,8 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.config import RunSettings, TrainConfig
-from lossytp.training.config.settings import Settings
+from lossytp.training.config import RunSettings, Settings, TrainConfig
 from lossytp.training.record import read_record
 
 OWN_ERROR = re.compile(r"rank \d+: error: ")
@@ -30,7 +29,7 @@ def torchrun(config: RunSettings, *, processes: int | None = None) -> dict[str, 
     Raises:
         ValueError: with the failing rank's own error, if the run fails.
     """
-    from lossytp.training.inputs import finished_record  # torch takes seconds to import
+    from lossytp.training.loop import finished_record  # torch takes seconds to import
 
     done = finished_record(config)
     if done is not None:

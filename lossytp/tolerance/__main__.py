@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from lossytp.parallel.layout import rank_and_world_size
+from lossytp.parallel.group import rank_and_world_size
 from lossytp.tolerance.config import Setup, ToleranceConfig
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.models import check_there
@@ -32,7 +32,7 @@ def measure_and_print(config: ToleranceConfig) -> None:
     config.files()
 
     with waiting("importing torch"):
-        from lossytp.training.exclusive_run import exclusive_run  # it takes seconds: check arguments first
+        from lossytp.training.loop import exclusive_run  # it takes seconds: check arguments first
 
     with exclusive_run(config.output_dir):  # another measurement there would overwrite this one's rows
         _measure_and_print(config)
@@ -40,10 +40,17 @@ def measure_and_print(config: ToleranceConfig) -> None:
 
 def _measure_and_print(config: ToleranceConfig) -> None:
     with waiting("importing transformers"):
-        from lossytp.tolerance.advice import advice
-        from lossytp.tolerance.figure import FIGURE, draw
-        from lossytp.tolerance.measure import Measurement, Row
-        from lossytp.tolerance.record import RECORD, keep_advice, keep_rows, load_rows
+        from lossytp.tolerance.measure import (
+            FIGURE,
+            RECORD,
+            Measurement,
+            Row,
+            advice,
+            draw,
+            keep_advice,
+            keep_rows,
+            load_rows,
+        )
 
     done = load_rows(config)
     measurement = Measurement(config)

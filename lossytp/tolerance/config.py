@@ -8,15 +8,11 @@ from typing import Annotated, NamedTuple
 
 from annotated_types import Ge, Lt
 
-from lossytp.network.checks import check_known, check_probability
-from lossytp.network.loss_processes import LOSS_PROCESSES
-from lossytp.network.notation import parse, split_outside_parentheses
-from lossytp.network.replay import Replay
-from lossytp.training.config.bounds import Count, Positive
-from lossytp.training.config.network import NetworkSettings
-from lossytp.training.config.settings import Settings
+from lossytp.network.checks import check_known, check_probability, parse, split_outside_parentheses
+from lossytp.network.traces import LOSS_PROCESSES, Replay
+from lossytp.training.config import Count, NetworkSettings, Positive, Settings
+from lossytp.training.rows import DATA_VARIABLE
 from lossytp.training.shapes import Shape, check_model, shape_of
-from lossytp.training.tasks.sources import DATA_VARIABLE
 
 STDLIB, WIKITEXT = "stdlib", "wikitext-2"
 

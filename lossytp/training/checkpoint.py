@@ -7,34 +7,547 @@ that is killed at any moment harms no earlier checkpoint, and a damaged one is n
 
 import io
 import json
+import os
+import pickle
+import re
 import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import metadata as index_classes
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.dense_boxes import is_first_copy
-from lossytp.parallel.layout import Layout
+from lossytp.network.scope import Counters
+from lossytp.parallel.collectives import collective_of
+from lossytp.parallel.group import Layout
+from lossytp.parallel.places import Box, Place, is_first_copy
 from lossytp.parallel.replicas import gathered, on_rank_zero
-from lossytp.training.checkpoint_folder import (
-    FOLDER,
-    LAYOUT,
-    MARKER,
-    Found,
-    candidates,
-    first_weights,
-    home,
-    layout_of,
-    number_of,
-    read_marker,
-    run_name,
-    steps_in,
-)
 from lossytp.training.config import RunSettings
-from lossytp.training.files import crc32_of, saving, sync_names, write_atomically
-from lossytp.training.own_files import claim, is_marked, others, refuse, remove, remove_parts
-from lossytp.training.sharded_files import INDEX, Pieces, read_, shapes, whole, write
+from lossytp.training.files import (
+    claim,
+    crc32_of,
+    is_marked,
+    others,
+    refuse,
+    remove,
+    remove_parts,
+    run_of,
+    saving,
+    sync_names,
+    write_atomically,
+)
+
+# Write tensors that processes hold in pieces to a folder, and read them in others: `torch.distributed.checkpoint`.
+#
+# Each process writes the pieces that it holds to a file of its own. An index, `.metadata`, says where each piece of
+# each tensor is. A process that holds other pieces reads the parts that it needs.
+#
+# The index is a pickle, which could run code. It is read with PyTorch's own classes alone.
+
+
+INDEX = ".metadata"
+OTHER_CLASSES = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("pathlib", "PosixPath"),
+    ("pathlib", "WindowsPath"),
+}
+
+
+class Piece(NamedTuple):
+    """A box of a tensor of size `shape` that begins at `start`, in this process's memory."""
+
+    shape: Sequence[int]
+    start: Sequence[int]
+    view: Tensor
+
+
+Pieces = Mapping[str, Sequence[Piece]]
+
+
+def whole(tensor: Tensor) -> list[Piece]:
+    """Return a tensor that no other process has a part of, as one piece."""
+    return [Piece(tensor.shape, [0] * tensor.ndim, tensor)]
+
+
+def write(folder: Path, pieces: Pieces, network: LossyNetwork) -> list[str]:
+    """Write the pieces of all processes to a folder that all of them see, and return the names of this one's files.
+
+    Every process must call this. The files are on the disk once it returns.
+    """
+    planner = _SavePlanner(pieces)
+    writer = FileSystemWriter(folder)
+    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    writer.set_up_storage_writer(rank == 0)
+    plans = gathered(writer.prepare_local_plan(planner.create_local_plan()), network)
+    plans, index = planner.create_global_plan(plans)  # every process makes the same one
+    plan = planner.finish_plan(writer.prepare_global_plan(plans)[rank])
+    results = writer.write_data(plan, planner)
+    results.wait()
+    everyones = gathered(results.value(), network)
+    if rank == 0:
+        writer.finish(index, everyones)
+    mine = {result.storage_data.relative_path for result in everyones[rank]}
+    return sorted(mine | ({INDEX} if rank == 0 else set()))
+
+
+def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in a folder, by name."""
+    index: dict[str, Any] = _Reader(folder).read_metadata().state_dict_metadata
+    return {name: tuple(each.size) for name, each in index.items()}
+
+
+def read_(folder: Path, pieces: Pieces) -> None:
+    """Fill the pieces with their values in the folder.
+
+    Raises:
+        ValueError: if a tensor has another shape, or is not there.
+    """
+    reader = _Reader(folder)
+    index = reader.read_metadata()
+    planner = _LoadPlanner(pieces, index)
+    reader.set_up_storage_reader(index, is_coordinator=True)
+    reader.read_data(planner.create_local_plan(), planner).wait()
+
+
+class _Held:
+    """The pieces of this process, found by name and place."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self.pieces = pieces
+        self.views = {
+            (name, tuple(piece.start)): piece.view.detach() for name, each in pieces.items() for piece in each
+        }
+
+    def find(self, index: MetadataIndex) -> Tensor:
+        return self.views[index.fqn, tuple(index.offset or ())]
+
+
+class _SavePlanner(DefaultSavePlanner):
+    def __init__(self, pieces: Pieces) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.held = _Held(pieces)
+
+    def create_local_plan(self) -> SavePlan:
+        self.plan = SavePlan(
+            [
+                WriteItem(
+                    index=MetadataIndex(name, piece.start),
+                    type=WriteItemType.SHARD,
+                    tensor_data=TensorWriteData(
+                        chunk=_chunk(piece),
+                        properties=TensorProperties(dtype=piece.view.dtype),
+                        size=torch.Size(piece.shape),
+                    ),
+                )
+                for name, each in self.held.pieces.items()
+                for piece in each
+            ]
+        )
+        return self.plan
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        return self.held.find(index)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    def __init__(self, pieces: Pieces, index: Metadata) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self.held, self.index = _Held(pieces), index
+
+    def create_local_plan(self) -> LoadPlan:
+        items = []
+        for name, each in self.held.pieces.items():
+            kept: Any = self.index.state_dict_metadata.get(name)
+            for piece in each:
+                if kept is None:
+                    raise ValueError(f"{name} is missing")
+                if tuple(kept.size) != tuple(piece.shape):
+                    raise ValueError(f"{name} has shape {tuple(kept.size)}, not {tuple(piece.shape)}")
+            items += create_read_items_for_chunk_list(name, kept, [_chunk(piece) for piece in each]) if each else []
+        return LoadPlan(items)
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return self.held.find(index)
+
+
+def _chunk(piece: Piece) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(offsets=torch.Size(piece.start), sizes=piece.view.shape)
+
+
+class _Reader(FileSystemReader):
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        with (Path(self.path) / INDEX).open("rb") as file:
+            index = _Unpickler(file).load()
+        if not isinstance(index, Metadata):
+            raise ValueError(f"{INDEX} is no index of a checkpoint")
+        return index
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        known = getattr(index_classes, name, None) if module == index_classes.__name__ else None
+        dtype = getattr(torch, name, None) if module == "torch" else None
+        if isinstance(known, type) or isinstance(dtype, torch.dtype) or (module, name) in OTHER_CLASSES:
+            return super().find_class(module, name)
+        raise ValueError(f"{INDEX} names {module}.{name}, which no index of a checkpoint needs")
+
+
+# The state that training steps change: tensors, which any layout can read, and the state that each process has alone.
+#
+# Parameters and the optimizer's moments are named as in the dense model (`lossytp.parallel.places`). A process's
+# own state has its random generator, its links and what repairs remember. At the layout that wrote a checkpoint, the
+# run goes on as if it had never stopped, to the last digit. Another layout takes over only what both layouts have.
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, for each parameter, beside the number of steps
+STATE = ("steps", "scaler", "random", "random_cuda", "network", "memories")  # keys of `own`
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """The state of a model and its optimizer on this process.
+
+    The learning rate and the order of the data are not in it: they depend only on the step.
+    """
+
+    module: nn.Module
+    places: Sequence[Place]
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    network: LossyNetwork
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.module.parameters()).device
+
+    def tensors(self, known: Collection[str] | None = None) -> dict[str, list[Piece]]:
+        """Return parameters and moments: this process's pieces of each, in its memory, by name.
+
+        Args:
+            known: names in a checkpoint. A copy that is not among them has the name of the first copy.
+        """
+        pieces: dict[str, list[Piece]] = {}
+        for place in self.places:
+            moments = self.optimizer.state.get(place.parameter, {})
+            for kind, values in {"parameter": place.parameter, **moments}.items():
+                for box in place.boxes(values) if kind != "step" else ():
+                    name = _name(kind, box, known)
+                    pieces.setdefault(name, []).append(Piece(box.shape, box.start, box.view))
+        return pieces
+
+    def own(self) -> dict[str, Any]:
+        """Return what this process has alone: tensors on the CPU, numbers and text."""
+        collective = collective_of(self.module)
+        return {
+            "steps": {
+                name: float(self.optimizer.state[place.parameter]["step"])
+                for place in self.places
+                if self.optimizer.state.get(place.parameter)
+                for name in place.names
+            },
+            "scaler": self.scaler.state_dict(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
+            "network": json.dumps(self.network.state_dict()),
+            "memories": collective.memories_state() if collective is not None else [],
+        }
+
+    def begin_moments_(self, steps: dict[str, float]) -> None:
+        """Give the optimizer zero moments for each parameter that it has updated."""
+        for place in self.places:
+            made = [steps[name] for name in place.names if name in steps]
+            if made:
+                zeros = {name: torch.zeros_like(place.parameter) for name in MOMENTS}
+                self.optimizer.state[place.parameter] = {"step": torch.tensor(made[0]), **zeros}
+
+    def restore_own_(self, state: dict[str, Any]) -> None:
+        """Restore what `own` returned."""
+        self.scaler.load_state_dict(state["scaler"])
+        if state["random"] is not None:
+            torch.set_rng_state(state["random"])
+        if self._device.type == "cuda" and state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], self._device)
+        self.network.load_state_dict(json.loads(state["network"]))
+        collective = collective_of(self.module)
+        if collective is not None:
+            collective.load_memories_state(state["memories"], self._device)
+
+
+def of_another_layout(states: Sequence[dict[str, Any]], like: int | None, *, same_ranks: bool) -> dict[str, Any]:
+    """Return a process's own state from those of all processes of another layout.
+
+    Links that are in both layouts go on. Its counters are empty: `counted` adds them up.
+
+    Args:
+        states: by rank.
+        like: the process whose random generator this one takes over, or None if the replica is new.
+        same_ranks: whether there are as many tensor-parallel ranks, so that what repairs remember is of use.
+    """
+    networks = [json.loads(state["network"]) for state in states]
+    merged = {**networks[0], "counters": Counters().state_dict()}
+    for kind in ("links", "normals"):
+        merged[kind] = list({json.dumps(link): [link, kept] for each in networks for link, kept in each[kind]}.values())
+    memories: dict[Any, list] = {}
+    for state in states if same_ranks else ():
+        for site, memory in state["memories"]:
+            memories.setdefault(site and tuple(site), []).extend(memory)
+    return {
+        "steps": {name: step for state in states for name, step in state["steps"].items()},
+        "scaler": states[0]["scaler"],
+        "random": None if like is None else states[like]["random"],
+        "random_cuda": None if like is None else states[like]["random_cuda"],
+        "network": json.dumps(merged),
+        "memories": [[site, memory] for site, memory in memories.items()],
+    }
+
+
+def counted(states: Sequence[dict[str, Any]]) -> Counters:
+    """Return what all processes counted.
+
+    Raises:
+        ValueError: if they disagree.
+    """
+    total = Counters()
+    for state in states:
+        each = Counters()
+        each.load_state_dict(json.loads(state["network"])["counters"])
+        total.merge(each)
+    return total
+
+
+def _name(kind: str, box: Box, known: Collection[str] | None) -> str:
+    name = f"{kind} {box.name}{box.copy}"
+    return name if known is None or name in known else f"{kind} {box.name}"
+
+
+# Read the weights that another program saved with `torch.save`, such as the `.pth` files of an earlier study.
+#
+# They replace the model's initial weights. The optimizer, the data and the learning rate begin anew, because their
+# layout differs from program to program.
+
+
+SUFFIXES = (".pth", ".pt")
+ENTRIES = ("model", "model_state_dict", "state_dict", "module")  # under which programs keep weights beside other things
+PREFIXES = ("module.", "_orig_mod.")  # of wrapped and of compiled models
+
+
+def load_weights_(places: Iterable[Place], file: Path) -> None:
+    """Fill this process's parameters with those of a dense model in a file.
+
+    Raises:
+        ValueError: if the file cannot be read without running code, or lacks a parameter, or has one of another shape.
+    """
+    weights = _weights(file)
+    with torch.no_grad():
+        for place in places:
+            for box in place.boxes(place.parameter):
+                if box.name not in weights:
+                    raise ValueError(f"{file} lacks {box.name}: give the weights of the same model")
+                tensor = weights[box.name]
+                if tuple(tensor.shape) != tuple(box.shape):
+                    raise ValueError(
+                        f"{file} has {box.name} of shape {tuple(tensor.shape)}, and the model has {tuple(box.shape)}: "
+                        "give the weights of the same model, whole"
+                    )
+                if not tensor.isfinite().all():
+                    raise ValueError(f"{file} holds NaN or infinity in {box.name}: give finite weights")
+                box.view.copy_(tensor[box.slices])
+
+
+def _weights(file: Path) -> dict[str, Tensor]:
+    try:
+        content: Any = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(
+            f"{file} is not a file of tensors alone: give one that torch.save wrote, or leave checkpoint_path out"
+        ) from error
+    found = [content, *(content[name] for name in ENTRIES if name in content)] if isinstance(content, Mapping) else []
+    weights = next((each for each in found if _is_state_dict(each)), None)
+    if weights is None:
+        raise ValueError(
+            f"{file} holds no weights, at its top level or under {', '.join(ENTRIES)}: give another checkpoint_path"
+        )
+    for prefix in PREFIXES:
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return dict(weights)
+
+
+def _is_state_dict(content: Any) -> bool:
+    return isinstance(content, Mapping) and bool(content) and all(isinstance(each, Tensor) for each in content.values())
+
+
+# Find checkpoints on the disk: this run's own folder, the newest one, and whether it is whole.
+#
+# A checkpoint is a folder `step-N` whose file `checkpoint.json` has the run's configuration and the checksums of all
+# other files.
+
+
+FOLDER, MARKER = "checkpoint", "checkpoint.json"
+STEP = re.compile(r"step-(\d+)")
+LAYOUT = (
+    "tensor_parallel_size",
+    "data_parallel_size",
+    "data_parallel_type",
+    "pipeline_parallel_size",
+    "implementation",
+    "enable_loss_parallelism",
+    "deferred_init",
+)
+"""Settings that say how a run is spread over processes. They may change when it is resumed."""
+
+
+SIZES = tuple(name for name in LAYOUT if name.endswith("_parallel_size"))
+
+
+@dataclass(frozen=True)
+class Found:
+    """A whole checkpoint."""
+
+    folder: Path
+    step: int
+    processes: int
+    config: dict[str, Any]
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Return the layout that wrote it, by name."""
+        return layout_of(self.processes, self.config)
+
+    def place(self, rank: int) -> Layout:
+        """Return the place that a process had."""
+        sizes = {name: self.config[name] for name in SIZES}
+        return Layout(**sizes, rank=rank, world_size=self.processes)
+
+
+def run_name(config: RunSettings) -> str:
+    """Return what tells this run from all others on the machine: the path of its output folder."""
+    return os.path.abspath(config.output_dir)
+
+
+def home(config: RunSettings) -> Path:
+    """Return the folder of this run's checkpoints: `checkpoint_path` if it is new, or this run has made it."""
+    own = Path(config.output_dir) / FOLDER
+    if config.checkpoint_path is None:
+        return own
+    given = Path(config.checkpoint_path)
+    if not given.is_dir():
+        names_a_file = given.exists() or given.suffix in SUFFIXES
+        return own if names_a_file or STEP.fullmatch(given.name) else given  # a mistyped step is no new folder
+    if run_of(given) not in (None, run_name(config)):
+        return own
+    if all(path.name.startswith(".") for path in given.iterdir()):  # what a run leaves that is killed early
+        return given
+    steps = steps_in(given)
+    if not steps:
+        return own
+    try:
+        run = json.loads((steps[-1] / MARKER).read_text(encoding="utf-8"))["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return own
+    return given if run == run_name(config) else own
+
+
+def candidates(own: Path, given: str | None) -> list[Path]:
+    """Return the folders of checkpoints to resume from, newest first.
+
+    Args:
+        own: the folder of the run's own checkpoints, which come first.
+        given: the run's `checkpoint_path`, if any.
+
+    Raises:
+        ValueError: if `given` is not there, or holds neither a checkpoint nor weights.
+    """
+    mine = steps_in(own)[::-1]
+    if given is None or Path(given) == own:
+        return mine
+    path = Path(given)
+    if mine and own.resolve() not in path.resolve().parents:
+        return mine  # the run has gone on since it resumed from `checkpoint_path`
+    if not path.exists():
+        raise ValueError(f"checkpoint_path = {given!r} does not exist: give one that does, or leave it out")
+    if path.name == MARKER:
+        return [path.parent]
+    found = [file for file in path.rglob(MARKER) if STEP.fullmatch(file.parent.name)]
+    if not found and not weights_in(path):
+        raise ValueError(
+            f"checkpoint_path = {given!r} has no {MARKER} below it, and is no .pth file: leave it out to start over"
+        )
+    if not found:
+        return []
+    newest = max(found, key=lambda file: file.stat().st_mtime).parent
+    return [step for step in steps_in(newest.parent)[::-1] if number_of(step) <= number_of(newest)]
+
+
+def read_marker(folder: Path) -> Found:
+    """Return the checkpoint in a folder.
+
+    Raises:
+        ValueError: if it is damaged or cut short.
+    """
+    try:
+        marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        config, sums = {**marker["config"]}, {**marker["files"]}
+        found = Found(folder, int(marker["step"]), int(marker["processes"]), config)
+        if found.processes < 1 or not all(found.config[size] >= 1 for size in SIZES):
+            raise ValueError("it was written by no process")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{MARKER} cannot be read") from error
+    for name, crc in sums.items():
+        try:
+            same = crc32_of(folder / name) == crc
+        except OSError as error:
+            raise ValueError(f"{name}: {error.strerror}") from error
+        if not same:
+            raise ValueError(f"the checksum of {name} does not match")
+    return found
+
+
+def first_weights(own: Path, given: str | None) -> Path | None:
+    """Return the file of weights with which `checkpoint_path` begins a run; None if it names no such file.
+
+    Args:
+        own: the folder of the run's own checkpoints.
+        given: the run's `checkpoint_path`, if any. A checkpoint there comes before a file of weights.
+    """
+    if given is None or Path(given) == own or Path(given).name == MARKER:
+        return None
+    checkpoints = (file for file in Path(given).rglob(MARKER) if STEP.fullmatch(file.parent.name))
+    return None if any(True for _ in checkpoints) else weights_in(Path(given))
+
+
+def weights_in(path: Path) -> Path | None:
+    """Return the file of weights that this is, or the newest one in this folder."""
+    files = [path] if path.is_file() else list(path.glob("*")) if path.is_dir() else []
+    files = [file for file in files if file.suffix in SUFFIXES]
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+
+
+def steps_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, in the order of their steps."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in paths if STEP.fullmatch(path.name) and path.is_dir()), key=number_of)
+
+
+def number_of(folder: Path) -> int:
+    """Return the step of a checkpoint."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def layout_of(processes: int, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the number of processes, and the settings of `LAYOUT`."""
+    return {"processes": processes, **{name: config[name] for name in LAYOUT if name in config}}
+
 
 FILES = ("step-*", ".step-*.part")
 WRITTEN = (MARKER, f"{INDEX}*", "__*.distcp")  # in a checkpoint

@@ -9,18 +9,150 @@ import select
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import tyro
+import yaml
 
+from lossytp.network.bounded_files import content_of
 from lossytp.network.checks import check_names, printable
-from lossytp.parallel.layout import rank_and_world_size
-from lossytp.training.old_flags import implied_flags, without_old_flags
-from lossytp.training.plain_yaml import read_yaml_file
+from lossytp.parallel.group import rank_and_world_size
+
+# Translate the command lines of earlier studies, whose flags have other names or forms here, or no use.
+#
+# `tests/training/test_old_command_lines.py` lists those command lines.
+
+
+RENAMED = {"eval_interval": "eval_steps"}
+BARE = {"gradient_clipping": "1.0"}  # the value of a flag that stands alone
+IMPLIED = {"patience": ("eval_steps", "20"), "target_accuracy": ("eval_steps", "20")}  # the studies' default
+REFUSED = {"teacher_device_map": "no teacher model is loaded here, so there is none to place: leave it out"}
+
+
+def without_old_flags(words: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return a command line in which every flag of an earlier study is one of today's.
+
+    Args:
+        words: the arguments.
+        known: the names of today's parameters. A name among them keeps its own meaning.
+
+    Raises:
+        ValueError: if a flag has no counterpart; the message says why.
+    """
+    read, rest = [], list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        alone = not rest or rest[0].startswith("--")
+        if not word.startswith("--") or (name in known and name not in BARE):
+            read.append(word)
+        elif name in REFUSED:
+            raise ValueError(f"{word} is not supported: {REFUSED[name]}")
+        elif name == "local_rank":
+            _take_local_rank(value if equals else "" if alone else rest.pop(0))
+        elif name in BARE and name in known and not equals and alone:
+            read.append(f"--{name}={BARE[name]}")
+        elif RENAMED.get(name) in known:
+            read.append(f"--{RENAMED[name]}{equals}{value}")
+        else:
+            read.append(word)
+    return read
+
+
+def implied_flags(given: Collection[str], known: Collection[str]) -> list[str]:
+    """Return the flags that others imply, as in the earlier studies, unless they are given."""
+    implied = {IMPLIED[name] for name in given if name in IMPLIED}
+    return [f"--{name}={value}" for name, value in sorted(implied) if name in known and name not in given]
+
+
+def _take_local_rank(value: str) -> None:
+    """Set LOCAL_RANK to the number that an older launcher gives as a flag, unless it is set already."""
+    if not value.removeprefix("-").isdecimal():
+        raise ValueError(
+            f"--local_rank = {value!r} is not a whole number: leave it out, because torchrun sets LOCAL_RANK"
+        )
+    if int(value) >= 0 and "RANK" in os.environ:
+        os.environ.setdefault("LOCAL_RANK", value)
+
+
+# Read YAML by the rules of YAML 1.2, which take plain words at face value.
+#
+# PyYAML follows YAML 1.1, in which 010 is eight, 1:30 is ninety, 1e-3 is text, no is false and 2024-01-01 is a date.
+
+
+def read_yaml(text: str) -> Any:
+    """Return the content of a YAML document.
+
+    Plain words are null, true, false, decimal numbers or text (YAML 1.2, section 10.3.2, without hexadecimals).
+
+    Raises:
+        ValueError: if the text is not YAML, or a mapping has a key twice.
+    """
+    try:
+        return yaml.load(text, _PlainLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ValueError(f"cannot be read as YAML: {' '.join(str(error).split())}") from error
+
+
+def read_yaml_file(name: str, file: Path) -> Any:
+    """Return the content of a YAML file.
+
+    Raises:
+        ValueError: if the file cannot be read, or is not YAML; the message begins with `name`.
+    """
+    try:
+        text = content_of(file).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8 ({error}): save it as UTF-8") from error
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    try:
+        return read_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from error
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Read plain words by YAML 1.2, and refuse duplicate keys in a mapping.
+
+    PyYAML would keep the last of two equal keys, and silently drop the first one's value.
+    """
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<" merges another mapping in
+        keys = [self.construct_object(key, deep=True) for key in own]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"key {key!r} is given twice in one mapping: leave one out")
+        return super().construct_mapping(node, deep)
+
+    def construct_decimal(self, node: yaml.ScalarNode) -> int:
+        text = str(self.construct_scalar(node))
+        try:
+            return int(text)
+        except ValueError as error:
+            raise ValueError(f"{text[:40]!r} is not a valid decimal number: write one, such as 10") from error
+
+
+_WORDS = {
+    "null": (r"null|Null|NULL|~|", ["n", "N", "~", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (r"[-+]?[0-9]+", list("-+0123456789")),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    "merge": (r"<<", ["<"]),
+}
+_PlainLoader.yaml_implicit_resolvers = {}  # none of YAML 1.1's
+for _kind, (_pattern, _beginnings) in _WORDS.items():
+    _PlainLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), _beginnings)
+_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_decimal)
 
 
 def parse(kind: Any, description: str | None, arguments: list[str] | None = None) -> Any:
@@ -185,7 +317,7 @@ def _tell(message: str, *, consequence: bool = False) -> None:
     if "TORCHELASTIC_ERROR_FILE" in os.environ:
         content = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(second)}}
         Path(os.environ["TORCHELASTIC_ERROR_FILE"]).write_text(json.dumps({"message": content}), encoding="utf-8")
-    initialize = sys.modules.get("lossytp.parallel.initialize")
+    initialize = sys.modules.get("lossytp.parallel.backend")
     # until they join, all processes that torchrun starts on a node fail alike
     apart = "TORCHELASTIC_RUN_ID" not in os.environ or (initialize is not None and initialize.joined())
     if rank is None or apart or os.environ.get("LOCAL_RANK", "0") == "0":

@@ -1,37 +1,212 @@
 """The model, laid out over the processes as configured, with the passes that a training step needs."""
 
 import copy
+import ctypes
+import math
+import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
+import lossytp
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.bucketed_ddp import BucketedDDP
+from lossytp.network.udp import UdpNetwork
+from lossytp.parallel import backend as initialize
+from lossytp.parallel.backend import init_process_group, over_udp, wrapped_backend
 from lossytp.parallel.convert import fuse_gelu_, parallelize
-from lossytp.parallel.flat_fsdp import FlatFSDP
-from lossytp.parallel.layout import Layout
-from lossytp.parallel.own_streams import stream_distance
-from lossytp.parallel.replicas import gathered, mean_over_processes
-from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
-from lossytp.parallel.vocabulary import split_vocabulary_
-from lossytp.training.config import RunSettings
-from lossytp.training.config.combinations import check_blocks
-from lossytp.training.microbatches import loss_terms, microbatches
-from lossytp.training.prepare import check_same_function, freeze_
-from lossytp.training.side_by_side import SideBySide
+from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
+from lossytp.parallel.group import Layout
+from lossytp.parallel.own_streams import PerRank, stream_distance
+from lossytp.parallel.plans import blocks_of
+from lossytp.parallel.replicas import gathered, mean_over_processes, resynchronise_, synchronise_gradients_
+from lossytp.parallel.vocabulary import IGNORED, split_vocabulary_
+from lossytp.training.config import NetworkSettings, RunSettings, check_blocks
+from lossytp.training.record import commit
+
+# Build AdamW, and compute learning rates that warm up and decay.
+
+
+def build_optimizer(
+    model: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.Optimizer:
+    """Return AdamW (Loshchilov and Hutter, ICLR 2019) over all parameters that are not frozen.
+
+    Weight decay applies to the weights of linear layers and embeddings, not to biases and norms.
+    """
+    norms = {id(p) for module in model.modules() if is_norm(module) for p in module.parameters(recurse=False)}
+    groups: dict[tuple[bool, Any], list[nn.Parameter]] = {}  # one kernel cannot mix tensors of different meshes
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decays = not (name.endswith("bias") or id(parameter) in norms)
+            groups.setdefault((decays, getattr(parameter, "device_mesh", None)), []).append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": parameters, "weight_decay": weight_decay if decays else 0.0}
+            for (decays, _), parameters in groups.items()
+        ],
+        lr=learning_rate,
+        betas=betas,
+    )
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Return whether the module is a LayerNorm, a LlamaRMSNorm or another class that is named so."""
+    return "Norm" in type(module.template[0] if isinstance(module, PerRank) else module).__name__
+
+
+def learning_rate_factor(
+    step: int, *, schedule: str, warmup_steps: int, total_steps: int, smallest: float = 0.0
+) -> float:
+    """Return the learning rate at `step` as a share of its peak: linear warm-up, then decay to `smallest`.
+
+    Args:
+        step: counted from 0.
+        schedule: "linear", "cosine" (Loshchilov and Hutter, ICLR 2017, without restarts) or "constant".
+        warmup_steps: steps of warm-up.
+        total_steps: steps of the whole run.
+        smallest: the share at the end of the decay.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    if schedule == "constant":
+        return 1.0
+    share = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    remaining = 1 - share if schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
+    return smallest + (1 - smallest) * remaining
+
+
+# Split a batch into microbatches, whose gradients are accumulated before the optimizer's step.
+
+
+def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[str, Tensor], float]]:
+    """Split a batch into `number` microbatches of nearly equal size; fewer if there are fewer examples.
+
+    Yields:
+        Each microbatch, and its weight: its mean training loss counts by this much in the batch's. Weights add up to 1.
+    """
+    if number == 1:
+        yield batch, 1.0
+        return
+    examples, whole = len(batch["labels"]), loss_terms(batch["labels"])
+    number = min(number, examples)
+    for index in range(number):
+        rows = slice(examples * index // number, examples * (index + 1) // number)
+        microbatch = {name: tensor[rows] for name, tensor in batch.items()}
+        yield microbatch, loss_terms(microbatch["labels"]) / whole
+
+
+def loss_terms(labels: Tensor) -> int:
+    """Return how many terms a mean training loss has: examples, or predicted tokens for labels (examples, tokens)."""
+    return len(labels) if labels.ndim == 1 else int((labels[:, 1:] != IGNORED).sum())
+
+
+# Compute the microbatches of a small model side by side.
+#
+# A few Python threads, each with one torch thread, compute microbatches. With small models this is faster than torch's
+# own threads, which wait for each other at every kernel. Gradients are added in the order of the microbatches, so the
+# number of threads changes no result.
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class SideBySide:
+    """Threads that share a model. `close` ends them.
+
+    Args:
+        threads: number of threads.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._torch_threads = torch.get_num_threads()
+        self._pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield `function` of each item, in order."""
+        return self._pool.map(function, items)
+
+    def accumulate_(
+        self, loss: Callable[[Item], Tensor], parts: list[tuple[Item, float]], parameters: list[nn.Parameter]
+    ) -> list[float]:
+        """Add the gradients of all parts to the parameters.
+
+        Args:
+            loss: computes the training loss of a part.
+            parts: each part, and the weight of its gradients.
+            parameters: all of them must take part in the loss.
+
+        Returns:
+            The loss of each part, without its weight.
+        """
+
+        def gradients(part: tuple[Item, float]) -> tuple[float, tuple[Tensor, ...]]:
+            value = loss(part[0])
+            return value.item(), torch.autograd.grad(value, parameters)
+
+        values = []
+        for (_, weight), (value, of_part) in zip(parts, self._pool.map(gradients, parts), strict=True):
+            values.append(value)
+            for parameter, gradient in zip(parameters, of_part, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = gradient * weight
+                else:
+                    parameter.grad.add_(gradient, alpha=weight)
+        return values
+
+    def close(self) -> None:
+        """End the threads, and restore torch's number of threads, which they changed."""
+        self._pool.shutdown()
+        torch.set_num_threads(self._torch_threads)
+
+
+# Prepare a converted model for training: check that it computes what the dense model does, freeze blocks.
+
+
+def check_same_function(
+    dense: PreTrainedModel, parallel: PreTrainedModel, network: LossyNetwork, rounding: float = 1e-4
+) -> None:
+    """Raise ValueError unless `parallel` on its device computes without losses what `dense` does, up to `rounding`."""
+    probe = torch.arange(1, 17).view(2, 8)
+    training = dense.training, parallel.training
+    with network.reliable(), torch.no_grad():
+        expected, actual = (
+            model.eval()(probe.to(next(model.parameters()).device)).logits.cpu().double() for model in (dense, parallel)
+        )
+    dense.train(training[0])
+    parallel.train(training[1])
+    error = (actual - expected).abs().max() / expected.abs().max()
+    if not error < rounding:
+        raise ValueError(
+            f"the parallel model's logits differ from the dense model's by {error:.1e} of the largest one, above the "
+            f"{rounding:g} of rounding: report this model, or choose another implementation"
+        )
+
+
+def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
+    """Train only the last blocks, the last norm and the head. A head that is tied to the embeddings trains them too."""
+    blocks: Any = blocks_of(model)
+    whole: Any = model
+    head = whole.score if hasattr(whole, "score") else whole.lm_head
+    model.requires_grad_(False)
+    within = {module for block in blocks for module in block.modules()}
+    norms = [module for module in model.base_model.modules() if is_norm(module) and module not in within]
+    for module in (*blocks[len(blocks) - blocks_trained :], *norms, head):
+        module.requires_grad_(True)
+
 
 INSTALL_MEGATRON = "pip install megatron-core"
 WRAPPERS = (DistributedDataParallel, BucketedDDP, FlatFSDP)  # hold the model as `module`
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 class Engine:
@@ -121,12 +296,12 @@ class Engine:
             deferred = next(dense.parameters()).is_meta
             return fuse_gelu_(dense if deferred else copy.deepcopy(dense))
         if self.implementation == "dtensor":
-            from lossytp.parallel.dtensor import parallelize_dtensor
+            from lossytp.parallel.others import parallelize_dtensor
 
             assert layout.mesh is not None
             return parallelize_dtensor(dense, layout.mesh["tp"])
         if self.implementation == "megatron":
-            from lossytp.parallel.megatron import parallelize_megatron
+            from lossytp.parallel.others import parallelize_megatron
 
             group = layout.process_group("tp")
             assert group is not None
@@ -312,7 +487,7 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
     if config.tensor_parallel_size == 1:
         return "dense"
     if config.tensor_parallel_layers == "megatron":
-        from lossytp.parallel.megatron import megatron_is_installed
+        from lossytp.parallel.others import megatron_is_installed
 
         if not megatron_is_installed():
             if layout.rank == 0:
@@ -322,3 +497,71 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
                 )
             return "lossytp"
     return config.tensor_parallel_layers
+
+
+# Keep freed memory in the process, so that large tensors do not fault their pages in again.
+#
+# glibc's malloc gives blocks above 32 MiB back to the kernel as soon as they are freed, and each new one costs a page
+# fault for every 4 KiB. Logits, their softmax and its gradient are such blocks: pretraining over losses in both phases
+# spent a third of its time on page faults (`python -m tests.bench.pretraining`).
+
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # in malloc.h
+MOST = 2**31 - 1  # bytes at the heap's end before they go back to the kernel
+PAD = 2**26  # bytes by which the heap grows at once
+
+
+def keep_freed_memory() -> None:
+    """Let glibc's malloc keep what is freed until the process ends. Other C libraries are left alone."""
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, MOST), (M_TOP_PAD, PAD)):
+        mallopt(option, value)
+
+
+def give_back_freed_memory() -> None:
+    """Give back to the kernel what is free now, such as a dense model's memory after sharding."""
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+# Connect the processes of a run: a single one, or several under torchrun over the lossy backend.
+
+
+@contextmanager
+def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[LossyNetwork]:
+    """Initialise the process group if there are several processes; yield the configured network.
+
+    Raises:
+        ValueError: if MASTER_ADDR names no machine, or the processes do not meet, or their settings differ.
+    """
+    keep_freed_memory()
+    network = config.network()
+    if layout.world_size == 1:
+        yield network
+        return
+    versions = {"commit": commit(), "lossytp": lossytp.__version__, "torch": torch.__version__}
+    init_process_group(
+        network,
+        wraps="auto",
+        timeout_s=config.timeout_s,
+        compared={"kind of run": type(config).__name__.removesuffix("Config").lower(), **config.as_dict(), **versions},
+        algorithm=config.algorithm,
+        repair=config.repair,
+        reliable_gather=config.reliable_gather,
+    )
+    if layout.rank == 0:
+        why = ", because some share a GPU, which NCCL refuses" if torch.cuda.is_available() else ""
+        over = "nccl" if wrapped_backend() == "nccl" else f"gloo{why}"
+        print(f"{layout.world_size} processes send over {over}", file=sys.stderr, flush=True)
+    try:
+        with over_udp(network) if isinstance(network, UdpNetwork) else nullcontext():
+            yield network
+    finally:
+        dist.destroy_process_group()
+
+
+def this_device(layout: Layout) -> torch.device:
+    """Return this process's GPU, shared if it sees fewer GPUs than its local rank needs, or the CPU."""
+    return initialize.this_device(layout.rank)

@@ -11,25 +11,27 @@ import torch
 
 from lossytp.network.checks import check_at_least
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.parallel.layout import Layout, rank_and_world_size
+from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import merge_counters, on_rank_zero
+from lossytp.training.batches import load_dataset
 from lossytp.training.config import EvaluateConfig
-from lossytp.training.connected_processes import connected_processes, this_device
-from lossytp.training.engine import Engine
+from lossytp.training.engine import Engine, connected_processes, give_back_freed_memory, this_device
 from lossytp.training.files import check_writable, first_line, write_atomically
-from lossytp.training.finetuned import with_its_task
-from lossytp.training.freed_memory import give_back_freed_memory
-from lossytp.training.heads import GENERATION, answers
-from lossytp.training.models import load_model, load_tokenizer
-from lossytp.training.pretraining.blocks import all_blocks
-from lossytp.training.pretraining.corpus import corpus
+from lossytp.training.models import (
+    GENERATION,
+    answers,
+    check_tokenizer,
+    load_model,
+    load_tokenizer,
+    prompt,
+    told_first_tokens,
+)
+from lossytp.training.objectives import mean_over_ranks, scores, with_its_task
 from lossytp.training.progress import waiting
 from lossytp.training.record import describe
-from lossytp.training.scoring import mean_over_ranks, scores
+from lossytp.training.rows import sample_indices
 from lossytp.training.shapes import check_positions
-from lossytp.training.tasks.data import load_dataset
-from lossytp.training.tasks.sources import sample_indices
-from lossytp.training.tokenizer import check_tokenizer, prompt, told_first_tokens
+from lossytp.training.text import all_blocks, corpus
 
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"

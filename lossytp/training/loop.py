@@ -3,8 +3,16 @@
 An `Objective` says what the run trains on and how it is scored. The engine lays the model out over the processes.
 """
 
+import errno
+import fcntl
+import hashlib
+import json
 import math
+import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +20,300 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from lossytp.network.counters import Counters
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.probe.trace_file import ProbeTrace, write_trace
-from lossytp.network.udp.network import UdpNetwork
-from lossytp.parallel.layout import Layout, rank_and_world_size
+from lossytp.network.scope import Counters
+from lossytp.network.traces import ProbeTrace, Replay, Trace, write_trace
+from lossytp.network.udp import UdpNetwork
+from lossytp.parallel.group import Layout, rank_and_world_size
+from lossytp.parallel.places import places
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
-from lossytp.training.checkpoint import Checkpoints
-from lossytp.training.config import RunSettings
-from lossytp.training.connected_processes import connected_processes, this_device
-from lossytp.training.engine import Engine
-from lossytp.training.exclusive_run import exclusive_run
-from lossytp.training.files import saving
-from lossytp.training.freed_memory import give_back_freed_memory
-from lossytp.training.inputs import finished_record, trace_sha256
+from lossytp.training.checkpoint import (
+    STATE,
+    Checkpoints,
+    Found,
+    TrainingState,
+    counted,
+    first_weights,
+    home,
+    load_weights_,
+    of_another_layout,
+    read_,
+)
+from lossytp.training.config import NetworkSettings, RunSettings
+from lossytp.training.engine import (
+    Engine,
+    build_optimizer,
+    connected_processes,
+    give_back_freed_memory,
+    learning_rate_factor,
+    this_device,
+)
+from lossytp.training.files import check_writable, remove_parts, saving
 from lossytp.training.logs import Logs, check_installed, check_logs
-from lossytp.training.objectives import objective_of
-from lossytp.training.optimizer import build_optimizer, learning_rate_factor
+from lossytp.training.objectives import mean_over_ranks, objective_of
 from lossytp.training.progress import Progress, details, waiting
-from lossytp.training.record import describe, write_record
-from lossytp.training.resuming import resume, save_checkpoint
-from lossytp.training.scoring import mean_over_ranks
-from lossytp.training.simulated import simulated_step_seconds
+from lossytp.training.record import RECORD, check_output_folder, describe, simulated_step_seconds, write_record
+
+# Check the files that a run's result depends on, besides its configuration: its data, and a trace of packet losses.
+
+
+def trace_sha256(config: NetworkSettings) -> str | None:
+    """Return the hash of the recorded losses that the configuration replays; None if it replays none."""
+    process = config.process()
+    if isinstance(process, Replay):
+        links = "".join(f"{link} {_sha256(trace)}\n" for link, trace in process.links)
+        return hashlib.sha256(links.encode()).hexdigest()
+    return _sha256(process) if isinstance(process, Trace) else None
+
+
+def _sha256(trace: Trace) -> str:
+    lost = np.asarray(trace.lost, dtype="<i8").tobytes()
+    return hashlib.sha256(f"{trace.num_packets} ".encode() + lost).hexdigest()
+
+
+def finished_record(config: RunSettings) -> dict[str, Any] | None:
+    """Return the record of the same configuration and files, or None if the run is not yet done.
+
+    A hash is not compared if an older record lacks it, or if the data is not on this machine.
+
+    Raises:
+        ValueError: if the folder holds the record of another configuration or of other files.
+    """
+    record = check_output_folder(config)
+    if record is None:
+        return None
+    where = f"{config.output_dir}/{RECORD}"
+    fix = f"put the old file back, give another output_dir, or delete {where} to run again"
+    if record.get("trace_sha256") is not None:
+        check_same_trace(config, record["trace_sha256"], where, fix)
+    check_same_weights(config, record.get("first_weights"), where)
+    data = record.get("data")
+    if isinstance(data, dict) and data.get("sha256") is not None:
+        try:
+            now = objective_of(config).data_sha256(config)
+        except ValueError:  # committed records are also read on machines without their data
+            return record
+        check_same_data(config, data["sha256"], now, where, fix)
+    return record
+
+
+def check_same_weights(config: RunSettings, then: dict[str, str] | None, where: str) -> None:
+    """Raise ValueError if `checkpoint_path` names other weights than the run of `where` began from."""
+    file = first_weights(home(config), config.checkpoint_path)
+    if file is None:
+        return
+    with file.open("rb") as opened:
+        now = hashlib.file_digest(opened, "sha256").hexdigest()
+    if now != (then or {}).get("sha256"):
+        raise ValueError(
+            f"{where} is of a run that did not begin from {file}: name the file that it began from, leave "
+            "checkpoint_path out, or give another output_dir"
+        )
+
+
+def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix: str) -> None:
+    """Raise ValueError if the trace's hash is no longer `then`, its value when `where` was written."""
+    if trace_sha256(config) != then:
+        raise ValueError(f"the file of {config.loss_type} has changed since {where} was written: {fix}")
+
+
+def check_same_data(config: RunSettings, then: str, now: str, where: str, fix: str) -> None:
+    """Raise ValueError if the data's hash `now` differs from `then`, its value when `where` was written."""
+    if now != then:
+        raise ValueError(f"the data of {config.task} has changed since {where} was written: {fix}")
+
+
+# Save a run's state in checkpoints, and go on from it, at this layout or at another.
+
+
+COUNTS = ("tokens", "real_tokens", "best", "saved_best", "since_best", "drift", "earlier_seconds", "earlier_packets")
+KEPT = (
+    "losses",
+    "evaluations",
+    "step_seconds",
+    "resumed",
+    "layouts",
+    "first_weights",
+    *COUNTS,
+)  # attributes that checkpoints save as JSON
+
+
+def training_state(run: "Run") -> TrainingState:
+    """Return what checkpoints hold of the model, the optimizer and the network."""
+    engine = run.engine
+    held = places(engine.module, run.layout)
+    return TrainingState(engine.module, held, run.optimizer, run.scaler, run.network)
+
+
+def save_checkpoint(run: "Run", step: int) -> None:
+    """Save the state after a step."""
+    plain = {name: getattr(run, name) for name in KEPT}
+    plain |= {"data": run.objective.sha256, "trace": run.trace_sha256, "earlier_seconds": run.total_seconds()}
+    state = training_state(run)
+    own = {**state.own(), "position": run.objective.state_dict(), "plain": json.dumps(plain)}
+    with waiting(f"saving the state after step {step}"):
+        run.checkpoints.save(step, state.tensors(), own)
+
+
+def resume(run: "Run") -> None:
+    """Restore the last checkpoint, if there is one."""
+    found = run.checkpoints.find()
+    if found is None:
+        _take_weights(run)
+        return
+    states = run.checkpoints.own_states(found, (*STATE, "position", "plain"), (*KEPT, "data", "trace"))
+    plain = json.loads(states[0]["plain"])
+    start_over = run.checkpoints.to_start_over(found.folder)
+    fix = f"put the old file back, or {start_over}"
+    check_same_data(run.config, plain["data"], run.objective.sha256, str(found.folder), fix)
+    check_same_trace(run.config, plain["trace"], str(found.folder), fix)
+    own_folder = run.checkpoints.is_own(found.folder)  # not that of another run, from which this one begins
+    if own_folder:
+        check_same_weights(run.config, plain["first_weights"], str(found.folder))
+    run.engine.warm_up(run.objective.batch, run.scaler)
+    try:
+        run.objective.load_state_dict(states[0]["position"], len(plain["losses"]))
+        own = states[0] if found.layout == run.checkpoints.layout else _moved(run, found, states, plain)
+        state = training_state(run)
+        state.begin_moments_(own["steps"])
+        read_(found.folder, state.tensors(run.checkpoints.known(found)))
+        state.restore_own_(own)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a state that another program wrote can raise anything
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(f"{found.folder} does not belong to this run ({reason}): {start_over}") from error
+    for name in KEPT:
+        setattr(run, name, plain[name])
+    if not own_folder:
+        run.saved_best = -math.inf
+    run.resumed.append(len(run.losses))
+
+
+def _take_weights(run: "Run") -> None:
+    """Start from the weights that another program saved, if `checkpoint_path` names a file of them."""
+    file = run.checkpoints.weights_file()
+    if file is None:
+        return
+    load_weights_(training_state(run).places, file)
+    with file.open("rb") as opened:
+        run.first_weights = {"file": file.name, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+    if run.layout.rank == 0:
+        print(f"{file} gives the weights; the optimizer, the data and the steps begin anew", file=sys.stderr)
+
+
+def _moved(run: "Run", found: Found, states: list[dict[str, Any]], plain: dict[str, Any]) -> dict[str, Any]:
+    """Return this process's own state after a change of layout.
+
+    Add the change to `plain`, and print it.
+    """
+    packets = counted(states)
+    earlier = Counters()
+    earlier.load_state_dict(plain["earlier_packets"])
+    packets.add_all(earlier)
+    plain["earlier_packets"] = packets.state_dict()
+    plain["layouts"].append({"steps": found.step, **found.layout})
+    if run.layout.rank == 0:
+        print(
+            f"{found.folder} is of another layout ({run.checkpoints.changes(found)}). Links that are in both keep "
+            "their states, and others start afresh. Replicas start from the first one's weights.",
+            file=sys.stderr,
+        )
+    here = run.layout.data_index, run.layout.pipeline_index
+    earlier_places = [found.place(rank) for rank in range(found.processes)]
+    like = [rank for rank, place in enumerate(earlier_places) if (place.data_index, place.pipeline_index) == here]
+    same_ranks = earlier_places[0].tensor_parallel_size == run.layout.tensor_parallel_size
+    return of_another_layout(states, like[0] if like else None, same_ranks=same_ranks)
+
+
+# Allow one run at a time in a folder: two would overwrite each other's checkpoints and record.
+
+
+LOCK = ".lossytp.lock"
+WRITTEN = (
+    "record.json",
+    "evaluation.json",
+    "README.md",
+    "wandb_id",
+    "probe",
+    "losses.parquet",
+    "statistics.jsonl",
+    "tolerance.json",
+)
+
+
+@contextmanager
+def exclusive_run(output_dir: str, network: LossyNetwork | None = None) -> Iterator[None]:
+    """Keep other runs out of the folder within the block. First delete partial files that killed runs left there.
+
+    The lock is a hidden file in the folder. The operating system releases it when its process ends, even if killed.
+
+    Args:
+        output_dir: the folder; it is made if missing.
+        network: connects the processes of the run, of which the first holds the lock. If None, this process holds it.
+
+    Raises:
+        ValueError: if another run is using the folder, or the folder cannot be written.
+    """
+    held: list[int] = []
+
+    def take() -> None:
+        check_writable(output_dir)
+        handle = _lock(output_dir)
+        held.append(handle)
+        remove_parts(Path(output_dir), WRITTEN)
+
+    if network is None:
+        take()
+    else:
+        on_rank_zero(take, network)
+    try:
+        yield
+    finally:
+        for handle in held:
+            (Path(output_dir) / LOCK).unlink(missing_ok=True)  # before others can take it
+            os.close(handle)
+
+
+def _lock(output_dir: str) -> int:
+    """Return the open file that holds the lock.
+
+    Raises:
+        ValueError: if another process holds it, or the file cannot be opened.
+    """
+    path = Path(output_dir) / LOCK
+    while True:
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise ValueError(
+                f"output_dir = {output_dir!r} cannot be locked ({error.strerror}): give another folder"
+            ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(handle)
+                raise ValueError(
+                    f"output_dir = {output_dir!r} is in use by another run: wait until it ends, or give another folder"
+                ) from None
+            print(  # some network file systems have no locks
+                f"output_dir = {output_dir!r} is on a file system without locks ({error.strerror}): do not start a "
+                "second run in it",
+                file=sys.stderr,
+            )
+            return handle
+        if _is_at(path, handle):
+            return handle
+        os.close(handle)  # the run that held the lock has just deleted this file
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
 
 LOSSES = "losses.parquet"  # of a run that really sent its packets
 NETWORKS = ("_clean", "_lossy")

@@ -7,17 +7,148 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lossytp.training.files import first_line
-from lossytp.training.gguf import IN_PACKAGES, INSTALL, check_readable, dequantised, gguf_file
-from lossytp.training.heads import ENDINGS, GENERATION, head_class, saved_class
-from lossytp.training.hub import hub_answers, hub_or_its_cache
-from lossytp.training.model_files import CODE, reason
 from lossytp.training.progress import waiting
-from lossytp.training.shapes import HUB, LLAMAS, PRESETS, SCRATCH, Shape, check_shape, from_scratch
-from lossytp.training.tasks.sources import DATA_VARIABLE
-from lossytp.training.tokenizer import check_tokenizer, encode_whole_texts_
+from lossytp.training.rows import DATA_VARIABLE, hub_answers, hub_or_its_cache
+from lossytp.training.shapes import (
+    CODE,
+    HUB,
+    IN_PACKAGES,
+    INSTALL,
+    LLAMAS,
+    PRESETS,
+    SCRATCH,
+    Shape,
+    check_readable,
+    check_shape,
+    dequantised,
+    from_scratch,
+    gguf_file,
+    reason,
+)
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from torch import Tensor
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+
+# Find the class of transformers that answers a kind of task, and the kind that a class answers.
+
+
+GENERATION = "generation"
+KINDS = ("classification", "regression", "multiple choice", GENERATION)
+LANGUAGE_MODEL, CLASSIFIER, CHOICE = ("LMHeadModel", "ForCausalLM"), ("ForSequenceClassification",), "ForMultipleChoice"
+ENDINGS = (*LANGUAGE_MODEL, *CLASSIFIER, CHOICE)  # how the classes' names end
+
+
+def head_class(config: Any, kind: str) -> Any:
+    """Return the class of a model with this configuration that answers a kind of task.
+
+    Raises:
+        ValueError: if transformers has none.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    from lossytp.parallel.convert import multiple_choice_of
+
+    auto: Any = AutoModelForCausalLM if kind == GENERATION else AutoModelForSequenceClassification
+    found = auto._model_mapping.get(type(config), None)
+    if found is None:
+        raise ValueError(f"a {config.model_type} has no head for {kind}: give a task of another kind, or a GPT-2")
+    return multiple_choice_of(found) if kind == "multiple choice" else found
+
+
+def saved_class(config: Any) -> Any:
+    """Return the class that a saved model's configuration names; None if it names none with a known head."""
+    import transformers
+
+    from lossytp.parallel import convert as multiple_choice
+
+    named = config.architectures if isinstance(config.architectures, list) else []
+    for name in named:
+        if isinstance(name, str) and name.endswith(ENDINGS):
+            return getattr(multiple_choice if name.endswith(CHOICE) else transformers, name, None)
+    return None
+
+
+def answers(model: Any, kind: str) -> bool:
+    """Return whether the model's head answers a kind of task."""
+    name = type(model).__name__
+    if kind == "multiple choice":
+        return name.endswith(CHOICE)
+    return name.endswith(LANGUAGE_MODEL if kind == GENERATION else CLASSIFIER)
+
+
+# Check that a tokenizer is usable, alone and with a given model, and say what it puts before texts.
+
+
+_of_this_process: list["Tokenizer"] = []
+
+
+def check_tokenizer(whose: str, tokenizer: "PreTrainedTokenizerFast", vocab_size: int | None = None) -> None:
+    """Check a tokenizer.
+
+    Args:
+        whose: where it comes from, for the message.
+        tokenizer: the tokenizer.
+        vocab_size: the vocabulary of the model to use it with, if any.
+
+    Raises:
+        ValueError: if it has no words or no end token, or more tokens than `vocab_size`.
+    """
+    # transformers makes an empty tokenizer for a folder without one
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
+        raise ValueError(f"{whose} holds no tokenizer: save the model's own there")
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{whose} holds a tokenizer without an end token: give it an eos_token")
+    if vocab_size is not None and len(tokenizer) > vocab_size:
+        raise ValueError(
+            f"{whose} holds a tokenizer of {len(tokenizer)} tokens, above the model's vocab_size = {vocab_size}: save "
+            "the model's own there"
+        )
+
+
+def encode_whole_texts_(tokenizer: "PreTrainedTokenizerFast") -> None:
+    """Turn truncation and padding off. A tokenizer that has truncated or padded keeps these settings when saved."""
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+
+
+def take_tokenizer(tokenizer: "Tokenizer") -> None:
+    """Begin a process that only tokenises, with a thread of its own, and without importing torch."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _of_this_process.append(tokenizer)
+
+
+def token_ids(text: str) -> list[int]:
+    """Return the token ids of a text, in a process that `take_tokenizer` began."""
+    ids: list[int] = _of_this_process[0].encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def first_tokens(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
+    """Return the special tokens that the tokenizer puts before every text, such as a BOS; most put none.
+
+    Models that were trained with them predict badly without: Gemma's cross-entropy rises by more than a nat.
+    """
+    encoded = tokenizer("a", return_special_tokens_mask=True)
+    return list(encoded["input_ids"][: [*encoded["special_tokens_mask"], 0].index(0)])
+
+
+def told_first_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
+    """Return a record's entry `first_tokens`, the names of these tokens, if there are any."""
+    names = [str(tokenizer.convert_ids_to_tokens(each)) for each in first_tokens(tokenizer)]
+    return {"first_tokens": names} if names else {}
+
+
+def prompt(tokenizer: "PreTrainedTokenizerFast", text: str) -> "dict[str, Tensor]":
+    """Return a text to continue, behind the first tokens, as ids (1, tokens) with their attention mask."""
+    import torch
+
+    ids = [*first_tokens(tokenizer), *tokenizer(text, add_special_tokens=False)["input_ids"]]
+    input_ids = torch.tensor([ids], dtype=torch.int64)
+    return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
+
 
 MODELS = Path(__file__).resolve().parents[1] / "models"  # pretrained models; a wheel has gpt2-nano alone
 DROPOUTS = (
@@ -162,7 +293,7 @@ def _pretrained(name: str, kind: Any) -> Any:
     """
     import torch
 
-    from lossytp.training.weights_file import PREFIXES
+    from lossytp.training.checkpoint import PREFIXES
 
     where = _location(name, weights=True)
     model, found = _loaded(name, where, kind.from_pretrained, dtype=torch.float32, output_loading_info=True)

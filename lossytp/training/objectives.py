@@ -1,11 +1,722 @@
-"""Choose a configuration's objective."""
+"""What a run trains on: fine-tuning on a task, or pretraining on text. Each has batches, scores and files."""
 
-from typing import Any
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from lossytp.training.config import PretrainConfig, RunSettings, TrainConfig
-from lossytp.training.finetuning import FineTuning
-from lossytp.training.objective import Objective
-from lossytp.training.pretraining.objective import Pretraining
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from lossytp.parallel.convert import gather
+from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
+from lossytp.parallel.pipeline import Stage
+from lossytp.parallel.places import dense_weights, places
+from lossytp.parallel.plans import deferred
+from lossytp.parallel.replicas import gathered, local, on_rank_zero
+from lossytp.training.batches import ANSWER_TOKENS, Dataset, evaluation_batches, load_dataset, training_batches
+from lossytp.training.config import EvaluateConfig, PretrainConfig, RunSettings, TrainConfig
+from lossytp.training.engine import Engine
+from lossytp.training.files import (
+    MARK,
+    claim,
+    claim_files,
+    is_marked,
+    mark,
+    others,
+    refuse,
+    remove,
+    saving,
+    sync,
+    write_atomically,
+)
+from lossytp.training.metrics import time_to_accuracy
+from lossytp.training.models import (
+    build_language_model,
+    build_model,
+    check_configuration,
+    first_tokens,
+    load_tokenizer,
+    prompt,
+    told_first_tokens,
+)
+from lossytp.training.progress import waiting
+from lossytp.training.text import (
+    PackedBlocks,
+    all_blocks,
+    in_background,
+    in_order,
+    text_sha256,
+    tokenizer_for,
+    training_text,
+    trigram_perplexity,
+    validation_text,
+)
+
+if TYPE_CHECKING:
+    import evaluate
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from lossytp.training.engine import Engine
+
+
+Config = TypeVar("Config", bound=RunSettings)
+
+
+class Objective(ABC, Generic[Config]):
+    """The task of one run, for the training loop. Every process has one, and all read the same data in the same order.
+
+    Args:
+        config: the run's configuration.
+
+    Raises:
+        ValueError: if the data or the tokenizer cannot be used.
+    """
+
+    name: ClassVar[str]
+    """What progress messages call the run."""
+    score: ClassVar[str]
+    """The metric whose spread over ranks is recorded."""
+    keeps_checkpoint: ClassVar[bool] = False
+    """Whether a finished run keeps its last checkpoint, so that it can be continued."""
+    tokenizer: "PreTrainedTokenizerFast"
+    sha256: str
+    """The hash of the data."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @staticmethod
+    @abstractmethod
+    def data_sha256(config: Any) -> str:
+        """Return the hash of the data that `config` names, as a record holds it."""
+
+    @staticmethod
+    @abstractmethod
+    def claim_folder(config: Any) -> None:
+        """Raise ValueError if the user's files are where the run will write; the first process calls this."""
+
+    @abstractmethod
+    def dense_model(self) -> "PreTrainedModel":
+        """Return the model to train, before it is made parallel."""
+
+    @abstractmethod
+    def batch(self) -> dict[str, Tensor]:
+        """Return the next batch of all replicas: `input_ids`, `labels` and what else the model takes."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the data, after the last batch: tensors, numbers, and lists of them."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
+        """Continue from `state_dict()`, which was taken after the batch of step `steps`."""
+
+    @abstractmethod
+    def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
+        """Return the metrics over the current network, a dict for each rank that may differ.
+
+        Args:
+            engine: the model.
+            last: whether the run ends here.
+        """
+
+    def better(self, point: dict[str, Any]) -> float:
+        """Return a number that grows as evaluations get better."""
+        return float(point[f"{self.score}_lossy"])
+
+    def patience_ends(self, since_best: int) -> bool:
+        """Return whether the run ends after this many evaluations in a row without a better one."""
+        return False
+
+    def improved(self, engine: "Engine") -> None:
+        """Save, if wanted, a model that no earlier evaluation beats."""
+
+    def settle_(self, engine: "Engine") -> None:
+        """Change the trained weights to what will be saved, before the last evaluation."""
+
+    def save(self, engine: "Engine") -> None:
+        """Save the trained model, if wanted."""
+
+    def position(self) -> dict[str, int]:
+        """Return the position in the data, by name, for lines of progress; empty if it says nothing."""
+        return {}
+
+    def sample(self, engine: "Engine") -> str:
+        """Return a text that the model writes; "" if it writes none."""
+        return ""
+
+    @abstractmethod
+    def described(self) -> dict[str, Any]:
+        """Return the record's entry `data`."""
+
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+        """Return further entries of the record, such as when scores were reached."""
+        return {"time_to_accuracy": None, "times_to_targets": []}
+
+    def leave(self, record: dict[str, Any]) -> None:
+        """Write files that explain the record; the first process calls this."""
+
+
+# What a saved model remembers of its fine-tuning, in its config.json: the task, its declaration, and the length.
+
+
+def finetuned_on(config: TrainConfig) -> dict[str, Any]:
+    """Return the entries of a model's config.json that say what it is fine-tuned on."""
+    entries: dict[str, Any] = {"finetuning_task": config.dataset, "finetuning_max_length": config.max_length}
+    if config.declaration is not None:
+        entries |= {"finetuning_declaration": config.declaration, "finetuning_folder": config.task_folder}
+    return entries
+
+
+def with_its_task(config: EvaluateConfig, model_config: Any) -> EvaluateConfig:
+    """Return the configuration with the task that the model was fine-tuned on, unless it names a task already.
+
+    Raises:
+        ValueError: if the model's task is unknown, its declaration is wrong, or a `task_folder` has none to go with.
+    """
+    if config.dataset is not None:
+        return config
+    declaration = getattr(model_config, "finetuning_declaration", None)
+    if config.task_folder is not None and declaration is None:
+        raise ValueError(
+            f"task_folder = {config.task_folder!r} is for a task that a YAML file declares, and {config.model_name} was"
+            " fine-tuned on none: leave it out"
+        )
+    return replace(
+        config,
+        dataset=getattr(model_config, "finetuning_task", None),
+        declaration=declaration,
+        task_folder=config.task_folder or getattr(model_config, "finetuning_folder", None),
+    )
+
+
+# Write a pretrained model's README.md, with what a reader needs to use the model or to reproduce it.
+
+
+TEMPLATE = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+---
+# {model_name}
+
+A language model of {parameters:,} parameters, pretrained to study packet loss in tensor parallelism.
+
+| | |
+|---|---|
+| data | {data}, packed into blocks of {block_size} tokens |
+| vocabulary | byte-level BPE of {vocabulary} tokens |
+| training | {tokens:,} tokens: {steps:,} steps of {batch_size} blocks |
+| learning rate | {learning_rate:g}, {schedule} |
+| held out | {validation_tokens:,} tokens: {validation_loss:.4f} nats a token, perplexity {perplexity:.2f} |
+| beside | a Kneser-Ney trigram model of {trigram_tokens:,} of the same tokens: perplexity {trigram_perplexity:.2f} |
+| weights | stored in bfloat16, trained in {precision} |
+| code | commit {commit} |
+| made on | {processor}, {threads} threads, torch {torch}, {hours:.1f} hours |
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
+tokenizer = AutoTokenizer.from_pretrained(folder)
+```
+
+Before you share the weights, look up the licence of the text. Wikipedia's is CC BY-SA, Python's the PSF licence.
+"""
+
+
+def model_card(record: dict[str, Any]) -> str:
+    """Return the model card, in Markdown, from the run's record."""
+    config, data, where, timing = (record[name] for name in ("config", "data", "environment", "timing"))
+    loss = record["final"]["cross_entropy_clean"]
+    return TEMPLATE.format(
+        **{name: config[name] for name in ("model_name", "block_size", "batch_size", "learning_rate")},
+        **{name: data[name] for name in ("vocabulary", "validation_tokens", "trigram_perplexity", "trigram_tokens")},
+        **{name: timing[name] for name in ("steps", "threads")},
+        parameters=record["parameters"],
+        data=config["dataset"] or config["data_glob"],
+        tokens=timing["steps"] * config["batch_size"] * config["block_size"],
+        schedule=_schedule(config),
+        precision=_precision(config),
+        validation_loss=loss,
+        perplexity=math.exp(loss),
+        commit=record["commit"],
+        processor=where.get("gpu", where["processor"]),
+        torch=where["torch"],
+        hours=timing["train_seconds"] / 3600,
+    )
+
+
+def _precision(config: dict[str, Any]) -> str:
+    narrow = next((name for flag, name in (("bf16", "bfloat16"), ("fp16", "float16")) if config[flag]), None)
+    return f"float32, with autocast to {narrow}" if narrow else "float32"
+
+
+def _schedule(config: dict[str, Any]) -> str:
+    return (
+        "constant"
+        if config["schedule"] == "constant"
+        else f"{config['schedule']} decay to {config['min_learning_rate']:g}"
+    )
+
+
+# Score a model on a task over the current network.
+#
+# Shapes: L ranks, B examples, C classes or options.
+
+
+EVALUATION_BATCH = 64
+
+
+def scores(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
+    """Compute the metrics on the test split and on each of its parts.
+
+    Returns:
+        One dict of metrics for each process that has results, or for each rank if ranks have their own streams.
+        Generated text is the first rank's on every process.
+    """
+    score = _generated if data.task.kind == "generation" else _chosen
+    return [each for theirs in gathered(score(engine, data), engine.network) for each in theirs]
+
+
+def mean_over_ranks(everyones: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the mean over ranks of each metric of `scores`; None if a rank lacks the metric."""
+    means: dict[str, float | None] = {}
+    for metric in everyones[0]:
+        values = [theirs[metric] for theirs in everyones]
+        means[metric] = None if None in values else sum(values) / len(values)
+    return means
+
+
+def _chosen(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
+    logits: list[Tensor] = []
+    order: list[int] = []
+    for indices in evaluation_batches(data.test, batch_size=EVALUATION_BATCH):
+        batch = data.test.batch(indices)
+        del batch["labels"]
+        answers = engine.logits(batch)  # (L, B, C)
+        if answers is not None:
+            order.extend(indices)
+            logits.append(answers)
+    if not logits:
+        return []
+    references = np.asarray(data.test.references)[order]
+    options = max(each.shape[-1] for each in logits)  # batches may differ in their largest number of options
+    padded = [torch.nn.functional.pad(each, (0, options - each.shape[-1]), value=-torch.inf) for each in logits]
+    metric, parts = data.task.metric(), data.test.parts[order]
+    return [_with_parts(metric, theirs.numpy(), references, parts) for theirs in torch.cat(padded, 1)]
+
+
+def _with_parts(
+    metric: "evaluate.Metric", predictions: np.ndarray, references: np.ndarray, parts: np.ndarray
+) -> dict[str, Any]:
+    """Return the metrics of all examples, and of each named part under names such as "accuracy_official"."""
+    found = metric.compute(predictions=predictions, references=references)
+    for part in filter(None, np.unique(parts)):
+        of_part = metric.compute(predictions=predictions[parts == part], references=references[parts == part])
+        found |= {f"{name}_{part}": value for name, value in of_part.items()}
+    return found
+
+
+def _generated(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
+    predictions: list[str] = []
+    references: list[tuple[str, ...]] = []
+    for indices in evaluation_batches(data.test, batch_size=EVALUATION_BATCH):
+        prompts = data.test.prompts(indices)
+        ids = engine.generate(prompts, new_tokens=ANSWER_TOKENS, tokenizer=data.tokenizer)
+        answers = ids[:, prompts["input_ids"].shape[1] :]
+        predictions += [text.strip() for text in data.tokenizer.batch_decode(answers, skip_special_tokens=True)]
+        references += [data.test.answers[i] for i in indices]
+    return [data.task.metric().compute(predictions=predictions, references=references)]
+
+
+# Save the trained model as a folder that transformers reads.
+
+
+BEST, LAST = "best", "last"
+MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
+
+
+def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
+    """Save the dense model in `folder`, and replace an earlier one. All processes must call this; the first writes.
+
+    If ranks have drifted apart, the first rank's parameters are saved. If the run is killed meanwhile, it saves the
+    model again once resumed.
+
+    Raises:
+        ValueError: if the folder holds the user's files, or cannot be written.
+    """
+    dense = _dense_model(engine)
+
+    def write() -> None:
+        _check_folder(folder)
+        part = _part(folder)
+        remove(part)
+        claim(part, ["*"])
+        with saving(folder):
+            try:
+                dense.save_pretrained(part)
+                if tokenizer is not None:
+                    tokenizer.save_pretrained(part)
+                mark(part, [path.name for path in part.iterdir() if path.name != MARK])
+                sync(part)
+            except Exception:
+                remove(part)
+                raise
+            remove(folder)
+            part.rename(folder)
+
+    on_rank_zero(write, engine.network)
+
+
+def save_in_bfloat16(
+    engine: Engine, build: Callable[[], PreTrainedModel], folder: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Save the trained weights, rounded to bfloat16, and the tokenizer among other files of `folder`.
+
+    All processes must call this; the first writes.
+
+    Args:
+        engine: the trained model.
+        build: makes a dense model of the same shape. Only the first process calls it.
+        folder: where to write.
+        tokenizer: the model's tokenizer.
+
+    Raises:
+        ValueError: if the folder cannot be written.
+    """
+    trained = _dense_model(engine)
+
+    def write() -> None:
+        dense = build()
+        dense.load_state_dict(trained.state_dict())
+        with saving(folder):
+            dense.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
+            tokenizer.save_pretrained(folder)
+
+    on_rank_zero(write, engine.network)
+
+
+def _dense_model(engine: Engine) -> Any:
+    """Return the trained model, as transformers knows it, on the first process. All processes must call this."""
+    module: Any = engine.module
+    if isinstance(module, DistributedDataParallel | BucketedDDP):
+        module = module.module
+    if isinstance(module, FlatFSDP | FSDPModule | Stage) or engine.implementation in ("dtensor", "megatron"):
+        weights = dense_weights(places(engine.module, engine.layout), engine.network)
+        return engine.dense_model(weights) if engine.layout.rank == 0 else None
+    with engine.network.reliable(), torch.no_grad():
+        return gather(module) if engine.implementation == "lossytp" else module
+
+
+def check_folders(output_dir: Path) -> None:
+    """Raise ValueError if the folders of a run's models hold the user's files."""
+    for name in (BEST, LAST):
+        _check_folder(output_dir / name)
+
+
+def _check_folder(folder: Path) -> None:
+    for each in (folder, _part(folder)):
+        _mark_old(each)
+        refuse(others(each))
+
+
+def remove_models(output_dir: Path) -> None:
+    """Delete the models that a run saved, but no file that this program did not write."""
+    for name in (BEST, LAST):
+        _mark_old(output_dir / name)
+        remove(output_dir / name)
+
+
+def _part(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.part")
+
+
+def _mark_old(folder: Path) -> None:
+    """Mark a model's folder from an older version, which marked none; the task's name in its config identifies it."""
+    if is_marked(folder) or not (folder / "config.json").is_file():
+        return
+    try:
+        ours = "finetuning_max_length" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return
+    known = (*MODEL_FILES, *TOKENIZER_FILES)
+    names = [path.name for path in folder.iterdir()]
+    if ours and all(any(fnmatchcase(name, pattern) for pattern in known) for name in names):
+        mark(folder, names)
+
+
+# Fine-tuning on a task: its examples in random order, its metrics, and its saved models.
+
+
+def load_data(config: TrainConfig) -> Dataset:
+    """Return the task's data as token ids."""
+    return load_dataset(
+        config.dataset,
+        load_tokenizer(config.model_name),
+        max_length=config.max_length,
+        train_samples=config.max_samples,
+        test_samples=config.eval_samples,
+        task=config.definition(),
+    )
+
+
+class FineTuning(Objective[TrainConfig]):
+    """A task's examples, and the test split's metrics."""
+
+    name = "training"
+    score = "score"
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.data = load_data(config)
+        self.tokenizer, self.sha256 = self.data.tokenizer, self.data.sha256
+        self._batches = self._from(0)
+
+    @staticmethod
+    def data_sha256(config: TrainConfig) -> str:
+        return load_data(config).sha256
+
+    @staticmethod
+    def claim_folder(config: TrainConfig) -> None:
+        if config.save_model:
+            check_folders(Path(config.output_dir))
+
+    def dense_model(self) -> "PreTrainedModel":
+        config, task = self.config, self.data.task
+        check_configuration(config.model_name, self.tokenizer, config.tensor_parallel_size, config.max_length)
+        dense: Any = build_model(
+            config.model_name,
+            task.kind,
+            labels=getattr(task, "labels", ()),
+            tokenizer=self.tokenizer,
+            dropout=config.dropout,
+            seed=config.seed,
+        )
+        dense.config.update(finetuned_on(config))
+        return dense
+
+    def batch(self) -> dict[str, Tensor]:
+        return next(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # the number of steps says it all
+
+    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
+        self._batches = self._from(steps)
+
+    def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
+        return scores(engine, self.data)
+
+    def patience_ends(self, since_best: int) -> bool:
+        return self.config.patience is not None and since_best >= self.config.patience
+
+    def improved(self, engine: "Engine") -> None:
+        self._save(engine, BEST)
+
+    def save(self, engine: "Engine") -> None:
+        self._save(engine, LAST)
+
+    def described(self) -> dict[str, Any]:
+        task, test = self.data.task, self.data.test
+        chance = task.chance(list(test.references))
+        return {
+            "sha256": self.sha256,
+            "train_examples": len(self.data.train),
+            "test_examples": len(test),
+            "kind": task.kind,
+            "metric": task.metrics[0],
+            "chance": chance["score"],
+            "majority_share": chance.get("accuracy"),
+            "subsets": [split for split in ("train", "test") if task.source.subset(split)],
+            "cut_share": float(test.cut.mean()),
+            **told_first_tokens(self.tokenizer),
+            "incomplete_rows": {"train": self.data.train.incomplete, "test": test.incomplete},
+        }
+
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+        times = [time_to_accuracy(evaluations, target, simulated_step_s) for target in self.data.task.targets]
+        return {
+            "time_to_accuracy": time_to_accuracy(evaluations, self.config.target_accuracy, simulated_step_s),
+            "times_to_targets": [time for time in times if time],
+        }
+
+    def _save(self, engine: "Engine", name: str) -> None:
+        if self.config.save_model:
+            save_model(engine, Path(self.config.output_dir) / name, self.tokenizer)
+
+    def _from(self, step: int) -> Iterator[dict[str, Tensor]]:
+        config = self.config
+        return training_batches(self.data.train, batch_size=config.batch_size, seed=config.seed, skip=step)
+
+
+# Pretraining: next-token prediction on packed blocks of text. It ends with a model that transformers reads.
+#
+# Shapes: B blocks, T tokens a block.
+
+
+CARD = "README.md"
+FILES = (CARD, *MODEL_FILES, *TOKENIZER_FILES)
+VALIDATION_BLOCKS = 512  # during the run, if eval_samples is not given
+HELD_OUT_TOKENS = 2**20  # at its end
+TRIGRAM_TOKENS = 2**26
+SAMPLE_TOKENS = 40
+
+
+class Pretraining(Objective[PretrainConfig]):
+    """Packed blocks of text, and the cross-entropy of held-out ones."""
+
+    name = "pretraining"
+    score = "cross_entropy"
+    keeps_checkpoint = True
+
+    def __init__(self, config: PretrainConfig) -> None:
+        super().__init__(config)
+        train, held_out = training_text(config), validation_text(config)
+        with waiting("pretraining: reading the text"):
+            for text in (train, held_out):
+                text.check()
+            self._hash = in_background(text_sha256, config, daemon=True)  # needed by the first checkpoint
+            self.tokenizer = tokenizer_for(config)
+            size = config.block_size
+            self.blocks = PackedBlocks(
+                train,
+                self.tokenizer,
+                block_size=size,
+                seed=config.seed,
+                streaming=config.streaming,
+                num_proc=config.num_proc,
+            )
+            blocks = config.eval_samples or max(1, HELD_OUT_TOKENS // size)
+            self.validation = all_blocks(held_out, self.tokenizer, block_size=size, at_most=blocks)
+
+    @property
+    def sha256(self) -> str:  # type: ignore[override]
+        with waiting("pretraining: hashing the text"):
+            return self._hash.result()
+
+    @staticmethod
+    def data_sha256(config: PretrainConfig) -> str:
+        with waiting("pretraining: hashing the text"):
+            return text_sha256(config)
+
+    @staticmethod
+    def claim_folder(config: PretrainConfig) -> None:
+        if config.save_model:
+            claim_files(Path(config.output_dir), FILES)
+
+    def dense_model(self) -> "PreTrainedModel":
+        dense: Any = deferred(self._build) if self.config.deferred_init else self._build()
+        length = prompt(self.tokenizer, self.config.prompt)["input_ids"].shape[1]
+        positions = dense.config.max_position_embeddings
+        if length >= positions:
+            raise ValueError(
+                f"prompt has {length} tokens, which leave none of {self.config.model_name}'s {positions} positions "
+                "free: give a shorter one"
+            )
+        self._parameters = dense.num_parameters()
+        return dense
+
+    def _build(self) -> "PreTrainedModel":
+        config = self.config
+        return build_language_model(
+            config.model_name, self.tokenizer, positions=config.block_size, dropout=config.dropout, seed=config.seed
+        )
+
+    def batch(self) -> dict[str, Tensor]:
+        return _batch(self.blocks.batch(self.config.batch_size))
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.blocks.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
+        self.blocks.load_state_dict(state)
+
+    def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
+        config = self.config
+        blocks = self.validation if last or config.eval_samples else self.validation[:VALIDATION_BLOCKS]
+        parts = blocks.split(config.microbatch_size * config.data_parallel_size)
+        return [{"cross_entropy": each} for each in engine.cross_entropies(map(_batch, parts))]
+
+    def better(self, point: dict[str, Any]) -> float:
+        return -super().better(point)
+
+    def settle_(self, engine: "Engine") -> None:
+        """Round the weights to bfloat16, as they are saved: the record then says how good the saved model is."""
+        if self.config.save_model:
+            with torch.no_grad():
+                for parameter in engine.module.parameters():
+                    each = local(parameter)
+                    each.copy_(each.to(torch.bfloat16))
+
+    def save(self, engine: "Engine") -> None:
+        if self.config.save_model:
+            save_in_bfloat16(engine, self._build, Path(self.config.output_dir), self.tokenizer)
+
+    def position(self) -> dict[str, int]:
+        """Return where the last block that was trained on begins."""
+        return dict(zip(("pass", "file", "document"), self.blocks.position, strict=True))
+
+    def sample(self, engine: "Engine") -> str:
+        start = prompt(self.tokenizer, self.config.prompt)
+        room = engine.shape.max_position_embeddings - start["input_ids"].shape[1]
+        with torch.random.fork_rng(), engine.network.reliable():
+            torch.manual_seed(self.config.seed)
+            ids = engine.generate(
+                start, new_tokens=min(SAMPLE_TOKENS, room), tokenizer=self.tokenizer, do_sample=True, top_k=50
+            )
+        return str(self.tokenizer.decode(ids[0]))
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "sha256": self.sha256,
+            "kind": self.config.kind,
+            "metric": self.score,
+            "majority_share": None,
+            "subsets": [],
+            "passes": self.blocks.passes,
+            **told_first_tokens(self.tokenizer),
+            "vocabulary": len(self.tokenizer),
+            "validation_tokens": self.validation.numel(),
+            **(self._trigram() if self.config.save_model else {}),
+        }
+
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+        return {**super().outcome(evaluations, simulated_step_s), "parameters": self._parameters}
+
+    def leave(self, record: dict[str, Any]) -> None:
+        """Write the model's card."""
+        if self.config.save_model and record["status"] == "finished":
+            write_atomically(Path(self.config.output_dir) / CARD, model_card(record))
+
+    def _trigram(self) -> dict[str, Any]:
+        """Compute the perplexity of a trigram model of the training text, at most its first `TRIGRAM_TOKENS` tokens."""
+        size, documents = self.config.block_size, self.blocks.text.documents()
+        pieces = in_order((texts for _, texts in documents), self.tokenizer, size)
+        number = min(TRIGRAM_TOKENS, self.config.tokens) // size
+        with waiting("pretraining: counting trigrams, to compare the model with"):
+            train = np.concatenate(list(islice(pieces, number)))
+            held_out = self.validation[:, len(first_tokens(self.tokenizer)) :].numpy().ravel()
+            perplexity = trigram_perplexity(train, held_out, len(self.tokenizer))
+        return {"trigram_perplexity": perplexity, "trigram_tokens": len(train)}
+
+
+def _batch(blocks: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": blocks, "labels": blocks}
+
+
+# Choose a configuration's objective.
+
 
 OBJECTIVES: dict[type[RunSettings], type[Objective[Any]]] = {TrainConfig: FineTuning, PretrainConfig: Pretraining}
 

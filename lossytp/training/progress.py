@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lossytp.parallel.layout import rank_and_world_size
+from lossytp.parallel.group import rank_and_world_size
 
 SECONDS_BETWEEN_LINES = SECONDS_OF_SILENCE = 5.0
 

@@ -12,7 +12,7 @@ import tyro
 from tqdm import tqdm
 
 from lossytp.network import Bernoulli, FourState, GilbertElliott, LossProcess, Trace
-from lossytp.network.fitting import FAMILIES, fit, fit_family, intervals
+from lossytp.probe.fitting import FAMILIES, fit, fit_family, intervals
 
 SETTINGS: dict[str, LossProcess] = {
     "Bernoulli": Bernoulli(loss_rate=0.02),

@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, logging
 
-from lossytp.training import connected_processes
+from lossytp.training import engine as connected_processes
+from lossytp.training import text as packing
 from lossytp.training.config import PretrainConfig
+from lossytp.training.engine import learning_rate_factor
 from lossytp.training.loop import Run, run
 from lossytp.training.models import MODELS
-from lossytp.training.optimizer import learning_rate_factor
-from lossytp.training.pretraining import blocks as packing
-from lossytp.training.pretraining.objective import Pretraining
+from lossytp.training.objectives import Pretraining
 
 ROUNDS, FIRST = 20, 2  # steps, and those that do not count
 PORTIONS, STEPS_A_PORTION, BATCH = 12, 8, 16  # a portion holds more tokens than the rows that are read at once

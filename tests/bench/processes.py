@@ -20,8 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, logging
 
 import lossytp as ltp
 from lossytp.parallel.data_parallel import data_parallel
-from lossytp.parallel.dtensor import parallelize_dtensor
-from lossytp.parallel.megatron import parallelize_megatron
+from lossytp.parallel.others import parallelize_dtensor, parallelize_megatron
 from lossytp.training.files import write_atomically
 from lossytp.training.shapes import PRESETS
 

@@ -1,6 +1,6 @@
 """Gilbert-Elliott processes of many kinds."""
 
-from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.losses import GilbertElliott
 
 KEY = (0, "test")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from lossytp.network import Bernoulli, GilbertElliott, Wire
-from lossytp.network.algorithms import direct
+from lossytp.network.routes import DIRECT as direct
 
 BERNOULLI = Bernoulli(loss_rate=0.1)
 BURSTS = GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=8)

@@ -7,8 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network import ALGORITHMS, SWITCH
-from lossytp.network.algorithms import algorithm_named, direct, ring, sender, switch, tree
-from lossytp.network.routes import Hop, chunk_bounds
+from lossytp.network.routes import DIRECT as direct
+from lossytp.network.routes import RING as ring
+from lossytp.network.routes import SENDER as sender
+from lossytp.network.routes import SWITCH_ALGORITHM as switch
+from lossytp.network.routes import TREE as tree
+from lossytp.network.routes import Hop, algorithm_named, chunk_bounds
 from tests.network.loss_statistics import reproducible
 
 lengths = st.integers(0, 60)
@@ -159,7 +163,7 @@ def test_what_crosses_no_link():
 def test_algorithms_are_found_by_name():
     assert set(ALGORITHMS) == {"sender", "direct", "ring", "tree", "switch"}
     for name, module in (("sender", sender), ("direct", direct), ("ring", ring), ("tree", tree), ("switch", switch)):
-        assert algorithm_named(name) is ALGORITHMS[name] is module.ALGORITHM
+        assert algorithm_named(name) is ALGORITHMS[name] is module
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones():

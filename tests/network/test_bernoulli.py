@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.bernoulli import LARGEST_BLOCK, LONGEST_GAP, Bernoulli, BernoulliLosses, geometric
+from lossytp.network.losses import LARGEST_BLOCK, LONGEST_GAP, Bernoulli, BernoulliLosses, geometric
 from tests.network.loss_statistics import (
     assert_within,
     autocorrelation,

@@ -8,8 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lossytp.network import Bernoulli, Correlated, FourState, GilbertElliott, LossyNetwork, Trace
-from lossytp.network.algorithms import ALGORITHMS
-from lossytp.network.replay import Replay
+from lossytp.network.routes import ALGORITHMS
+from lossytp.network.traces import Replay
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,
     assert_any_pieces_lose_the_same,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network import Bernoulli, LossyNetwork
-from lossytp.network.counters import COUNTED, NOWHERE, Counters, Site
+from lossytp.network.scope import COUNTED, NOWHERE, Counters, Site
 from tests.network.loss_statistics import reproducible
 
 sites = st.builds(

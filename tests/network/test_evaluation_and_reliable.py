@@ -6,8 +6,8 @@ import pickle
 import pytest
 
 from lossytp.network import LossyNetwork
-from lossytp.network.algorithms import direct
-from lossytp.network.tape import LossTape
+from lossytp.network.routes import DIRECT as direct
+from lossytp.network.scope import LossTape
 from tests.network.loss_statistics import assert_within, correlation, indicators
 from tests.network.lossy_traffic import (
     BERNOULLI,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network import FourState, GilbertElliott, from_netem
-from lossytp.network.bernoulli import LARGEST_BLOCK
+from lossytp.network.losses import LARGEST_BLOCK
 from tests.network.four_state_processes import KEY, PROCESSES
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,

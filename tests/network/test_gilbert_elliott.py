@@ -9,8 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lossytp.network.bernoulli import LARGEST_BLOCK, Bernoulli
-from lossytp.network.gilbert_elliott import GilbertElliott
+from lossytp.network.losses import LARGEST_BLOCK, Bernoulli, GilbertElliott
 from tests.network.gilbert_elliott_processes import KEY, PROCESSES, general, simple
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lossytp.network import Bernoulli, Correlated, FourState, GilbertElliott, PerPacket, Scope, Trace, Wire
-from lossytp.network.identity import described, process_described
+from lossytp.network.losses import described, process_described
 
 SETTINGS = [
     Bernoulli(loss_rate=0.1),

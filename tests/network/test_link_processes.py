@@ -3,7 +3,7 @@
 import pytest
 
 from lossytp.network import Bernoulli, LossyNetwork
-from lossytp.network.link_processes import LinkProcesses
+from lossytp.network.lossy_network import LinkProcesses
 
 SOME, MORE = Bernoulli(loss_rate=0.1), Bernoulli(loss_rate=0.2)
 

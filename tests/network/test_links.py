@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lossytp.network.links import check_links_within, checked_link
+from lossytp.network.routes import check_links_within, checked_link
 
 
 def test_numbers_of_numpy_become_pythons():

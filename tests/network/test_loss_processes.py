@@ -20,9 +20,8 @@ from lossytp.network import (
     gilbert_elliott_preset,
     loss_process_named,
 )
-from lossytp.network.loss_process import mean_burst
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
-from lossytp.network.replay import Replay
+from lossytp.network.losses import mean_burst
+from lossytp.network.traces import FlowTrace, ProbeTrace, Replay, write_trace
 from lossytp.training.command_line import parse
 from lossytp.training.config import TrainConfig
 

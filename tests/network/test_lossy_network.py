@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network import SWITCH, Bernoulli, GilbertElliott, LossyNetwork, Scope, Site
-from lossytp.network.algorithms import ring, sender
+from lossytp.network.losses import Normals
+from lossytp.network.routes import RING as ring
+from lossytp.network.routes import SENDER as sender
 from lossytp.network.routes import Hop
-from lossytp.network.streams import Normals
 from tests.network.loss_statistics import (
     assert_within,
     batch_means,

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network import ALGORITHMS, SWITCH, GilbertElliott, LossyNetwork, Scope, Site
-from lossytp.network.algorithms import direct, sender
 from lossytp.network.repairs import repair_named
+from lossytp.network.routes import DIRECT as direct
+from lossytp.network.routes import SENDER as sender
 from lossytp.network.routes import Hop, Missing
 from tests.network.loss_statistics import reproducible
 from tests.network.lossy_traffic import BURSTS, EVERYTHING, RANKS, TWO_FLOATS, drawn, elements_missing, packets_of

@@ -3,8 +3,9 @@
 import itertools
 
 from lossytp.network import Bernoulli, LossyNetwork, Site, Wire
-from lossytp.network.algorithms import direct, sender
 from lossytp.network.repairs import repair_named
+from lossytp.network.routes import DIRECT as direct
+from lossytp.network.routes import SENDER as sender
 from tests.network.lossy_traffic import BERNOULLI, EVERYTHING, RANKS, drawn
 
 

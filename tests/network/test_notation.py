@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.notation import build, parse
+from lossytp.network.checks import build, parse
 from tests.network.loss_statistics import reproducible
 
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

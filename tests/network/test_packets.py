@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.packets import MOST, Wire
+from lossytp.network.routes import MOST, Wire
 from tests.network.loss_statistics import reproducible
 
 itemsizes = st.sampled_from([1, 2, 4, 8])

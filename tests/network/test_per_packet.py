@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network import Bernoulli, PerPacket
-from lossytp.network.streams import Stream
+from lossytp.network.losses import Stream
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,
     assert_any_pieces_lose_the_same,

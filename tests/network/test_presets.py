@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.presets import PRESETS, from_netem, gilbert_elliott_preset
+from lossytp.network.losses import PRESETS, Bernoulli, GilbertElliott, from_netem, gilbert_elliott_preset
 from tests.network.loss_statistics import reproducible
 
 # id: loss rate and mean burst, from p / (p + r) and 1 / r by hand, the two general ones from the transition matrix

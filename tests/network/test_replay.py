@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from lossytp.network import Bernoulli, LossyNetwork, Trace
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
-from lossytp.network.replay import Replay
+from lossytp.network.traces import FlowTrace, ProbeTrace, Replay, write_trace
 
 THERE = Trace.from_indicators([0, 1, 1, 0, 0, 0, 0, 1])
 BACK = Trace.from_indicators([1, 0, 0, 0])

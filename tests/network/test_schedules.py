@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import simpy
 
-from lossytp.network import schedules
-from lossytp.network.algorithms import ALGORITHMS
+from lossytp.network import routes as schedules
+from lossytp.network.routes import ALGORITHMS
 
 SCHEDULES = {name: algorithm.schedule for name, algorithm in ALGORITHMS.items()}
 

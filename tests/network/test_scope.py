@@ -5,8 +5,7 @@ import re
 
 import pytest
 
-from lossytp.network.counters import Site
-from lossytp.network.scope import EVERYWHERE, Scope, links_named
+from lossytp.network.scope import EVERYWHERE, Scope, Site, links_named
 
 SITES = [
     Site(layer, module, direction, "all_reduce", phase)

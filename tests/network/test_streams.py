@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.streams import Normals, Stream
+from lossytp.network.losses import Normals, Stream
 from tests.network.loss_statistics import assert_within, batch_means, reproducible
 
 KEY = (0, "training", 0, "tp", 0, 1, "gaps")

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from lossytp.network.algorithms.sender import reduce
-from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.losses import Bernoulli
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.packets import Wire
-from lossytp.network.routes import Missing
-from lossytp.network.tape import LossTape
+from lossytp.network.routes import Missing, Wire
+from lossytp.network.routes import sender_reduce as reduce
+from lossytp.network.scope import LossTape
 
 ONE, TWO = Missing([np.array([0])]), Missing([np.array([1, 4]), np.array([0])])
 

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from scipy.stats import nbinom
 
 from lossytp.network import theory
-from lossytp.network.algorithms import ALGORITHMS
+from lossytp.network.lossy_network import Wiring
 from lossytp.network.repairs import REPAIRS as REGISTRY
-from lossytp.network.repairs import Fec, Repair
-from lossytp.network.repairs.stale import same_age
-from lossytp.network.routes import SWITCH, Algorithm, Hop, no_hops
-from lossytp.network.wiring import Wiring
+from lossytp.network.repairs import Fec, Repair, same_age
+from lossytp.network.routes import ALGORITHMS, SWITCH, Algorithm, Hop, no_hops
 from tests.network.loss_statistics import reproducible
 
 

@@ -6,12 +6,21 @@ import numpy as np
 import pytest
 
 from lossytp.network import timing
-from lossytp.network.algorithms import ALGORITHMS
-from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.correlated import Correlated
-from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.timing import AllReduce, Channel, collective_times, step_seconds, tail
-from lossytp.network.transport import BestEffort, Deliveries, GoBackN, Path, SelectiveRepeat
+from lossytp.network.losses import Bernoulli, GilbertElliott
+from lossytp.network.routes import ALGORITHMS
+from lossytp.network.timing import (
+    AllReduce,
+    BestEffort,
+    Channel,
+    Deliveries,
+    GoBackN,
+    Path,
+    SelectiveRepeat,
+    collective_times,
+    step_seconds,
+    tail,
+)
+from lossytp.network.traces import Correlated
 
 SCHEDULES = {name: algorithm.schedule for name, algorithm in ALGORITHMS.items()}
 PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=20e-6)

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from lossytp.network import Bernoulli, LossyNetwork, Trace
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
-from lossytp.network.trace import burst_lengths
+from lossytp.network.traces import FlowTrace, ProbeTrace, burst_lengths, write_trace
 from tests.network.loss_statistics import (
     assert_a_saved_state_resumes,
     assert_any_pieces_lose_the_same,

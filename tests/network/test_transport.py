@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.bernoulli import Bernoulli
-from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.packets import Wire
-from lossytp.network.retransmissions import selective_repeat
-from lossytp.network.transport import BestEffort, GoBackN, Path, SelectiveRepeat
+from lossytp.network.losses import Bernoulli, GilbertElliott
+from lossytp.network.routes import Wire
+from lossytp.network.timing import BestEffort, GoBackN, Path, SelectiveRepeat, selective_repeat
 from tests.network.event_simulation import BestEffortEvents, GoBackNEvents, SelectiveRepeatEvents
 from tests.network.loss_statistics import assert_within, batch_means, indicators, is_within, reproducible
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lossytp.network.algorithms import ALGORITHMS
-from lossytp.network.wiring import Wiring
+from lossytp.network.lossy_network import Wiring
+from lossytp.network.routes import ALGORITHMS
 
 OWN = {"reliable_gather": False}
 SEQUENCE = {"sequence_parallel": True}
@@ -106,7 +106,7 @@ def test_messages_have_their_own_dtype_where_none_is_given() -> None:
 
 
 def test_importing_it_costs_no_torch() -> None:
-    code = "import sys, lossytp.network.wiring; sys.exit('torch' in sys.modules)"
+    code = "import sys, lossytp.network.lossy_network; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

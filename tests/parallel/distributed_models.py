@@ -13,11 +13,9 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 import lossytp as ltp
-from lossytp.parallel.data_parallel import data_parallel
-from lossytp.parallel.dtensor import parallelize_dtensor
-from lossytp.parallel.flat_fsdp import FlatFSDP
-from lossytp.parallel.layout import Layout
-from lossytp.parallel.megatron import parallelize_megatron
+from lossytp.parallel.data_parallel import FlatFSDP, data_parallel
+from lossytp.parallel.group import Layout
+from lossytp.parallel.others import parallelize_dtensor, parallelize_megatron
 
 WIRE = ltp.Wire(mtu_bytes=108)  # 64 bytes of payload: 8 elements of float64, 16 of fp32, 32 of bfloat16
 IMPLEMENTATIONS = ["lossytp", "dtensor", "megatron"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, ReduceOp
 
 import lossytp as ltp
-from lossytp.parallel import initialize
+from lossytp.parallel import backend as initialize
 from tests.parallel.backend_reference import Reference, uneven
 
 

@@ -18,8 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 import lossytp as ltp
-from lossytp.network.algorithms import ALGORITHMS
-from lossytp.network.routes import Hops
+from lossytp.network.routes import ALGORITHMS, Hops
 
 FLOAT64_BYTES = 8
 Tensors = Sequence[Tensor]

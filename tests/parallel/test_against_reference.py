@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lossytp as ltp
-from lossytp.network.notation import parse
+from lossytp.network.checks import parse
+from lossytp.network.losses import Stream
+from lossytp.network.lossy_network import Wiring
 from lossytp.network.repairs import REPAIRS
-from lossytp.network.streams import Stream
-from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.parallel.algorithms_and_repairs import ALGORITHMS, ALLOWED, COMBINATIONS, PHASES, REPAIR_LINES, refused, run

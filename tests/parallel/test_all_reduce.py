@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lossytp as ltp
-from lossytp.network.replay import Replay
+from lossytp.network.traces import Replay
 from lossytp.parallel.collectives import all_reduce
 from tests.parallel.conftest import bernoulli
 from tests.parallel.naive_all_reduce import ALGORITHMS, REPAIRS, naive_all_reduce, whole_numbers

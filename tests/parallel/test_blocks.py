@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.parallel.dense import gather
+from lossytp.parallel.convert import gather
 from tests.parallel.conftest import gradient_error, gradients, tiny_batch, tiny_gpt2, training_losses
 from tests.parallel.converted_gpt2 import (
     ALGORITHMS,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import lossytp as ltp
-from lossytp.parallel.bucketed_ddp import Bucket, BucketedDDP
+from lossytp.parallel.data_parallel import Bucket, BucketedDDP
 from tests.parallel.conftest import gradient_error, gradients, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import in_replicas, join, network, share, whole
 

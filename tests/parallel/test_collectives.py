@@ -5,7 +5,7 @@ import torch
 
 import lossytp as ltp
 from lossytp.network import Scope, Site
-from lossytp.network.wiring import Wiring
+from lossytp.network.lossy_network import Wiring
 from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.streams import Normals
-from lossytp.network.wiring import Wiring
+from lossytp.network.losses import Normals
+from lossytp.network.lossy_network import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 
-from lossytp.parallel.dense import gather
+from lossytp.parallel.convert import gather
 from tests.parallel.conftest import gradient_error, gradients, relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.converted_gpt2 import assert_same_steps, lossy, network_of, two_steps
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import BertConfig, BertForSequenceClassification, GPT2DoubleHeadsModel, GPT2Model, PreTrainedModel
 
 import lossytp as ltp
-from lossytp.network.wiring import Wiring
+from lossytp.network.lossy_network import Wiring
 from lossytp.parallel.convert import parallelize
 from tests.parallel.conftest import bernoulli, tiny_gpt2
 from tests.parallel.converted_gpt2 import lossy, unchanged

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.wiring import Wiring
+from lossytp.network.lossy_network import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.parallel.algorithms_and_repairs import ALGORITHMS, PHASES, run

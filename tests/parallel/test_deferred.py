@@ -9,9 +9,8 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 import lossytp as ltp
-from lossytp.parallel.deferred import deferred, values_of
-from lossytp.parallel.flat_fsdp import FlatFSDP
-from lossytp.parallel.plans import blocks_of
+from lossytp.parallel.data_parallel import FlatFSDP
+from lossytp.parallel.plans import blocks_of, deferred, values_of
 from tests.parallel.conftest import bernoulli, tiny_batch
 from tests.parallel.distributed_models import join, network
 from tests.parallel.families import FAMILIES, SIZES

@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 import lossytp as ltp
-from lossytp.parallel.convert import assert_converted, parallelize
-from lossytp.parallel.dense import gather
+from lossytp.parallel.convert import assert_converted, gather, parallelize
 from tests.parallel.conftest import MODELS, gradients, relative_error, tiny_batch, tiny_gpt2, training_losses
 from tests.parallel.converted_gpt2 import every_kind, every_size, lossy, network_of, unchanged
 

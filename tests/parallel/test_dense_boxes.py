@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lossytp.parallel.dense_boxes import boxes_of
+from lossytp.parallel.places import boxes_of
 
 
 def runs(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:

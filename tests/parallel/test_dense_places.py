@@ -9,9 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import lossytp as ltp
-from lossytp.parallel.dense_boxes import Box, is_first_copy
-from lossytp.parallel.dense_places import places
-from lossytp.parallel.layout import Layout
+from lossytp.parallel.group import Layout
+from lossytp.parallel.places import Box, is_first_copy, places
 from lossytp.parallel.vocabulary import split_vocabulary_
 from tests.parallel.conftest import bernoulli, tiny_gpt2
 from tests.parallel.distributed_models import in_replicas, join, spread

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.parallel.layout import Layout
-from lossytp.parallel.replicas import clip_gradients_, mean_over_processes, replica_drift
-from lossytp.parallel.synchronise import synchronise_gradients_
+from lossytp.parallel.group import Layout
+from lossytp.parallel.replicas import clip_gradients_, mean_over_processes, replica_drift, synchronise_gradients_
 from tests.parallel.conftest import relative_error, tiny_batch
 from tests.parallel.distributed_models import join
 from tests.parallel.families import tiny

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import lossytp as ltp
-from lossytp.parallel.flat_fsdp import FlatFSDP
-from lossytp.parallel.flat_unit import FlatUnit, Member
+from lossytp.parallel.data_parallel import FlatFSDP, FlatUnit, Member
 from tests.parallel.conftest import (
     NUM_LAYERS,
     FakeProcessGroup,

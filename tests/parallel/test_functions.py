@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import lossytp as ltp
-from lossytp.network.wiring import Wiring
+from lossytp.network.lossy_network import Wiring
 from lossytp.parallel.collectives import LossyCollective
-from lossytp.parallel.functions import own_gradient
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear, own_gradient
 from tests.parallel.conftest import gradient_error, relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.rank_by_rank import RankByRank, Ranks, training_loss
 from tests.parallel.sharing_modes import ALGORITHMS, COMBINATIONS, WIRE, fresh_gradients, network_of, parallel

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from lossytp.network.streams import Stream
-from lossytp.parallel import hadamard
+from lossytp.network.losses import Stream
+from lossytp.parallel import collectives as hadamard
 
 ON_CPU = torch.float32, torch.device("cpu")
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import lossytp as ltp
-from lossytp.parallel.dtensor import parallelize_dtensor
-from lossytp.parallel.layout import Layout
-from lossytp.parallel.megatron import megatron_is_installed, parallelize_megatron
+from lossytp.parallel.group import Layout
+from lossytp.parallel.others import megatron_is_installed, parallelize_dtensor, parallelize_megatron
 from tests.parallel.conftest import (
     MODELS,
     NUM_EXAMPLES,

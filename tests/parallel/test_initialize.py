@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 import lossytp as ltp
-from lossytp.parallel import initialize
-from lossytp.parallel.initialize import backend_for, this_device, under_torchrun, wrapped_backend
-from lossytp.parallel.lossy_backend import LossyProcessGroup
+from lossytp.parallel import backend as initialize
+from lossytp.parallel.backend import LossyProcessGroup, backend_for, this_device, under_torchrun, wrapped_backend
 from tests.ports import held_port
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

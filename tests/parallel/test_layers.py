@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lossytp as ltp
 from lossytp.network import Site
-from lossytp.network.wiring import Wiring
+from lossytp.network.lossy_network import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch.distributed as dist
 
-from lossytp.parallel.layout import AXES, Layout
+from lossytp.parallel.group import AXES, Layout
 from tests.parallel.conftest import NUM_LAYERS, gradients, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import join, network, spread
 

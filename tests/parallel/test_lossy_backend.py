@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 import lossytp as ltp
-from lossytp.network.counters import Counters
+from lossytp.network.scope import Counters
 from tests.parallel.backend_reference import WIRE, Reference, network
 from tests.parallel.operations import LOSSY, RELIABLE, whole_numbers
 

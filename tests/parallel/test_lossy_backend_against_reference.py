@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import lossytp as ltp
-from lossytp.network.algorithms import ALGORITHMS
-from lossytp.network.wiring import Wiring
+from lossytp.network.lossy_network import Wiring
+from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.parallel.backend_reference import Reference, network

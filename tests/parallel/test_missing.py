@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lossytp as ltp
-from lossytp.network.wiring import Wiring
-from lossytp.parallel import missing
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.network.lossy_network import Wiring
+from lossytp.parallel import collectives as missing
+from lossytp.parallel.collectives import LossyCollective, _zero_spans_
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.missing import _zero_spans_
 from tests.parallel.conftest import bernoulli
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]

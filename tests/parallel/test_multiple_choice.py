@@ -8,8 +8,8 @@ import torch
 from transformers import GPT2ForSequenceClassification
 
 import lossytp as ltp
-from lossytp.parallel import multiple_choice
-from lossytp.parallel.multiple_choice import GPT2ForMultipleChoice, multiple_choice_of
+from lossytp.parallel import convert as multiple_choice
+from lossytp.parallel.convert import GPT2ForMultipleChoice, multiple_choice_of
 from tests.parallel.conftest import VOCABULARY, bernoulli, gradient_error, gradients, relative_error, tiny_gpt2
 from tests.parallel.families import tiny
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.wiring import Wiring
+from lossytp.network.lossy_network import Wiring
 from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, is_within

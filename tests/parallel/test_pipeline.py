@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 import lossytp as ltp
-from lossytp.parallel.layout import Layout
+from lossytp.parallel.group import Layout
 from lossytp.parallel.pipeline import Pipeline
 from lossytp.parallel.replicas import clip_gradients_
 from tests.parallel.conftest import (

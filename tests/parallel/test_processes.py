@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers.pytorch_utils import Conv1D
 
 import lossytp as ltp
+from lossytp.parallel.group import Layout
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
-from lossytp.parallel.layout import Layout
 from lossytp.parallel.replicas import replica_drift
 from tests.parallel.conftest import NUM_EXAMPLES, NUM_LAYERS, NUM_TOKENS, WIDTH, tiny_batch, tiny_gpt2, training_losses
 from tests.parallel.distributed_models import join

@@ -8,11 +8,16 @@ import torch
 import torch.distributed as dist
 
 import lossytp as ltp
-from lossytp.network.counters import Counters
-from lossytp.parallel.layout import Layout
+from lossytp.network.scope import Counters
+from lossytp.parallel.group import Layout
 from lossytp.parallel.own_streams import stream_distance
-from lossytp.parallel.replicas import clip_gradients_, mean_over_processes, replica_drift
-from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
+from lossytp.parallel.replicas import (
+    clip_gradients_,
+    mean_over_processes,
+    replica_drift,
+    resynchronise_,
+    synchronise_gradients_,
+)
 from tests.parallel.conftest import relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import join
 from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE

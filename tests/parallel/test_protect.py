@@ -6,8 +6,8 @@ import torch
 
 import lossytp as ltp
 from lossytp.network import theory
+from lossytp.network.lossy_network import Wiring
 from lossytp.network.repairs import Protect
-from lossytp.network.wiring import Wiring
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, batch_means, is_within

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.algorithms import ALGORITHMS
-from lossytp.network.wiring import Wiring
-from lossytp.parallel.group import RankGroup
-from lossytp.parallel.reach import check_layers, check_reaches
+from lossytp.network.lossy_network import Wiring
+from lossytp.network.routes import ALGORITHMS
+from lossytp.parallel.group import RankGroup, check_layers, check_reaches
 from tests.parallel.conftest import bernoulli, tiny_gpt2
 
 SOME = ltp.Bernoulli(loss_rate=0.1)

@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 import lossytp as ltp
-from lossytp.network.counters import Site
-from lossytp.parallel.layout import Layout
+from lossytp.network.scope import Site
+from lossytp.parallel.group import Layout
 from lossytp.parallel.pipeline import Pipeline
 from lossytp.parallel.replicas import (
     clip_gradients_,

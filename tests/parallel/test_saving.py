@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import lossytp as ltp
-from lossytp.parallel.dense import gather
+from lossytp.parallel.convert import gather
 from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2
 from tests.parallel.converted_gpt2 import assert_same_steps, lossy, two_steps
 from tests.parallel.families import tiny

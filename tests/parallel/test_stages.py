@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import lossytp as ltp
+from lossytp.parallel.pipeline import Stage
 from lossytp.parallel.plans import blocks_of
-from lossytp.parallel.stages import Stage
 from tests.parallel.conftest import (
     NUM_TOKENS,
     WIDTH,

@@ -8,8 +8,7 @@ import torch.distributed as dist
 
 import lossytp as ltp
 from lossytp.parallel.data_parallel import data_parallel
-from lossytp.parallel.group import RankGroup
-from lossytp.parallel.layout import Layout
+from lossytp.parallel.group import Layout, RankGroup
 from lossytp.parallel.replicas import clip_gradients_, gathered, merge_counters, replica_drift
 from tests.parallel.conftest import bernoulli, tiny_batch, tiny_gpt2
 

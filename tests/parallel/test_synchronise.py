@@ -9,10 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import lossytp as ltp
-from lossytp.network.counters import Site
-from lossytp.parallel.layout import Layout
-from lossytp.parallel.replicas import clip_gradients_, placed, replica_drift
-from lossytp.parallel.synchronise import resynchronise_, synchronise_gradients_
+from lossytp.network.scope import Site
+from lossytp.parallel.group import Layout
+from lossytp.parallel.replicas import clip_gradients_, placed, replica_drift, resynchronise_, synchronise_gradients_
 from tests.parallel.conftest import gradients, tiny_batch, tiny_gpt2, training_losses
 from tests.parallel.sharing_modes import WIRE, by_rank, network_of, parallel, parameters
 

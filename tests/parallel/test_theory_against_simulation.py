@@ -14,10 +14,9 @@ import torch
 
 import lossytp as ltp
 from lossytp.network import theory
-from lossytp.network.algorithms import ALGORITHMS
-from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.loss_process import LossProcess
-from lossytp.network.wiring import Wiring
+from lossytp.network.losses import GilbertElliott, LossProcess
+from lossytp.network.lossy_network import Wiring
+from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, batch_means, is_within

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 import lossytp as ltp
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.loss_parallel import cross_entropies
-from lossytp.parallel.vocabulary import VocabularyParallelEmbedding, split_vocabulary_
+from lossytp.parallel.vocabulary import VocabularyParallelEmbedding, cross_entropies, split_vocabulary_
 from tests.parallel.conftest import bernoulli, gradient_error, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import WIRE, network
 from tests.parallel.families import shifted, tiny

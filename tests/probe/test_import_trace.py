@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from lossytp.network.probe.trace_file import read_trace
+from lossytp.network.traces import read_trace
 from lossytp.probe import import_trace
 
 

@@ -6,7 +6,7 @@ import nbformat
 import numpy as np
 import pandas as pd
 
-from lossytp.study.run_notebook import execute
+from lossytp.study.run import execute
 from tests.probe.traces import trace_file
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "61_my_network.ipynb"

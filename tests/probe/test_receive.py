@@ -3,13 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from lossytp.network.datagrams import udp_socket
-from lossytp.network.probe.measure import measure
-from lossytp.network.probe.plan import Plan
-from lossytp.network.probe.trace_file import read_trace
+from lossytp.network.traces import read_trace
+from lossytp.network.udp import udp_socket
 from lossytp.probe import receive
-from tests.network.probe.loopback import HOST
+from lossytp.probe.measure import measure
+from lossytp.probe.wire import Plan
 from tests.ports import held_port
+from tests.probe.measuring.loopback import HOST
 
 
 def test_what_came_in_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:

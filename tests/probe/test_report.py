@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace
+from lossytp.network.traces import FlowTrace, ProbeTrace
 from lossytp.probe import report
 from tests.probe.traces import trace_file
 

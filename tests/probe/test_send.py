@@ -4,9 +4,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, read_trace
+from lossytp.network.traces import FlowTrace, ProbeTrace, read_trace
 from lossytp.probe import send
-from tests.network.probe.loopback import HOST, served
+from tests.probe.measuring.loopback import HOST, served
 
 
 def test_a_measurement_is_printed_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

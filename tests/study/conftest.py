@@ -2,7 +2,7 @@
 
 import pytest
 
-from lossytp.study.records import tidy, with_lossless
+from lossytp.study.tables import tidy, with_lossless
 
 
 @pytest.fixture

@@ -4,9 +4,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.comparisons import unlearned_trainings
 from lossytp.study.grid import Cell, Experiment
-from lossytp.study.records import complete_seeds, joined, json_rows, loss_rate_of, read_experiment, tidy, with_lossless
+from lossytp.study.tables import (
+    complete_seeds,
+    joined,
+    json_rows,
+    loss_rate_of,
+    read_experiment,
+    tidy,
+    unlearned_trainings,
+    with_lossless,
+)
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record, write_record
 

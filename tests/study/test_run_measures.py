@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lossytp.study.run_measures import (
+from lossytp.study.tables import (
     copy_spreads,
     mean_by_arm,
     speed_and_traffic,

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lossytp.study.run_notebook import end_with, execute, main
+from lossytp.study.run import end_with, execute, main
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -32,7 +32,7 @@ def test_parameters_reach_the_notebook_and_parallel_kernels_do_not_clash(tmp_pat
     runs = [{"value": number, "out": str(tmp_path / f"{number}.txt")} for number in range(4)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda run: subprocess.run(
-            [sys.executable, "-m", "lossytp.study.run_notebook", file, tmp_path / f"{run['value']}.ipynb",
+            [sys.executable, "-m", "lossytp.study.run", file, tmp_path / f"{run['value']}.ipynb",
              "--parameters", json.dumps(run)], check=True, capture_output=True), runs))  # fmt: skip
     assert [(tmp_path / f"{number}.txt").read_text() for number in range(4)] == ["0", "1", "2", "3"]
 
@@ -50,7 +50,7 @@ def test_an_unknown_parameter_of_a_notebook_that_checks_none_is_refused_too(tmp_
 
 
 def test_a_value_error_in_a_cell_ends_with_one_line_and_exit_code_2(tmp_path):
-    command = [sys.executable, "-m", "lossytp.study.run_notebook", NOTEBOOKS / "20_cells.ipynb"]
+    command = [sys.executable, "-m", "lossytp.study.run", NOTEBOOKS / "20_cells.ipynb"]
     values = {"cells": [{"loss_rate": 7, "output_dir": str(tmp_path / "cell")}]}
     command += [tmp_path / "out.ipynb", "--parameters", json.dumps(values)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -61,7 +61,7 @@ def test_a_value_error_in_a_cell_ends_with_one_line_and_exit_code_2(tmp_path):
 
 @pytest.mark.parametrize("parameters", ["[1, 2]", "3", "{"])
 def test_parameters_are_a_json_object(tmp_path, parameters):
-    command = [sys.executable, "-m", "lossytp.study.run_notebook", NOTEBOOKS / "20_cells.ipynb", tmp_path / "out.ipynb"]
+    command = [sys.executable, "-m", "lossytp.study.run", NOTEBOOKS / "20_cells.ipynb", tmp_path / "out.ipynb"]
     result = subprocess.run([*command, "--parameters", parameters], capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert re.fullmatch(rf"error: --parameters {re.escape(repr(parameters))} is .*JSON.*\n", result.stderr)
@@ -119,7 +119,7 @@ os.rename({str(tmp_path / "part")!r}, {str(tmp_path / "pids")!r})
 time.sleep(120)"""
     parent = subprocess.Popen(["sleep", "120"])
     runner = subprocess.Popen(
-        [sys.executable, "-m", "lossytp.study.run_notebook", notebook(tmp_path, code), tmp_path / "out.ipynb"],
+        [sys.executable, "-m", "lossytp.study.run", notebook(tmp_path, code), tmp_path / "out.ipynb"],
         env={**os.environ, "LOSSYTP_RUN_PID": str(parent.pid)},
         stderr=subprocess.DEVNULL,
     )

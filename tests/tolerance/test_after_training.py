@@ -7,12 +7,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lossytp.study.run_notebook import execute
-from lossytp.tolerance import after_training
-from lossytp.tolerance.after_training import train_and_measure
+from lossytp.study.run import execute
 from lossytp.training import evaluation
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
+from paper import real_model as after_training
+from paper.real_model import train_and_measure
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "42_real_model_training.ipynb"
 TINY = {"max_steps": 4, "max_length": 16, "max_samples": 200, "eval_samples": 80, "tensor_parallel_size": 2}

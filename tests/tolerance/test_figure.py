@@ -4,8 +4,7 @@ import pytest
 
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance.config import Setup
-from lossytp.tolerance.figure import draw
-from lossytp.tolerance.measure import Row
+from lossytp.tolerance.measure import Row, draw
 
 
 def row(algorithm, repair, rate, rise):

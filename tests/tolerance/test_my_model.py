@@ -5,7 +5,7 @@ from pathlib import Path
 import nbformat
 import pandas as pd
 
-from lossytp.study.run_notebook import execute
+from lossytp.study.run import execute
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "60_my_model.ipynb"
 FIGURES = ["my-5", "my-7", "my-9", "my-11", "my-13"]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from lossytp.study.analysis.real_model import rises
-from lossytp.study.run_notebook import execute
+from lossytp.study.run import execute
+from paper.real_model import rises
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "17_real_model.ipynb"
 

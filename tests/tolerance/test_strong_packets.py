@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.tolerance.strong_packets import BINS, by_norm, packet_norms, summary
-from lossytp.training.config.network import NetworkSettings
-from lossytp.training.pretraining.token_losses import losses_by_block
+from lossytp.tolerance.damage import BINS, by_norm, packet_norms, summary
+from lossytp.training.config import NetworkSettings
+from lossytp.training.text import losses_by_block
 from tests.parallel.conftest import tiny_gpt2
 from tests.parallel.families import VOCABULARY, tiny
 

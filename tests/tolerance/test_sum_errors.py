@@ -6,9 +6,8 @@ import torch
 
 from lossytp.network.theory import expected_squared_error
 from lossytp.parallel.collectives import all_reduce
-from lossytp.tolerance.contributions import contributions, sums_of
-from lossytp.tolerance.sum_errors import _squared_streams, sum_errors
-from lossytp.training.config.network import NetworkSettings
+from lossytp.tolerance.damage import _squared_streams, contributions, sum_errors, sums_of
+from lossytp.training.config import NetworkSettings
 from tests.parallel.conftest import tiny_gpt2
 from tests.parallel.families import VOCABULARY, tiny
 

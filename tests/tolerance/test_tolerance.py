@@ -10,16 +10,14 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
+from lossytp.network.traces import FlowTrace, ProbeTrace, write_trace
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance import measure
 from lossytp.tolerance.__main__ import measure_and_print
-from lossytp.tolerance.advice import advice
 from lossytp.tolerance.config import Setup, ToleranceConfig, parts
-from lossytp.tolerance.measure import Measurement, Row
-from lossytp.tolerance.record import keep_advice, keep_rows, load_rows, write_rows
-from lossytp.training.exclusive_run import exclusive_run
+from lossytp.tolerance.measure import Measurement, Row, advice, keep_advice, keep_rows, load_rows, write_rows
+from lossytp.training.loop import exclusive_run
 from lossytp.training.models import load_model, load_tokenizer
 from tests.training.bos import BOS, with_bos
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import lossytp as ltp
-from lossytp.training.checkpoint_folder import MARKER
+from lossytp.training.checkpoint import INDEX, MARKER, read_, shapes, whole, write
 from lossytp.training.files import crc32_of
-from lossytp.training.sharded_files import INDEX, read_, shapes, whole, write
 
 
 def contents(folder: Path) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from lossytp.training import checkpoint
-from lossytp.training.checkpoint_folder import FOLDER
+from lossytp.training.checkpoint import FOLDER
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.record import read_record

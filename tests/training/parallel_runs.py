@@ -16,11 +16,11 @@ import torch
 from transformers import GPT2ForSequenceClassification
 
 from lossytp.training import tasks
+from lossytp.training.batches import Dataset, load_dataset, training_batches
 from lossytp.training.config import TrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
-from lossytp.training.tasks.data import Dataset, load_dataset, training_batches
 
 STEPS, BATCH, SEED = 20, 8, 0
 MODEL = "gpt2-nano-scratch"

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from lossytp.parallel.dense_places import places
-from lossytp.parallel.layout import Layout
-from lossytp.training.checkpoint_folder import MARKER
+from lossytp.parallel.group import Layout
+from lossytp.parallel.places import places
+from lossytp.training.batches import load_dataset, training_batches
+from lossytp.training.checkpoint import MARKER, STATE, TrainingState
 from lossytp.training.config import TrainConfig
+from lossytp.training.files import MARK
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
-from lossytp.training.own_files import MARK
-from lossytp.training.tasks.data import load_dataset, training_batches
-from lossytp.training.training_state import STATE, TrainingState
 from tests.training.checkpoint_contents import rewrite
 
 
@@ -245,7 +244,7 @@ def test_a_checkpoint_of_other_data_is_refused(stopped, monkeypatch):
     config = stopped(eval_steps=3)
     original = load_dataset
     monkeypatch.setattr(
-        "lossytp.training.finetuning.load_dataset",
+        "lossytp.training.objectives.load_dataset",
         lambda *names, **sizes: original(*names, **sizes).__class__(
             **{**vars(original(*names, **sizes)), "sha256": "another"}
         ),

@@ -12,8 +12,7 @@ from lossytp.training import evaluation
 from lossytp.training.command_line import parse
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.models import load_tokenizer
-from lossytp.training.pretraining.blocks import all_blocks
-from lossytp.training.pretraining.corpus import corpus
+from lossytp.training.text import all_blocks, corpus
 from tests.training.bos import BOS, with_bos
 from tests.training.tasks_of_all_kinds import OWN_STREAMS, TASKS, evaluate, rows, train
 
@@ -181,7 +180,7 @@ def test_a_model_without_the_needed_head_is_one_line(tmp_path, text):
         with pytest.raises(ValueError, match=message) as error:
             evaluate(tmp_path, **values)
         assert "\n" not in str(error.value)
-    on_the_hub = patch("lossytp.training.config.run.shape_of", return_value=None)
+    on_the_hub = patch("lossytp.training.config.shape_of", return_value=None)
     with on_the_hub, pytest.raises(ValueError, match=r"lossy_layers = '5:6' is beyond .*'s 2 blocks: stop at 2"):
         evaluate(tmp_path, loss_rate=0.1, lossy_layers="5:6")
     train(tmp_path, "generation", output_dir=str(tmp_path / "other"))

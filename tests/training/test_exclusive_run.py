@@ -8,11 +8,11 @@ import sys
 import pytest
 
 import lossytp as ltp
-from lossytp.training.exclusive_run import LOCK, exclusive_run
+from lossytp.training.loop import LOCK, exclusive_run
 
 HOLD = """
 import sys, lossytp as ltp
-from lossytp.training.exclusive_run import exclusive_run
+from lossytp.training.loop import exclusive_run
 with exclusive_run(sys.argv[1], ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))):
     print("in", flush=True)
     sys.stdin.read()

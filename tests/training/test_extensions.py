@@ -9,13 +9,11 @@ import torch
 import lossytp as ltp
 from lossytp.network import ALGORITHMS, REPAIRS, Wiring
 from lossytp.network.repairs import Zero
-from lossytp.network.routes import Algorithm, Hop
-from lossytp.network.schedules import Schedule, in_steps
+from lossytp.network.routes import Algorithm, Hop, Schedule, in_steps
 from lossytp.network.theory import expected_squared_error, missing_share
-from lossytp.parallel.missing import FILLS, fills, zero_
+from lossytp.parallel.collectives import FILLS, fills, zero_
 from lossytp.training.loop import run
-from lossytp.training.record import read_record
-from lossytp.training.simulated import simulated_step_seconds
+from lossytp.training.record import read_record, simulated_step_seconds
 
 LOSS_RATE, RANKS = 0.3, 4
 NANO = SimpleNamespace(hidden_size=128, num_hidden_layers=4)

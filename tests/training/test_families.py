@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import AutoConfig, BertConfig
 
-from lossytp.training import gguf
+from lossytp.training import shapes as gguf
 from lossytp.training.config import TrainConfig
-from lossytp.training.heads import head_class
-from lossytp.training.models import build_model, check_there, load_model, load_tokenizer
+from lossytp.training.models import build_model, check_there, head_class, load_model, load_tokenizer
 from lossytp.training.shapes import check_model, shape_of
 from tests.parallel.families import SIZES
 from tests.training.tasks_of_all_kinds import evaluate, losses, train

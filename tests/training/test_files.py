@@ -7,9 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from lossytp.training import logs
-from lossytp.training.files import crc32_of, first_line, os_error, saving, sync
+from lossytp.training.files import MARK, crc32_of, first_line, os_error, saving, sync
 from lossytp.training.loop import run
-from lossytp.training.own_files import MARK
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

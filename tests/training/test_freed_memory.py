@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from lossytp.training import connected_processes
+from lossytp.training import engine as connected_processes
 from lossytp.training.config import TrainConfig
-from lossytp.training.freed_memory import give_back_freed_memory, keep_freed_memory
+from lossytp.training.engine import give_back_freed_memory, keep_freed_memory
 
 FAULTS = """
 import resource, sys, torch
-from lossytp.training.freed_memory import keep_freed_memory
+from lossytp.training.engine import keep_freed_memory
 if sys.argv[1] == "kept":
     keep_freed_memory()
 def faults():
@@ -49,7 +49,7 @@ def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 GIVEN_BACK = """
 import re, torch
-from lossytp.training.freed_memory import give_back_freed_memory, keep_freed_memory
+from lossytp.training.engine import give_back_freed_memory, keep_freed_memory
 keep_freed_memory()
 def resident():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024  # MiB

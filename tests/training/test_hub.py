@@ -1,4 +1,4 @@
-from lossytp.training import hub
+from lossytp.training import rows as hub
 
 
 def test_a_hub_is_asked_again_a_minute_after_its_last_answer(monkeypatch):

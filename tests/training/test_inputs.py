@@ -3,8 +3,7 @@ import json
 import pytest
 
 from lossytp.training.config import TrainConfig
-from lossytp.training.inputs import trace_sha256
-from lossytp.training.loop import run
+from lossytp.training.loop import run, trace_sha256
 
 
 def test_a_trace_is_identified_by_its_losses_and_other_processes_have_no_hash(tmp_path):
@@ -24,5 +23,5 @@ def test_a_finished_run_on_other_data_is_refused(toy, tmp_path, monkeypatch):
     record.write_text(json.dumps(changed))
     with pytest.raises(ValueError, match=r"the data of toy has changed since .*record\.json was written: put "):
         run(toy(max_steps=1))
-    monkeypatch.setattr("lossytp.training.finetuning.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ValueError))
+    monkeypatch.setattr("lossytp.training.objectives.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ValueError))
     assert run(toy(max_steps=1)) == changed  # the data is not on this machine

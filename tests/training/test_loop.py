@@ -4,7 +4,8 @@ import json
 import pytest
 import torch
 
-from lossytp.training import finetuning, loop, progress
+from lossytp.training import loop, progress
+from lossytp.training import objectives as finetuning
 from lossytp.training.loop import run
 from lossytp.training.progress import Progress
 

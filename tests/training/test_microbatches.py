@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 
+from lossytp.training.engine import loss_terms, microbatches
 from lossytp.training.loop import run
-from lossytp.training.microbatches import loss_terms, microbatches
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, result, started
 
 OWN_STREAMS = {"tensor_parallel_size": 2, "reliable_gather": False}

@@ -10,11 +10,9 @@ import torch
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.model_files import flaw
 from lossytp.training.models import build_model, load_model, load_tokenizer
-from lossytp.training.pretraining.text import tokenizer_for
-from lossytp.training.pretraining.vocabulary import train_tokenizer
-from lossytp.training.shapes import check_model
+from lossytp.training.shapes import check_model, flaw
+from lossytp.training.text import tokenizer_for, train_tokenizer
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 CODE = "open({marker!r}, 'w').close()\nfrom transformers import GPT2Config as C, GPT2TokenizerFast as T\n"

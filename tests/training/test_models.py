@@ -13,9 +13,9 @@ import lossytp as ltp
 from lossytp.training import models
 from lossytp.training.config import PretrainConfig
 from lossytp.training.models import build_language_model, build_model, check_configuration, load_model, load_tokenizer
-from lossytp.training.pretraining.vocabulary import train_tokenizer
 from lossytp.training.record import check_output_folder, read_record
 from lossytp.training.shapes import Shape, shape_of
+from lossytp.training.text import train_tokenizer
 from tests.parallel.families import SIZES
 
 TINY = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}

@@ -3,8 +3,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from lossytp.training.config import TrainConfig
+from lossytp.training.engine import build_optimizer, learning_rate_factor
 from lossytp.training.loop import run
-from lossytp.training.optimizer import build_optimizer, learning_rate_factor
 from tests.parallel.conftest import tiny_gpt2
 from tests.parallel.families import tiny
 

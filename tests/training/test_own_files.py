@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lossytp.training.own_files import MARK, claim, claim_files, mark, others, refuse, remove
+from lossytp.training.files import MARK, claim, claim_files, mark, others, refuse, remove
 
 
 def names(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lossytp.study.grid import load_experiment
-from lossytp.study.records import read_experiment
+from lossytp.study.tables import read_experiment
 from lossytp.training import evaluation
 from lossytp.training.command_line import parse
 from lossytp.training.config import EvaluateConfig, TrainConfig, run_settings

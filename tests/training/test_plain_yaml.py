@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lossytp.training.plain_yaml import read_yaml, read_yaml_file
+from lossytp.training.command_line import read_yaml, read_yaml_file
 
 
 @pytest.mark.parametrize(

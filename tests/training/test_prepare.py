@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.parallel.layout import Layout, rank_and_world_size
+from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import local
 from lossytp.training import engine
 from lossytp.training.config import TrainConfig
-from lossytp.training.connected_processes import connected_processes
+from lossytp.training.engine import connected_processes
 from tests.parallel.conftest import tiny_gpt2
 
 

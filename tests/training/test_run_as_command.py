@@ -10,7 +10,7 @@ import time
 import pytest
 
 from lossytp import train
-from lossytp.parallel import initialize
+from lossytp.parallel import backend as initialize
 from lossytp.training import command_line, loop
 from lossytp.training.command_line import run_as_command
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lossytp.training import saved_models
+from lossytp.training import objectives as saved_models
+from lossytp.training.files import MARK
 from lossytp.training.loop import run
-from lossytp.training.own_files import MARK
-from lossytp.training.saved_models import remove_models
+from lossytp.training.objectives import remove_models
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, started
 from tests.training.parallel_runs import settings, task_in, weights
 
@@ -48,7 +48,7 @@ def test_a_file_put_into_a_models_folder_during_training_is_not_deleted(toy, tmp
         save(engine, folder, tokenizer)
         (folder / "note").write_text("x")
 
-    monkeypatch.setattr("lossytp.training.finetuning.save_model", leave_a_note)
+    monkeypatch.setattr("lossytp.training.objectives.save_model", leave_a_note)
     with pytest.raises(ValueError, match=r"best.note is in the way"):
         run(toy(eval_steps=1, save_model=True, learning_rate=1e-2))
     assert (tmp_path / "run" / "best" / "note").read_text() == "x"

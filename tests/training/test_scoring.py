@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.training import scoring, tasks
+from lossytp.training import objectives as scoring
+from lossytp.training import tasks
+from lossytp.training.batches import load_dataset
 from lossytp.training.models import load_tokenizer
-from lossytp.training.scoring import scores
-from lossytp.training.tasks.data import load_dataset
+from lossytp.training.objectives import scores
 
 
 @pytest.fixture(scope="module")

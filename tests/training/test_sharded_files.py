@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 
+from lossytp.training.checkpoint import INDEX, Piece, read_, shapes, whole, write
 from lossytp.training.config import TrainConfig
-from lossytp.training.sharded_files import INDEX, Piece, read_, shapes, whole, write
 
 NETWORK = TrainConfig().network()
 NUMBERS = torch.arange(48.0).view(6, 8)

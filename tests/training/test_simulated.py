@@ -3,11 +3,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from lossytp.network.probe.trace_file import FlowTrace, ProbeTrace, write_trace
-from lossytp.training import simulated
+from lossytp.network.traces import FlowTrace, ProbeTrace, write_trace
+from lossytp.training import record as simulated
 from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
-from lossytp.training.simulated import simulated_step_seconds
+from lossytp.training.record import simulated_step_seconds
 
 NANO = SimpleNamespace(hidden_size=128, num_hidden_layers=4)
 LINK = {"link_gbits": 10.0, "round_trip_us": 100.0, "tensor_parallel_size": 4}

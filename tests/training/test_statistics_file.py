@@ -6,8 +6,8 @@ from unittest.mock import patch
 import pytest
 
 from lossytp.training import loop
+from lossytp.training.logs import STATISTICS, StatisticsFile, written_lines
 from lossytp.training.loop import run
-from lossytp.training.statistics_file import STATISTICS, StatisticsFile, written_lines
 
 
 def lines_in(file):

@@ -3,10 +3,8 @@
 import pytest
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.models import load_tokenizer
-from lossytp.training.pretraining.blocks import encode
-from lossytp.training.pretraining.text import tokenizer_for
-from lossytp.training.tokenizer import first_tokens, told_first_tokens
+from lossytp.training.models import first_tokens, load_tokenizer, told_first_tokens
+from lossytp.training.text import encode, tokenizer_for
 from tests.training.bos import BOS, with_bos
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lossytp.network.probe.trace_file import read_trace
+from lossytp.network.traces import read_trace
 from lossytp.training.loop import LOSSES
 from tests.training.parallel_runs import curve, settings, task_in, train
 

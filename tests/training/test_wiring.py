@@ -13,10 +13,9 @@ import pytest
 import torch
 
 from lossytp.parallel.own_streams import PerRank
-from lossytp.training.engine import Engine
+from lossytp.training.batches import evaluation_batches
+from lossytp.training.engine import Engine, build_optimizer
 from lossytp.training.loop import run
-from lossytp.training.optimizer import build_optimizer
-from lossytp.training.tasks.data import evaluation_batches
 from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, curve, spied, task_in, the_data
 from tests.training.wiring_options import LOSSY, OPTIONS, OWN, SHORT, evaluations, short, traffic
 

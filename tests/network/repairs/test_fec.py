@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.gilbert_elliott import GilbertElliott
-from lossytp.network.repairs.fec import Fec, wire_order
+from lossytp.network.losses import GilbertElliott
+from lossytp.network.repairs import Fec, wire_order
 from tests.network.loss_statistics import reproducible
 
 codes = st.tuples(st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.sampled_from(["mds", "xor"])).filter(

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from lossytp.network import Bernoulli, LossyNetwork, Wire
-from lossytp.network.repairs import Protect, repair_named
-from lossytp.network.repairs.chain import stage_of, without_protection
+from lossytp.network.repairs import Protect, repair_named, stage_of, without_protection
 from lossytp.network.routes import Hop
 from lossytp.network.theory import unprotected_energy
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.bernoulli import Bernoulli
+from lossytp.network.losses import Bernoulli
 from lossytp.network.repairs import ZERO, Hadamard, Rescale, Retransmit, Zero, repair_named
 from tests.network.loss_statistics import assert_within, batch_means, indicators, is_within, reproducible
 

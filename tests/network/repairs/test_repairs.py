@@ -7,6 +7,7 @@ import pytest
 from lossytp.network.repairs import (
     REPAIRS,
     Chain,
+    Fec,
     Hadamard,
     Local,
     Protect,
@@ -17,7 +18,6 @@ from lossytp.network.repairs import (
     Zero,
     repair_named,
 )
-from lossytp.network.repairs.fec import Fec
 
 
 @pytest.mark.parametrize(

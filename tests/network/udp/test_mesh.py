@@ -7,9 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from lossytp.network.datagrams import new_session
-from lossytp.network.probe.control import LENGTH
-from lossytp.network.udp.mesh import Cargo, Mesh
+from lossytp.network.udp import LENGTH, Cargo, Mesh, new_session
 
 
 def framed(content: object) -> bytes:

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from lossytp.network import ALGORITHMS, Bernoulli, LossProcess, LossyNetwork, Wire
-from lossytp.network.datagrams import new_session
+from lossytp.network import udp as meshes
 from lossytp.network.repairs import Rescale
-from lossytp.network.replay import Replay
-from lossytp.network.udp import mesh as meshes
-from lossytp.network.udp.mesh import Mesh
-from lossytp.network.udp.network import UdpNetwork
+from lossytp.network.traces import Replay
+from lossytp.network.udp import Mesh, UdpNetwork, new_session
 from tests.namespaces import two_machines
 
 CAPACITY = 364  # float32 in a packet

@@ -3,9 +3,9 @@ import itertools
 import pytest
 
 from lossytp.network import Bernoulli, GilbertElliott
-from lossytp.network.packets import Wire
+from lossytp.network.lossy_network import Wiring
+from lossytp.network.routes import Wire
 from lossytp.network.scope import Scope
-from lossytp.network.wiring import Wiring
 from lossytp.training.config import TrainConfig
 
 OWN = {"reliable_gather": False}

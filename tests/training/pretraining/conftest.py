@@ -5,8 +5,9 @@ import pyarrow.parquet
 import pytest
 
 from lossytp.training import models, progress
+from lossytp.training import text as blocks
+from lossytp.training import text as corpus
 from lossytp.training.config import PretrainConfig
-from lossytp.training.pretraining import blocks, corpus
 from tests.training.pretraining.documents import document, write
 from tests.training.pretraining.tiny_runs import NUMBERS, STEPS, TINY
 

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lossytp.training.pretraining import blocks as packing
-from lossytp.training.pretraining.blocks import PackedBlocks, all_blocks, encode, in_order
-from lossytp.training.pretraining.corpus import Corpus, corpus
-from lossytp.training.pretraining.vocabulary import train_tokenizer
+from lossytp.training import text as packing
+from lossytp.training.text import Corpus, PackedBlocks, all_blocks, corpus, encode, in_order, train_tokenizer
 from tests.training.bos import BOS, with_bos
 from tests.training.pretraining.documents import document
 

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lossytp.parallel.layout import Layout
-from lossytp.training.checkpoint import Checkpoints
-from lossytp.training.checkpoint_folder import MARKER, number_of, steps_in
+from lossytp.parallel.group import Layout
+from lossytp.training.checkpoint import MARKER, Checkpoints, number_of, steps_in, whole
 from lossytp.training.loop import run
 from lossytp.training.models import build_language_model
-from lossytp.training.pretraining.text import tokenizer_for
-from lossytp.training.sharded_files import whole
+from lossytp.training.text import tokenizer_for
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, stopped
 
 

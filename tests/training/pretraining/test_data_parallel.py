@@ -5,9 +5,9 @@ from unittest.mock import patch
 import pytest
 
 from lossytp.training import models
+from lossytp.training import text as blocks
 from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import run
-from lossytp.training.pretraining import blocks
 from tests.training.pretraining.tiny_runs import TINY, assert_same, losses, stopped, weights
 
 STEPS = 30

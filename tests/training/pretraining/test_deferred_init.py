@@ -4,8 +4,8 @@ from unittest.mock import patch
 
 import pytest
 
+from lossytp.training import objectives as objective
 from lossytp.training.loop import run
-from lossytp.training.pretraining import objective
 from tests.training.pretraining.test_data_parallel import on_rank_train
 from tests.training.pretraining.tiny_runs import assert_same, losses
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from lossytp.training import models
+from lossytp.training import text as blocks
 from lossytp.training.config import PretrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
-from lossytp.training.pretraining import blocks
 from lossytp.training.record import read_record
 from tests.ports import held_port
 from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from lossytp.training import loop, models
+from lossytp.training import text as blocks
 from lossytp.training.config import PretrainConfig
-from lossytp.training.loop import Run, run
-from lossytp.training.pretraining import blocks
-from lossytp.training.pretraining.objective import Pretraining
-from lossytp.training.resuming import training_state
+from lossytp.training.loop import Run, run, training_state
+from lossytp.training.objectives import Pretraining
 from tests.training.checkpoint_contents import contents
 from tests.training.pretraining.tiny_runs import STEPS, TINY, losses, stopped, weights
 

@@ -13,13 +13,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lossytp.training import loop, models
+from lossytp.training import objectives as objective
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
-from lossytp.training.pretraining import objective
-from lossytp.training.pretraining.blocks import all_blocks
-from lossytp.training.pretraining.model_card import model_card
-from lossytp.training.pretraining.text import validation_text
+from lossytp.training.objectives import model_card
 from lossytp.training.record import read_record
+from lossytp.training.text import all_blocks, validation_text
 from tests.training.bos import BOS, with_bos
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses
 

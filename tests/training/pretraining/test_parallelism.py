@@ -7,9 +7,9 @@ import pytest
 
 from lossytp.parallel.replicas import local
 from lossytp.training import models
+from lossytp.training import text as blocks
 from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import Run, run
-from lossytp.training.pretraining import blocks
 from tests.training.pretraining.tiny_runs import NUMBERS, TINY, losses
 
 LLAMA = {

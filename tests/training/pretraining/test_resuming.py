@@ -13,11 +13,11 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from lossytp.training import loop, models
+from lossytp.training import text as blocks
 from lossytp.training.config import PretrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
-from lossytp.training.pretraining import blocks
-from lossytp.training.pretraining.objective import Pretraining
+from lossytp.training.objectives import Pretraining
 from tests.training.checkpoint_contents import rewrite
 from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same, losses, stopped
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lossytp.training.pretraining.token_losses import losses_by_block, token_losses
+from lossytp.training.text import losses_by_block, token_losses
 
 
 def by_hand(logits_TV, ids_T):

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lossytp.training.pretraining.trigram import trigram_perplexity
+from lossytp.training.text import trigram_perplexity
 
 VOCABULARY = 7
 

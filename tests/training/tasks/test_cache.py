@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lossytp.training.tasks.cache import cache_folder, cached
+from lossytp.training.rows import cache_folder, cached
 
 
 @pytest.fixture

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from lossytp.parallel.loss_parallel import IGNORED
+from lossytp.parallel.vocabulary import IGNORED
 from lossytp.training import tasks
-from lossytp.training.models import load_tokenizer
-from lossytp.training.tasks.data import (
+from lossytp.training.batches import (
     ANSWER_TOKENS,
     TokenizedSplit,
     evaluation_batches,
     load_dataset,
     training_batches,
 )
-from lossytp.training.tasks.kinds import Task
+from lossytp.training.models import load_tokenizer
+from lossytp.training.tasks import Task
 from tests.training.bos import BOS, with_bos
 from tests.training.tasks_of_all_kinds import TASKS
 

@@ -4,7 +4,7 @@ import re
 import pytest
 import yaml
 
-from lossytp.training.tasks.declared import declared_task, read_declaration
+from lossytp.training.tasks import declared_task, read_declaration
 from tests.training.own_tasks import DECLARED, declare, flat_rows, write_rows
 
 

@@ -5,8 +5,7 @@ import os
 import datasets
 import pytest
 
-from lossytp.training.tasks import TASKS, Table
-from lossytp.training.tasks.held_out import HeldOut
+from lossytp.training.tasks import TASKS, HeldOut, Table
 
 SENTENCES = [f"story {i} is a {'dull' if i % 2 else 'fine'} one ." for i in range(20)]
 PHRASES = [f"story {i}" for i in range(20)] + ["one .", "a fine one", "fin"]

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
+from lossytp.training.rows import sample_indices
 from lossytp.training.tasks import TASKS, Classification, Files, Generation, MultipleChoice, Regression, Table
-from lossytp.training.tasks.sources import sample_indices
 
 
 def test_a_sample_is_drawn_before_any_text_is_made():

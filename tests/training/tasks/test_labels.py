@@ -2,8 +2,7 @@ from unicodedata import normalize
 
 import pytest
 
-from lossytp.training.tasks import Classification, Table
-from lossytp.training.tasks.labels import class_of
+from lossytp.training.tasks import Classification, Table, class_of
 
 NFC, NFD = (normalize(form, "é") for form in ("NFC", "NFD"))
 

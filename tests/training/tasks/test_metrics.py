@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, f1_score, log_loss, matthews_corrcoef
 
-from lossytp.training.tasks.metrics import (
+from lossytp.training.metrics import (
     ClassificationMetric,
     GenerationMetric,
     MultipleChoiceMetric,

@@ -10,9 +10,9 @@ import datasets
 import huggingface_hub
 import pytest
 
-from lossytp.training import hub
-from lossytp.training.tasks import sources
-from lossytp.training.tasks.sources import Files, Source, Table
+from lossytp.training import rows as hub
+from lossytp.training import rows as sources
+from lossytp.training.rows import Files, Source, Table
 from tests.training.own_tasks import write_rows
 
 ROWS = [{"text": f"row {i}", "label": i % 2} for i in range(6)]

@@ -1,8 +1,7 @@
 import pytest
 import yaml
 
-from lossytp.training.tasks.declared import declared_task, read_declaration
-from lossytp.training.tasks.suggested import suggestion
+from lossytp.training.tasks import declared_task, read_declaration, suggestion
 from tests.training.own_tasks import write_rows
 
 

@@ -2,8 +2,7 @@ import re
 
 import pytest
 
-from lossytp.training.tasks import Classification, Files, MultipleChoice, Table
-from lossytp.training.tasks.templates import text_of
+from lossytp.training.tasks import Classification, Files, MultipleChoice, Table, text_of
 
 
 def classification(rows, **options):

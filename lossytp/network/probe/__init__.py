@@ -1,1 +1,0 @@
-"""Measure a real link with numbered UDP datagrams, and keep their fates in a file."""

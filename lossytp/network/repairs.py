@@ -1,0 +1,686 @@
+"""Define the base class of repairs, and the simplest repair.
+
+A repair has four sides. This module holds three: transport (which packets are sent, and which stay missing), theory
+(the moments of the contributions' weights in a result) and waiting time. The fourth, the values that replace missing
+packets, needs tensors and lives in `lossytp.parallel.collectives`.
+
+Suffixes: R ranks, H hops that carry an element.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from numbers import Real
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import bdtrc, hyp2f1
+
+from lossytp.network.checks import (
+    build,
+    check_at_least,
+    check_at_most,
+    check_is,
+    check_known,
+    check_number,
+    split_outside_parentheses,
+)
+from lossytp.network.losses import Stream
+
+MOST_TRIES = 10_000
+
+Send = Callable[..., np.ndarray]
+"""`send(count, extra=0)` sends `count` packets, `extra` of them the repair's own; it returns the indices of losses."""
+
+Moments = tuple[np.ndarray, np.ndarray]
+"""E[a_r], (R,), and E[a_r a_s], (R, R). A result is sum_r a_r x_r: a_r is the weight of rank r's contribution x_r."""
+
+
+@dataclass(frozen=True)
+class Repair:
+    """The base class of repairs. Its methods describe a repair that does not change the transport."""
+
+    name: ClassVar[str]
+    """The repair's name in flags, YAML files and records."""
+    stage: ClassVar[str] = "fill"
+    """The stage at which it works: "select", "deliver" or "fill". `Chain` joins repairs of different stages."""
+    remembers: ClassVar[bool] = False
+    """Whether the receiver keeps the last arrived values until the next message."""
+    uses_own_part: ClassVar[bool] = False
+    """Whether the receiver needs a copy of its own contribution, made before the sum."""
+    sends_more: ClassVar[bool] = False
+    """Whether it sends extra packets, which `lossytp.network.timing` does not time."""
+
+    def __str__(self) -> str:
+        """Return the repair as a flag names it, such as ``fec(10, 8, 4, 'mds')``."""
+        values = ", ".join(repr(getattr(self, field.name)) for field in fields(self))
+        return f"{self.name}({values})" if values else self.name
+
+    def sent_again(self, num_packets: int, losses: int) -> int:
+        """Return how many packets the repair would send again if each had been lost `losses` times."""
+        return 0
+
+    def round_trips(self, loss_rate: float, num_packets: int) -> float:
+        """Return how many round trips a message waits for retransmissions, on average over a Bernoulli link.
+
+        Each round sends again, side by side, what the round before lost. Round j takes place unless all k packets that
+        it could send again have arrived, so with probability 1 - (1 - p^j)^k.
+        """
+        rounds = 0.0
+        for losses in range(1, MOST_TRIES):
+            count, lost = self.sent_again(num_packets, losses), loss_rate**losses
+            chance = -math.expm1(count * math.log1p(-lost)) if lost < 1 else float(count > 0)
+            if chance < 1e-9:
+                return rounds
+            rounds += chance
+        return math.inf if loss_rate == 1 else rounds
+
+    def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
+        """Return how many elements the sender sends for `num_elements` of a message."""
+        return num_elements
+
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        """Send a message of `num_packets` packets over one link; return the sorted indices that stay missing."""
+        return send(num_packets)
+
+    def carry(self, num_elements: int, elements_per_packet: int, send: Send) -> np.ndarray:
+        """Send `num_elements` of a message over one link; return the sorted packets that stay missing."""
+        return self.deliver(-(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet), send)
+
+    def weight(self, loss_rate: float) -> float:
+        """Return the factor that scales everything that crossed a link of this stationary loss rate."""
+        return 1.0
+
+    def missing_rate(self, loss_rate: float) -> float:
+        """Return the expected share of packets that stay missing over a Bernoulli link of this loss rate."""
+        return loss_rate
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        """Return the moments of the contributions' weights in one element of the sum.
+
+        Args:
+            crosses_HR: 1 where hop h of the reduce phase carries rank r's contribution, else 0.
+            receivers: for each hop, the rank at its end, or `SWITCH`.
+            rate: share of packets that stay missing, from `missing_rate`.
+
+        Raises:
+            ValueError: if the repair has no closed form.
+        """
+        raise ValueError(f"repair = {self} has no expected squared error: give {type(self).__name__} sum_moments")
+
+    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
+        """Return the moments in a receiver's result, given those in the sum.
+
+        Args:
+            total: the moments in the sum.
+            receiver: the rank that receives the sum.
+            arrives: probability that the sum reaches it.
+        """
+        mean_R, second_RR = total
+        return arrives * mean_R, arrives * second_RR
+
+
+@dataclass(frozen=True)
+class Zero(Repair):
+    """Leave missing elements at zero. On average, the sum shrinks by the loss rate."""
+
+    name = "zero"
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        """Return E[a_r] = q^n(r) and E[a_r a_s] = q^(n(r) + n(s) - c(r, s)).
+
+        Hop h delivers a packet (d_h = 1) with probability q = 1 - p. The weight a_r is the product of d_h over the n(r)
+        hops that carry rank r's contribution. Of these hops, c(r, s) also carry rank s's.
+        """
+        delivered, crossed_R, common_RR = 1.0 - rate, crosses_HR.sum(0), crosses_HR.T @ crosses_HR
+        return delivered**crossed_R, delivered ** (crossed_R[:, None] + crossed_R - common_RR)
+
+
+ZERO = Zero()
+
+
+# Scale up what arrives, so that a sum keeps its size on average.
+
+
+MOST_RANKS_COUNTED = 16
+
+
+@dataclass(frozen=True)
+class Rescale(Repair):
+    """Divide what crossed a link by its delivery probability, so that the sum is unbiased.
+
+    Horvitz and Thompson, "A generalization of sampling without replacement", JASA 1952, eq. 6. A path of several hops
+    is divided once for each. An owner's own part crosses no link.
+    """
+
+    name = "rescale"
+
+    def weight(self, loss_rate: float) -> float:
+        return 1.0 if loss_rate == 1 else 1 / (1 - loss_rate)  # a link that delivers nothing has nothing to scale
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        """Return E[a_r] = 1 and E[a_r a_s] = q^-c(r, s), with c(r, s) hops in common (Horvitz and Thompson)."""
+        if rate == 1:  # nothing arrives that could be scaled
+            return ZERO.sum_moments(crosses_HR, receivers, rate)
+        return np.ones(crosses_HR.shape[1]), (1.0 - rate) ** -(crosses_HR.T @ crosses_HR)
+
+    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
+        return (total[0], total[1] / arrives) if arrives else ZERO.result_moments(total, receiver, arrives)
+
+
+@dataclass(frozen=True)
+class RescaleCounted(Repair):
+    """Multiply each element of a sum by R / (contributions that arrived), which the receiver counts.
+
+    This is a ratio estimator (Cochran, "Sampling Techniques", 1977, section 6). It is biased if some contributions are
+    more likely to arrive than others, as an owner's own is. An element is zero if no contribution arrived. In a gather
+    phase there is nothing to count, and missing elements are zero.
+    """
+
+    name = "rescale_counted"
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        """Return the moments over all outcomes O of the hops: each of the n parts that arrived has weight R / n."""
+        hops, ranks = crosses_HR.shape
+        if max(hops, ranks) > MOST_RANKS_COUNTED:
+            raise ValueError(
+                f"ranks = {ranks} with repair = 'rescale_counted', worked out from all 2^{hops} outcomes of its hops: "
+                f"give fewer ranks"
+            )
+        lost_OH = (np.arange(2**hops)[:, None] >> np.arange(hops) & 1).astype(float)
+        lost_O = lost_OH.sum(1)
+        chance_O = rate**lost_O * (1 - rate) ** (hops - lost_O)
+        arrived_OR = lost_OH @ crosses_HR == 0
+        weight_OR = arrived_OR * ranks / np.maximum(arrived_OR.sum(1, keepdims=True), 1)
+        return chance_O @ weight_OR, (chance_O[:, None] * weight_OR).T @ weight_OR
+
+
+# Fill missing values with the last ones that arrived.
+
+
+@dataclass(frozen=True)
+class Stale(Repair):
+    """The receiver fills each gap with the value that last arrived at the same place, and passes it on.
+
+    A place is a layer, direction, hop and position in the message. Its value is zero at first, and again after the
+    message has changed its size. "Distributed training under packet loss" (arXiv 2507.07114) fills parameters this way.
+    The receiver keeps a copy of everything that crosses a hop. Training's checkpoints contain this copy;
+    `LossyNetwork.state_dict` does not.
+    """
+
+    name = "stale"
+    remembers: ClassVar[bool] = True
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        """Return the probability that a part is current, for E[a_r], and that two have the same age, for E[a_r a_s]."""
+        if rate == 1:  # nothing ever arrives, so every gap stays zero
+            return ZERO.sum_moments(crosses_HR, receivers, rate)
+        _check_meet_and_stay_together(crosses_HR)
+        crossed_R, common_RR = crosses_HR.sum(0), crosses_HR.T @ crosses_HR
+        return (1.0 - rate) ** crossed_R, same_age(crossed_R[:, None] - common_RR, crossed_R - common_RR, rate)
+
+    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
+        if arrives == 0:
+            return ZERO.result_moments(total, receiver, arrives)
+        return arrives * total[0], total[1]  # the sum ages as a whole, so its parts' ages stay equal or different
+
+
+def same_age(hops_RR: np.ndarray, others_RR: np.ndarray, rate: float) -> np.ndarray:
+    """Return the probability that two parts belong to the same message.
+
+    The parts cross m and n hops before the first hop that they share. A hop's output is k messages older than its input
+    with probability q p^k. Two sums of such ages are equal with probability
+
+        q^(m + n) sum_k binom(m + k - 1, k) binom(n + k - 1, k) p^2k = q^(m + n) F(m, n; 1; p^2)  (DLMF 15.2.1).
+
+    F(m, n; 1; z) = (1 - z)^(1 - m - n) F(1 - m, 1 - n; 1; z) (DLMF 15.8.1), which has finitely many terms.
+
+    Parts of different messages are uncorrelated. So this probability takes the place of E[a_r a_s] in the error, and
+    the probability of age 0 takes that of E[a_r].
+    """
+    finite_RR = hyp2f1(1 - hops_RR, 1 - others_RR, 1, rate**2)
+    return (1 - rate) * (1 + rate) ** (1 - hops_RR - others_RR) * finite_RR
+
+
+def _check_meet_and_stay_together(crosses_HR: np.ndarray) -> None:
+    """Raise ValueError unless any two parts share all hops after the first that they share."""
+    for one_H in crosses_HR.T:
+        for other_H in crosses_HR.T:
+            met_H = np.cumsum(one_H * other_H) > 0
+            if (one_H != other_H)[met_H].any():
+                raise ValueError(
+                    "repair = 'stale' has no closed form where parts share a hop and then part again: choose another "
+                    "repair, or an algorithm whose parts stay together"
+                )
+
+
+# Fill in the receiver's own part.
+
+
+@dataclass(frozen=True)
+class Local(Repair):
+    """The receiver fills in its own contribution.
+
+    In a reduce phase it does so once for everything that a hop did not deliver, in addition to adding its own part as
+    usual. In a gather phase each rank replaces the result that it lacks with its own contribution, as layers without
+    synchronisation do (Lamprecht et al., "CAAT-Net", NeurIPS 2025). A switch has no part of its own and leaves zero.
+    """
+
+    name = "local"
+    uses_own_part: ClassVar[bool] = True
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        """Go hop by hop: a loss sets its parts' weights to 0 and adds 1 to the receiver's, unless that is a switch."""
+        mean_R, second_RR = np.ones(crosses_HR.shape[1]), np.ones((crosses_HR.shape[1],) * 2)
+        for crosses_R, receiver in zip(crosses_HR, receivers, strict=True):
+            kept_R = 1 - crosses_R
+            instead_R = (np.arange(len(kept_R)) == receiver).astype(float)
+            lost_R = kept_R * mean_R
+            cross_RR = np.outer(instead_R, lost_R)
+            lost_RR = np.outer(kept_R, kept_R) * second_RR + cross_RR + cross_RR.T + np.outer(instead_R, instead_R)
+            mean_R = (1 - rate) * mean_R + rate * (lost_R + instead_R)
+            second_RR = (1 - rate) * second_RR + rate * lost_RR
+        return mean_R, second_RR
+
+    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
+        mean_R, second_RR = total
+        instead_R = np.eye(len(mean_R))[receiver]
+        lost = 1 - arrives
+        return arrives * mean_R + lost * instead_R, arrives * second_RR + lost * np.outer(instead_R, instead_R)
+
+
+# Forward error correction: the receiver restores lost packets from parity packets, without asking the sender.
+#
+# Rizzo, "Effective erasure codes for reliable computer communication protocols", CCR 1997. This module works out which
+# packets stay missing. Restored packets are exact, so it never computes any parity.
+
+
+CODES = ("mds", "xor")
+MOST_PACKETS = 2**16
+
+
+@dataclass(frozen=True)
+class Fec(Zero):
+    """Send `n` packets for each block of `k` packets of a message. A shorter last block also gets n - k parity packets.
+
+    Args:
+        n, k: packets of a block, and how many of them are the message's own.
+        depth: number of interleaved blocks. Neighbours on the wire belong to different blocks, so that a burst of up
+            to `depth` packets takes one of each. A message's last packets form as few blocks as can hold them.
+        code: "mds", maximum distance separable, such as Reed and Solomon's (1960), restores any n - k losses of a
+            block. "xor" adds every (n - k)-th packet modulo two into each parity packet, which restores one packet of
+            those that it covers (RFC 5109). For n = k + 1 both are the same.
+
+    It sends (n - k) / k extra packets for each packet of the message. A block is complete after the time of up to
+    depth * n packets.
+    """
+
+    name = "fec"
+    stage = "deliver"
+    sends_more: ClassVar[bool] = True
+
+    n: int
+    k: int
+    depth: int = 1
+    code: str = "mds"
+
+    def __post_init__(self) -> None:
+        for name in ("n", "k", "depth"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.n <= self.k:
+            raise ValueError(
+                f"n = {self.n} leaves no parity packet in addition to k = {self.k}: give n of at least {self.k + 1}"
+            )
+        check_known("code", self.code, CODES)
+        check_at_most("n * depth", self.n * self.depth, MOST_PACKETS, "fewer packets")
+        if self.code == "xor" and self.n - self.k > self.k:
+            raise ValueError(f"n - k = {self.n - self.k} parity packets cover k = {self.k}: give n of at most 2 k")
+
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        if not num_packets:
+            return send(0)
+        packet, group = wire_order(self, num_packets)
+        lost = send(len(packet), extra=len(packet) - num_packets)
+        if not len(lost):
+            return lost
+        restored_at_most = self.n - self.k if self.code == "mds" else 1
+        too_many = np.bincount(group[lost]) > restored_at_most
+        missing = packet[lost[too_many[group[lost]]]]
+        return missing[missing >= 0]
+
+    def missing_rate(self, loss_rate: float) -> float:
+        """Return p times the probability that too many other packets of a packet's group are lost, in whole blocks."""
+        parity = self.n - self.k
+        if self.code == "mds":
+            return float(loss_rate * bdtrc(parity - 1, self.n - 1, loss_rate))
+        covered = [len(range(first, self.k, parity)) for first in range(parity)]  # packets of each parity packet
+        return float(sum(size * loss_rate * (1 - (1 - loss_rate) ** size) for size in covered) / self.k)
+
+
+@lru_cache(maxsize=1024)
+def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return each packet's number in the message (-1 for parity) and its group, in the order of sending.
+
+    A group restores its losses together. It is a block or, with "xor", a parity packet and the packets that it covers.
+    The message's own packets keep their order. Each run of `depth` blocks sends first its own packets, dealt out to the
+    blocks in turn, then its parity.
+    """
+    parity = code.n - code.k
+    packets, groups, first_group = [], [], 0
+    for start in range(0, num_packets, code.depth * code.k):
+        own = np.arange(start, min(start + code.depth * code.k, num_packets))
+        blocks = min(code.depth, -(-len(own) // code.k))
+        member, block = np.divmod(np.arange(len(own)), blocks)
+        parity_number = np.arange(parity * blocks) // blocks
+        parity_block = (len(own) + np.arange(parity * blocks)) % blocks  # on from where the own packets end
+        packets += [own, np.full(parity * blocks, -1)]
+        if code.code == "mds":
+            groups += [first_group + block, first_group + parity_block]
+            first_group += blocks
+        else:
+            groups += [
+                first_group + block * parity + member % parity,
+                first_group + parity_block * parity + parity_number,
+            ]
+            first_group += blocks * parity
+    return np.concatenate(packets), np.concatenate(groups)
+
+
+# Spread each loss over a block of elements.
+
+
+MOST_BLOCK = 4096  # a product with a matrix of block x block
+
+
+@dataclass(frozen=True)
+class Hadamard(Zero):
+    """Send the randomised Hadamard coefficients of each block, spread so that a packet carries at most one of a block.
+
+    A lost packet then takes a little from every element of a block, instead of everything from some elements. The
+    expected squared error equals that of `zero`: a hop projects a block by P, with E[P] = q and E[PP] = E[P]. The error
+    of the worst element is smaller (Suresh et al., "Distributed mean estimation with limited communication", ICML 2017,
+    section 3; OptiReduce, NSDI 2025).
+
+    Args:
+        block: a power of two. A message with fewer packets gets smaller blocks, one with a single packet none.
+
+    The padding is less than a block. Coefficient i of block j is number i * (number of blocks) + j on the wire.
+    Element e of a hop has sign e.
+    """
+
+    name = "hadamard"
+
+    block: int = 64
+
+    def __post_init__(self) -> None:
+        check_at_least("block", self.block, 2)
+        check_at_most("block", self.block, MOST_BLOCK, "a smaller power of two")
+        if self.block & (self.block - 1):
+            raise ValueError(f"block = {self.block} is not a power of two: give one, such as 64")
+
+    def block_for(self, num_elements: int, elements_per_packet: int) -> int:
+        """Return the largest block up to `block` whose coefficients fit into packets of their own."""
+        block = self.block
+        while block > 1 and -(-num_elements // block) < elements_per_packet:
+            block //= 2
+        return block
+
+    def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
+        block = self.block_for(num_elements, elements_per_packet)
+        return -(-num_elements // block) * block
+
+
+# Send lost packets again.
+
+
+MOST_BUDGET = 100
+
+
+@dataclass(frozen=True)
+class Retransmit(Zero):
+    """Send lost packets again, at most `budget` times. Leave zero for packets that are still missing.
+
+    This is selective repeat with a limit (Kurose and Ross, "Computer Networking", section 3.4). Over a Bernoulli link,
+    the share p^(b + 1) stays missing, and p + ... + p^b is sent in addition. Retransmissions follow at once on the
+    link, so one burst may take them too. Each costs a round trip.
+    """
+
+    name = "retransmit"
+    stage = "deliver"
+    sends_more: ClassVar[bool] = True
+
+    budget: int
+
+    def __post_init__(self) -> None:
+        check_at_least("budget", self.budget, 1)
+        check_at_most("budget", self.budget, MOST_BUDGET)
+
+    def sent_again(self, num_packets: int, losses: int) -> int:
+        return num_packets if losses <= self.budget else 0
+
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        missing = send(num_packets)
+        for _ in range(self.budget):
+            if not len(missing):
+                break
+            missing = missing[send(len(missing), extra=len(missing))]
+        return missing
+
+    def missing_rate(self, loss_rate: float) -> float:
+        return float(loss_rate ** (self.budget + 1))
+
+
+# Send the strongest packets reliably.
+
+
+CHOICES = ("norm", "random")
+
+
+@dataclass(frozen=True)
+class Protect(Zero):
+    """Send a share of each hop's packets reliably, before the others. Leave zero where other packets are lost.
+
+    Deep pretrained models have a few tokens and channels with activations a thousand times the others' (Sun et al.,
+    "Massive activations in large language models", COLM 2024). The packets that carry them have the largest norms.
+
+    Args:
+        share: share of a hop's packets to protect, rounded up to whole packets; above 0 and below 1.
+        by: which packets. "norm" takes those of the largest Euclidean norm, as the sender holds them. "random" takes
+            places drawn once for each message length: a control.
+
+    The sender repeats each of these packets until it arrives, which adds 1 / (1 - p) - 1 packets for each on average.
+    Their number follows from the message's length alone, so a link loses the same packets of its stream whatever the
+    message holds.
+    """
+
+    name = "protect"
+    stage = "select"
+    sends_more: ClassVar[bool] = True
+
+    share: float
+    by: str = "norm"
+
+    def __post_init__(self) -> None:
+        check_number("share", self.share, Real, "a share of the packets, such as 0.01")
+        if not 0 < self.share < 1:
+            raise ValueError(
+                f"share = {self.share!r} is not between 0 and 1: give a share of the packets, such as 0.01"
+            )
+        check_known("by", self.by, CHOICES)
+
+    def __str__(self) -> str:
+        return f"protect({self.share})" if self.by == "norm" else f"protect({self.share}, {self.by!r})"
+
+    def num_protected(self, num_packets: int) -> int:
+        """Return how many of a hop's packets are sent reliably."""
+        return math.ceil(self.share * num_packets - 1e-9)  # 0.07 * 100 is above 7
+
+    def protected(self, squares: np.ndarray, seed: int) -> np.ndarray:
+        """Return the sorted numbers of the packets that are sent reliably.
+
+        Args:
+            squares: each packet's sum of squares, (packets,).
+            seed: the network's seed, for random places.
+        """
+        count = self.num_protected(len(squares))
+        if self.by == "random":
+            squares = Stream((seed, "protect", len(squares))).uniforms(len(squares))
+        return np.sort(np.argsort(-squares, kind="stable")[:count])
+
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        """Return which packets stay missing, numbered among those that are not protected."""
+        return self.deliver_with(ZERO, num_packets, self.num_protected(num_packets), send)
+
+    def deliver_with(self, others: Repair, num_packets: int, count: int, send: Send) -> np.ndarray:
+        """Send `count` packets until they have arrived, and let `others` deliver the remaining ones.
+
+        Raises:
+            ValueError: if the link seems to deliver nothing.
+        """
+        outstanding = send(count)
+        for _ in range(MOST_TRIES):
+            if not len(outstanding):
+                return others.deliver(num_packets - count, send)
+            outstanding = send(len(outstanding), extra=len(outstanding))
+        raise ValueError(
+            f"repair = '{self}' sent a packet {MOST_TRIES} times over a link that delivered none of them: give a "
+            "loss rate below 1, or another repair"
+        )
+
+    def sent_again(self, num_packets: int, losses: int) -> int:
+        return self.num_protected(num_packets)
+
+    def missing_rate(self, loss_rate: float) -> float:
+        return (1 - self.share) * loss_rate
+
+
+# Join repairs that work on different stages of a message: ``protect(0.01) + fec(10, 8) + stale``.
+
+
+STAGES = {"select": "protect", "deliver": "fec or retransmit", "fill": "a repair of what is missing, such as stale"}
+
+
+@dataclass(frozen=True)
+class Chain(Repair):
+    """Select packets to protect, then deliver the others, then fill in what is still missing.
+
+    Args:
+        repairs: at most one for each stage, in this order.
+
+    Protected packets travel unchanged. The others form a shorter message, which the other repairs treat like any
+    message. `hadamard` mixes, and `rescale` scales, only packets that are not protected. `rescale` goes by the loss
+    rate that `fec` or `retransmit` leaves if losses are independent.
+
+    Raises:
+        ValueError: if two repairs are of one stage, the order is another, or a repair cannot follow `protect`.
+    """
+
+    name = "chain"
+
+    repairs: tuple[Repair, ...]
+
+    def __post_init__(self) -> None:
+        order = [list(STAGES).index(repair.stage) for repair in self.repairs]
+        if order != sorted(set(order)):
+            raise ValueError(
+                f"repair = '{self}' cannot be joined: give at most one of each kind, in the order "
+                f"{', '.join(STAGES.values())}"
+            )
+        fill = self.part("fill")
+        if self.repairs[0].stage == "select" and isinstance(fill, Local | RescaleCounted):
+            raise ValueError(
+                f"repair = '{self}': a receiver of {fill.name} must know which packets other ranks protect; join "
+                "protect with rescale, stale or hadamard"
+            )
+        for attribute in ("remembers", "uses_own_part", "sends_more"):
+            object.__setattr__(self, attribute, any(getattr(repair, attribute) for repair in self.repairs))
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.repairs))
+
+    def part(self, stage: str) -> Repair:
+        """Return the repair of this stage, or `ZERO`, which does nothing."""
+        return next((repair for repair in self.repairs if repair.stage == stage), ZERO)
+
+    def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
+        protected, others = self._split(num_elements, elements_per_packet)
+        if not protected:
+            return self.part("fill").elements_on_wire(num_elements, elements_per_packet)
+        return protected + self.part("fill").elements_on_wire(others, elements_per_packet)
+
+    def carry(self, num_elements: int, elements_per_packet: int, send: Send) -> np.ndarray:
+        protected, _ = self._split(num_elements, elements_per_packet)
+        num_packets = -(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet)
+        select, deliver = self.part("select"), self.part("deliver")
+        if isinstance(select, Protect):
+            return select.deliver_with(deliver, num_packets, protected // elements_per_packet, send)
+        return deliver.deliver(num_packets, send)
+
+    def _split(self, num_elements: int, capacity: int) -> tuple[int, int]:
+        """Return how many elements fit into the protected packets and into the others."""
+        select, num_packets = self.part("select"), -(-num_elements // capacity)
+        count = select.num_protected(num_packets) if isinstance(select, Protect) else 0
+        return count * capacity, (num_packets - count) * capacity
+
+    def sent_again(self, num_packets: int, losses: int) -> int:
+        select = self.part("select")
+        protected = select.sent_again(num_packets, losses)
+        return protected + self.part("deliver").sent_again(num_packets - protected, losses)
+
+    def weight(self, loss_rate: float) -> float:
+        """Return the factor for packets that are not protected."""
+        return self.part("fill").weight(self.part("deliver").missing_rate(loss_rate))
+
+    def missing_rate(self, loss_rate: float) -> float:
+        return self.part("select").missing_rate(self.part("deliver").missing_rate(loss_rate))
+
+    def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
+        return self.part("fill").sum_moments(crosses_HR, receivers, rate)
+
+    def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
+        return self.part("fill").result_moments(total, receiver, arrives)
+
+
+def stage_of(repair: Repair, stage: str) -> Repair:
+    """Return the part of `repair` that works on a stage, or `ZERO`, which does nothing."""
+    if isinstance(repair, Chain):
+        return repair.part(stage)
+    return repair if repair.stage == stage else ZERO
+
+
+def without_protection(repair: Repair) -> Repair:
+    """Return what `repair` does to packets that are not protected."""
+    if not isinstance(repair, Chain):
+        return ZERO if isinstance(repair, Protect) else repair
+    others = tuple(part for part in repair.repairs if not isinstance(part, Protect))
+    return others[0] if len(others) == 1 else Chain(others)
+
+
+# All repairs, by the names that flags and YAML files use.
+#
+# To add a repair, add a file with a `Repair`, and its name to `REPAIRS`. A repair that replaces missing elements with
+# something other than zero also registers a function with `lossytp.parallel.collectives.fills`. Repairs of different
+# stages
+# can be joined: ``protect(0.01) + hadamard(64)``.
+
+
+REPAIRS: dict[str, type[Repair]] = {
+    kind.name: kind for kind in (Zero, Rescale, RescaleCounted, Stale, Local, Fec, Hadamard, Retransmit, Protect)
+}
+
+
+def repair_named(text: str) -> Repair:
+    """Return the repair that `text` names, such as ``fec(10, 8, depth=4)`` or ``protect(0.01) + hadamard(64)``.
+
+    Raises:
+        ValueError: if a name is unknown, a value does not fit its repair, or the repairs cannot be joined.
+    """
+    check_is("repair", text, str, "a name, or name(1, option=2)")
+    parts = split_outside_parentheses(text, "+")
+    if len(parts) > 1 and "" in parts:
+        raise ValueError(
+            f"repair = {text!r} lacks a name before or after +: write it like protect(0.01) + hadamard(64)"
+        )
+    repairs = tuple(build("repair", part, REPAIRS) for part in parts)
+    return repairs[0] if len(repairs) == 1 else Chain(repairs)

@@ -1,0 +1,729 @@
+"""Recorded losses: read traces, replay them, correlate links, and choose a loss process by its name."""
+
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal
+
+import numpy as np
+
+from lossytp.network.bounded_files import check_file, parquet_in
+from lossytp.network.checks import (
+    build,
+    check_at_least,
+    check_filled,
+    check_is,
+    check_known,
+    check_probability,
+    printable,
+    shown,
+)
+from lossytp.network.losses import (
+    NO_PACKETS,
+    Bernoulli,
+    FourState,
+    GilbertElliott,
+    Key,
+    LinkLosses,
+    LossProcess,
+    Stream,
+    check_process,
+    from_netem,
+    mean_burst,
+)
+from lossytp.network.routes import Link, checked_link
+
+DOUBT = (
+    "WARNING: {:.1%} of the packets count as lost. If a 1 stands for an arrival in the recording, import it with "
+    "python -m lossytp.probe import FILE --ones arrived"
+)
+
+
+def burst_lengths(lost: np.ndarray | Sequence[int]) -> np.ndarray:
+    """Return the lengths of the runs of consecutive losses in sorted indices of lost packets, int64 (bursts,)."""
+    starts = np.flatnonzero(np.diff(lost, prepend=-2) > 1)
+    return np.diff(starts, append=len(lost))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trace:
+    """Replay a recording of `num_packets` packets; those at the sorted indices `lost`, int64 (num_lost,), were lost.
+
+    Each link starts at its own random offset, and wraps from the last packet to the first. The closed forms are exact
+    for this circle of packets. Traces with equal content are equal.
+    """
+
+    lost: np.ndarray | Sequence[int] = field(repr=False)
+    num_packets: int
+
+    def __post_init__(self) -> None:
+        given = np.asarray(self.lost)
+        numbers = given.dtype.kind in "iuf" and given.ndim == 1 and bool(np.isfinite(given).all())
+        lost = given.astype(np.int64) if numbers else NO_PACKETS
+        check_at_least("num_packets", self.num_packets, 1)
+        if not numbers or not np.array_equal(lost, given) or (np.diff(lost, prepend=-1) < 1).any():
+            raise ValueError(
+                f"lost = {shown(self.lost)} is not a rising list of whole numbers from 0: give one, or use "
+                "from_indicators for one 0 or 1 per packet"
+            )
+        if len(lost) and lost[-1] >= self.num_packets:
+            raise ValueError(f"lost packet {lost[-1]} is not among num_packets = {self.num_packets}: give more packets")
+        lost.setflags(write=False)
+        object.__setattr__(self, "lost", lost)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Trace) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[int, bytes]:
+        return self.num_packets, np.asarray(self.lost).tobytes()
+
+    @classmethod
+    def from_indicators(cls, is_lost: np.ndarray | Sequence[int]) -> "Trace":
+        """Return the trace of one number per packet, (num_packets,) or (num_packets, 1): 1 for a lost one, else 0."""
+        indicators = np.asarray(is_lost)
+        indicators = indicators[:, 0] if indicators.shape[1:] == (1,) else indicators
+        if indicators.ndim != 1 or not np.isin(indicators, (0, 1)).all():
+            raise ValueError(
+                f"is_lost, of shape {indicators.shape}, is not a list of zeros and ones: give one 0 or 1 per packet"
+            )
+        return cls(lost=np.flatnonzero(indicators), num_packets=len(indicators))
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Trace":
+        """Return the trace in a file of 0 or 1 a packet: a .npy array, or text with or without commas and spaces.
+
+        A .parquet file is a measurement of `lossytp.probe`. Flows follow one another.
+        """
+        file = Path(str(path))
+        status = check_file(file)
+        return cls._from_file(file, status.st_mtime_ns, status.st_size)
+
+    @classmethod
+    @lru_cache(maxsize=4)  # every row of a table reads the same file
+    def _from_file(cls, file: Path, modified_ns: int, size: int) -> "Trace":
+        """Read the file. Its time and size are arguments, so that a changed file is read again."""
+        from lossytp.network.importing import lists_in  # both build on this module
+
+        flows = [read_trace(file).all_lost()] if file.suffix == ".parquet" else lists_in(file)
+        lost = np.concatenate([np.empty(0, np.bool_), *flows])
+        if not len(lost):
+            raise ValueError(
+                f"trace {file} holds no packets as zeros and ones: read it with python -m lossytp.probe import {file}"
+            )
+        trace = cls.from_indicators(lost)
+        if trace.loss_rate > 0.5:
+            print(f"trace {file}: {DOUBT.format(trace.loss_rate)}", file=sys.stderr)
+        return trace
+
+    @property
+    def loss_rate(self) -> float:
+        """Return the share of the packets that were lost."""
+        return len(self.lost) / self.num_packets
+
+    @property
+    def mean_burst_packets(self) -> float:
+        """Return the mean run of consecutive losses on the circle; 0 without losses, infinite if all were lost."""
+        bursts = len(self.lost) - self.both_lost(1)
+        return len(self.lost) / bursts if bursts else math.inf if len(self.lost) else 0.0
+
+    def autocorrelation(self, lag: int) -> float:
+        """Return the correlation of the losses of two packets `lag` apart on the circle; 0 if they never vary."""
+        rate = self.loss_rate
+        if lag == 0 or rate in (0, 1):
+            return float(lag == 0)
+        return (self.both_lost(lag) / self.num_packets - rate**2) / (rate * (1 - rate))
+
+    def both_lost(self, lag: int) -> int:
+        """Return for how many lost packets the packet `lag` later is lost too."""
+        later = (np.asarray(self.lost) + lag) % self.num_packets
+        return int(np.isin(later, self.lost).sum())
+
+    def losses(self, key: Key) -> "TraceLosses":
+        """Return the losses of one link, from an offset drawn from the stream of `key`."""
+        return TraceLosses(self, key)
+
+
+class TraceLosses:
+    """Lose the packets that were lost in the recording, which repeats without end."""
+
+    def __init__(self, trace: Trace, key: Key, offset: int | None = None) -> None:
+        self._lost = np.asarray(trace.lost)
+        self._length = trace.num_packets
+        drawn = Stream((*key, "offset")).uniforms(1)[0] * self._length
+        self._offset = int(drawn) if offset is None else offset
+        self._packets = 0  # taken so far
+
+    def _lost_before(self, packet: int) -> int:
+        """Return the number of losses before `packet`, counting both from where the recording first began."""
+        laps, packet_of_lap = divmod(packet, self._length)
+        return laps * len(self._lost) + int(self._lost.searchsorted(packet_of_lap))
+
+    def take(self, num_packets: int) -> np.ndarray:
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
+        first = self._offset + self._packets
+        self._packets += num_packets
+        numbers = np.arange(self._lost_before(first), self._lost_before(first + num_packets))
+        if not len(numbers):
+            return NO_PACKETS
+        laps, number_of_lap = np.divmod(numbers, len(self._lost))
+        return laps * self._length + self._lost[number_of_lap] - first
+
+    @property
+    def wraps(self) -> int:
+        """Return how many times the recording has begun again from its first packet."""
+        return max(self._offset + self._packets - 1, 0) // self._length
+
+    def state_dict(self) -> dict:
+        return {"packets": self._packets}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._packets = state["packets"]
+
+
+# Make a loss process of one function of the packets' numbers: the short way to a process of your own.
+
+
+MEASURED_PACKETS = 2**20
+IsLost = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class PerPacket:
+    """Lose a packet if `is_lost(packets, uniforms)` is True for it; it returns bool (num_packets,).
+
+    `packets` are the packets' numbers on their link, from 0, int64 (num_packets,). `uniforms` are as many independent
+    numbers in [0, 1), drawn for this link. A packet's loss must depend only on its own two numbers:
+
+    >>> every_tenth = PerPacket(lambda packets, uniforms: packets % 10 == 0)
+
+    The cost grows with the packets, not with the losses. Loss rate, mean burst and autocorrelation are measured over
+    the first 2**20 packets of a separate link: within about 0.001 for independent losses.
+    """
+
+    is_lost: IsLost
+
+    def __post_init__(self) -> None:
+        if not callable(self.is_lost):
+            raise TypeError(
+                f"is_lost = {shown(self.is_lost)} is not a function: give a function of (packets, uniforms) that "
+                "returns a bool for each packet"
+            )
+        _lost(self.is_lost, np.arange(8), np.full(8, 0.5))
+
+    @cached_property
+    def _measured(self) -> Trace:
+        return Trace(lost=self.losses(("measured",)).take(MEASURED_PACKETS), num_packets=MEASURED_PACKETS)
+
+    @property
+    def loss_rate(self) -> float:
+        """Return the measured share of lost packets."""
+        return self._measured.loss_rate
+
+    @property
+    def mean_burst_packets(self) -> float:
+        """Return the measured mean run of consecutive losses."""
+        return self._measured.mean_burst_packets
+
+    def autocorrelation(self, lag: int) -> float:
+        """Return the measured correlation of the loss indicators of two packets `lag` apart."""
+        return self._measured.autocorrelation(lag)
+
+    def losses(self, key: Key) -> "PerPacketLosses":
+        """Return the losses of one link, with uniform numbers from a stream below `key`."""
+        return PerPacketLosses(self.is_lost, key)
+
+
+def _lost(is_lost: IsLost, packets: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+    """Return `is_lost` of these packets, bool (num_packets,).
+
+    Raises:
+        ValueError: if it returns anything else.
+    """
+    lost = np.asarray(is_lost(packets, uniforms))
+    if lost.shape != packets.shape or lost.dtype != bool:
+        raise ValueError(
+            f"is_lost gave {lost.dtype} of shape {lost.shape} for {len(packets)} packets: return a bool for each, "
+            f"shape ({len(packets)},)"
+        )
+    return lost
+
+
+class PerPacketLosses:
+    """Packet n's loss depends only on n and its uniform draw."""
+
+    def __init__(self, is_lost: IsLost, key: Key) -> None:
+        self._is_lost = is_lost
+        self._uniforms = Stream((*key, "packets"))
+        self._packets = 0  # taken so far
+
+    def take(self, num_packets: int) -> np.ndarray:
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
+        if num_packets == 0:
+            return NO_PACKETS
+        packets = np.arange(self._packets, self._packets + num_packets)
+        self._packets += num_packets
+        return np.flatnonzero(_lost(self._is_lost, packets, self._uniforms.uniforms(num_packets)))
+
+    def state_dict(self) -> dict:
+        return {"packets": self._packets}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._packets = state["packets"]
+        self._uniforms.seek(self._packets)
+
+
+# Write the fate of every packet of a measurement to a Parquet file, and read it back.
+#
+# The file has one row per packet, sorted by flow, then by sequence number. A flow is a stream of packets from one
+# machine to another. Its sequence numbers start at 0 and have no gaps.
+#
+# | column | type | meaning |
+# |---|---|---|
+# | `flow` | int32 | number of the flow |
+# | `sequence` | int64 | number of the packet in its flow, in the order of sending |
+# | `sent_s` | float64 | time of sending, in seconds from the first packet that this machine sent; null if unknown |
+# | `lost` | bool | whether no copy of the packet arrived |
+# | `delay_s` | float64 | seconds from sending to the first arrival; null if lost or unknown; see `clocks` |
+# | `reordered` | bool | whether it arrived after a packet with a larger sequence number (RFC 4737, 3.3); false if lost
+#   |
+# | `duplicates` | int32 | copies that arrived after the first |
+#
+# Every file has every column. An imported trace, such as a list of zeros and ones, has null in `sent_s` and `delay_s`.
+#
+# The schema's metadata holds JSON under the key `lossytp.probe`:
+#
+# - `version`: 1.
+# - `clocks`: "same" if both ends read one clock, so that `delay_s` is the one-way delay. "different" if not: `delay_s`
+#   then counts from the flow's fastest packet, whose delay is 0. "none" if times are unknown.
+# - `own_losses`: how many of the lost packets an end of the measurement dropped because it was too slow; null if
+#   unknown.
+# - `complete`: false if the measurement ended early, for example because the other machine vanished.
+# - `flows`: a list with one object per flow: `flow`, `src` and `dst` (names of the machines), `packet_bytes` (the whole
+#   IP packet) and `rate_packets_per_s`. The last two are null if unknown.
+# - `source`: a few words on what made the trace.
+
+
+METADATA = b"lossytp.probe"
+VERSION = 1
+MOST_PACKETS = 10**8  # that a file may hold
+FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reordered": np.bool_, "duplicates": np.int32}
+COLUMNS = {"flow": np.int32, "sequence": np.int64} | FATES
+UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # fill these columns if they are left out; 0 fills the others
+COUNT = (int, NoneType)
+SETTINGS: dict[str, Any] = {"src": str, "dst": str, "packet_bytes": COUNT, "rate_packets_per_s": (float, *COUNT)}
+ABOUT: dict[str, Any] = {"clocks": str, "complete": bool, "own_losses": COUNT, "source": str}
+SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
+CLOCKS = ("same", "different", "none")
+LEFT_OUT = np.empty(0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlowTrace:
+    """The fates of one flow's packets, in the order of sending.
+
+    Args:
+        lost: bool, (packets,): whether no copy arrived.
+        sent_s: float64, (packets,): seconds from the sending machine's first packet; NaN if unknown. All unknown
+            if left out.
+        delay_s: float64, (packets,): seconds to the first arrival; NaN if lost or unknown. All unknown if left out.
+        reordered: bool, (packets,): whether a packet with a larger number arrived earlier; none if left out.
+        duplicates: int32, (packets,): copies that arrived after the first; none if left out.
+        src: name of the sending machine.
+        dst: name of the receiving machine.
+        packet_bytes: size of a whole IP packet, or None if unknown.
+        rate_packets_per_s: planned rate, or None if unknown.
+
+    Raises:
+        TypeError: if a setting has the wrong type.
+        ValueError: if a column has the wrong shape.
+    """
+
+    lost: np.ndarray
+    sent_s: np.ndarray = field(default_factory=lambda: LEFT_OUT)
+    delay_s: np.ndarray = field(default_factory=lambda: LEFT_OUT)
+    reordered: np.ndarray = field(default_factory=lambda: LEFT_OUT)
+    duplicates: np.ndarray = field(default_factory=lambda: LEFT_OUT)
+    src: str = "0"
+    dst: str = "1"
+    packet_bytes: int | None = None
+    rate_packets_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in FATES.items():
+            values: np.ndarray = getattr(self, name)
+            if values is LEFT_OUT:
+                values = np.full(len(self.lost), UNKNOWN.get(name, 0))
+            values = np.array(values, kind)
+            if values.shape != (len(self.lost),):
+                raise ValueError(f"{name} has shape {values.shape}, not ({len(self.lost)},): give one value per packet")
+            values.setflags(write=False)
+            object.__setattr__(self, name, values)
+        for name, kinds in SETTINGS.items():
+            check_is(name, getattr(self, name), kinds, "one")
+
+    @property
+    def num_packets(self) -> int:
+        """Return how many packets were sent."""
+        return len(self.lost)
+
+    def losses(self) -> Trace:
+        """Return the losses, as a loss process that replays them."""
+        return Trace.from_indicators(self.lost)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ProbeTrace:
+    """The fates of all packets of a measurement. The module explains each field."""
+
+    flows: dict[int, FlowTrace]
+    clocks: Literal["same", "different", "none"] = "none"
+    complete: bool = True
+    own_losses: int | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        check_known("clocks", self.clocks, CLOCKS)
+        for name, kinds in ABOUT.items():
+            check_is(name, getattr(self, name), kinds, "one")
+
+    def all_lost(self) -> np.ndarray:
+        """Return which packets were lost, flow after flow: bool (packets of all flows,)."""
+        return np.concatenate([np.empty(0, np.bool_), *(flow.lost for _, flow in sorted(self.flows.items()))])
+
+
+def write_trace(path: Path, trace: ProbeTrace) -> None:
+    """Write the trace to a Parquet file, which appears whole or not at all.
+
+    Raises:
+        OSError: if the operating system refuses to write.
+    """
+    import pyarrow  # slow to import, and only the file needs it
+    import pyarrow.parquet
+
+    flows = sorted(trace.flows.items())
+    parts: dict[str, list[np.ndarray]] = {
+        "flow": [np.full(flow.num_packets, number, np.int32) for number, flow in flows],
+        "sequence": [np.arange(flow.num_packets) for _, flow in flows],
+    }
+    parts |= {name: [getattr(flow, name) for _, flow in flows] for name in FATES}
+    arrays = {
+        name: pyarrow.array(np.concatenate([np.empty(0, kind), *parts[name]]), from_pandas=True)  # NaN becomes null
+        for name, kind in COLUMNS.items()
+    }
+    about: dict[str, Any] = {"version": VERSION} | {name: getattr(trace, name) for name in ABOUT}
+    about["flows"] = [{"flow": number} | {name: getattr(flow, name) for name in SETTINGS} for number, flow in flows]
+    table = pyarrow.table(arrays).replace_schema_metadata({METADATA: json.dumps(about)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        pyarrow.parquet.write_table(table, part, **SMALL)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_trace(path: Path) -> ProbeTrace:
+    """Read the trace in a file that `write_trace` wrote.
+
+    Raises:
+        ValueError: if the file cannot be read, is truncated, is too large, or is not such a trace.
+    """
+    try:
+        table = parquet_in(path, list(COLUMNS), 40 * MOST_PACKETS)
+        about = table.schema.metadata[METADATA]
+    except (KeyError, TypeError) as error:  # TypeError: it has no metadata
+        other = f"trace {path} is a Parquet file, but lossytp.probe did not write it"
+        raise ValueError(f"{other}: read it with python -m lossytp.probe import {path}") from error
+    try:
+        return _trace_of(table, json.loads(about))
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"trace {path} is damaged ({printable(error)}): measure again, or copy it again") from error
+
+
+def _trace_of(table: Any, about: dict) -> ProbeTrace:
+    if about["version"] != VERSION:
+        raise ValueError(f"it has version {shown(about['version'])}, but this program reads version {VERSION}")
+    columns = {name: table[name].to_numpy() for name in COLUMNS}  # of another type if there are nulls
+    for name, kind in COLUMNS.items():
+        if columns[name].dtype != kind:
+            raise ValueError(f"{name} holds {table[name].type}, or nulls, not {kind.__name__}")
+    if any(np.isinf(columns[name]).any() for name in UNKNOWN) or (columns["duplicates"] < 0).any():
+        raise ValueError("a time is infinite, or a number of duplicates is negative")
+    if (np.diff(columns["flow"]) < 0).any():
+        raise ValueError("its rows are not sorted by flow")
+    flows, rows = {}, 0
+    for settings in about["flows"]:
+        number = settings.pop("flow")
+        check_at_least("flow", number, 0)
+        first, end = columns["flow"].searchsorted([number, number + 1])
+        mine = slice(first, end)
+        if not np.array_equal(columns["sequence"][mine], np.arange(end - first)):
+            raise ValueError(f"the sequence numbers of flow {number} have gaps")
+        rows += int(end - first)
+        flows[number] = FlowTrace(**{name: columns[name][mine] for name in FATES}, **settings)
+    if rows != len(table):
+        raise ValueError(f"{len(table) - rows} rows belong to no flow")
+    return ProbeTrace(flows=flows, **{name: about[name] for name in ABOUT})
+
+
+# Replay the recorded losses of named links.
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A loss process that loses on each link the packets that a recording lost there.
+
+    A run over `transport = "udp"` makes such a recording. Training starts at the recording's first packet, and wraps
+    after its last. Each evaluation starts at its own offset, as with `Trace`. The closed forms describe all links
+    together.
+
+    Args:
+        links: pairs of a link and its losses, one for every link that carries packets.
+
+    Raises:
+        ValueError: if there are no links, or one is there twice.
+    """
+
+    links: tuple[tuple[Link, Trace], ...]
+
+    def __post_init__(self) -> None:
+        check_filled("links", self.links)
+        times = Counter(checked_link(link) for link, _ in self.links)
+        (src, dst), most = times.most_common(1)[0]
+        if most > 1:
+            raise ValueError(f"the recording has {most} flows from {src} to {dst}: give one for each link")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "Replay":
+        """Return the recording in a trace file that names its flows by ranks.
+
+        Raises:
+            ValueError: if the file cannot be read, or its flows are not links between ranks.
+        """
+        flows = read_trace(Path(path)).flows.values()
+        try:
+            links = tuple(((int(flow.src), int(flow.dst)), flow.losses()) for flow in flows)
+        except ValueError as error:
+            raise ValueError(
+                f"trace {path} does not name its flows by ranks ({error}): give the trace of a run with "
+                "transport = 'udp', or use trace(FILE)"
+            ) from error
+        return cls(links)
+
+    @property
+    def loss_rate(self) -> float:
+        """Return the share of all links' packets that were lost."""
+        return sum(len(trace.lost) for _, trace in self.links) / self._packets
+
+    @property
+    def mean_burst_packets(self) -> float:
+        """Return the mean run of consecutive losses over all links; infinite if all packets were lost."""
+        lost = sum(len(trace.lost) for _, trace in self.links)
+        bursts = lost - sum(trace.both_lost(1) for _, trace in self.links)
+        return lost / bursts if bursts else math.inf if lost else 0.0
+
+    def autocorrelation(self, lag: int) -> float:
+        """Return the correlation between the losses of a link's packets that are `lag` apart; 0 if they never vary."""
+        rate = self.loss_rate
+        if lag == 0 or rate in (0, 1):
+            return float(lag == 0)
+        both = sum(trace.both_lost(lag) for _, trace in self.links) / self._packets
+        return (both - rate**2) / (rate * (1 - rate))
+
+    @property
+    def _packets(self) -> int:
+        return sum(trace.num_packets for _, trace in self.links)
+
+    def losses(self, key: Key) -> TraceLosses:
+        """Return the losses of the link that ends `key`.
+
+        Raises:
+            ValueError: if the recording lacks the link.
+        """
+        link: Any = (key[-2], key[-1])
+        return TraceLosses(self.of(link), key, offset=0 if "training" in key[:-3] else None)
+
+    def of(self, link: Link) -> Trace:
+        """Return what the recording holds of a link.
+
+        Raises:
+            ValueError: if it lacks the link.
+        """
+        self.check_has([link])
+        return dict(self.links)[link]
+
+    def check_has(self, links: Iterable[Link]) -> None:
+        """Raise ValueError if the recording lacks one of the links."""
+        recorded = dict(self.links)
+        for src, dst in sorted(links):
+            if (src, dst) not in recorded:
+                known = ", ".join(f"{src}>{dst}" for src, dst in recorded)
+                raise ValueError(
+                    f"the recording has no link {src}>{dst}, only {known}: give a recording with as many ranks"
+                )
+
+
+# Packet loss that the links of one switch share, for instance when its buffer overflows.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correlated:
+    """Lose a packet if its switch or its link loses it: `common` is drawn once per switch, `private` once per link.
+
+    All links of a group that have this process and the same `switch` see the same common losses at the same time. Time
+    is the number of packets that a link has sent, so links that send unequal numbers of packets drift apart. Links of
+    different groups share nothing, because each group has its own clocks.
+    """
+
+    common: LossProcess
+    private: LossProcess
+    switch: int | str = 0
+
+    def __post_init__(self) -> None:
+        check_process("common", self.common)
+        check_process("private", self.private)
+        if isinstance(self.common, Replay):
+            raise ValueError(
+                f"common = {shown(self.common)} holds losses of single links: give it as private, or give "
+                "common = Trace(...)"
+            )
+        check_is("switch", self.switch, (int, str), "its number or its name")
+
+    @classmethod
+    def from_loss_and_share(
+        cls, *, loss_rate: float, shared: float, mean_burst_packets: float | None = None, switch: int | str = 0
+    ) -> "Correlated":
+        """Return a process with this loss rate. The switch loses the share `shared`, in [0, 1], of it.
+
+        Both parts are Bernoulli. With a mean burst, both are simple Gilbert channels with equal bursts, and a link's
+        runs of consecutive losses have that mean.
+
+        Raises:
+            ValueError: if no bursts are short enough.
+        """
+        check_probability("loss_rate", loss_rate)
+        check_probability("shared", shared)
+        common = shared * loss_rate
+        private = (loss_rate - common) / (1 - common) if common < 1 else 0.0
+        if mean_burst_packets is None:
+            return cls(common=Bernoulli(loss_rate=common), private=Bernoulli(loss_rate=private), switch=switch)
+        whole = GilbertElliott.from_loss_and_burst(loss_rate=loss_rate, mean_burst_packets=mean_burst_packets)
+        # A link turns bad as often as `whole` if (1 - x r)(1 - y r) = 1 - whole.p_good_to_bad, with x and y the
+        # parts' odds of loss and r their way out of a burst. The smaller root keeps both factors above 0.
+        x, y = common / (1 - common), private / (1 - private)
+        turn = whole.p_good_to_bad
+        leave = 2 * turn / (x + y + math.sqrt((x + y) ** 2 - 4 * x * y * turn)) if turn else whole.p_bad_to_good
+        if leave > 1 + 1e-12:
+            shortest = loss_rate / ((1 - loss_rate) * (x + y - x * y))
+            raise ValueError(
+                f"mean_burst_packets = {mean_burst_packets!r} is too short for a loss rate of {loss_rate:g} and "
+                f"shared = {shared:g}: give at least {shortest:.6g}"
+            )
+        leave = min(1.0, leave)
+        parts = (GilbertElliott(p_good_to_bad=min(1.0, odds * leave), p_bad_to_good=leave) for odds in (x, y))
+        return cls(common=next(parts), private=next(parts), switch=switch)
+
+    @property
+    def loss_rate(self) -> float:
+        """Return the stationary probability that a packet is lost."""
+        common, private = self.common.loss_rate, self.private.loss_rate
+        return common + private - common * private
+
+    def autocorrelation(self, lag: int) -> float:
+        """Return the correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies.
+
+        A delivered packet is delivered by both parts, so P(both delivered) is the product of theirs.
+        """
+        rate = self.loss_rate
+        if lag == 0 or rate in (0, 1):
+            return float(lag == 0)
+        (common, common_covariance), (private, private_covariance) = (
+            (part.loss_rate, part.autocorrelation(lag) * part.loss_rate * (1 - part.loss_rate))
+            for part in (self.common, self.private)
+        )
+        covariance = (
+            (1 - common) ** 2 * private_covariance
+            + (1 - private) ** 2 * common_covariance
+            + common_covariance * private_covariance
+        )
+        return covariance / (rate * (1 - rate))
+
+    @property
+    def mean_burst_packets(self) -> float:
+        """Return the mean run of consecutive losses of one link; 0 without losses, infinite if all packets are lost."""
+        return mean_burst(self.loss_rate, self.autocorrelation(1))
+
+    def losses(self, key: Key) -> "CorrelatedLosses":
+        """Return the losses of one link; the common ones do not depend on `key`'s src and dst."""
+        private = (*key, "private")
+        if isinstance(self.private, Correlated | Replay):  # which read the link at the key's end
+            private = (*key[:-3], "private", *key[-3:])
+        return CorrelatedLosses(self.common.losses((*key[:-2], "switch", self.switch)), self.private.losses(private))
+
+
+class CorrelatedLosses:
+    """Lose the packets that the switch loses and those that the link loses."""
+
+    def __init__(self, common: LinkLosses, private: LinkLosses) -> None:
+        self._common, self._private = common, private
+
+    def take(self, num_packets: int) -> np.ndarray:
+        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
+        common, private = self._common.take(num_packets), self._private.take(num_packets)
+        if not len(common) or not len(private):
+            return common if len(common) else private
+        lost = np.sort(np.concatenate([common, private]), kind="stable")  # merges two sorted arrays
+        return lost[np.diff(lost, prepend=-1) > 0]
+
+    @property
+    def wraps(self) -> int | None:
+        """Return the largest number of times that a trace has begun again; None if neither part replays one."""
+        found = [getattr(part, "wraps", None) for part in (self._common, self._private)]
+        return max((wraps for wraps in found if wraps is not None), default=None)
+
+    def state_dict(self) -> dict:
+        return {"common": self._common.state_dict(), "private": self._private.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        self._common.load_state_dict(state["common"])
+        self._private.load_state_dict(state["private"])
+
+
+# Find loss processes by the name in a flag, a grid or a notebook: ``correlated(shared=0.5)``.
+
+
+LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {
+    "ber": Bernoulli,
+    "g-e": GilbertElliott.from_loss_and_burst,
+    "correlated": Correlated.from_loss_and_share,
+    "four_state": FourState,
+    "netem": from_netem,
+    "replay": Replay.from_file,
+    "trace": Trace.from_file,
+}
+"""Add your own, a class or a function that returns a process, and every configuration knows its name."""
+
+
+def loss_process_named(text: str, **given: float | None) -> LossProcess:
+    """Return the process that `text` names, as ``name`` or ``name(1, option=2)``.
+
+    Args:
+        text: the name, with values if any.
+        given: values of `loss_rate` and `mean_burst_packets`, for parameters with these names that the text leaves out.
+            A 0 replaces no default, and None replaces nothing.
+
+    Raises:
+        ValueError: if a name is unknown, a value is missing, or values do not go together.
+    """
+    return build("loss_type", text, LOSS_PROCESSES, given)

@@ -1,1 +1,0 @@
-"""Provide a network with real losses: contributions cross UDP sockets, and packets that do not arrive are missing."""

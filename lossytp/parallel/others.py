@@ -1,0 +1,132 @@
+"""GPT-2 with the tensor-parallel layers of others, for comparison: PyTorch's DTensor and Megatron-core."""
+
+import importlib.util
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import PreTrainedModel
+
+from lossytp.parallel.convert import gpt2_splits, with_layers
+from lossytp.parallel.plans import LayerSplit, blocks_of
+
+PLAN: dict[str, type[ColwiseParallel | RowwiseParallel]] = {
+    "attn.c_attn": ColwiseParallel,
+    "attn.c_proj": RowwiseParallel,
+    "mlp.c_fc": ColwiseParallel,
+    "mlp.c_proj": RowwiseParallel,
+}
+
+
+def parallelize_dtensor(model: PreTrainedModel, mesh: DeviceMesh) -> PreTrainedModel:
+    """Return a tensor-parallel copy of `model` over the processes of a 1-D mesh, one rank each.
+
+    The errors are those of `lossytp.parallelize`.
+    """
+    ranks = mesh.size()
+
+    def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+        assert bias is not None
+        weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
+        bias_PRF = bias.detach().view(split.projections, ranks, -1)
+        return _linear(weight_DPRF.permute(2, 1, 3, 0).flatten(0, 2), bias_PRF.transpose(0, 1).flatten())
+
+    def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Linear:
+        assert bias is not None
+        return _linear(weight.detach().t(), bias.detach())
+
+    parallel = with_layers(model, gpt2_splits(model, ranks, "dtensor"), column, row, shards=ranks)
+    for block in blocks_of(parallel):
+        parallelize_module(block, mesh, {name: style() for name, style in PLAN.items()})
+    return parallel
+
+
+def _linear(weight: Tensor, bias: Tensor) -> nn.Linear:
+    with torch.device("meta"):  # on "meta" the constructor draws no weights, so torch's generator does not advance
+        linear = nn.Linear(weight.shape[1], weight.shape[0])
+    linear.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
+    linear.bias = nn.Parameter(bias.clone())
+    return linear
+
+
+# GPT-2 with Megatron-core's tensor-parallel layers, for comparison, over the backend `lossy`.
+#
+# Megatron-core is an optional extra: `pip install megatron-core`.
+
+
+def megatron_is_installed() -> bool:
+    """Return whether `parallelize_megatron` finds Megatron-core."""
+    return importlib.util.find_spec("megatron") is not None and importlib.util.find_spec("megatron.core") is not None
+
+
+def parallelize_megatron(model: PreTrainedModel, process_group: ProcessGroup) -> PreTrainedModel:
+    """Return a tensor-parallel copy of `model` over the processes of a group, one rank each, in Megatron's layers.
+
+    Raises:
+        ModuleNotFoundError: without Megatron-core. Other errors are those of `lossytp.parallelize`.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # each of its layers warns without it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Transformer Engine and Apex are missing, but not needed
+        from megatron.core.model_parallel_config import ModelParallelConfig
+        from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+
+    ranks, rank = process_group.size(), process_group.rank()
+    splits = gpt2_splits(model, ranks, "megatron")
+    # on the CPU, with copied weights instead of drawn ones
+    settings = ModelParallelConfig(
+        tensor_model_parallel_size=ranks,
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        params_dtype=model.dtype,
+    )
+    common = {"config": settings, "init_method": None, "bias": True, "skip_bias_add": False, "tp_group": process_group}
+
+    class Autocast:
+        """Compute under autocast as PyTorch's layers do: on the CPU, Megatron's own functions would mix dtypes."""
+
+        def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None, **how: Any) -> Any:
+            device = input.device.type
+            if torch.is_autocast_enabled(device):
+                dtype = torch.get_autocast_dtype(device)
+                input, weight, bias = input.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+            with torch.autocast(device, enabled=False):
+                return super()._forward_impl(input=input, weight=weight, bias=bias, **how)  # type: ignore[misc]
+
+    class Column(Autocast, ColumnParallelLinear):
+        sharded_over_ranks = ("weight", "bias")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[0]
+
+    class Row(Autocast, RowParallelLinear):
+        sharded_over_ranks = ("weight",)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[0]
+
+    def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        assert bias is not None
+        weight_DPRF = weight.detach().view(len(weight), split.projections, ranks, -1)
+        bias_PRF = bias.detach().view(split.projections, ranks, -1)
+        linear = Column(*weight.shape, gather_output=False, **common)
+        return _filled(linear, weight_DPRF[:, :, rank].flatten(1).t(), bias_PRF[:, rank].flatten())
+
+    def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        assert bias is not None
+        linear = Row(*weight.shape, input_is_parallel=True, **common)
+        return _filled(linear, weight.detach().chunk(ranks)[rank].t(), bias.detach())
+
+    return with_layers(model, splits, column, row, shards=ranks)
+
+
+def _filled(linear: nn.Module, weight: Tensor, bias: Tensor) -> nn.Module:
+    with torch.no_grad():
+        linear.weight.copy_(weight)  # type: ignore[operator]
+        linear.bias.copy_(bias)  # type: ignore[operator]
+    return linear

@@ -1,0 +1,169 @@
+"""Estimate from the study's runs what a network's losses would cost, and mark extrapolations.
+
+The runs are those of one training (see `comparable_runs`); they differ in algorithm, phase, repair and losses alone. A
+cost is the drop in accuracy against the lossless run of the same seed. Between tried loss rates it is interpolated, as
+are the ends of its interval; below the smallest rate it falls to 0 at a rate of 0.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from lossytp.study.statistics import ONE_POINT, Estimate, loss_budget, t_interval
+
+TABLE = "experiment_summary.csv"
+RESULTS = Path(__file__).parents[2] / "results" / "paper"
+STANDARD = "01_tolerance"  # the experiment whose settings count
+LEFT_OUT = "12_predictions"  # has seeds of its own, too few for intervals
+VARIED = ("loss_type", "loss_rate", "mean_burst_packets", "ge_config", "algorithm", "repair", "reliable_gather", "seed")
+IRRELEVANT = ("arm", "run", "experiment", "eval_steps", "save_model", "link_gbits", "round_trip_us", "output_dir")
+NETWORK = ["task", "algorithm", "phase", "repair"]
+ALIKE = 1.5  # ratio of mean bursts that count as alike
+FEWEST_RATES = 3  # above 0, for a loss budget with an interval
+
+
+def comparable_runs(folder: Path) -> pd.DataFrame:
+    """Return the study's runs with the settings of `STANDARD`, whatever their network.
+
+    Args:
+        folder: the study's results.
+
+    Returns:
+        One row per run: the columns of `experiment_summary.csv`, `phase` ("reduce" or "both") and `burst`, the mean
+        burst in packets, 1.0 for losses that are independent.
+
+    Raises:
+        ValueError: if the folder has no such table.
+    """
+    try:
+        table = pd.read_csv(folder / TABLE)
+        text = pd.read_csv(folder / TABLE, dtype=str, keep_default_na=False)
+    except OSError as error:
+        raise ValueError(f"{folder / TABLE} cannot be read ({error.strerror}): give a study's results") from error
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise ValueError(f"{folder / TABLE} is no table ({error}): give a study's results") from error
+    settings = [name for name in table.columns[: table.columns.get_loc("status")] if name not in (*VARIED, *IRRELEVANT)]
+    settings.append("processes")
+    training = text[settings].agg("|".join, axis=1)
+    standard = training.isin(training[table["experiment"] == STANDARD])
+    table = table[standard & table["loss_type"].isin(("ber", "g-e")) & (table["experiment"] != LEFT_OUT)]
+    table = table.drop_duplicates([*settings, *VARIED])
+    phase = np.where(table["reliable_gather"], "reduce", "both")
+    burst = np.where(table["loss_type"] == "ber", 1.0, table["mean_burst_packets"])
+    return table.assign(phase=phase, burst=burst)
+
+
+def expected_costs(runs: pd.DataFrame, *, loss_rate: float, mean_burst_packets: float) -> pd.DataFrame:
+    """Return what losses of this rate and mean burst would cost on each network that the study tried.
+
+    Args:
+        runs: from `comparable_runs`.
+        loss_rate: of every link.
+        mean_burst_packets: the mean run of consecutive losses.
+
+    Returns:
+        One row for each task, `algorithm`, `phase` and `repair`: the `cost` in accuracy, as a share, with `low` and
+        `high`; the `budget`, the loss rate that costs one point, with `budget_low` and `budget_high` where the study
+        measured them; `extrapolated`, and the `basis` in words. The runs used are those with the closest mean burst;
+        of equally close ones, those with most rates.
+    """
+    lossless = runs[runs["loss_rate"] == 0].groupby(["task", "seed"])["accuracy_lossy"].first().rename("lossless")
+    lossy = runs[runs["loss_rate"] > 0].join(lossless, on=["task", "seed"])
+    lossy = lossy.assign(drop=lossy["lossless"] - lossy["accuracy_lossy"]).dropna(subset=["drop"])
+    own = _as_independent(loss_rate, mean_burst_packets)
+    rows = []
+    for network, of_network in lossy.groupby(NETWORK, sort=False):
+        bursts = of_network.groupby("burst")["loss_rate"].nunique()
+        closest = min(bursts.index, key=lambda burst: (abs(math.log(burst / own)), -bursts[burst]))
+        curve = of_network[of_network["burst"] == closest]
+        row = dict(zip(NETWORK, network, strict=True))
+        rows.append(row | _cost(curve, loss_rate) | _budget(curve, lossless))
+        rows[-1]["basis"], rows[-1]["extrapolated"] = _basis(curve, loss_rate, closest, own)
+    return pd.DataFrame(rows).sort_values(NETWORK, kind="stable").reset_index(drop=True)
+
+
+def _as_independent(loss_rate: float, mean_burst_packets: float) -> float:
+    """Return the mean burst, in units of the mean burst of independent losses of this rate; at least 1.0."""
+    return max(1.0, mean_burst_packets * (1 - loss_rate))
+
+
+def _points(curve: pd.DataFrame) -> tuple[np.ndarray, list[Estimate]]:
+    """Return the tried rates and the drop at each."""
+    by_rate = [(float(str(rate)), t_interval(runs["drop"].to_numpy())) for rate, runs in curve.groupby("loss_rate")]
+    return np.array([rate for rate, _ in by_rate]), [drop for _, drop in by_rate]
+
+
+def _cost(curve: pd.DataFrame, loss_rate: float) -> dict[str, float]:
+    rates, drops = _points(curve)
+    scale = max(1.0, loss_rate / rates[-1])  # beyond the largest rate, costs grow in proportion
+    found = {}
+    for name, part in zip(("cost", "low", "high"), zip(*drops, strict=True), strict=True):
+        found[name] = scale * float(np.interp(loss_rate, np.append(0.0, rates), np.append(0.0, part)))
+    return found
+
+
+def _budget(curve: pd.DataFrame, lossless: pd.Series) -> dict[str, float]:
+    """Return the loss rate that costs one point.
+
+    It is in proportion to the largest rate's cost if few rates were tried, or no seed has all of them.
+    """
+    rates, drops = _points(curve)
+    names = ("budget", "budget_low", "budget_high")
+    accuracy = curve.pivot_table(index="seed", columns="loss_rate", values="accuracy_lossy").dropna()
+    if len(rates) < FEWEST_RATES or accuracy.empty:
+        cost = drops[-1].value
+        alone = rates[-1] * ONE_POINT / cost if cost > rates[-1] * ONE_POINT else math.inf
+        return dict(zip(names, (alone, math.nan, math.nan), strict=True))
+    first = lossless.loc[curve["task"].iloc[0]].loc[accuracy.index]
+    matrix = np.column_stack([first.to_numpy(), accuracy.to_numpy()])
+    return dict(zip(names, loss_budget(np.append(0.0, rates), matrix), strict=True))
+
+
+def _basis(curve: pd.DataFrame, loss_rate: float, burst: float, own: float) -> tuple[str, bool]:
+    """Return in words where a cost comes from, and whether it is an extrapolation."""
+    if loss_rate == 0:
+        return "no losses", False
+    rates = np.sort(curve["loss_rate"].unique())
+    tried = rates[np.isclose(rates, loss_rate)]  # a trace's rate is a quotient
+    after = int(rates.searchsorted(loss_rate))
+    doubts = []
+    if len(tried):
+        where = f"measured at {tried[0]:.3g}"
+    elif after == len(rates):
+        where = f"in proportion to {rates[-1]:.3g}"
+        doubts.append("beyond every tried rate")
+    elif after:
+        where = f"between {rates[after - 1]:.3g} and {rates[after]:.3g}"
+    else:
+        where = f"in proportion to {rates[0]:.3g}"
+        doubts.append("below every tried rate")
+    if max(burst / own, own / burst) > ALIKE:
+        stand_in = "single losses" if burst == 1 else f"bursts of {burst:g}"
+        doubts.append(f"{stand_in} stand for bursts of {own:.1f}")
+    return "; ".join([where, *doubts]), bool(doubts)
+
+
+def side_by_side(costs: pd.DataFrame) -> pd.DataFrame:
+    """Return a table to read: one row per network, two columns per task. A question mark is an extrapolation.
+
+    Args:
+        costs: from `expected_costs`.
+    """
+    rows: dict[tuple, dict[str, str]] = {}
+    for row in costs.to_dict("records"):
+        mark = "?" if row["extrapolated"] else ""
+        points = f"{100 * row['cost']:z.1f} ({100 * row['low']:z.1f} to {100 * row['high']:z.1f}){mark}"
+        cells = rows.setdefault(tuple(row[name] for name in NETWORK[1:]), {})
+        cells |= {f"points lost in {row['task']}": points, f"one point at, {row['task']}": _budget_in_words(row)}
+    networks = [dict(zip(NETWORK[1:], network, strict=True)) for network in rows]
+    return pd.DataFrame([network | cells for network, cells in zip(networks, rows.values(), strict=True)])
+
+
+def _budget_in_words(row: Mapping[Any, Any]) -> str:
+    values = [row[name] for name in ("budget", "budget_low", "budget_high")]
+    texts = ["never" if value == math.inf else f"{100 * value:.2g} %" for value in values]
+    return f"{texts[0]}?" if math.isnan(values[1]) else f"{texts[0]} ({texts[1]} to {texts[2]})"

@@ -1,0 +1,344 @@
+"""The two ends of a measurement: the TCP connection that plans it, the sockets, and what arrives."""
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from lossytp.network.checks import check_at_least, check_at_most, check_bool, check_is, check_positive, shown
+from lossytp.network.traces import FlowTrace, ProbeTrace
+from lossytp.network.udp import HEADER, HEADER_DTYPE, IP_AND_UDP_BYTES, ON_LINUX, SO_TIMESTAMPNS, dropped_here, numbers
+
+# Describe the packets that a measurement sends.
+
+
+LEAST_BYTES = IP_AND_UDP_BYTES + HEADER.size
+MOST_BYTES = 65_535
+MOST_FLOWS = 256
+MOST_PACKETS = 2**31
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Numbered packets to send in several flows at once, in one direction or both.
+
+    Args:
+        packets: number of packets in each flow.
+        flows: number of flows. Each has its own port, as a rank has one per peer in a collective. With
+            `both_directions`, as many flows come back.
+        packet_bytes: size of a whole IP packet: 20 bytes of IP, 8 of UDP, a header of 16, and payload.
+        rate_packets_per_s: largest mean rate of each flow.
+        burst_packets: number of packets that leave back to back. Pauses between bursts keep the mean rate.
+        both_directions: whether the receiver sends too. It never sends more bytes than it has received.
+
+    Raises:
+        TypeError: if a value has the wrong type.
+        ValueError: if a value is out of bounds.
+    """
+
+    packets: int
+    flows: int = 1
+    packet_bytes: int = 1500
+    rate_packets_per_s: float = 1000.0
+    burst_packets: int = 1
+    both_directions: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("packets", 1, MOST_PACKETS),
+            ("flows", 1, MOST_FLOWS),
+            ("packet_bytes", LEAST_BYTES, MOST_BYTES),
+            ("burst_packets", 1, MOST_PACKETS),
+        ):
+            check_at_least(name, getattr(self, name), least)
+            check_at_most(name, getattr(self, name), most)
+        check_positive("rate_packets_per_s", self.rate_packets_per_s, "packets a second")
+        check_bool("both_directions", self.both_directions)
+
+    @property
+    def datagram_bytes(self) -> int:
+        """Return the bytes of a datagram, without the headers of IP and UDP."""
+        return self.packet_bytes - IP_AND_UDP_BYTES
+
+    @property
+    def mbits_per_s(self) -> float:
+        """Return the Mbit/s of all flows of one direction together."""
+        return self.flows * self.rate_packets_per_s * self.packet_bytes * 8 / 1e6
+
+    @property
+    def seconds(self) -> float:
+        """Return the shortest time that sending can take."""
+        return self.packets / self.rate_packets_per_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: object) -> Self:
+        """Return the plan that another machine describes.
+
+        Raises:
+            TypeError: if a value has the wrong type.
+            ValueError: if the names are not a plan's, or a value is out of bounds.
+        """
+        check_is("plan", values, Mapping, "names with values")
+        assert isinstance(values, Mapping)
+        if set(values) != {field.name for field in fields(cls)}:
+            raise ValueError(
+                f"plan = {shown(dict(values))} does not have this version's fields: run the same version on both ends"
+            )
+        return cls(**values)
+
+    def check_rate(self, max_mbits: float) -> None:
+        """Raise ValueError if one direction is faster than `max_mbits`."""
+        if self.mbits_per_s > max_mbits:
+            raise ValueError(
+                f"{self.flows} x {self.rate_packets_per_s:g} packets/s of {self.packet_bytes} bytes are "
+                f"{self.mbits_per_s:.0f} Mbit/s, above max_mbits = {max_mbits:g}: send slower, or raise max_mbits"
+            )
+
+
+# Tell whether two machines read the same clock, as containers of one machine do.
+
+
+def clock_name() -> str:
+    """Return a name of this machine's clock that all its processes and containers share; "" if it has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def same_clock(theirs: object) -> bool:
+    """Return whether the other end, which sent this name, reads the same clock."""
+    return theirs != "" and theirs == clock_name()
+
+
+# Receive numbered datagrams, and log when each arrived.
+
+
+BATCH = 512
+POLL_S = 0.05
+MOST_COPIES = 4  # arrivals to log per planned packet, so that a flood of copies cannot fill the memory
+TIMESTAMP = struct.Struct("=qq")  # seconds, nanoseconds
+SPACE = 64  # bytes for a datagram's timestamp
+
+
+class Fates(NamedTuple):
+    """The fates of a flow's packets; each array has the shape (packets,)."""
+
+    arrived_ns: np.ndarray
+    """Arrival time of the first copy by the receiver's clock; 0 if lost."""
+    lost: np.ndarray
+    reordered: np.ndarray
+    duplicates: np.ndarray
+
+
+def fates(sequences: np.ndarray, times_ns: np.ndarray, num_packets: int) -> Fates:
+    """Return the fates of packets 0 to `num_packets` - 1.
+
+    A packet is reordered if one with a larger sequence number arrived before it (RFC 4737, 3.3).
+
+    Args:
+        sequences: (arrivals,) sequence numbers in the order of arrival.
+        times_ns: (arrivals,) arrival times.
+        num_packets: number of packets sent.
+    """
+    known = (sequences >= 0) & (sequences < num_packets)
+    sequences, times_ns = sequences[known].astype(np.int64), times_ns[known]
+    newest_before = np.maximum.accumulate(np.concatenate(([-1], sequences)))[:-1]
+    packets, first, copies = np.unique(sequences, return_index=True, return_counts=True)
+    arrived_ns = np.zeros(num_packets, np.int64)
+    lost, reordered = np.ones(num_packets, np.bool_), np.zeros(num_packets, np.bool_)
+    duplicates = np.zeros(num_packets, np.int32)
+    arrived_ns[packets], lost[packets], duplicates[packets] = times_ns[first], False, copies - 1
+    reordered[packets] = packets < newest_before[first]
+    return Fates(arrived_ns, lost, reordered, duplicates)
+
+
+class Receiver(threading.Thread):
+    """A thread that logs the datagrams that arrive at `sockets`.
+
+    It ignores datagrams with an unknown key or another size. Linux stamps each datagram on arrival, so that a delayed
+    thread does not blur the delays.
+
+    Args:
+        sockets: sockets that are unconnected, or connected to the sender.
+        keys: the key of each flow.
+        num_packets: number of packets in each flow; larger sequence numbers are ignored.
+        datagram_bytes: size of a datagram.
+        only_from: the sender's IP address; datagrams from other addresses are ignored.
+    """
+
+    def __init__(
+        self, sockets: list[socket.socket], keys: list[bytes], num_packets: int, datagram_bytes: int, only_from: str
+    ) -> None:
+        super().__init__(daemon=True)
+        self._sockets, self._keys = sockets, numbers(keys)
+        self._datagram_bytes, self._only_from = datagram_bytes, only_from
+        self._room = MOST_COPIES * num_packets * len(keys)
+        self._stop_now = threading.Event()
+        self._log: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # flows, sequences, times
+        self.arrived = np.zeros((len(keys), num_packets), np.bool_)
+        self.addresses: dict[int, tuple[str, int]] = {}  # where each flow comes from
+        self.bytes = 0  # received with a known key
+        for opened in sockets if ON_LINUX else ():
+            opened.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        scrap = memoryview(bytearray(datagram_bytes + 1))  # one more, to notice larger datagrams
+        self._headers = bytearray(BATCH * HEADER.size)
+        slots = memoryview(self._headers)
+        self._places = [[slots[at : at + HEADER.size], scrap] for at in range(0, len(slots), HEADER.size)]
+
+    def counts(self) -> list[int]:
+        """Return how many of each flow's packets have arrived."""
+        return [int(row.sum()) for row in self.arrived]
+
+    def newest(self) -> list[int]:
+        """Return the largest sequence number of each flow that has arrived, plus one; 0 if nothing has."""
+        return [len(row) - int(row[::-1].argmax()) if row.any() else 0 for row in self.arrived]
+
+    def own_losses(self) -> int | None:
+        """Return how many datagrams this machine dropped because it was too slow; None if unknown."""
+        drops = [dropped_here(opened) for opened in self._sockets]
+        return None if None in drops else sum(drop or 0 for drop in drops)
+
+    def log(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return flows (uint16), sequence numbers (uint32) and times (int64, ns) of all arrivals, in order."""
+        empty = np.empty(0, np.uint16), np.empty(0, np.uint32), np.empty(0, np.int64)
+        flows, sequences, times_ns = (np.concatenate(parts) for parts in zip(empty, *self._log, strict=True))
+        return flows, sequences, times_ns
+
+    def stop(self) -> None:
+        """Stop logging, and wait for the thread to end."""
+        self._stop_now.set()
+        if self.ident is not None:
+            self.join()
+
+    def run(self) -> None:
+        poll = select.poll()
+        by_number = {opened.fileno(): opened for opened in self._sockets}
+        for number in by_number:
+            poll.register(number, select.POLLIN)
+        while not self._stop_now.is_set():
+            for number, _ in poll.poll(POLL_S * 1000):
+                self._read(by_number[number])
+
+    def _read(self, opened: socket.socket) -> None:
+        """Read what has arrived at a socket, at most `BATCH` datagrams."""
+        sizes, stamps, senders = [], [], []
+        with contextlib.suppress(BlockingIOError, ConnectionRefusedError):
+            for place in self._places:
+                size, ancillary, _, sender = opened.recvmsg_into(place, SPACE, socket.MSG_DONTWAIT)
+                sizes.append(size)
+                stamps.append(ancillary[0][2] if ancillary else TIMESTAMP.pack(*divmod(time.time_ns(), 10**9)))
+                senders.append(sender)
+        if sizes:
+            self._note(np.array(sizes), np.frombuffer(b"".join(stamps), np.int64).reshape(-1, 2), senders)
+
+    def _note(self, sizes: np.ndarray, stamps: np.ndarray, senders: list[tuple[str, int]]) -> None:
+        headers = np.frombuffer(self._headers, HEADER_DTYPE, len(sizes))
+        matches = headers["key"] == self._keys[:, None]  # (flows, datagrams)
+        right = matches.any(0) & (sizes == self._datagram_bytes) & (headers["sequence"] < self.arrived.shape[1])
+        right &= np.fromiter((sender[0] == self._only_from for sender in senders), np.bool_, len(senders))
+        places = np.flatnonzero(right)[: self._room]
+        if not len(places):
+            return
+        flows = matches.argmax(0)[places].astype(np.uint16)
+        sequences = headers["sequence"][places].astype(np.uint32)
+        self._log.append((flows, sequences, stamps[places] @ np.array([10**9, 1])))
+        self._room -= len(places)
+        self.arrived[flows, sequences] = True
+        for flow, place in zip(*np.unique(flows, return_index=True), strict=True):
+            self.addresses[int(flow)] = senders[places[place]]
+        self.bytes += len(places) * self._datagram_bytes
+
+
+PROTOCOL = "lossytp.probe 1"
+PORT = 29470
+BEAT_S = 0.5
+"""Seconds between the sender's requests for a report of which packets have arrived."""
+LATE_S = 1.0
+"""Seconds for which the sender waits for the last packets to arrive."""
+PATIENCE_S = 10.0
+"""Seconds of silence after which the other end counts as vanished."""
+
+
+class Outcome(NamedTuple):
+    """The outcome of a measurement."""
+
+    trace: ProbeTrace
+    ended_early: str
+    """Why the measurement ended before all packets were sent; "" if it did not."""
+
+    @classmethod
+    def of(
+        cls, flows: list[FlowTrace], *, same: bool, ended_early: str, own_losses: int | None, source: str
+    ) -> "Outcome":
+        """Return the outcome for the flows that have packets. `same` says whether both ends read the same clock."""
+        trace = ProbeTrace(
+            flows={number: flow for number, flow in enumerate(flows) if flow.num_packets},
+            clocks="same" if same else "different",
+            complete=not ended_early,
+            own_losses=own_losses,
+            source=source,
+        )
+        return cls(trace, ended_early)
+
+
+class Log(NamedTuple):
+    """Arrivals in order; each array has the shape (arrivals,)."""
+
+    flow: np.ndarray
+    sequence: np.ndarray
+    time_ns: np.ndarray
+    """Arrival times by the receiver's clock; 0 if unknown."""
+
+
+def flow_traces(
+    plan: Plan, log: Log, counts: list[int], sent_ns: np.ndarray | None, ends: tuple[str, str], same: bool
+) -> list[FlowTrace]:
+    """Return the traces of all flows in one direction.
+
+    Args:
+        plan: the measurement's plan.
+        log: the arrivals.
+        counts: (flows,) number of packets sent in each flow.
+        sent_ns: (packets of all flows,) departure times, flow after flow; None if unknown.
+        ends: names of the sending and the receiving machine.
+        same: whether both machines read the same clock.
+    """
+    bounds = np.cumsum([0, *counts])
+    firsts = [] if sent_ns is None else [sent_ns[at] for at, count in zip(bounds, counts, strict=False) if count]
+    traces = []
+    for flow, count in enumerate(counts):
+        found = fates(log.sequence[log.flow == flow], log.time_ns[log.flow == flow], count)
+        delay_s = sent_s = np.full(count, np.nan)
+        if sent_ns is not None:
+            times_ns = sent_ns[bounds[flow] : bounds[flow + 1]]
+            sent_s = (times_ns - min(firsts, default=0)) * 1e-9
+            delay_s = np.where(found.arrived_ns == 0, np.nan, (found.arrived_ns - times_ns) * 1e-9)
+            if not same and not np.isnan(delay_s).all():
+                delay_s = delay_s - np.nanmin(delay_s)
+        traces.append(
+            FlowTrace(
+                lost=found.lost,
+                sent_s=sent_s,
+                delay_s=delay_s,
+                reordered=found.reordered,
+                duplicates=found.duplicates,
+                src=ends[0],
+                dst=ends[1],
+                packet_bytes=plan.packet_bytes,
+                rate_packets_per_s=plan.rate_packets_per_s,
+            )
+        )
+    return traces

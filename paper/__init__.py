@@ -1,0 +1,1 @@
+"""The paper: its text, and one module for each of its questions."""
