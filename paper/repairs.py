@@ -320,7 +320,7 @@ def stale_harms(results: Results) -> Claim:
 
 
 def rescaling_harms_both_phases(results: Results) -> Claim:
-    """Require that rescaling is not shown to gain in the reduce phase, and loses in both, after Holm's correction."""
+    """Require that rescaling loses in both phases, after Holm's correction, and shows no gain in the reduce phase."""
     arms = results["comparisons"]
     rows = [row_of(arms["06_repair_of_both_phases"], task=task, arm="rescale") for task in tasks(results)]
     once = [row_of(arms["06_repair"], task=task, arm="rescale") for task in tasks(results)]

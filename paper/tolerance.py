@@ -774,7 +774,7 @@ def _after(results: Results, times: int) -> list[dict[str, Any]]:
 
 
 def forward_losses_hurt(results: Results) -> Claim:
-    """Require that the backward pass alone is not shown to cost anything, and costs less than the forward pass."""
+    """Require that losses in backward alone show no cost, and cost less than losses in forward."""
     arms = results["comparisons"]["04_where"]
     numbers: dict[str, float] = {}
     holds = True
