@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from study_pages import write_pages
+from pages import copy_lessons, write_study
 
 import lossytp
 
@@ -23,6 +23,7 @@ html_show_sourcelink = False
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "cache"
+nb_execution_in_temp = True
 nb_execution_timeout = 240
 nb_execution_raise_on_error = True
 nb_merge_streams = True
@@ -35,12 +36,14 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
-write_pages(Path(__file__).parent)
+copy_lessons(Path(__file__).parent)
+write_study(Path(__file__).parent)
 
 
 def in_rst(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Turn the Markdown of docstrings, `code`, into ``code``."""
-    lines[:] = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines)).split("\n")
+    """Turn the Markdown of docstrings, `code`, into ``code``; a letter that follows needs an escape."""
+    text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", "\n".join(lines))
+    lines[:] = re.sub(r"``(?=s\b)", r"``\\ ", text).split("\n")
 
 
 def setup(app: object) -> None:
