@@ -15,14 +15,15 @@ def write_if_changed(file: Path, text: str) -> None:
 
 
 def copy_lessons(docs: Path) -> None:
-    """Copy the lessons to docs/notebooks, without links to notebooks that are not on the site."""
+    """Copy the lessons to docs/notebooks, without sliders and links to notebooks that are not on the site."""
     for name in LESSONS:
         notebook = json.loads((docs.parent / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
-        for cell in notebook["cells"]:
+        cells = [cell for cell in notebook["cells"] if "sliders" not in cell["metadata"].get("tags", ())]
+        for cell in cells:
             if cell["cell_type"] == "markdown":
                 source = "".join(cell["source"])
                 cell["source"] = re.sub(rf"\[([^]]+)\]\((?!({'|'.join(LESSONS)})\.ipynb)[^h)][^)]*\)", r"\1", source)
-        write_if_changed(docs / "notebooks" / f"{name}.ipynb", json.dumps(notebook, indent=1))
+        write_if_changed(docs / "notebooks" / f"{name}.ipynb", json.dumps(notebook | {"cells": cells}, indent=1))
 
 
 def write_study(docs: Path) -> None:
