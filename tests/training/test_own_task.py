@@ -20,7 +20,7 @@ from lossytp.training.record import read_record
 from tests.training.own_tasks import HEADLINES, declare, write_rows
 from tests.training.tasks_of_all_kinds import at, losses
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+README = (Path(__file__).parents[2] / "docs/howto/task.md").read_text(encoding="utf-8")
 FLAGS = "--model_name gpt2-nano-scratch --batch_size 12 --max_steps 1 --warmup_steps 0 --max_length 48 --loss_rate 0.1"
 
 
