@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 LESSONS = ("00_explore", "12_collectives", "60_my_model")
@@ -27,5 +28,34 @@ def copy_lessons(docs: Path) -> None:
 
 
 def write_study(docs: Path) -> None:
-    """Write docs/study/index.md."""
-    write_if_changed(docs / "study" / "index.md", "# The study\n")
+    """Write a page for each question of the paper: its figures, and its claims with their conditions and numbers."""
+    results = docs.parent / "results" / "paper"
+    checked = json.loads((results / "paper.json").read_text(encoding="utf-8"))["claims"]
+    captions = dict(re.findall(r'#(?:drawn|plate)\("(\w+)",\s*\[(.*?)\]\)', _text(docs, "lossytp.typ"), re.DOTALL))
+    names, runs = [], len(list((results / "runs").iterdir()))
+    for file in sorted((docs.parent / "paper").glob("*.py")):
+        question = import_module(f"paper.{file.stem}")
+        claims, source = getattr(question, "CLAIMS", ()), _text(docs, file.name)
+        if file.stem == "build" or not claims:
+            continue
+        lines = [f"# {file.stem.replace('_', ' ').capitalize()}", "", (question.__doc__ or "").strip(), ""]
+        for name, caption in captions.items():
+            if f'"{name}"' in source:
+                sentences = [each for each in re.split(r"(?<=\.) ", caption) if "#" not in each]
+                lines += [f"![](../../results/paper/figures/{name}.png)", "", " ".join(sentences), ""]
+        lines += ["## Claims", "", "The build of the paper stops if one of these conditions no longer holds.", ""]
+        lines += ["| condition | holds | numbers |", "|---|---|---|"]
+        for claim in claims:
+            condition = " ".join((claim.__doc__ or claim.__name__).split()).removeprefix("Require that ")
+            found = checked[claim.__name__]
+            numbers = "; ".join(f"{name}: {value:.3g}" for name, value in found["numbers"].items())
+            lines.append(f"| {condition.replace('|', ' ')} | {'yes' if found['holds'] else 'no'} | {numbers} |")
+        write_if_changed(docs / "study" / f"{file.stem}.md", "\n".join(lines) + "\n")
+        names.append(file.stem)
+    start = f"# The study\n\nThe study trained {runs:,} runs. Each question has a page, with its figures and claims.\n"
+    start += "The paper itself is `results/paper/lossytp.pdf`.\n\n```{toctree}\n"
+    write_if_changed(docs / "study" / "index.md", start + "\n".join(names) + "\n```\n")
+
+
+def _text(docs: Path, name: str) -> str:
+    return (docs.parent / "paper" / name).read_text(encoding="utf-8")
