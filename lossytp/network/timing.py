@@ -1,32 +1,37 @@
 """Time collectives over lossy links, and training steps.
 
-A collective is a schedule of messages, some of which wait for others (`lossytp.network.routes`).
-A transport times each message, with losses from the same processes as in training. Adding takes no
-time. Repairs send no packets here: time them as longer messages or more round trips. On each link, a message starts
-when the previous one is complete. Without loss a message of m packets takes alpha + beta: half a round trip, and m
-packets on the wire (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-IJHPCA 2005, section 3). All chunks count as the largest, ceil(n / R).
+A collective is a schedule of messages, some of which wait for others (`lossytp.network.routes`). A transport times each
+message, with losses from the same processes as in training. Adding takes no time. Repairs send no packets here: time
+them as longer messages or more round trips. On each link, a message starts when the previous one is complete. Without
+loss a message of m packets takes alpha + beta: half a round trip, and m packets on the wire (Thakur, Rabenseifner and
+Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005, section 3). All chunks count as the
+largest, ceil(n / R).
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from lossytp.network.checks import check_at_least, check_not_negative, check_positive
-from lossytp.network.losses import NEVER, LinkLosses, LossProcess
+from lossytp.network.losses import LinkLosses, LossProcess
+from lossytp.network.random_numbers import NEVER
 from lossytp.network.routes import Schedule, Wire, algorithm_named
 
-# Compute when senders that retransmit lost packets finish, by selective repeat or go-back-N, on many links at once.
+STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
+TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
+TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
+WORST_RATE = 0.9  # bounds the observed loss rate, from which the number of packets is predicted
+LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
+LOSSES_AT_ONCE = 2**22  # keeps what is computed at once, a sample at least, within about 600 MB
+
+# When senders that retransmit lost packets finish, by selective repeat or go-back-N, on many links at once.
 #
 # The unit of time is a gap, the time between the starts of two consecutive packets. A sender starts at most one packet
 # per gap. It idles only while it may send nothing, and only losses cause that. So a message takes the time of its
-# packets plus the idle time, and the functions step from loss to loss, not from packet to packet.
-#
-# All functions take the same arguments:
+# packets plus the idle time, and the functions step from loss to loss, not from packet to packet. Their arguments:
 #     lost: for each link, the sorted indices of its lost packets among all that it sends; int64 (num_lost,).
 #     num_packets, num_messages: each link carries `num_messages` messages of `num_packets` packets, one after another.
 #         A message starts when the one before it is complete, and its times count from its start.
@@ -85,7 +90,7 @@ class _Links:
 
 
 def go_back_n(
-    lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float
+    lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float, acknowledged: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Time go-back-N (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.2): receivers take packets in order.
 
@@ -198,18 +203,10 @@ def selective_repeat(
 #
 # Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take
 # the other half, use no bandwidth, and are never lost. Every packet counts as a full one, even a message's last. A
-# retransmission is one more packet of its link, which loses it like any other.
-#
-# The times are exact: they equal those of a packet-by-packet event simulation. One thing is a choice. If the window is
-# smaller than what one round trip holds, the sender is paced: it sends one packet every round trip / window (RFC 9002,
-# 7.7). A sender without pacing sends each window in a burst. It finishes at most a round trip sooner without loss, and
-# about 3 to 12 % sooner at 1 to 5 % loss with windows of an eighth to a half of a round trip.
-
-
-STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
-TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
-TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
-WORST_RATE = 0.9  # bounds the observed loss rate, from which the number of packets is predicted
+# retransmission is one more packet of its link, which loses it like any other. The times are exact: they equal those of
+# a packet-by-packet event simulation. If the window is smaller than what one round trip holds, the sender is paced: it
+# sends one packet every round trip / window (RFC 9002, 7.7). One that sends each window in a burst finishes at most a
+# round trip sooner without loss, and about 3 to 12 % sooner at 1 to 5 % loss.
 
 
 class Deliveries(NamedTuple):
@@ -242,11 +239,6 @@ class Path:
         return self.packet_s + self.round_trip_s / 2
 
 
-def _check_messages(num_packets: int, num_messages: int) -> None:
-    check_at_least("num_packets", num_packets, 1)
-    check_at_least("num_messages", num_messages, 1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class BestEffort:
     """Send each packet once, and give up the missing ones.
@@ -273,7 +265,6 @@ class BestEffort:
 
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
         """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links."""
-        _check_messages(num_packets, num_messages)
         if self.deadline_s < path.arrival_s:
             raise ValueError(
                 f"deadline_s = {self.deadline_s!r} ends before the first packet arrives: "
@@ -293,7 +284,8 @@ class BestEffort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reliable(ABC):
+class _Reliable:
+    starts: ClassVar[Callable[..., tuple[np.ndarray, np.ndarray]]]
     window_packets: int
     timeout_s: float
 
@@ -318,11 +310,7 @@ class _Reliable(ABC):
         return max(path.packet_s, (path.packet_s + path.round_trip_s) / self.window_packets)
 
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
-        """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links.
-
-        It does not return if a link loses all its packets; `collective_times` refuses such a process.
-        """
-        _check_messages(num_packets, num_messages)
+        """Send messages as `BestEffort.deliver` does. It does not return if a link loses all its packets."""
         acknowledged_s = path.packet_s + path.round_trip_s
         if self.timeout_s < acknowledged_s:
             raise ValueError(
@@ -341,7 +329,9 @@ class _Reliable(ABC):
             more = [link.take(needed - drawn) + drawn for link in losses]
             lost = [np.append(*pieces) for pieces in zip(lost, more, strict=True)]
             drawn = needed
-            starts, sent = self._starts(lost, num_packets, num_messages, timeout, acknowledged)
+            starts, sent = type(self).starts(
+                lost, num_packets, num_messages, window=self.window_packets, timeout=timeout, acknowledged=acknowledged
+            )
             if sent.max() <= drawn:
                 missing = np.zeros(starts.shape, dtype=np.int64)
                 return Deliveries(starts * gap_s + path.arrival_s, missing)
@@ -350,16 +340,6 @@ class _Reliable(ABC):
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
         """Return about how many packets a loss adds."""
         return 1.0
-
-    @abstractmethod
-    def _starts(
-        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return when each message's last missing packet starts, and the packets sent.
-
-        Returns:
-            Starts in gaps, (links, messages), and packets, (links,).
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,12 +350,7 @@ class SelectiveRepeat(_Reliable):
     last missing packet arrives.
     """
 
-    def _starts(
-        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return selective_repeat(
-            lost, num_packets, num_messages, window=self.window_packets, timeout=timeout, acknowledged=acknowledged
-        )
+    starts = staticmethod(selective_repeat)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,20 +361,13 @@ class GoBackN(_Reliable):
     lost packet, and the receiver discards what comes.
     """
 
+    starts = staticmethod(go_back_n)
+
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
         return min(math.ceil(timeout), self.window_packets, num_packets)
 
-    def _starts(
-        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return go_back_n(lost, num_packets, num_messages, window=self.window_packets, timeout=timeout)
-
 
 Transport = SelectiveRepeat | GoBackN | BestEffort
-
-
-LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
-LOSSES_AT_ONCE = 2**22  # keeps what is computed at once, a sample at least, within about 600 MB
 
 
 class CollectiveTimes(NamedTuple):
@@ -435,11 +403,7 @@ class AllReduce:
 
     @property
     def schedule(self) -> Schedule:
-        """Return which message waits for which.
-
-        Raises:
-            ValueError: if the algorithm is unknown or has no schedule.
-        """
+        """Return which message waits for which."""
         schedule = algorithm_named(self.algorithm).schedule
         if schedule is None:
             raise ValueError(

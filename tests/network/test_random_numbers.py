@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.losses import Normals, Stream
+from lossytp.network.random_numbers import LARGEST_BLOCK, LONGEST_GAP, Normals, Stream, geometric
 from tests.network.loss_statistics import assert_within, batch_means, reproducible
 
 KEY = (0, "training", 0, "tp", 0, 1, "gaps")
@@ -135,3 +135,19 @@ def test_normals_stay_the_same_across_versions():
         0.749901515553,
         0.229174427683,
     ]
+
+
+@reproducible
+@given(probability=st.floats(1e-6, 1), uniform=st.floats(0, 1, exclude_max=True, width=32))
+def test_geometric_inverts_the_distribution_function(probability, uniform):
+    """The smallest n with P(X <= n) = 1 - (1 - p)^n above the uniform number, to rounding."""
+    trials = int(geometric(probability, np.array([uniform]))[0])
+    assert trials >= 1
+    assert 1 - (1 - probability) ** trials >= uniform - 1e-9
+    assert 1 - (1 - probability) ** (trials - 1) <= uniform + 1e-9
+
+
+def test_the_longest_gaps_of_the_rarest_losses_stay_inside_int64():
+    gaps = geometric(1e-300, np.full(LARGEST_BLOCK, 1 - 2.0**-52))
+    assert (gaps == LONGEST_GAP + 1).all()
+    assert 0 < np.cumsum(gaps)[-1] < 2**62
