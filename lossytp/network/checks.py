@@ -131,7 +131,8 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
         match ast.parse(text.strip()[: LONGEST_NOTATION + 1], mode="eval").body:
             case ast.Call(func=ast.Name(id=name), args=values, keywords=named):
                 options = {str(each.arg): ast.literal_eval(each.value) for each in named}
-                return name, [ast.literal_eval(value) for value in values], options
+                if len(options) == len(named):
+                    return name, [ast.literal_eval(value) for value in values], options
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         pass
     raise ValueError(

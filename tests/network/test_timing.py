@@ -68,10 +68,6 @@ def test_without_loss_an_all_reduce_takes_what_the_alpha_beta_model_says(algorit
     assert (lossless.missing_share == 0).all()
 
 
-def test_every_schedule_has_a_closed_form_above():
-    assert {algorithm for algorithm, _ in LOSSLESS_S} == set(SCHEDULES)
-
-
 class Labels:
     """A transport whose message m on link row r takes 1000 r + m seconds and misses m packets."""
 
@@ -148,11 +144,6 @@ def test_best_effort_goes_on_where_nothing_arrives():
     assert got.missing_share.tolist() == [1, 1]
 
 
-def test_the_same_arguments_give_the_same_times_and_another_seed_others():
-    assert (times().seconds == times().seconds).all()
-    assert (times(seed=1).seconds != times().seconds).any()
-
-
 def test_samples_in_several_portions_are_as_many_and_as_slow(monkeypatch):
     whole = times(samples=4000).seconds
     monkeypatch.setattr(timing, "LOSSES_AT_ONCE", 20_000)
@@ -177,10 +168,6 @@ def test_1024_ranks(algorithm):
     assert (many - lossless).mean() > (few - few_lossless).mean()
 
 
-def test_one_rank_talks_to_nobody():
-    assert times(ranks=1).seconds.tolist() == [0] * 500
-
-
 STEP = {"num_layers": 3, "compute_s": 0.5, "samples": 1}
 
 
@@ -198,46 +185,6 @@ def test_a_step_is_its_computation_and_four_all_reduces_a_layer():
     assert lossy == pytest.approx(0.5 + collectives.reshape(5, 12).sum(axis=1))
 
 
-def test_tail_is_of_the_sample():
-    assert tail(np.arange(10_001.0)) == (5000, 5000, 9900, 9990)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"algorithm": "mesh"},
-            "algorithm = 'mesh' is unknown: choose one of direct, ring, sender, switch, tree",
-        ),
-        ({"ranks": 0}, "ranks = 0 is below 1"),
-        ({"samples": 0}, "samples = 0 is below 1"),
-        ({"num_elements": 1.5}, "num_elements = 1.5 is not a whole number"),
-        ({"itemsize": 0}, "itemsize = 0 is below 1"),
-        ({"process": Bernoulli(loss_rate=1)}, "loss_rate = 1 lets no retransmission through"),
-        (
-            {"transport": SelectiveRepeat(window_packets=4, timeout_s=21e-6)},
-            "timeout_s = 2.1e-05 ends before an acknowledgement can come",
-        ),
-        ({"transport": BestEffort(deadline_s=11e-6)}, "deadline_s = 1.1e-05 ends before the first packet arrives"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        times(**changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_layers": 0}, "num_layers = 0 is below 1"),
-        ({"compute_s": -1}, "compute_s = -1 is negative or infinite"),
-    ],
-)
-def test_a_step_that_cannot_be_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        step(0, **changes)
-
-
 def test_runs_are_independent_also_where_a_switchs_links_share_their_losses():
     shared = Correlated.from_loss_and_share(loss_rate=0.05, shared=1.0)
     for process in (shared, Bernoulli(loss_rate=0.05)):
@@ -245,7 +192,33 @@ def test_runs_are_independent_also_where_a_switchs_links_share_their_losses():
         assert len(np.unique(missing)) > 5
 
 
-def test_an_algorithm_without_a_schedule_is_not_timed(monkeypatch):
+def test_one_rank_talks_to_nobody_and_the_tail_is_of_the_sample():
+    assert {algorithm for algorithm, _ in LOSSLESS_S} == set(SCHEDULES)
+    assert times(ranks=1).seconds.tolist() == [0] * 500
+    assert tail(np.arange(10_001.0)) == (5000, 5000, 9900, 9990)
+    assert (times().seconds == times().seconds).all()
+    assert (times(seed=1).seconds != times().seconds).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("algorithm", "mesh"), ("ranks", 0), ("samples", 0), ("num_elements", 1.5), ("itemsize", 0)),
+        ("loss_rate", Bernoulli(loss_rate=1)),
+        ("timeout_s", SelectiveRepeat(window_packets=4, timeout_s=21e-6)),
+        ("deadline_s", BestEffort(deadline_s=11e-6)),
+    ],
+)
+def test_collectives_that_cannot_be_are_refused(name, value):
+    argument = {"loss_rate": "process", "timeout_s": "transport", "deadline_s": "transport"}.get(name, name)
+    with pytest.raises(ValueError, match=name):
+        times(**{argument: value})
+
+
+def test_steps_and_algorithms_that_cannot_be_timed_are_refused(monkeypatch):
+    for name, value in (("num_layers", 0), ("compute_s", -1)):
+        with pytest.raises(ValueError, match=name):
+            step(0, **{name: value})
     monkeypatch.setitem(ALGORITHMS, "mesh", ALGORITHMS["direct"]._replace(schedule=None))
-    with pytest.raises(ValueError, match=r"^algorithm = 'mesh' has no schedule: give its ALGORITHM one, or choose "):
+    with pytest.raises(ValueError, match="algorithm"):
         times("mesh")
