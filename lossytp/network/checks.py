@@ -101,7 +101,8 @@ def check_filled(name: str, values: object) -> None:
 def check_known(name: str, value: object, known: Iterable[object]) -> None:
     """Raise ValueError if `value` is not among the `known` names."""
     names = list(known)
-    _check(value in names, name, value, f"unknown: choose one of {', '.join(map(str, names))}")
+    shown_names = ", ".join(str(each) for each in names if each is not None)
+    _check(value in names, name, value, f"unknown: choose one of {shown_names}")
 
 
 def check_names(given: Iterable[object], known: Iterable[str]) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from lossytp.network.checks import check_known, check_probability, is_finite, shown
 from lossytp.network.random_numbers import NEVER, Key, block_size, geometric
-from lossytp.network.random_numbers import Stream as Stream  # names every other random number of the library
+from lossytp.network.random_numbers import Normals as Normals  # imported from here by others
+from lossytp.network.random_numbers import Stream as Stream
 
 NO_PACKETS = np.empty(0, dtype=np.int64)
 NO_PACKETS.setflags(write=False)

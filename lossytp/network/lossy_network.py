@@ -185,7 +185,8 @@ class LossyNetwork:
         own = hop.stop - hop.start
         missing = repair.carry(own, capacity, send)
         counts[2] += -(-repair.elements_on_wire(own, capacity) // capacity) - hop.num_packets(capacity)  # padding
-        self.counters.add((self._streams.purpose[0], site, group, hop.src, hop.dst), *counts, len(missing))
+        packets, lost, extra = counts
+        self.counters.add((self._streams.purpose[0], site, group, hop.src, hop.dst), packets, lost, extra, len(missing))
         return missing
 
     def normals(self, hops: Hops, *, group: str = "tp", site: Site | None = None) -> list[np.ndarray]:

@@ -446,8 +446,8 @@ def checked_link(key: object) -> Link:
     Raises:
         ValueError: if `key` is not a pair of different ranks.
     """
-    ends = key if isinstance(key, tuple) and len(key) == 2 else ()
-    if not ends or not all(isinstance(end, Integral) and end >= SWITCH for end in ends) or ends[0] == ends[1]:
+    ends = key if isinstance(key, tuple) and len(set(key)) == len(key) == 2 else ()
+    if not ends or not all(isinstance(end, Integral) and index(end) >= SWITCH for end in ends):
         raise ValueError(f"link = {shown(key)} is not a pair of different ranks from 0, or {SWITCH} for the switch")
     return index(ends[0]), index(ends[1])
 
