@@ -228,7 +228,6 @@ class GilbertElliott(ClosedForms):
 
     @property
     def loss_rate(self) -> float:
-        """Return the stationary probability that a packet is lost."""
         return self.share_bad * self.loss_bad + (1 - self.share_bad) * self.loss_good
 
     def covariance(self, lag: int) -> float:
@@ -390,7 +389,6 @@ class FourState(ClosedForms):
 
     @property
     def loss_rate(self) -> float:
-        """Return the stationary probability that a packet is lost: the share of states 3 and 4."""
         return float(self.shares @ IS_LOST)
 
     @property
@@ -400,7 +398,6 @@ class FourState(ClosedForms):
 
     @property
     def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses; 0 without losses, infinite if all packets are lost."""
         if self.bursts_per_packet == 0:
             return math.inf if self.loss_rate else 0.0
         return self.loss_rate / self.bursts_per_packet

@@ -284,7 +284,7 @@ class LossyNetwork:
         Raises:
             ValueError: within `evaluation()`.
         """
-        self._check_training("state_dict")
+        self._check_training()
         return {
             "seed": self.seed,
             "settings": self._settings(),
@@ -303,7 +303,7 @@ class LossyNetwork:
             ValueError: if the state is of a network with another seed, process, wire or scope, if `state` is not what
                 `state_dict()` returns, or within `evaluation()`.
         """
-        self._check_training("load_state_dict")
+        self._check_training()
         check_is("state", state, dict, "what state_dict() returned")
         self._check_settings({"seed": str(state.get("seed"))} | state.get("settings", {}))
         streams, counters = Streams(TRAINING, TRAINING), Counters()
@@ -323,9 +323,9 @@ class LossyNetwork:
         self._training = self._streams = streams
         self.counters = counters
 
-    def _check_training(self, what: str) -> None:
+    def _check_training(self) -> None:
         if self._streams is not self._training:
-            raise ValueError(f"{what}() within evaluation(): call it after the block")
+            raise ValueError("the state is training's: save and load it outside of evaluation()")
 
     def _settings(self) -> dict[str, str]:
         """Return the settings that must be equal for a resumed network to lose the same packets."""

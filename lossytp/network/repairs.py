@@ -1,9 +1,8 @@
 """Repairs: what is sent again or in addition, what stays missing, and what it does to sums.
 
-A repair has four sides. This module holds three: transport (which packets are sent, and which stay missing), theory
-(the moments of the contributions' weights in a result) and waiting time. The fourth, the values that replace missing
-packets, needs tensors: see `fills` in `lossytp.parallel.collectives`. To add a repair, define a `Repair` and add it to
-`REPAIRS`.
+A repair says which packets are sent and stay missing, how long that takes, and which weights contributions have in a
+result. The values that replace missing packets need tensors: see `fills` in `lossytp.parallel.collectives`. To add a
+repair, define a `Repair` and add it to `REPAIRS`.
 
 Suffixes: R ranks, H hops that carry an element.
 """
@@ -282,8 +281,7 @@ class Fec(Zero):
             block. "xor" adds every (n - k)-th packet modulo two into each parity packet, which restores one packet of
             those that it covers (RFC 5109). For n = k + 1 both are the same.
 
-    It sends (n - k) / k extra packets for each packet of the message. A block is complete after the time of up to
-    depth * n packets.
+    It sends (n - k) / k extra packets for each packet of the message. A block may take the time of depth * n packets.
     """
 
     name = "fec"
@@ -434,8 +432,7 @@ class Protect(Zero):
             packets drawn once for each message length: a control.
 
     The sender repeats each of these packets until it arrives, which adds 1 / (1 - p) - 1 packets for each on average.
-    Their number follows from the message's length alone, so a link loses the same packets of its stream whatever the
-    message holds.
+    Their number follows from the message's length alone, so what a link loses does not depend on what a message holds.
     """
 
     name = "protect"
@@ -459,12 +456,7 @@ class Protect(Zero):
         return math.ceil(self.share * num_packets - 1e-9)  # 0.07 * 100 is above 7
 
     def protected(self, squares: np.ndarray, seed: int) -> np.ndarray:
-        """Return the sorted numbers of the packets that are sent reliably.
-
-        Args:
-            squares: each packet's sum of squares, (packets,).
-            seed: the network's seed, which draws random packets.
-        """
+        """Return the sorted numbers of the packets to protect, given each packet's sum of squares, (packets,)."""
         count = self.num_protected(len(squares))
         if self.by == "random":
             squares = Stream((seed, "protect", len(squares))).uniforms(len(squares))
@@ -475,11 +467,7 @@ class Protect(Zero):
         return self.deliver_with(ZERO, num_packets, self.num_protected(num_packets), send)
 
     def deliver_with(self, others: Repair, num_packets: int, count: int, send: Send) -> np.ndarray:
-        """Send `count` packets until they have arrived, and let `others` deliver the remaining ones.
-
-        Raises:
-            ValueError: if the link seems to deliver nothing.
-        """
+        """Send `count` packets until they have arrived, and let `others` deliver the remaining ones."""
         outstanding = send(count)
         for _ in range(MOST_TRIES):
             if not len(outstanding):

@@ -241,13 +241,10 @@ class Path:
 
 @dataclass(frozen=True, kw_only=True)
 class BestEffort:
-    """Send each packet once, and give up the missing ones.
+    """Send each packet once, and give up the missing ones, as OptiReduce does (Warraich et al., NSDI 2025).
 
     The receiver finishes when the last packet arrives, or `deadline_s` after the message's start if that packet is lost
-    or late. Packets that have not arrived by then are missing. There is no window, because nothing is acknowledged.
-
-    This is a bounded transport as in OptiReduce (Warraich et al., NSDI 2025). A link keeps packets in order, so after
-    the last one nothing more comes.
+    or late. Packets that have not arrived by then are missing. A link keeps packets in order.
     """
 
     deadline_s: float
@@ -257,10 +254,7 @@ class BestEffort:
 
     @classmethod
     def patient(cls, num_packets: int, path: Path) -> "BestEffort":
-        """Return a transport whose receiver waits a round trip longer than `num_packets` packets take without loss.
-
-        So every packet that is not lost is in time.
-        """
+        """Return a transport that waits a round trip longer than a lossless message, so that only losses are missing."""
         return cls(deadline_s=num_packets * path.packet_s + 1.5 * path.round_trip_s)
 
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
@@ -297,9 +291,8 @@ class _Reliable:
     def prompt(cls, path: Path, timeout_round_trips: float = TIMEOUT_ROUND_TRIPS) -> Self:
         """Return the transport with its best settings: no congestion control, and a known round trip.
 
-        Its times are lower bounds. A packet that is not acknowledged is sent again after `timeout_round_trips` and the
-        time of a few packets. A timer of RFC 6298 or of an RDMA adapter waits far longer. The window covers a loss and
-        its repair, (timeout + round trip) x bandwidth, so it limits only if a packet is lost twice.
+        Its times are lower bounds: a timer of RFC 6298 or of an RDMA adapter waits far longer. The window covers a loss
+        and its repair, (timeout + round trip) x bandwidth, so it limits only if a packet is lost twice.
         """
         timeout_s = timeout_round_trips * path.round_trip_s + TIMEOUT_PACKETS * path.packet_s
         window = math.ceil((timeout_s + path.packet_s + path.round_trip_s) / path.packet_s)
@@ -437,9 +430,8 @@ def collective_times(all_reduce: AllReduce, channel: Channel, *, samples: int, s
     """Time `samples` all-reduces.
 
     Every link has its own copy of the channel's process, whose state carries over from message to message and from
-    collective to collective. Between groups of samples that fit into memory, some unused packets are skipped. Samples
-    come from several independent runs, so that many links are computed together. Neighbouring samples are usually, but
-    not always, from one run. The same arguments give the same times.
+    collective to collective. Samples come from several independent runs, so that many links are computed together.
+    Between portions that fit into memory, some unused packets are skipped.
     """
     check_at_least("samples", samples, 1)
     schedule, ranks = all_reduce.schedule, all_reduce.ranks

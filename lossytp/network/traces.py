@@ -57,17 +57,14 @@ class _Recorded(ClosedForms):
 
     @property
     def loss_rate(self) -> float:
-        """Return the share of the packets that were lost."""
         return self._lost_packets / self._packets
 
     def _both_lost(self, lag: int) -> int:
-        """Return for how many lost packets the packet `lag` later is lost too."""
         lost = ((np.asarray(trace.lost), trace.num_packets) for trace in self._recordings())
         return sum(int(np.isin((packets + lag) % length, packets).sum()) for packets, length in lost)
 
     @property
     def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses; 0 without losses, infinite if all packets were lost."""
         bursts = self._lost_packets - self._both_lost(1)
         return self._lost_packets / bursts if bursts else math.inf if self._lost_packets else 0.0
 
@@ -101,14 +98,10 @@ class Trace(_Recorded):
         object.__setattr__(self, "lost", lost)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Trace) and self._content == other._content
+        return isinstance(other, Trace) and hash(self) == hash(other)
 
     def __hash__(self) -> int:
-        return hash(self._content)
-
-    @property
-    def _content(self) -> tuple[int, bytes]:
-        return self.num_packets, np.asarray(self.lost).tobytes()
+        return hash((self.num_packets, np.asarray(self.lost).tobytes()))
 
     def _recordings(self) -> Iterable["Trace"]:
         return (self,)
@@ -195,7 +188,7 @@ IsLost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class PerPacket:
+class PerPacket(_Recorded):
     """Lose a packet if `is_lost(packets, uniforms)` is True for it; it returns bool (num_packets,).
 
     `packets` are the packets' numbers on their link, from 0, int64 (num_packets,). `uniforms` are as many independent
@@ -226,18 +219,8 @@ class PerPacket:
     def _measured(self) -> Trace:
         return Trace(lost=self.losses(("measured",)).take(MEASURED_PACKETS), num_packets=MEASURED_PACKETS)
 
-    @property
-    def loss_rate(self) -> float:
-        """Return the measured share of lost packets."""
-        return self._measured.loss_rate
-
-    @property
-    def mean_burst_packets(self) -> float:
-        """Return the measured mean run of consecutive losses."""
-        return self._measured.mean_burst_packets
-
-    def autocorrelation(self, lag: int) -> float:
-        return self._measured.autocorrelation(lag)
+    def _recordings(self) -> Iterable[Trace]:
+        return (self._measured,)
 
     def losses(self, key: Key) -> "PerPacketLosses":
         return PerPacketLosses(self, key)
@@ -432,9 +415,6 @@ class Replay(_Recorded):
 
     Args:
         links: pairs of a link and its losses, one for every link that carries packets.
-
-    Raises:
-        ValueError: if there are no links, or one is there twice.
     """
 
     links: tuple[tuple[Link, Trace], ...]
@@ -447,11 +427,7 @@ class Replay(_Recorded):
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Replay":
-        """Return the recording in a trace file that names its flows by ranks, such as 0 and 1.
-
-        Raises:
-            ValueError: if the file cannot be read, or its flows are not links between ranks.
-        """
+        """Return the recording in a trace file that names its flows by ranks, such as 0 and 1."""
         flows = read_trace(Path(path)).flows.values()
         try:
             return cls(tuple(((int(flow.src), int(flow.dst)), flow.losses()) for flow in flows))
@@ -462,11 +438,7 @@ class Replay(_Recorded):
         return (trace for _, trace in self.links)
 
     def losses(self, key: Key) -> TraceLosses:
-        """Return the losses of the link that ends `key`.
-
-        Raises:
-            ValueError: if the recording lacks the link.
-        """
+        """Return the losses of the link that ends `key`."""
         link: Any = (key[-2], key[-1])
         return TraceLosses(self.of(link), key, offset=0 if "training" in key[:-3] else None)
 
@@ -542,7 +514,6 @@ class Correlated(ClosedForms):
 
     @property
     def loss_rate(self) -> float:
-        """Return the stationary probability that a packet is lost."""
         common, private = self.common.loss_rate, self.private.loss_rate
         return common + private - common * private
 

@@ -413,7 +413,7 @@ def test_a_state_is_neither_saved_nor_loaded_within_evaluation():
     state = network.state_dict()
     with network.evaluation(1):
         for use in (network.state_dict, lambda: network.load_state_dict(state)):
-            with pytest.raises(ValueError, match="within evaluation"):
+            with pytest.raises(ValueError, match="outside of evaluation"):
                 use()
 
 

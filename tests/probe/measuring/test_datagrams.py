@@ -3,8 +3,8 @@ import socket
 import numpy as np
 import pytest
 
-from lossytp.probe import datagrams
 from lossytp.network.routes import Wire
+from lossytp.probe import datagrams
 from lossytp.probe.datagrams import HEADER, HEADER_DTYPE, flow_key, new_session, numbers, send_to, udp_socket
 
 
