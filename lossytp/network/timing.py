@@ -254,7 +254,7 @@ class BestEffort:
 
     @classmethod
     def patient(cls, num_packets: int, path: Path) -> "BestEffort":
-        """Return a transport that waits a round trip longer than a lossless message, so that only losses are missing."""
+        """Return a transport that waits a round trip longer than a lossless message: only losses are missing."""
         return cls(deadline_s=num_packets * path.packet_s + 1.5 * path.round_trip_s)
 
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:

@@ -141,30 +141,6 @@ def test_what_is_lost_is_sent_again_until_it_arrives():
     assert asked == [(8, 0)]
 
 
-@pytest.mark.parametrize(
-    ("num_elements", "elements_per_packet", "block", "sent"),
-    [
-        (64, 4, 16, 64),  # 4 blocks: a packet's four coefficients are of four blocks
-        (63, 4, 16, 64),
-        (49, 4, 16, 64),
-        (48, 4, 8, 48),
-        (8, 4, 2, 8),
-        (7, 4, 2, 8),
-        (6, 4, 1, 6),
-        (4, 4, 1, 4),
-        (1, 4, 1, 1),
-        (1000, 1, 64, 1024),
-        (1000, 4, 64, 1024),
-    ],
-)
-def test_blocks_are_as_large_as_leaves_one_coefficient_of_each_to_a_packet(
-    num_elements, elements_per_packet, block, sent
-):
-    hadamard = Hadamard(64)
-    assert hadamard.block_for(num_elements, elements_per_packet) == block
-    assert hadamard.elements_on_wire(num_elements, elements_per_packet) == sent
-
-
 @reproducible
 @given(
     num_elements=st.integers(1, 5000),

@@ -65,19 +65,6 @@ def test_packets_hold_the_message_and_the_last_one_is_not_empty(wire, itemsize, 
     assert num_packets == 0 or (num_packets - 1) * elements < num_elements
 
 
-@pytest.mark.parametrize(("num_elements", "num_packets"), [(0, 0), (1, 1), (364, 1), (365, 2), (728, 2), (729, 3)])
-def test_num_packets_by_hand(num_elements, num_packets):
-    assert Wire().num_packets(num_elements, 4) == num_packets
-
-
-@reproducible
-@given(elements=st.integers(1, 1000), itemsize=itemsizes, num_elements=st.integers(0, 10**6))
-def test_elements_of_a_packet_may_be_given_whatever_their_size(elements, itemsize, num_elements):
-    wire = Wire(elements=elements)
-    assert wire.elements_per_packet(itemsize) == elements
-    assert wire.num_packets(num_elements, itemsize) == -(-num_elements // elements)
-
-
 @pytest.mark.parametrize(
     ("name", "values"),
     [
@@ -87,7 +74,7 @@ def test_elements_of_a_packet_may_be_given_whatever_their_size(elements, itemsiz
     ],
 )
 def test_packets_that_cannot_be_are_refused(name, values):
-    assert Wire(mtu_bytes=52).elements_per_packet(8) == 1
+    assert Wire(mtu_bytes=52).elements_per_packet(8) == Wire(elements=1).elements_per_packet(4) == 1
     assert Wire(mtu_bytes=MOST, elements=MOST).elements == MOST
     for value in values:
         with pytest.raises(ValueError, match=name):
@@ -262,13 +249,6 @@ def test_switch_by_hand():
     assert switch.all_gather(5, (6, 4)) == (*up, Hop(SWITCH, 6, 3, 5, (0,)), Hop(SWITCH, 4, 0, 3, (1,)))
 
 
-def test_what_crosses_no_link():
-    """A share of 1 / R of the contributions in direct and ring, the root's in tree, nothing by way of a switch."""
-    at_risk = {"sender": 16, "direct": 12, "ring": 12, "tree": 12, "switch": 16}
-    for algorithm, quarters in at_risk.items():
-        assert len(crossings(ALGORITHMS[algorithm].reduce(400, (0, 1, 2, 3)))) == 100 * quarters
-
-
 # Names
 
 
@@ -309,20 +289,6 @@ def test_what_one_dead_link_takes_by_hand():
     assert packets_of(missing) == [[0, 1] if (hop.src, hop.dst) == (12, 10) else [] for hop in hops]
     assert missing.reliable is False
     assert elements_missing(hops, missing, 2) == [(2, 0), (2, 1), (2, 2)]
-
-
-def test_a_packet_s_elements_follow_their_size():
-    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    for itemsize, packets in ((2, [0, 1]), (4, [0, 1, 2]), (8, [0, 1, 2, 3, 4])):
-        assert packets_of(network.send(sender.reduce(5, (0,)), itemsize)) == [packets]
-
-
-def test_a_lost_packet_takes_all_it_carries():
-    """As in a ring, where the partial sum of several ranks rides on one hop."""
-    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
-    hops = (Hop(0, 1, 4, 7, positions=(3, 0)),)
-    lost = elements_missing(hops, network.send(hops, 4), 2)
-    assert sorted(lost) == [(0, 4), (0, 5), (0, 6), (3, 4), (3, 5), (3, 6)]
 
 
 @reproducible
