@@ -142,12 +142,12 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
     )
 
 
-def split_outside_parentheses(text: str, mark: str) -> list[str]:
-    """Split `text` at each `mark` that is not within parentheses, and strip the parts."""
+def split_outside_parentheses(text: str, separator: str) -> list[str]:
+    """Split `text` at each `separator` that is not within parentheses, and strip the parts."""
     found, depth = [""], 0
     for letter in text:
         depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == mark and depth == 0:
+        if letter == separator and depth == 0:
             found.append("")
         else:
             found[-1] += letter

@@ -514,8 +514,8 @@ class FourStateLosses:
 
     def state_dict(self) -> dict:
         within = bool(self._runs[2, self._cursor]) if self._cycles_per_packet else self._next_within
-        place = {"cycle": self._cycle, "cycle_start": self._cycle_start, "within_burst": within}
-        return {"packets": self._packets} | place
+        state = {"packets": self._packets, "cycle": self._cycle, "cycle_start": self._cycle_start}
+        return state | {"within_burst": within}
 
     def load_state_dict(self, state: dict) -> None:
         self._restart(**state)

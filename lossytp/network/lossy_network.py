@@ -73,19 +73,21 @@ class LossyNetwork:
         wire: Wire | None = None,
         scope: Scope = EVERYWHERE,
     ) -> None:
-        named = process if isinstance(process, Mapping) else {}
-        if (default is None) == isinstance(process, Mapping) and not named:
+        self._named: dict[Link, LossProcess] = {}
+        if isinstance(process, Mapping):
+            self._named = {checked_link(link): given for link, given in process.items()}
+            self._default = LOSSLESS if default is None else default
+            fits = bool(process) or default is not None
+        else:
+            self._default, fits = process, default is None
+        if not fits:
             raise ValueError(
                 f"process = {shown(process)} with default = {shown(default)}: give one process for all links, or name "
                 "links such as {(0, 1): process} and give a default for the others"
             )
-        self._named: dict[Link, LossProcess] = {checked_link(link): given for link, given in named.items()}
-        self._default: LossProcess = (default or LOSSLESS) if isinstance(process, Mapping) else process
-        for link, given in {
-            "process": self._default,
-            **{f"process of {link}": of for link, of in named.items()},
-        }.items():
-            check_process(link, given)
+        check_process("process" if default is None else "default", self._default)
+        for (src, dst), given in self._named.items():
+            check_process(f"process of {src}>{dst}", given)
         check_number("seed", seed, Integral, "one, such as 0")
         self.seed = index(seed)  # numpy's integers would select other streams
         self.wire = Wire() if wire is None else wire
@@ -96,7 +98,7 @@ class LossyNetwork:
         self._training = self._streams = Streams(TRAINING, TRAINING)
         self._evaluations = 0
         self._tape: LossTape | None = None
-        self._suspended: list[None] = []  # one for each block of `reliable()`; other than a number, safe with threads
+        self._suspended: list[None] = []  # one for each block of `reliable()`; appending is safe in threads
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy holds. It is outside of all blocks, because nothing would end them in the copy."""

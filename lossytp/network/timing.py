@@ -145,7 +145,7 @@ def selective_repeat(
     packet = np.full(losses, np.inf)  # which packet of the message was lost
     first_loss = np.arange(losses)  # the loss in which the same packet was lost first
     # When a packet is acknowledged, at its first loss; inf while unknown. At its later losses: -inf
-    settled = np.full(losses, np.inf)
+    heard = np.full(losses, np.inf)
     links.begin(np.arange(len(lost)))
     oldest = links.cursor.copy()  # the loss that is retransmitted next
     base = links.cursor.copy()  # the loss that holds the window's start back, if it has occurred
@@ -168,7 +168,7 @@ def selective_repeat(
         meets_loss = links.lost[links.cursor] < links.sent
         exhausted = links.next == num_packets
         ends = exhausted & (due_next == np.inf) & ~meets_loss
-        waits = (links.next >= limit) & ~exhausted & (settled[base] <= due_next) & ~meets_loss
+        waits = (links.next >= limit) & ~exhausted & (heard[base] <= due_next) & ~meets_loss
         repeats = np.flatnonzero(~(meets_loss | ends | waits))
 
         which = np.flatnonzero(meets_loss)
@@ -178,16 +178,16 @@ def selective_repeat(
         links.cursor[which] += 1
 
         which = np.flatnonzero(waits)
-        links.time[which] = np.maximum(links.time[which], settled[base[which]])
+        links.time[which] = np.maximum(links.time[which], heard[base[which]])
         base[which] += 1
 
         loss, again = oldest[repeats], links.cursor[repeats]
         start = np.maximum(links.time[repeats], due[loss])
         fails = links.lost[again] == links.sent[repeats]
-        settled[first_loss[loss[~fails]]] = start[~fails] + acknowledged
+        heard[first_loss[loss[~fails]]] = start[~fails] + acknowledged
         loss, again = loss[fails], again[fails]
         due[again] = start[fails] + timeout
-        packet[again], first_loss[again], settled[again] = packet[loss], first_loss[loss], -np.inf
+        packet[again], first_loss[again], heard[again] = packet[loss], first_loss[loss], -np.inf
         links.cursor[repeats] += fails
         links.sent[repeats] += 1
         links.time[repeats] = start + 1
