@@ -75,7 +75,7 @@ def check_at_least(name: str, value: object, least: int) -> None:
     _check(value >= least, name, value, f"below {least}: give {least} or more")  # type: ignore[operator]
 
 
-def check_at_most(name: str, value: float, most: int, fix: str = "a smaller one") -> None:
+def check_at_most(name: str, value: float, most: float, fix: str = "a smaller one") -> None:
     """Raise ValueError if a number is above `most`; `fix` follows "give"."""
     _check(value <= most, name, value, f"above {most}: give {fix}")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from lossytp.network.checks import check_known, check_probability, is_finite, shown
+from lossytp.network.checks import check_at_most, check_known, check_probability, is_finite, shown
 from lossytp.network.random_numbers import NEVER, Key, block_size, geometric
 from lossytp.network.random_numbers import Normals as Normals  # imported from here by others
 from lossytp.network.random_numbers import Stream as Stream
@@ -72,14 +72,13 @@ def check_process(name: str, value: object) -> None:
 class ClosedForms:
     """Give a process its autocorrelation and mean burst, from its `loss_rate` and `covariance(lag)`."""
 
-    if TYPE_CHECKING:  # at run time it would be the default of a dataclass's field
+    if TYPE_CHECKING:  # at run time `loss_rate` would be the default of a dataclass's field
 
         @property
         def loss_rate(self) -> float: ...
 
-    def covariance(self, lag: int) -> float:
-        """Return the covariance of the loss indicators of two packets `lag` apart, for a lag other than 0."""
-        raise NotImplementedError
+        def covariance(self, lag: int) -> float:
+            """Return the covariance of the loss indicators of two packets `lag` apart, for a lag other than 0."""
 
     def autocorrelation(self, lag: int) -> float:
         variance = self.loss_rate * (1 - self.loss_rate)
@@ -366,8 +365,7 @@ class FourState(ClosedForms):
             check_probability(field.name, getattr(self, field.name))
         for one, other in (("p13", "p14"), ("p31", "p32")):
             total = getattr(self, one) + getattr(self, other)
-            if total > 1 + ROUNDING:
-                raise ValueError(f"{one} + {other} = {total:.10g} is above 1: give two that add up to 1 or less")
+            check_at_most(f"{one} + {other}", total, 1 + ROUNDING, "two that add up to 1 or less")
 
     @property
     def leave_gap(self) -> float:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -44,8 +44,9 @@ def burst_lengths(lost: np.ndarray | Sequence[int]) -> np.ndarray:
 class _Recorded(ClosedForms):
     """The closed forms of recordings, together. They are exact, because each recording repeats as a circle."""
 
-    def _recordings(self) -> Iterable["Trace"]:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def _recordings(self) -> Iterable["Trace"]: ...
 
     @property
     def _packets(self) -> int:
