@@ -50,11 +50,7 @@ def numbers(keys: list[bytes]) -> np.ndarray:
 
 
 def udp_socket(host: str, port: int = 0) -> socket.socket:
-    """Return a UDP socket bound to `host`, which does not fragment, with buffers as large as the system allows.
-
-    Raises:
-        ValueError: if the address does not belong to this machine, or the port is in use.
-    """
+    """Return a UDP socket bound to `host`, which does not fragment, with buffers as large as the system allows."""
     opened = bound(socket.SOCK_DGRAM, host, port)
     for option, forced in ((socket.SO_RCVBUF, SO_RCVBUFFORCE), (socket.SO_SNDBUF, SO_SNDBUFFORCE)):
         opened.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
@@ -67,11 +63,7 @@ def udp_socket(host: str, port: int = 0) -> socket.socket:
 
 
 def bound(kind: socket.SocketKind, host: str, port: int) -> socket.socket:
-    """Return a socket bound to an address of this machine.
-
-    Raises:
-        ValueError: if the address does not belong to this machine, or the port is in use.
-    """
+    """Return a socket bound to an address of this machine, or raise ValueError if it cannot be used."""
     if not host:
         raise ValueError("host is empty: give an address of this machine, or 0.0.0.0 for all of them")
     opened = socket.socket(socket.AF_INET, kind)
@@ -90,11 +82,7 @@ def bound(kind: socket.SocketKind, host: str, port: int) -> socket.socket:
 
 
 def address_of(host: str) -> str:
-    """Return the IPv4 address of a machine.
-
-    Raises:
-        ValueError: if it has none.
-    """
+    """Return the IPv4 address of a machine, or raise ValueError if it has none."""
     try:
         return socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]  # type: ignore[return-value]
     except (OSError, UnicodeError) as error:
@@ -110,11 +98,7 @@ def dropped_here(opened: socket.socket) -> int | None:
 
 
 def send_to(opened: socket.socket, datagram: bytearray, address: tuple[str, int]) -> None:
-    """Send a datagram. One that this machine's firewall or queue drops counts as sent, and lost on its way.
-
-    Raises:
-        ValueError: if the datagram is larger than the path allows.
-    """
+    """Send a datagram. One that this machine's firewall or queue drops counts as sent, and lost on its way."""
     try:
         opened.sendto(datagram, address)
     except OSError as error:
@@ -160,11 +144,7 @@ class Control:
         self._most = most_array_bytes
 
     def send(self, content: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
-        """Send values by name, and one-dimensional arrays.
-
-        Raises:
-            Vanished: if the connection fails.
-        """
+        """Send values by name, and one-dimensional arrays."""
         arrays = {name: np.ascontiguousarray(array) for name, array in (arrays or {}).items()}
         content = content | {"arrays": [[name, str(array.dtype), len(array)] for name, array in arrays.items()]}
         text = json.dumps(content).encode()
@@ -177,14 +157,7 @@ class Control:
             raise Vanished(_reason(error)) from error
 
     def receive(self, *kinds: str) -> dict[str, Any]:
-        """Return the next message, with its arrays by name.
-
-        Args:
-            kinds: values of the message's "kind" that are accepted.
-
-        Raises:
-            Vanished: if no such message arrives in time.
-        """
+        """Return the next message of these kinds, with its arrays by name; raise Vanished if none comes in time."""
         deadline, wanted = time.monotonic() + self._patience_s, " or ".join(kinds)
         try:
             (length,) = LENGTH.unpack(self._bytes(LENGTH.size, deadline))
@@ -225,11 +198,7 @@ def _reason(error: OSError) -> str:
 
 
 def checked_counts(values: object, number: int, most: int) -> list[int]:
-    """Return the counts that the other end sent.
-
-    Raises:
-        Vanished: if they are not `number` whole numbers from 0 to `most`.
-    """
+    """Return the counts that the other end sent, or raise Vanished: `number` whole numbers from 0 to `most`."""
     whole = isinstance(values, list) and len(values) == number and all(type(value) is int for value in values)
     if not whole or not all(0 <= value <= most for value in values):  # type: ignore[attr-defined]
         raise Vanished(f"it sent {shown(values)} instead of {number} counts up to {most}")
