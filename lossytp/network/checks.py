@@ -12,9 +12,11 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar
 
 LONGEST_SHOWN = 80
+LONGEST_NOTATION = 500
 BRIEF = reprlib.Repr()  # a few references of YAML can make a list of 10^9 items
 BRIEF.maxlevel, BRIEF.maxlist, BRIEF.maxtuple, BRIEF.maxdict = 4, 20, 20, 20
 BRIEF.maxstring = BRIEF.maxlong = BRIEF.maxother = 10 * LONGEST_SHOWN
+T = TypeVar("T")
 
 
 def shown(value: object) -> str:
@@ -47,17 +49,60 @@ def check_number(name: str, value: object, kind: type, fix: str) -> None:
         raise TypeError(f"{name} = {shown(value)} is not a {'whole ' if kind is Integral else ''}number: give {fix}")
 
 
+def _check(holds: bool, name: str, value: object, fault: str) -> None:
+    """Raise ValueError unless a condition `holds`; `fault` says which does not, and what to give."""
+    if not holds:
+        raise ValueError(f"{name} = {shown(value)} is {fault}")
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Return whether `value` is a finite number, and not a bool."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return isinstance(value, Integral) or math.isfinite(value)  # no float holds a very large whole number
+
+
 def check_probability(name: str, value: float) -> None:
     """Raise ValueError unless `value` lies in [0, 1]."""
-    if not is_finite(value) or not 0 <= value <= 1:
-        raise ValueError(f"{name} = {shown(value)} is not in [0, 1]: give a fraction, such as 0.01 for 1 %")
+    holds = is_finite(value) and 0 <= value <= 1
+    _check(holds, name, value, "not in [0, 1]: give a fraction, such as 0.01 for 1 %")
 
 
-def check_known(name: str, value: object, known: object) -> None:
-    """Raise ValueError unless `value` is among the `known` names."""
-    names = list(known)  # type: ignore[call-overload]
-    if value not in names:
-        raise ValueError(f"{name} = {shown(value)} is unknown: choose one of {', '.join(map(str, names))}")
+def check_at_least(name: str, value: object, least: int) -> None:
+    """Raise ValueError unless `value` is a whole number of at least `least`."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    _check(whole, name, value, f"not a whole number: give one, {least} or more")
+    _check(value >= least, name, value, f"below {least}: give {least} or more")  # type: ignore[operator]
+
+
+def check_at_most(name: str, value: float, most: float, fix: str = "a smaller one") -> None:
+    """Raise ValueError if a number is above `most`; `fix` follows "give"."""
+    _check(value <= most, name, value, f"above {most}: give {fix}")
+
+
+def check_positive(name: str, value: object, unit: str) -> None:
+    """Raise ValueError unless `value` is a finite number above 0."""
+    _check(is_finite(value) and value > 0, name, value, f"not a finite number above 0: give a number of {unit}")
+
+
+def check_not_negative(name: str, value: object, unit: str) -> None:
+    """Raise ValueError unless `value` is a finite number of at least 0."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    _check(number, name, value, f"not a number: give 0 {unit} or more")
+    _check(is_finite(value) and value >= 0, name, value, f"negative or infinite: give 0 {unit} or more")
+
+
+def check_filled(name: str, values: object) -> None:
+    """Raise ValueError unless `values` is a list or a tuple with at least one value."""
+    filled = isinstance(values, list | tuple) and bool(values)
+    _check(filled, name, values, "not a list of at least one value: give one")
+
+
+def check_known(name: str, value: object, known: Iterable[object]) -> None:
+    """Raise ValueError if `value` is not among the `known` names."""
+    names = list(known)
+    shown_names = ", ".join(str(each) for each in names if each is not None)
+    _check(value in names, name, value, f"unknown: choose one of {shown_names}")
 
 
 def check_names(given: Iterable[object], known: Iterable[str]) -> None:
@@ -70,52 +115,7 @@ def check_names(given: Iterable[object], known: Iterable[str]) -> None:
             raise ValueError(f"unknown parameter {name!r}: {hint}")
 
 
-def check_at_least(name: str, value: object, least: int) -> None:
-    """Raise ValueError unless `value` is a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} = {shown(value)} is not a whole number: give one, {least} or more")
-    if value < least:
-        raise ValueError(f"{name} = {shown(value)} is below {least}: give {least} or more")
-
-
-def check_at_most(name: str, value: float, most: int, fix: str = "a smaller one") -> None:
-    """Raise ValueError if a number is above `most`; `fix` follows "give"."""
-    if value > most:
-        raise ValueError(f"{name} = {shown(value)} is above {most}: give {fix}")
-
-
-def check_positive(name: str, value: object, unit: str) -> None:
-    """Raise ValueError unless `value` is a finite number above 0."""
-    if not is_finite(value) or value <= 0:
-        raise ValueError(f"{name} = {shown(value)} is not a finite number above 0: give a number of {unit}")
-
-
-def check_not_negative(name: str, value: object, unit: str) -> None:
-    """Raise ValueError unless `value` is a finite number of at least 0."""
-    if not is_finite(value) or value < 0:
-        known = isinstance(value, Real) and not isinstance(value, bool) and value == value  # NaN differs from itself
-        fault = "negative or infinite" if known else "not a number"
-        raise ValueError(f"{name} = {shown(value)} is {fault}: give 0 {unit} or more")
-
-
-def check_filled(name: str, values: object) -> None:
-    """Raise ValueError unless `values` is a list or a tuple with at least one value."""
-    if not isinstance(values, list | tuple) or not values:
-        raise ValueError(f"{name} = {shown(values)} is not a list of at least one value: give one")
-
-
-def is_finite(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a finite number, and not a bool."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return False
-    return isinstance(value, Integral) or math.isfinite(value)  # no float holds a very large whole number
-
-
 # Build objects from one line of text, as in a flag or a YAML file: ``fec(10, 8, depth=4)``.
-
-
-T = TypeVar("T")
-LONGEST = 500
 
 
 def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -126,37 +126,37 @@ def parse(kind: str, text: str) -> tuple[str, list[Any], dict[str, Any]]:
         ValueError: if `text` has another form; the message names the `kind`.
     """
     check_is(kind, text, str, "a name, or name(1, option=2)")
-    problem = ValueError(
-        f"{kind} = {text!r} is not understood: write a name, or name(1, option=2) with plain values; names with a "
-        "hyphen take none"
-    )
     if re.fullmatch(r"[\w-]+", text.strip()):
         return text.strip(), [], {}
-    if len(text) > LONGEST:
-        raise ValueError(f"{kind} = {text[:40]!r}... has {len(text)} characters: give at most {LONGEST}")
     try:
-        expression = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(expression, ast.Call) or not isinstance(expression.func, ast.Name):
-            raise problem
-        values = [ast.literal_eval(value) for value in expression.args]
-        named = {keyword.arg or "": ast.literal_eval(keyword.value) for keyword in expression.keywords}
-        if len(named) < len(expression.keywords):
-            raise problem
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise problem from error
-    return expression.func.id, values, named
+        match ast.parse(text.strip()[: LONGEST_NOTATION + 1], mode="eval").body:
+            case ast.Call(func=ast.Name(id=name), args=values, keywords=named):
+                options = {str(each.arg): ast.literal_eval(each.value) for each in named}
+                if len(options) == len(named):
+                    return name, [ast.literal_eval(value) for value in values], options
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        pass
+    raise ValueError(
+        f"{kind} = {shown(text)} is not understood: write a name, or name(1, option=2) with plain values, in at most "
+        f"{LONGEST_NOTATION} characters; names with a hyphen take none"
+    )
 
 
-def split_outside_parentheses(text: str, mark: str) -> list[str]:
-    """Split `text` at each `mark` that is not within parentheses, and strip the parts."""
+def split_outside_parentheses(text: str, separator: str) -> list[str]:
+    """Split `text` at each `separator` that is not within parentheses, and strip the parts."""
     found, depth = [""], 0
     for letter in text:
         depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == mark and depth == 0:
+        if letter == separator and depth == 0:
             found.append("")
         else:
             found[-1] += letter
     return [part.strip() for part in found]
+
+
+@functools.cache  # a study builds thousands
+def _signature(build: Callable) -> inspect.Signature:
+    return inspect.signature(build)
 
 
 def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Mapping[str, Any] | None = None) -> T:
@@ -176,28 +176,21 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
     name, values, named = parse(kind, text)
     check_known(kind, name, known)
     signature = _signature(known[name])
-    parameters = signature.parameters
-    takes = f"{name} takes " + (", ".join(str(parameter) for parameter in parameters.values()) or "no values")
     try:
-        settled = signature.bind_partial(*values, **named).arguments
+        taken = signature.bind_partial(*values, **named).arguments
         for setting, value in (given or {}).items():
-            if setting in parameters and setting not in settled:
-                if value or (value is not None and parameters[setting].default is inspect.Parameter.empty):
+            parameter = signature.parameters.get(setting)
+            if parameter and setting not in taken:
+                if value or (value is not None and parameter.default is inspect.Parameter.empty):
                     named[setting] = value
             elif value:
-                conflict = "is also given in" if setting in parameters else "does not apply to"
-                raise ValueError(f"{setting} = {value!r} {conflict} {kind} = {text!r}: leave it out; {takes}")
+                raise TypeError(f"{setting} = {value!r} {'is given twice' if parameter else 'does not apply to it'}")
         signature.bind(*values, **named)
-    except TypeError as error:
-        raise ValueError(f"{kind} = {text!r}: {error}; {takes}") from error
-    try:
         return known[name](*values, **named)
+    except TypeError as error:  # also from the callable: a value of another type than its parameter's
+        takes = ", ".join(map(str, signature.parameters.values())) or "no values"
+        raise ValueError(f"{kind} = {text!r}: {error}; {name} takes {takes}") from error
     except ValueError as error:
-        if "(" in text:  # without values in the text, the wrong one came from elsewhere
-            raise ValueError(f"{kind} = {text!r}: {error}") from error
-        raise
-    except TypeError as error:  # a value of another type than its parameter's
-        raise ValueError(f"{kind} = {text!r}: {error}; {takes}") from error
-
-
-_signature = functools.cache(inspect.signature)  # a study builds thousands
+        if "(" not in text:  # without values in the text, the wrong one came from elsewhere
+            raise
+        raise ValueError(f"{kind} = {text!r}: {error}") from error

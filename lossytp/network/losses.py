@@ -1,74 +1,24 @@
-"""Loss processes: Bernoulli, Gilbert-Elliott, netem's four states, and their presets.
+"""Loss processes: which packets a link loses. Bernoulli, Gilbert-Elliott, netem's four states, presets, notation.
 
-A loss process is any object with the four members of `LossProcess`. Its randomness is counter-based.
+A loss process is any object with the four members of `LossProcess`. `losses(key)` gives the losses of one link. The
+key, such as ``(seed, "training", 0, "tp", src, dst)``, names the link's random numbers. So every rank of a group
+computes the same losses without a message, in any process layout, on any device, and after a resume.
 """
 
-import hashlib
 import math
 import re
-from dataclasses import dataclass, fields, is_dataclass
-from hashlib import blake2b
-from numbers import Real
-from typing import Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-from scipy.special import ndtri
 
-from lossytp.network.checks import check_known, check_probability, is_finite, shown
+from lossytp.network.checks import check_at_most, check_known, check_probability, is_finite, shown
+from lossytp.network.random_numbers import NEVER, Key, block_size, geometric
+from lossytp.network.random_numbers import Normals as Normals  # imported from here by others
+from lossytp.network.random_numbers import Stream as Stream
 
-# Counter-based random numbers: one Philox stream for each thing to draw.
-#
-# A key such as ``(seed, "training", "tp", src, dst, "gaps")`` names a stream. Its n-th number depends only on the key
-# and n. So every rank of a group computes the same losses without a message, in any process layout, on any device, and
-# after a resume. The module uses only Philox's raw words: numpy keeps these stable across versions, but not its
-# distributions.
-#
-# Philox: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
-
-
-Key = tuple[int | str, ...]
-WORDS_PER_COUNTER = 4  # Philox 4x64 yields four words a counter value
-EXPONENT_OF_ONE = np.float64(1.0).view(np.uint64)
-
-
-class Stream:
-    """Uniform numbers in [0, 1), read in order from the Philox stream that `key` names."""
-
-    def __init__(self, key: Key) -> None:
-        digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
-        self._key = np.frombuffer(digest, dtype=np.uint64)
-        self.seek(0)
-
-    def seek(self, position: int) -> None:
-        """Make number `position` (counted from 0) the next one read."""
-        self._philox = np.random.Philox(key=self._key)
-        self._philox.advance(position // WORDS_PER_COUNTER)
-        self._philox.random_raw(position % WORDS_PER_COUNTER)
-
-    def uniforms(self, count: int) -> np.ndarray:
-        """Return the next `count` numbers, float64 with 52 random bits, shape (count,)."""
-        words = self._philox.random_raw(count)
-        words >>= np.uint64(12)
-        words |= EXPONENT_OF_ONE  # 52 random bits after the exponent of 1.0 make a float64 in [1, 2)
-        numbers = words.view(np.float64)
-        numbers -= 1.0
-        return numbers
-
-
-class Normals:
-    """Standard normal numbers, read in order from the Philox stream that `key` names, by inversion."""
-
-    def __init__(self, key: Key, position: int = 0) -> None:
-        self._stream = Stream(key)
-        self._stream.seek(position)
-        self.position = position
-
-    def take(self, count: int) -> np.ndarray:
-        """Return the next `count` numbers, float64, shape (count,)."""
-        self.position += count
-        uniforms = self._stream.uniforms(count)
-        uniforms += 2.0**-53  # the middle of each of the 2**52 steps: neither 0 nor 1
-        return np.asarray(ndtri(uniforms))
+NO_PACKETS = np.empty(0, dtype=np.int64)
+NO_PACKETS.setflags(write=False)
 
 
 class LinkLosses(Protocol):
@@ -82,7 +32,7 @@ class LinkLosses(Protocol):
         ...
 
     def state_dict(self) -> dict:
-        """Return the state that resuming needs beside the process and the key, as JSON-ready values."""
+        """Return all that resuming needs besides the process and the key, as JSON-ready values."""
         ...
 
     def load_state_dict(self, state: dict) -> None:
@@ -119,61 +69,40 @@ def check_process(name: str, value: object) -> None:
         raise ValueError(f"{name} = {shown(value)} is not a loss process: give one, such as Bernoulli(loss_rate=0.01)")
 
 
-def mean_burst(loss_rate: float, next_correlation: float) -> float:
-    """Return the mean run of consecutive losses: rate / P(a packet is lost and the one before it is not).
+class ClosedForms:
+    """Give a process its autocorrelation and mean burst, from its `loss_rate` and `covariance(lag)`."""
 
-    Args:
-        loss_rate: the loss rate of the process.
-        next_correlation: the autocorrelation at lag 1.
-    """
-    both_lost = loss_rate**2 + next_correlation * loss_rate * (1 - loss_rate)
-    if loss_rate == 0:
-        return 0.0
-    return math.inf if both_lost >= loss_rate else loss_rate / (loss_rate - both_lost)
+    if TYPE_CHECKING:  # at run time `loss_rate` would be the default of a dataclass's field
 
+        @property
+        def loss_rate(self) -> float: ...
 
-# The settings of a network as text, to check that a saved state belongs to the network that loads it.
+        def covariance(self, lag: int) -> float:
+            """Return the covariance of the loss indicators of two packets `lag` apart, for a lag other than 0."""
 
+    def autocorrelation(self, lag: int) -> float:
+        variance = self.loss_rate * (1 - self.loss_rate)
+        return self.covariance(lag) / variance if lag and variance else float(lag == 0)
 
-def described(value: object) -> str:
-    """Return one line that describes settings, the same in every run, and for numpy's and Python's numbers.
-
-    It gives a dataclass's fields and an array's hash. Of anything else, such as a function, it gives only the type.
-    """
-    if isinstance(value, Real):
-        return f"{float(value):.12g}"
-    if value is None or isinstance(value, str):
-        return repr(value)
-    if isinstance(value, tuple):
-        return f"({', '.join(map(described, value))})"
-    if isinstance(value, np.ndarray):
-        return blake2b(value.tobytes(), digest_size=4).hexdigest()
-    if is_dataclass(value):
-        inside = ", ".join(f"{field.name}={described(getattr(value, field.name))}" for field in fields(value))
-        return f"{type(value).__name__}({inside})"
-    return type(value).__name__
+    @property
+    def mean_burst_packets(self) -> float:
+        """Return the loss rate divided by P(a packet is lost and the one before it is not)."""
+        rate = self.loss_rate
+        both_lost = rate**2 + self.autocorrelation(1) * rate * (1 - rate)
+        if rate == 0:
+            return 0.0
+        return math.inf if both_lost >= rate else rate / (rate - both_lost)
 
 
-def process_described(process: LossProcess) -> str:
-    """Return one line that describes a loss process. Its rate tells functions apart; `described` does not."""
-    return f"{described(process)} of loss rate {process.loss_rate:.6g}"
+def _percent(*values: float) -> str:
+    return " ".join(f"{100 * value:.10g}%" for value in values)
 
 
-# Bernoulli packet loss, sampled by gaps, so that the cost grows with the losses and not with the packets.
-
-
-NEVER = 2**62  # a packet index no run reaches
-LONGEST_GAP = 2.0**45  # keeps the sum of a block of gaps inside int64 ...
-RAREST = 1e-11  # ... and only rates below this can reach it, since log(2**-52) is -36
-SMALLEST_BLOCK = 64  # gaps drawn at once: amortises numpy's call overhead over several messages
-LARGEST_BLOCK = 2**13  # keeps the working set inside the processor's cache
-
-NO_PACKETS = np.empty(0, dtype=np.int64)
-NO_PACKETS.setflags(write=False)
+# Bernoulli losses, sampled by gaps, so that the cost grows with the losses and not with the packets.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bernoulli:
+class Bernoulli(ClosedForms):
     """Each packet is lost independently with probability `loss_rate`, in [0, 1]."""
 
     loss_rate: float
@@ -181,62 +110,30 @@ class Bernoulli:
     def __post_init__(self) -> None:
         check_probability("loss_rate", self.loss_rate)
 
-    @property
-    def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses: 1 / (1 - p), or 0 if nothing is lost."""
-        return mean_burst(self.loss_rate, 0.0)
-
-    def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of the losses of two packets `lag` apart: 0, except at lag 0."""
-        return float(lag == 0)
+    def covariance(self, lag: int) -> float:
+        return 0.0
 
     def to_netem(self) -> str:
         """Return the process in the notation of Linux ``tc netem``."""
-        return f"loss random {100 * self.loss_rate:.10g}%"
+        return f"loss random {_percent(self.loss_rate)}"
 
     def losses(self, key: Key) -> "BernoulliLosses":
-        """Return the losses of one link, drawn from the streams below `key`."""
         return BernoulliLosses(self.loss_rate, key)
-
-
-def geometric(probability: float, uniforms: np.ndarray) -> np.ndarray:
-    """Return the trials up to and including the first success, by inversion: int64, at least 1, shape of `uniforms`.
-
-    P(X > n) = (1 - p)^n, hence X = floor(log(1 - u) / log(1 - p)) + 1 (Devroye 1986, X.2).
-    """
-    if probability == 1:
-        return np.ones(uniforms.shape, dtype=np.int64)
-    trials = np.subtract(1.0, uniforms)
-    np.log(trials, out=trials)
-    trials *= 1 / math.log1p(-probability)
-    if probability < RAREST:
-        np.minimum(trials, LONGEST_GAP, out=trials)
-    whole = trials.astype(np.int64)
-    whole += 1
-    return whole
-
-
-def block_size(expected: float) -> int:
-    """Return how many numbers to draw at once if about `expected` are needed."""
-    return int(min(max(expected + 3 * math.sqrt(max(expected, 0)), SMALLEST_BLOCK), LARGEST_BLOCK))
 
 
 class BernoulliLosses:
     """Find a link's lost packets by drawing the gaps between losses.
 
-    Taking n packets at once or in any pieces gives the same losses: the gaps come in order from one stream, whatever
-    the size of the blocks in which they are drawn.
+    The gaps come in order from one stream, so the size of the blocks in which they are drawn changes nothing.
     """
 
     def __init__(self, loss_rate: float, key: Key) -> None:
-        self._loss_rate = loss_rate
-        self._gaps = Stream((*key, "gaps"))
+        self._loss_rate, self._gaps = loss_rate, Stream((*key, "gaps"))
         self._restart(packets=0, losses=0, last_lost=-1)
 
     def _restart(self, *, packets: int, losses: int, last_lost: int) -> None:
         self._packets = packets  # taken so far
-        self._losses = losses  # of these, lost
-        self._last_lost = last_lost
+        self._losses, self._last_lost = losses, last_lost  # of these packets
         self._gaps.seek(losses)
         self._next_lost = NEVER
         if 0 < self._loss_rate < 1:
@@ -252,7 +149,6 @@ class BernoulliLosses:
         self._cursor = 0  # how many of `_upcoming` were taken
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         first = self._packets
         end = self._packets = first + num_packets
         if self._loss_rate == 1:
@@ -274,26 +170,22 @@ class BernoulliLosses:
         return lost
 
     def state_dict(self) -> dict:
-        """Return all that resuming needs besides the process and the key, as JSON-ready values."""
         return {"packets": self._packets, "losses": self._losses, "last_lost": self._last_lost}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from `state_dict()`."""
         self._restart(**state)
 
 
-# Gilbert-Elliott packet loss: a two-state Markov chain that steps once per packet, its closed forms and its sampler.
+# Gilbert-Elliott losses: a Markov chain of two states that steps once per packet.
 #
 # Gilbert, "Capacity of a burst-noise channel", 1960; Elliott, "Estimates of error rates for codes on burst-noise
-# channels", 1963. The state before a packet's transition decides its loss, as in the Linux kernel's
-# ``net/sched/sch_netem.c``.
-
+# channels", 1963. The state before a packet's transition decides its loss, as in Linux's ``net/sched/sch_netem.c``.
 
 GOOD, BAD = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class GilbertElliott:
+class GilbertElliott(ClosedForms):
     """Two states, each with its own loss probability. All four parameters are probabilities per packet.
 
     With `loss_bad` = 1 and `loss_good` = 0 it is the simple Gilbert channel: a sojourn in the bad state is a burst.
@@ -305,8 +197,8 @@ class GilbertElliott:
     loss_good: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("p_good_to_bad", "p_bad_to_good", "loss_bad", "loss_good"):
-            check_probability(name, getattr(self, name))
+        for field in fields(self):
+            check_probability(field.name, getattr(self, field.name))
         if self.p_good_to_bad == self.p_bad_to_good == 0:
             raise ValueError("p_good_to_bad = p_bad_to_good = 0 has no stationary loss rate: give one a value above 0")
 
@@ -318,13 +210,11 @@ class GilbertElliott:
             ValueError: if there is no such channel, because the mean burst is below max(1, rate / (1 - rate)) packets.
         """
         check_probability("loss_rate", loss_rate)
-        if loss_rate == 1:
-            raise ValueError("loss_rate = 1 has no finite burst: use Bernoulli(loss_rate=1)")
-        shortest = max(1.0, loss_rate / (1 - loss_rate))
+        shortest = max(1.0, loss_rate / (1 - loss_rate)) if loss_rate < 1 else math.inf
         if not is_finite(mean_burst_packets) or mean_burst_packets < shortest * (1 - 1e-12):
             raise ValueError(
-                f"mean_burst_packets = {shown(mean_burst_packets)} does not fit a loss rate of {loss_rate:g}: "
-                f"give a finite number of at least {shortest:g} (Bernoulli's is {1 / (1 - loss_rate):.4g})"
+                f"mean_burst_packets = {shown(mean_burst_packets)} does not fit loss_rate = {loss_rate:g}: "
+                f"give a finite number of at least {shortest:g}, or use Bernoulli"
             )
         p_bad_to_good = min(1.0, 1 / mean_burst_packets)
         p_good_to_bad = min(1.0, loss_rate * p_bad_to_good / (1 - loss_rate))
@@ -337,32 +227,18 @@ class GilbertElliott:
 
     @property
     def loss_rate(self) -> float:
-        """Return the stationary probability that a packet is lost."""
         return self.share_bad * self.loss_bad + (1 - self.share_bad) * self.loss_good
 
-    def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of the losses of two packets `lag` apart; 0 for a process that never varies.
-
-        The chain's second eigenvalue is 1 - p_good_to_bad - p_bad_to_good. Loss adds independent noise to each packet.
-        """
-        variance = self.loss_rate * (1 - self.loss_rate)
-        if lag == 0 or variance == 0:
-            return float(lag == 0)
+    def covariance(self, lag: int) -> float:
+        """Return the covariance of the states' loss probabilities: the chain's second eigenvalue is 1 - p - r."""
         between_states = self.share_bad * (1 - self.share_bad) * (self.loss_bad - self.loss_good) ** 2
-        return between_states * (1 - self.p_good_to_bad - self.p_bad_to_good) ** abs(lag) / variance
-
-    @property
-    def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses; 0 without losses, infinite if all packets are lost."""
-        return mean_burst(self.loss_rate, self.autocorrelation(1))
+        return between_states * (1 - self.p_good_to_bad - self.p_bad_to_good) ** abs(lag)
 
     def to_netem(self) -> str:
         """Return the process in the notation of Linux ``tc netem``: ``gemodel p r 1-h 1-k``."""
-        values = (self.p_good_to_bad, self.p_bad_to_good, self.loss_bad, self.loss_good)
-        return "loss gemodel " + " ".join(f"{100 * value:.10g}%" for value in values)
+        return "loss gemodel " + _percent(self.p_good_to_bad, self.p_bad_to_good, self.loss_bad, self.loss_good)
 
     def losses(self, key: Key) -> "GilbertElliottLosses":
-        """Return the losses of one link, drawn from the streams below `key`."""
         return GilbertElliottLosses(self, key)
 
 
@@ -390,10 +266,8 @@ class GilbertElliottLosses:
         self._sojourn_start = sojourn_start
         self._ends = NO_PACKETS  # from `_cursor` on: ends of sojourns `sojourn`, `sojourn + 1`, ...
         self._cursor = 0
-        for state in (GOOD, BAD):
-            # this state's sojourns before number `sojourn`: every second one, counted from the first state
-            before = (sojourn + (state == self._first_state)) // 2
-            self._sojourns[state].seek(before)
+        for state in (GOOD, BAD):  # skip this state's earlier sojourns: every second one, counted from the first state
+            self._sojourns[state].seek((sojourn + (state == self._first_state)) // 2)
         self._draw_up_to(packets)
         self._end = int(self._ends[0])
 
@@ -406,11 +280,14 @@ class GilbertElliottLosses:
         drawn = self._sojourn + len(blocks[0])
         last = int(self._ends[-1]) if len(self._ends) else self._sojourn_start
         while last <= packet:
-            pairs = self._pairs_expected(packet - last)
+            pairs = 1  # enough with an absorbing state: the chain moves once at most
+            if 0 not in self._leave:
+                pairs = block_size((packet - last) / (1 / self._leave[GOOD] + 1 / self._leave[BAD]))
             lengths = np.empty(2 * pairs, dtype=np.int64)
             for parity in (0, 1):
                 state = self._state(drawn + parity)
-                lengths[parity::2] = self._lengths(state, pairs)
+                leave = self._leave[state]
+                lengths[parity::2] = geometric(leave, self._sojourns[state].uniforms(pairs)) if leave else NEVER
             ends = np.cumsum(lengths, out=lengths)
             ends += last
             last = int(ends[-1])
@@ -419,23 +296,10 @@ class GilbertElliottLosses:
         self._ends = np.concatenate(blocks)
         self._cursor = 0
 
-    def _pairs_expected(self, packets: int) -> int:
-        if 0 in self._leave:  # an absorbing state: the chain moves once at most
-            return 1
-        mean_cycle = 1 / self._leave[GOOD] + 1 / self._leave[BAD]
-        return block_size(packets / mean_cycle)
-
-    def _lengths(self, state: int, count: int) -> np.ndarray:
-        if self._leave[state] == 0:
-            return np.full(count, NEVER)
-        return geometric(self._leave[state], self._sojourns[state].uniforms(count))
-
     def take(self, num_packets: int) -> np.ndarray:
-        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         first = self._packets
-        end = first + num_packets
+        end = self._packets = first + num_packets
         if self._end > end:  # the current sojourn outlasts the message
-            self._packets = end
             state = self._state(self._sojourn)
             return NO_PACKETS if self._lossless_state[state] else self._lost_ticks[state].take(num_packets)
         if self._ends[-1] <= end:
@@ -444,7 +308,6 @@ class GilbertElliottLosses:
         inner = self._ends[self._cursor : stop]
         edges = np.concatenate(([first], inner, [end])) - first
         lost = [self._lost_in(state, edges) for state in (GOOD, BAD) if not self._lossless_state[state]]
-        self._packets = end
         self._sojourn += len(inner)
         self._sojourn_start = int(inner[-1])
         self._cursor = stop
@@ -461,19 +324,12 @@ class GilbertElliottLosses:
         return starts[sojourn] + (lost_ticks - ticks_before[sojourn])
 
     def state_dict(self) -> dict:
-        """Return all that resuming needs besides the process and the key, as JSON-ready values."""
-        return {
-            "packets": self._packets,
-            "sojourn": self._sojourn,
-            "sojourn_start": self._sojourn_start,
-            "good": self._lost_ticks[GOOD].state_dict(),
-            "bad": self._lost_ticks[BAD].state_dict(),
-        }
+        own = {"packets": self._packets, "sojourn": self._sojourn, "sojourn_start": self._sojourn_start}
+        return own | {"good": self._lost_ticks[GOOD].state_dict(), "bad": self._lost_ticks[BAD].state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from `state_dict()`."""
-        for own, name in zip(self._lost_ticks, ("good", "bad"), strict=True):
-            own.load_state_dict(state[name])
+        self._lost_ticks[GOOD].load_state_dict(state["good"])
+        self._lost_ticks[BAD].load_state_dict(state["bad"])
         self._restart(**{name: state[name] for name in ("packets", "sojourn", "sojourn_start")})
 
 
@@ -481,12 +337,9 @@ class GilbertElliottLosses:
 #
 # Salsano, Ludovici, Ordine and Giuliano, "Definition of a general and intuitive loss model for packet networks and its
 # implementation in the Netem module in the Linux kernel", 2012. The states: 1 delivered between bursts, 2 delivered
-# within a burst, 3 lost within a burst, 4 a single loss between bursts. State 1 always follows state 4.
-#
-# As in the kernel's ``net/sched/sch_netem.c`` the chain steps first, and the new state decides the loss;
-# `GilbertElliott` decides by the state before its step. From a stationary start the losses have the same law either
-# way. The kernel starts in state 1; a link here starts stationary.
-
+# within a burst, 3 lost within a burst, 4 a single loss between bursts. State 1 always follows state 4. As in the
+# kernel the chain steps first, and the new state decides the loss. The kernel starts in state 1; a link here starts
+# stationary, which gives the losses the same law as deciding by the state before the step.
 
 IS_LOST = np.array([0.0, 0.0, 1.0, 1.0])
 WITHIN_BURST, LOST_IN_BURST, LOST_ALONE = 1, 2, 3  # states 2, 3 and 4, counted from 0
@@ -494,7 +347,7 @@ ROUNDING = 1e-9  # of `to_netem`, which writes ten digits
 
 
 @dataclass(frozen=True)
-class FourState:
+class FourState(ClosedForms):
     """`p13` is the probability of stepping from state 1 to state 3, and so on; positions as in netem's notation.
 
     With `p32` = `p14` = 0 it is the simple Gilbert channel. If `p13` or `p31` is 0, the chain may leave some states
@@ -508,12 +361,11 @@ class FourState:
     p14: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("p13", "p31", "p32", "p23", "p14"):
-            check_probability(name, getattr(self, name))
+        for field in fields(self):
+            check_probability(field.name, getattr(self, field.name))
         for one, other in (("p13", "p14"), ("p31", "p32")):
             total = getattr(self, one) + getattr(self, other)
-            if total > 1 + ROUNDING:
-                raise ValueError(f"{one} + {other} = {total:.10g} is above 1: give two that add up to 1 or less")
+            check_at_most(f"{one} + {other}", total, 1 + ROUNDING, "two that add up to 1 or less")
 
     @property
     def leave_gap(self) -> float:
@@ -535,7 +387,6 @@ class FourState:
 
     @property
     def loss_rate(self) -> float:
-        """Return the stationary probability that a packet is lost: the share of states 3 and 4."""
         return float(self.shares @ IS_LOST)
 
     @property
@@ -545,7 +396,6 @@ class FourState:
 
     @property
     def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses; 0 without losses, infinite if all packets are lost."""
         if self.bursts_per_packet == 0:
             return math.inf if self.loss_rate else 0.0
         return self.loss_rate / self.bursts_per_packet
@@ -562,21 +412,15 @@ class FourState:
             ]
         )
 
-    def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of the losses of two packets `lag` apart; 0 for a process that never varies."""
-        rate = self.loss_rate
-        if lag == 0 or rate in (0, 1):
-            return float(lag == 0)
+    def covariance(self, lag: int) -> float:
         both_lost = (self.shares * IS_LOST) @ np.linalg.matrix_power(self.transition, abs(lag)) @ IS_LOST
-        return float(both_lost - rate**2) / (rate * (1 - rate))
+        return float(both_lost - self.loss_rate**2)
 
     def to_netem(self) -> str:
         """Return the process in the notation of Linux ``tc netem``: ``state p13 p31 p32 p23 p14``."""
-        values = (self.p13, self.p31, self.p32, self.p23, self.p14)
-        return "loss state " + " ".join(f"{100 * value:.10g}%" for value in values)
+        return "loss state " + _percent(self.p13, self.p31, self.p32, self.p23, self.p14)
 
     def losses(self, key: Key) -> "FourStateLosses":
-        """Return the losses of one link, drawn from the streams below `key`."""
         return FourStateLosses(self, key)
 
 
@@ -595,9 +439,8 @@ class FourStateLosses:
         bounds = np.cumsum(process.shares)
         start = Stream((*key, "initial")).uniforms(1)[0] * bounds[-1]
         self._first_state = int(bounds.searchsorted(start, side="right"))
-        self._restart(
-            packets=0, cycle=0, cycle_start=0, within_burst=self._first_state in (WITHIN_BURST, LOST_IN_BURST)
-        )
+        within = self._first_state in (WITHIN_BURST, LOST_IN_BURST)
+        self._restart(packets=0, cycle=0, cycle_start=0, within_burst=within)
 
     def _restart(self, *, packets: int, cycle: int, cycle_start: int, within_burst: bool) -> None:
         self._packets = packets  # taken so far
@@ -647,7 +490,6 @@ class FourStateLosses:
         return np.stack([ends - lengths, ends, within])
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         first = self._packets
         end = self._packets = first + num_packets
         if not self._cycles_per_packet:
@@ -669,51 +511,40 @@ class FourStateLosses:
         return np.repeat(starts - before, lengths) + np.arange(lengths.sum())
 
     def state_dict(self) -> dict:
-        """Return all that resuming needs besides the process and the key, as JSON-ready values."""
-        return {
-            "packets": self._packets,
-            "cycle": self._cycle,
-            "cycle_start": self._cycle_start,
-            "within_burst": bool(self._runs[2, self._cursor]) if self._cycles_per_packet else self._next_within,
-        }
+        within = bool(self._runs[2, self._cursor]) if self._cycles_per_packet else self._next_within
+        state = {"packets": self._packets, "cycle": self._cycle, "cycle_start": self._cycle_start}
+        return state | {"within_burst": within}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from `state_dict()`."""
         self._restart(**state)
 
 
-# Named loss processes: the Gilbert-Elliott settings of an earlier study, and netem's notation.
-#
-# The earlier study's command lines pass these ids, spelling mistakes included, to ``--ge_config``. Several ids state a
-# loss rate that differs from that of their values: trust `loss_rate`, not the id.
+# The Gilbert-Elliott settings of an earlier study, whose command lines pass these ids, spelling mistakes included, to
+# ``--ge_config``. Several ids state a loss rate that differs from that of their values: trust `loss_rate`, not the id.
 
-
-# id: p_good_to_bad, p_bad_to_good, loss_good, loss_bad
-_VALUES = {
-    "zero": (0, 1, 0, 1),
-    "default": (0.05, 0.45, 0, 1),
-    "one": (0.01, 0.19, 0, 1),
-    "one_precent": (0.005, 0.3, 0, 0.65),
-    "half_percent": (0.001, 0.2, 0, 1),
-    "point2_percent": (0.001, 0.45, 0.0001, 0.86),
-    "long_point1_percent": (0.00005, 0.04995, 0, 1),
-    "long_point1percent": (0.00098, 0.98, 0, 1),
-    "long_2percent": (0.0004, 0.0196, 0, 1),
-    "lomg_2percent": (0.02, 0.98, 0, 1),
-    "short_2percent": (0.0102, 0.5, 0, 1),
-    "short_1percent": (0.00606, 0.6, 0, 1),
-    "short_half_percent": (0.00303, 0.6, 0, 1),
-    "short_point_2percent": (0.00121, 0.6, 0, 1),
-    "short_point1_percent": (0.001001, 0.999, 0, 1),
-    "20_loss": (0.245, 0.98, 0, 1),
-    "long_50percent": (0.98, 0.98, 0, 1),
-    "short_50percent": (0.5, 0.5, 0, 1),
-    "90_loss": (1, 0.11111, 0, 1),
-}
-NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?%?"
 PRESETS = {
     name: GilbertElliott(p_good_to_bad=leave, p_bad_to_good=back, loss_good=good, loss_bad=bad)
-    for name, (leave, back, good, bad) in _VALUES.items()
+    for name, leave, back, good, bad in (
+        ("zero", 0, 1, 0, 1),
+        ("default", 0.05, 0.45, 0, 1),
+        ("one", 0.01, 0.19, 0, 1),
+        ("one_precent", 0.005, 0.3, 0, 0.65),
+        ("half_percent", 0.001, 0.2, 0, 1),
+        ("point2_percent", 0.001, 0.45, 0.0001, 0.86),
+        ("long_point1_percent", 0.00005, 0.04995, 0, 1),
+        ("long_point1percent", 0.00098, 0.98, 0, 1),
+        ("long_2percent", 0.0004, 0.0196, 0, 1),
+        ("lomg_2percent", 0.02, 0.98, 0, 1),
+        ("short_2percent", 0.0102, 0.5, 0, 1),
+        ("short_1percent", 0.00606, 0.6, 0, 1),
+        ("short_half_percent", 0.00303, 0.6, 0, 1),
+        ("short_point_2percent", 0.00121, 0.6, 0, 1),
+        ("short_point1_percent", 0.001001, 0.999, 0, 1),
+        ("20_loss", 0.245, 0.98, 0, 1),
+        ("long_50percent", 0.98, 0.98, 0, 1),
+        ("short_50percent", 0.5, 0.5, 0, 1),
+        ("90_loss", 1, 0.11111, 0, 1),
+    )
 }
 
 
@@ -725,6 +556,9 @@ def gilbert_elliott_preset(name: str) -> GilbertElliott:
     """
     check_known("ge_config", name, PRESETS)
     return PRESETS[name]
+
+
+NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?%?"
 
 
 def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
@@ -739,20 +573,17 @@ def from_netem(text: str) -> Bernoulli | GilbertElliott | FourState:
     """
     words = str(text).split()
     values = [word for word in words if re.fullmatch(NUMBER, word)]
-    names = words[: len(words) - len(values)]
-    if words[len(names) :] == values and values:
-        numbers = [float(value.rstrip("%")) / 100 for value in values]
-        for value, number in zip(values, numbers, strict=True):
-            if not 0 <= number <= 1:
-                raise ValueError(f"netem = {text!r} holds {value}, which is not in [0, 100 %]: give 0 % to 100 %")
-        if names in (["loss"], ["loss", "random"]) and len(numbers) == 1:
+    kind, end = " ".join(words[: len(words) - len(values)]), words[len(words) - len(values) :]
+    numbers = [float(value.rstrip("%")) / 100 for value in values] if end == values else []
+    if numbers and all(0 <= number <= 1 for number in numbers):
+        if kind in ("loss", "loss random") and len(numbers) == 1:
             return Bernoulli(loss_rate=numbers[0])
-        if names == ["loss", "gemodel"] and len(numbers) <= 4:
+        if kind == "loss gemodel" and len(numbers) <= 4:
             leave, back, bad, good = numbers + [1 - numbers[0], 1.0, 0.0][len(numbers) - 1 :]
             return GilbertElliott(p_good_to_bad=leave, p_bad_to_good=back, loss_bad=bad, loss_good=good)
-        if names == ["loss", "state"] and len(numbers) <= 5:
+        if kind == "loss state" and len(numbers) <= 5:
             return FourState(*numbers, *[1 - numbers[0], 0.0, 1.0, 0.0][len(numbers) - 1 :])
     raise ValueError(
         f"netem = {shown(text)} is not understood: write 'loss random 1%' or 'loss gemodel 1% 19% 100% 0%' or "
-        "'loss state 1% 20% 5% 30% 0.1%'"
+        "'loss state 1% 20% 5% 30% 0.1%', with 0 to 100 %"
     )

@@ -1,184 +1,45 @@
 """A network whose directed links lose packets.
 
-A message is a tensor in row-major order. `direct` and `ring` cut it into as many chunks as ranks, of ceil(n / R)
-elements; other algorithms send it whole (`lossytp.network.routes`). A link carries packets of whole elements
-(`lossytp.network.routes`). A lost packet of a contribution is missing from the sum. A lost packet of a result is
-missing on the ranks that it was sent to. All contributions are summed before any result is sent. The repair decides
-what replaces missing elements (`lossytp.network.repairs`). Without a repair they are zero.
+A message is a tensor in row-major order. An algorithm's hops (`lossytp.network.routes`) say which of its elements cross
+which link, in packets of whole elements. A lost packet of a contribution is missing from the sum; a lost packet of a
+result is missing on the ranks that it was sent to. All contributions are summed before any result is sent. The repair
+(`lossytp.network.repairs`) decides what replaces missing elements. Without one they are zero.
 """
 
-import threading
+import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, fields
-from numbers import Integral
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, is_dataclass
+from numbers import Integral, Real
 from operator import index
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from lossytp.network.checks import check_at_least, check_bool, check_is, check_known, check_names, check_number, shown
-from lossytp.network.losses import (
-    NO_PACKETS,
-    Bernoulli,
-    LinkLosses,
-    LossProcess,
-    Normals,
-    check_process,
-    described,
-    process_described,
-)
+from lossytp.network.losses import NO_PACKETS, Bernoulli, LinkLosses, LossProcess, check_process
+from lossytp.network.random_numbers import Normals
 from lossytp.network.repairs import ZERO, Repair, repair_named, stage_of
 from lossytp.network.routes import ALGORITHMS, Algorithm, Hop, Hops, Link, Missing, Wire, algorithm_named, checked_link
 from lossytp.network.scope import COUNTED, EVERYWHERE, Counters, LossTape, Scope, Site
-from lossytp.network.traces import Replay
+from lossytp.network.traces import Replay, most_wraps
 
 if TYPE_CHECKING:
     import pandas
 
-
-# Which loss process each link of a network has.
-
-
 LOSSLESS = Bernoulli(loss_rate=0.0)
-
-
-class LinkProcesses:
-    """One process for all links, or processes of named links and a default for the others.
-
-    Arguments and errors are those of `LossyNetwork`.
-    """
-
-    def __init__(self, process: LossProcess | Mapping[Link, LossProcess], default: LossProcess | None) -> None:
-        self.named: dict[Link, LossProcess] = {}
-        if isinstance(process, Mapping):
-            if not process and default is None:
-                raise ValueError(
-                    "process = {} names no link: name one, such as {(0, 1): process}, or give a process for all links"
-                )
-            self.named = {checked_link(key): value for key, value in process.items()}
-            self.default = LOSSLESS if default is None else default
-        elif default is not None:
-            raise ValueError(
-                f"default = {shown(default)} needs named links: give process = {{(0, 1): process}}, or leave "
-                "default out"
-            )
-        else:
-            self.default = process
-        check_process("process" if default is None else "default", self.default)
-        for (src, dst), given in self.named.items():
-            check_process(f"process of {src}>{dst}", given)
-
-    def of(self, src: int, dst: int) -> LossProcess:
-        """Return the process of the link src -> dst."""
-        return self.named.get((src, dst), self.default)
-
-    def loss_rate(self, src: int, dst: int) -> float:
-        """Return the loss rate of the link src -> dst, which differs from link to link in a recording of a mesh."""
-        process = self.of(src, dst)
-        return (process.of((src, dst)) if isinstance(process, Replay) else process).loss_rate
-
-    def described(self) -> dict[str, str]:
-        """Return the default process and those named processes that differ from it, in words."""
-        default = process_described(self.default)
-        named = {f"process of {src}>{dst}": process_described(process) for (src, dst), process in self.named.items()}
-        return {"process": default} | {link: process for link, process in named.items() if process != default}
-
-
-# The random streams of a network's links: those of training, and fresh ones for each evaluation.
-
-
 TRAINING: tuple[str, int] = ("training", 0)
 LinkOfGroup = tuple[str, int, int]  # group, src, dst
 
 
-class LinkStreams:
-    """Draw each link's losses and normal numbers from streams of its own.
+@dataclass
+class Streams:
+    """How far each link has read its random numbers, in training or in one evaluation."""
 
-    A link's stream begins when the link is first used. Training's streams go on from message to message. Each
-    evaluation has streams that its step names.
-
-    Args:
-        processes: the links' loss processes.
-        seed: the network's.
-    """
-
-    def __init__(self, processes: LinkProcesses, seed: int) -> None:
-        self.processes, self.seed = processes, seed
-        self.purpose = self.block = TRAINING
-        self._evaluations = 0
-        self._losses: dict[LinkOfGroup, LinkLosses] = {}
-        self._normals: dict[LinkOfGroup, Normals] = {}
-        self._of_training = self._losses, self._normals
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy holds: only training's streams, because nothing would end an evaluation in the copy."""
-        losses, normals = self._of_training
-        return self.__dict__ | {"purpose": TRAINING, "block": TRAINING, "_losses": losses, "_normals": normals}
-
-    @property
-    def of_training(self) -> bool:
-        """Return whether the program is outside of all evaluations."""
-        return self.purpose == TRAINING
-
-    def take(self, group: str, src: int, dst: int, num_packets: int) -> np.ndarray:
-        """Return which of the link's next `num_packets` packets are lost: sorted indices, int64 (num_lost,)."""
-        losses = self._losses.get((group, src, dst))
-        if losses is None:
-            losses = self._losses[group, src, dst] = self._begun(self.purpose, (group, src, dst))
-        return losses.take(num_packets)
-
-    def _begun(self, purpose: tuple[str, int], link: LinkOfGroup) -> LinkLosses:
-        return self.processes.of(*link[1:]).losses((self.seed, *purpose, *link))
-
-    def normals(self, group: str, hop: Hop) -> np.ndarray:
-        """Return a standard normal number for each element of the hop, float64 (elements,)."""
-        link = (group, hop.src, hop.dst)
-        if link not in self._normals:
-            self._normals[link] = Normals((self.seed, *self.purpose, *link, "normals"))
-        return self._normals[link].take(hop.stop - hop.start)
-
-    @property
-    def wraps(self) -> int | None:
-        """Return the largest number of times that a link's trace has begun again; None if no link replays a trace."""
-        found = [getattr(losses, "wraps", None) for losses in self._losses.values()]
-        return max((wraps for wraps in found if wraps is not None), default=None)
-
-    @contextmanager
-    def evaluation(self, step: int) -> Iterator[None]:
-        """Draw within the block from streams named by `step`, so that training's streams do not shift."""
-        check_number("step", step, Integral, "the number of the training step")
-        before = self.purpose, self.block, self._losses, self._normals
-        self._evaluations += 1
-        self.purpose, self.block = ("evaluation", index(step)), ("evaluation", self._evaluations)
-        self._losses, self._normals = {}, {}
-        try:
-            yield
-        finally:
-            self.purpose, self.block, self._losses, self._normals = before
-
-    def state_dict(self) -> dict[str, list]:
-        """Return the positions of training's streams as JSON-ready values."""
-        losses, normals = self._of_training
-        return {
-            "links": [[list(link), each.state_dict()] for link, each in losses.items()],
-            "normals": [[list(link), each.position] for link, each in normals.items()],
-        }
-
-    def loaded(self, state: dict) -> "LinkStreams":
-        """Return streams that go on from `state_dict()`."""
-        again = LinkStreams(self.processes, self.seed)
-        again._evaluations = self._evaluations  # so that a new evaluation never finds the memory of an earlier one
-        for (group, src, dst), position in state["links"]:
-            link = (group, src, dst)
-            again._losses[link] = again._begun(TRAINING, link)
-            again._losses[link].load_state_dict(position)
-        for link, position in state["normals"]:
-            again._normals[tuple(link)] = Normals((self.seed, *TRAINING, *link, "normals"), position)
-        return again
-
-
-SUSPENDING = threading.Lock()  # of all networks, since a network with a lock of its own could not be copied
+    purpose: tuple[str, int]  # "training" and 0, or "evaluation" and its step: part of the streams' keys
+    block: tuple[str, int]  # the same, but evaluations of equal steps differ
+    losses: dict[LinkOfGroup, LinkLosses] = field(default_factory=dict)
+    normals: dict[LinkOfGroup, Normals] = field(default_factory=dict)
 
 
 class LossyNetwork:
@@ -198,13 +59,10 @@ class LossyNetwork:
         scope: which messages may lose packets; all if left out.
 
     Raises:
-        TypeError: if an argument is of another type, or a link is not a pair of ranks.
-        ValueError: if a process is not a loss process, a mapping is empty and has no `default`, or `default` has no
-            mapping.
+        TypeError: if an argument is of another type.
+        ValueError: if a process is not a loss process, a link is not a pair of ranks, or `process` is no mapping of at
+            least one link but `default` is given, or needed.
     """
-
-    carries_rows = False
-    """Whether `send` needs the values of a message, because it really sends them."""
 
     def __init__(
         self,
@@ -215,34 +73,50 @@ class LossyNetwork:
         wire: Wire | None = None,
         scope: Scope = EVERYWHERE,
     ) -> None:
-        processes = LinkProcesses(process, default)
+        self._named: dict[Link, LossProcess] = {}
+        if isinstance(process, Mapping):
+            self._named = {checked_link(link): given for link, given in process.items()}
+            self._default = LOSSLESS if default is None else default
+            fits = bool(process) or default is not None
+        else:
+            self._default, fits = process, default is None
+        if not fits:
+            raise ValueError(
+                f"process = {shown(process)} with default = {shown(default)}: give one process for all links, or name "
+                "links such as {(0, 1): process} and give a default for the others"
+            )
+        check_process("process" if default is None else "default", self._default)
+        for (src, dst), given in self._named.items():
+            check_process(f"process of {src}>{dst}", given)
         check_number("seed", seed, Integral, "one, such as 0")
         self.seed = index(seed)  # numpy's integers would select other streams
-        self._streams = LinkStreams(processes, self.seed)
         self.wire = Wire() if wire is None else wire
         check_is("wire", self.wire, Wire, "one, such as Wire(mtu_bytes=1500)")
         check_is("scope", scope, Scope, 'one, such as Scope(direction="forward")')
         self.scope = scope
         self.counters = Counters()
+        self._training = self._streams = Streams(TRAINING, TRAINING)
+        self._evaluations = 0
         self._tape: LossTape | None = None
-        self._suspended = 0
+        self._suspended: list[None] = []  # one for each block of `reliable()`; appending is safe in threads
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy holds. It is outside of all blocks, because nothing would end them in the copy."""
-        return self.__dict__ | {"_suspended": 0, "_tape": None}
+        return self.__dict__ | {"_streams": self._training, "_suspended": [], "_tape": None}
 
     def process(self, src: int, dst: int) -> LossProcess:
         """Return the loss process of the link src -> dst."""
-        return self._streams.processes.of(src, dst)
+        return self._named.get((src, dst), self._default)
 
     def loss_rate(self, src: int, dst: int) -> float:
-        """Return the loss rate of the link src -> dst."""
-        return self._streams.processes.loss_rate(src, dst)
+        """Return the loss rate of the link src -> dst, which differs from link to link in a recording of a mesh."""
+        process = self.process(src, dst)
+        return (process.of((src, dst)) if isinstance(process, Replay) else process).loss_rate
 
     @property
     def named_links(self) -> tuple[Link, ...]:
         """Return the links that the mapping names."""
-        return tuple(self._streams.processes.named)
+        return tuple(self._named)
 
     def lost_packets(
         self, src: int, dst: int, num_packets: int, *, group: str = "tp", site: Site | None = None
@@ -266,60 +140,54 @@ class LossyNetwork:
         check_at_least("num_packets", num_packets, 0)
         if self._is_reliable(site):
             return NO_PACKETS
-        lost = self._streams.take(group, src, dst, num_packets)
+        lost = self._take((group, src, dst), num_packets)
         self.counters.add((self._streams.purpose[0], site, group, src, dst), num_packets, len(lost), 0, len(lost))
         return lost
 
+    def _take(self, link: LinkOfGroup, num_packets: int) -> np.ndarray:
+        """Drop packets: every packet that any message loses is drawn here."""
+        losses = self._streams.losses.get(link)
+        if losses is None:
+            losses = self._streams.losses[link] = self._begun(self._streams.purpose, link)
+        return losses.take(num_packets)
+
+    def _begun(self, purpose: tuple[str, int], link: LinkOfGroup) -> LinkLosses:
+        return self.process(*link[1:]).losses((self.seed, *purpose, *link))
+
     def send(
-        self,
-        hops: Hops,
-        itemsize: int,
-        *,
-        repair: Repair = ZERO,
-        group: str = "tp",
-        site: Site | None = None,
-        rows: np.ndarray | None = None,
+        self, hops: Hops, itemsize: int, *, repair: Repair = ZERO, group: str = "tp", site: Site | None = None
     ) -> Missing:
         """Send one message of `itemsize`-byte elements over `hops`; return the packets that each hop lacks.
-
-        A network that `carries_rows` sends this process's `rows`, and overwrites them with what arrived. Others need
-        none.
 
         Within `reliable()`, and outside the network's scope, no link advances and nothing is counted. While a tape
         replays, the recorded losses are returned.
         """
         if self._tape is not None and self._tape.replaying:
-            missing: Missing = self._tape.next()
-            return missing
-        reliable = self._is_reliable(site)
-        missing = Missing([], reliable=True) if reliable else self._send(hops, itemsize, repair, group, site, rows)
+            return self._tape.next()
+        missing = Missing([], reliable=True)
+        if not self._is_reliable(site):
+            capacity = self.wire.elements_per_packet(itemsize)
+            missing = Missing([self._send_over(hop, capacity, repair, group, site) for hop in hops])
+            if hops:
+                self.counters.add_message((self._streams.purpose[0], site, group), missing.any)
         if self._tape is not None:
             self._tape.record(missing)
         return missing
-
-    def _send(
-        self, hops: Hops, itemsize: int, repair: Repair, group: str, site: Site | None, rows: np.ndarray | None
-    ) -> Missing:
-        capacity = self.wire.elements_per_packet(itemsize)
-        missing = [self._send_over(hop, capacity, repair, group, site) for hop in hops]
-        if hops:
-            self.counters.add_message((self._streams.purpose[0], site, group), any(len(packets) for packets in missing))
-        return Missing(missing)
 
     def _send_over(self, hop: Hop, capacity: int, repair: Repair, group: str, site: Site | None) -> np.ndarray:
         counts = [0, 0, 0]  # packets, lost, extra
 
         def send(count: int, extra: int = 0) -> np.ndarray:
-            lost = self._streams.take(group, hop.src, hop.dst, count)
+            lost = self._take((group, hop.src, hop.dst), count)
             counts[0] += count
             counts[1] += len(lost)
             counts[2] += extra
             return lost
 
-        own, elements = hop.stop - hop.start, repair.elements_on_wire(hop.stop - hop.start, capacity)
+        own = hop.stop - hop.start
         missing = repair.carry(own, capacity, send)
+        counts[2] += -(-repair.elements_on_wire(own, capacity) // capacity) - hop.num_packets(capacity)  # padding
         packets, lost, extra = counts
-        extra += -(-elements // capacity) - -(-own // capacity)  # the padding of a repair's blocks
         self.counters.add((self._streams.purpose[0], site, group, hop.src, hop.dst), packets, lost, extra, len(missing))
         return missing
 
@@ -330,10 +198,13 @@ class LossyNetwork:
         are returned.
         """
         if self._tape is not None and self._tape.replaying:
-            recorded: list[np.ndarray] = self._tape.next()
-            return recorded
-        used = () if self._is_reliable(site) else hops
-        numbers = [self._streams.normals(group, hop) for hop in used]
+            return self._tape.next()
+        numbers = []
+        for hop in () if self._is_reliable(site) else hops:
+            link, streams = (group, hop.src, hop.dst), self._streams
+            if link not in streams.normals:
+                streams.normals[link] = Normals((self.seed, *streams.purpose, *link, "normals"))
+            numbers.append(streams.normals[link].take(hop.stop - hop.start))
         if self._tape is not None:
             self._tape.record(numbers)
         return numbers
@@ -354,7 +225,7 @@ class LossyNetwork:
     @property
     def suspended(self) -> bool:
         """Return whether the program is within `reliable()`."""
-        return self._suspended > 0
+        return bool(self._suspended)
 
     @contextmanager
     def reliable(self) -> Iterator[None]:
@@ -362,20 +233,23 @@ class LossyNetwork:
 
         The block affects the whole network, so also messages that other threads send meanwhile.
         """
-        self._suspend(1)
+        self._suspended.append(None)
         try:
             yield
         finally:
-            self._suspend(-1)
+            self._suspended.pop()
 
-    def _suspend(self, change: int) -> None:
-        """Count the blocks of `reliable()` that are under way: those of several threads may overlap."""
-        with SUSPENDING:
-            self._suspended += change
-
-    def evaluation(self, step: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def evaluation(self, step: int) -> Iterator[None]:
         """Draw losses within the block from streams named by `step`, so that training's streams do not shift."""
-        return self._streams.evaluation(step)
+        check_number("step", step, Integral, "the number of the training step")
+        self._evaluations += 1
+        before = self._streams
+        self._streams = Streams(("evaluation", index(step)), ("evaluation", self._evaluations))
+        try:
+            yield
+        finally:
+            self._streams = before
 
     @contextmanager
     def recording(self, tape: LossTape) -> Iterator[None]:
@@ -403,9 +277,8 @@ class LossyNetwork:
         has begun again.
         """
         summary = self.counters.summary(purpose)
-        if purpose == "training" and self._streams.of_training and self._streams.wraps is not None:
-            summary["wraps"] = self._streams.wraps
-        return summary
+        wraps = most_wraps(self._training.losses.values())
+        return summary if purpose != "training" or wraps is None else summary | {"wraps": wraps}
 
     def state_dict(self) -> dict:
         """Return the state of every training link, all counters and the network's settings, as JSON-ready values.
@@ -413,12 +286,12 @@ class LossyNetwork:
         Raises:
             ValueError: within `evaluation()`.
         """
-        if not self._streams.of_training:
-            raise ValueError("state_dict() within evaluation(): call it after the block")
+        self._check_training()
         return {
             "seed": self.seed,
             "settings": self._settings(),
-            **self._streams.state_dict(),
+            "links": [[list(link), each.state_dict()] for link, each in self._training.losses.items()],
+            "normals": [[list(link), each.position] for link, each in self._training.normals.items()],
             "counters": self.counters.state_dict(),
         }
 
@@ -432,32 +305,40 @@ class LossyNetwork:
             ValueError: if the state is of a network with another seed, process, wire or scope, if `state` is not what
                 `state_dict()` returns, or within `evaluation()`.
         """
-        if not self._streams.of_training:
-            raise ValueError("load_state_dict() within evaluation(): call it after the block")
+        self._check_training()
         check_is("state", state, dict, "what state_dict() returned")
-        lacking = [name for name in ("seed", "links", "normals", "counters") if name not in state]
-        if lacking:
-            raise ValueError(f"state = {shown(state)} lacks {', '.join(lacking)}: give what state_dict() returned")
-        if state["seed"] != self.seed:
-            raise ValueError(f"the state is of seed {state['seed']}, this network of {self.seed}: give the same seed")
-        self._check_settings(state.get("settings", self._settings()))
+        self._check_settings({"seed": str(state.get("seed"))} | state.get("settings", {}))
+        streams, counters = Streams(TRAINING, TRAINING), Counters()
         try:
-            streams, counters = self._streams.loaded(state), Counters()
+            for (group, src, dst), position in state["links"]:
+                streams.losses[group, src, dst] = self._begun(TRAINING, (group, src, dst))
+                streams.losses[group, src, dst].load_state_dict(position)
+            for (group, src, dst), position in state["normals"]:
+                key = (self.seed, *TRAINING, group, src, dst, "normals")
+                streams.normals[group, src, dst] = Normals(key, position)
             counters.load_state_dict(state["counters"])
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
             raise ValueError(
                 f"state = {shown(state)} cannot be loaded ({reason}): give what state_dict() returned"
             ) from error
-        self._streams, self.counters = streams, counters
+        self._training = self._streams = streams
+        self.counters = counters
+
+    def _check_training(self) -> None:
+        if self._streams is not self._training:
+            raise ValueError("the state is training's: save and load it outside of evaluation()")
 
     def _settings(self) -> dict[str, str]:
         """Return the settings that must be equal for a resumed network to lose the same packets."""
-        return self._streams.processes.described() | {"wire": described(self.wire), "scope": described(self.scope)}
+        default = process_described(self._default)
+        named = {f"process of {src}>{dst}": process_described(process) for (src, dst), process in self._named.items()}
+        different = {link: process for link, process in named.items() if process != default}
+        return {"process": default} | different | {"wire": described(self.wire), "scope": described(self.scope)}
 
     def _check_settings(self, theirs: dict[str, str]) -> None:
-        check_is("settings of the state", theirs, dict, "what state_dict() returned")
-        mine = self._settings()
+        mine = {"seed": str(self.seed)} | self._settings()
+        theirs = theirs if "process" in theirs else mine | theirs
         for name in [*mine, *theirs]:
             one, other = (settings.get(name, settings.get("process")) for settings in (theirs, mine))
             if one != other:
@@ -466,7 +347,28 @@ class LossyNetwork:
                 )
 
 
-# How ranks exchange messages: one object, made once from names and passed on whole.
+def described(value: object) -> str:
+    """Return one line that describes settings: a saved state must be of a network with the same line.
+
+    It gives a dataclass's fields and an array's hash. Of anything else, such as a function, it gives only the type.
+    """
+    if isinstance(value, Real):
+        return f"{float(value):.12g}"
+    if value is None or isinstance(value, str):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(described, value))})"
+    if isinstance(value, np.ndarray):
+        return hashlib.blake2b(value.tobytes(), digest_size=4).hexdigest()
+    inside = ""
+    if is_dataclass(value):
+        inside = f"({', '.join(f'{field.name}={described(getattr(value, field.name))}' for field in fields(value))})"
+    return type(value).__name__ + inside
+
+
+def process_described(process: LossProcess) -> str:
+    """Return one line that describes a loss process. Its rate tells functions apart; `described` does not."""
+    return f"{described(process)} of loss rate {process.loss_rate:.6g}"
 
 
 WIRE_DTYPES = ("fp32", "bf16")
@@ -512,24 +414,48 @@ class Wiring:
         check_is("repair", self.repair, Repair, 'one, or its name to Wiring.named, such as "rescale"')
         for name in ("reliable_gather", "sequence_parallel", "exact_adjoint"):
             check_bool(name, getattr(self, name))
-        if self.wire_dtype is not None:
-            check_known("wire_dtype", self.wire_dtype, WIRE_DTYPES)
-        if self.control is not None:
-            check_known("control", self.control, CONTROLS)
-        if self.repair.uses_own_part:
-            self._check_own_part()
-        if self.exact_adjoint and (not self.reliable_gather or self.sequence_parallel):
-            raise ValueError(
-                "exact_adjoint does not work with lossy gathers or sequence_parallel, because the adjoint of a gather "
-                "would be another lossy collective: leave reliable_gather True and sequence_parallel False"
+        check_known("wire_dtype", self.wire_dtype, (None, *WIRE_DTYPES))
+        check_known("control", self.control, (None, *CONTROLS))
+        for refused, why in self._conflicts():
+            if refused:
+                raise ValueError(why)
+
+    def _conflicts(self) -> Iterator[tuple[bool, str]]:
+        """Yield whether two settings cannot be combined, and why."""
+        algorithm, repair = f"algorithm = {self.algorithm.name!r}", f"repair = '{self.repair}'"
+        own_part, adjoint, noise = self.repair.uses_own_part, self.exact_adjoint, self.control == "noise"
+        yield (
+            own_part and not self.algorithm.has_receiving_ranks,
+            f"{repair} does not work with {algorithm}, where every rank lacks what is lost, and none has a part to "
+            "fill in: choose another algorithm",
+        )
+        yield (
+            own_part and self.sequence_parallel and not self.reliable_gather,
+            f"{repair} does not work with sequence_parallel and reliable_gather = False, because a rank has no part of "
+            "what it gathers: choose another repair",
+        )
+        yield own_part and adjoint, f"exact_adjoint does not work with {repair}: choose another repair"
+        yield (
+            adjoint and not self.one_stream,
+            "exact_adjoint does not work with lossy gathers or sequence_parallel, because the adjoint of a gather "
+            "would be another lossy collective: leave reliable_gather True and sequence_parallel False",
+        )
+        if noise:
+            fit = [name for name, other in ALGORITHMS.items() if other.hops_carry_one(self.sequence_parallel)]
+            yield (
+                not self.algorithm.hops_carry_one(self.sequence_parallel),
+                f"control = 'noise' does not work with {algorithm}, whose hops carry several ranks' parts: choose one "
+                f"of {', '.join(fit)}",
             )
-        if self.control == "noise":
-            self._check_noise()
-        if self.algorithm.sum_reaches_all and self.own_streams:
-            raise ValueError(
-                f"reliable_gather = False does not work with algorithm = {self.algorithm.name!r}, whose sum "
-                "reaches every rank: choose another algorithm"
-            )
+        yield (
+            noise and (self.repair != ZERO or adjoint),
+            "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out",
+        )
+        yield (
+            self.own_streams and self.algorithm.sum_reaches_all,
+            f"reliable_gather = False does not work with {algorithm}, whose sum reaches every rank: choose another "
+            "algorithm",
+        )
 
     @property
     def own_streams(self) -> bool:
@@ -548,7 +474,7 @@ class Wiring:
         routes = [of for name, of in phases.items() if phase in (None, name)]
         return {(hop.src, hop.dst) for of in routes for hop in of(len(ranks) ** 2, ranks)}
 
-    def check_delivers(self, network: "LossyNetwork", ranks: tuple[int, ...]) -> None:
+    def check_delivers(self, network: LossyNetwork, ranks: tuple[int, ...]) -> None:
         """Raise ValueError if a link loses everything, so that what `protect` sends would never arrive."""
         if stage_of(self.repair, "select") == ZERO:
             return
@@ -558,29 +484,3 @@ class Wiring:
                     f"repair = '{self.repair}' cannot work, because the link {src}>{dst} loses every packet: give it a "
                     "loss rate below 1, or choose another repair"
                 )
-
-    def _check_own_part(self) -> None:
-        if not self.algorithm.has_receiving_ranks:
-            raise ValueError(
-                f"repair = '{self.repair}' does not work with algorithm = {self.algorithm.name!r}, where every rank "
-                f"lacks what is lost, and none has a part to fill in: choose another algorithm"
-            )
-        if self.sequence_parallel and not self.reliable_gather:
-            raise ValueError(
-                f"repair = '{self.repair}' does not work with sequence_parallel and reliable_gather = False, because a "
-                "rank has no part of what it gathers: choose another repair"
-            )
-        if self.exact_adjoint:
-            raise ValueError(f"exact_adjoint does not work with repair = '{self.repair}': choose another repair")
-
-    def _check_noise(self) -> None:
-        fit = [name for name, other in ALGORITHMS.items() if other.hops_carry_one(self.sequence_parallel)]
-        if not self.algorithm.hops_carry_one(self.sequence_parallel):
-            raise ValueError(
-                f"control = 'noise' does not work with algorithm = {self.algorithm.name!r}, whose hops carry several "
-                f"ranks' parts: choose one of {', '.join(fit)}"
-            )
-        if self.repair != ZERO or self.exact_adjoint:
-            raise ValueError(
-                "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out"
-            )

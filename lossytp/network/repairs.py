@@ -1,8 +1,8 @@
-"""Define the base class of repairs, and the simplest repair.
+"""Repairs: what is sent again or in addition, what stays missing, and what it does to sums.
 
-A repair has four sides. This module holds three: transport (which packets are sent, and which stay missing), theory
-(the moments of the contributions' weights in a result) and waiting time. The fourth, the values that replace missing
-packets, needs tensors and lives in `lossytp.parallel.collectives`.
+A repair says which packets are sent and stay missing, how long that takes, and which weights contributions have in a
+result. The values that replace missing packets need tensors: see `fills` in `lossytp.parallel.collectives`. To add a
+repair, define a `Repair` and add it to `REPAIRS`.
 
 Suffixes: R ranks, H hops that carry an element.
 """
@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from numbers import Real
 from typing import ClassVar
 
 import numpy as np
@@ -23,12 +22,19 @@ from lossytp.network.checks import (
     check_at_most,
     check_is,
     check_known,
-    check_number,
+    check_probability,
     split_outside_parentheses,
 )
 from lossytp.network.losses import Stream
 
-MOST_TRIES = 10_000
+MOST_TRIES = 10_000  # of a packet that is sent until it arrives
+MOST_RANKS_COUNTED = 16
+MOST_PACKETS = 2**16  # of interleaved blocks
+MOST_BLOCK = 4096  # a product with a matrix of block x block
+MOST_BUDGET = 100
+CODES = ("mds", "xor")
+CHOICES = ("norm", "random")
+STAGES = {"select": "protect", "deliver": "fec or retransmit", "fill": "a repair of what is missing, such as stale"}
 
 Send = Callable[..., np.ndarray]
 """`send(count, extra=0)` sends `count` packets, `extra` of them the repair's own; it returns the indices of losses."""
@@ -57,6 +63,18 @@ class Repair:
         values = ", ".join(repr(getattr(self, field.name)) for field in fields(self))
         return f"{self.name}({values})" if values else self.name
 
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        """Send a message of `num_packets` packets over one link; return the sorted indices that stay missing."""
+        return send(num_packets)
+
+    def carry(self, num_elements: int, elements_per_packet: int, send: Send) -> np.ndarray:
+        """Send `num_elements` of a message over one link; return the sorted packets that stay missing."""
+        return self.deliver(-(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet), send)
+
+    def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
+        """Return how many elements the sender sends for `num_elements` of a message."""
+        return num_elements
+
     def sent_again(self, num_packets: int, losses: int) -> int:
         """Return how many packets the repair would send again if each had been lost `losses` times."""
         return 0
@@ -75,18 +93,6 @@ class Repair:
                 return rounds
             rounds += chance
         return math.inf if loss_rate == 1 else rounds
-
-    def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
-        """Return how many elements the sender sends for `num_elements` of a message."""
-        return num_elements
-
-    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
-        """Send a message of `num_packets` packets over one link; return the sorted indices that stay missing."""
-        return send(num_packets)
-
-    def carry(self, num_elements: int, elements_per_packet: int, send: Send) -> np.ndarray:
-        """Send `num_elements` of a message over one link; return the sorted packets that stay missing."""
-        return self.deliver(-(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet), send)
 
     def weight(self, loss_rate: float) -> float:
         """Return the factor that scales everything that crossed a link of this stationary loss rate."""
@@ -110,13 +116,7 @@ class Repair:
         raise ValueError(f"repair = {self} has no expected squared error: give {type(self).__name__} sum_moments")
 
     def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
-        """Return the moments in a receiver's result, given those in the sum.
-
-        Args:
-            total: the moments in the sum.
-            receiver: the rank that receives the sum.
-            arrives: probability that the sum reaches it.
-        """
+        """Return the moments in the result of rank `receiver`, which the sum reaches with probability `arrives`."""
         mean_R, second_RR = total
         return arrives * mean_R, arrives * second_RR
 
@@ -138,12 +138,6 @@ class Zero(Repair):
 
 
 ZERO = Zero()
-
-
-# Scale up what arrives, so that a sum keeps its size on average.
-
-
-MOST_RANKS_COUNTED = 16
 
 
 @dataclass(frozen=True)
@@ -183,11 +177,7 @@ class RescaleCounted(Repair):
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
         """Return the moments over all outcomes O of the hops: each of the n parts that arrived has weight R / n."""
         hops, ranks = crosses_HR.shape
-        if max(hops, ranks) > MOST_RANKS_COUNTED:
-            raise ValueError(
-                f"ranks = {ranks} with repair = 'rescale_counted', worked out from all 2^{hops} outcomes of its hops: "
-                f"give fewer ranks"
-            )
+        check_at_most("ranks", max(hops, ranks), MOST_RANKS_COUNTED, f"fewer: it takes all 2^{hops} outcomes of hops")
         lost_OH = (np.arange(2**hops)[:, None] >> np.arange(hops) & 1).astype(float)
         lost_O = lost_OH.sum(1)
         chance_O = rate**lost_O * (1 - rate) ** (hops - lost_O)
@@ -196,27 +186,31 @@ class RescaleCounted(Repair):
         return chance_O @ weight_OR, (chance_O[:, None] * weight_OR).T @ weight_OR
 
 
-# Fill missing values with the last ones that arrived.
-
-
 @dataclass(frozen=True)
 class Stale(Repair):
-    """The receiver fills each gap with the value that last arrived at the same place, and passes it on.
+    """The receiver fills each gap with the value that last arrived at the same site and position, and passes it on.
 
-    A place is a layer, direction, hop and position in the message. Its value is zero at first, and again after the
-    message has changed its size. "Distributed training under packet loss" (arXiv 2507.07114) fills parameters this way.
-    The receiver keeps a copy of everything that crosses a hop. Training's checkpoints contain this copy;
-    `LossyNetwork.state_dict` does not.
+    A site is a layer, direction and hop. The value is zero at first, and again after the message has changed its size.
+    "Distributed training under packet loss" (arXiv 2507.07114) fills parameters this way. The receiver keeps a copy of
+    everything that crosses a hop. Training's checkpoints contain this copy; `LossyNetwork.state_dict` does not.
     """
 
     name = "stale"
     remembers: ClassVar[bool] = True
 
     def sum_moments(self, crosses_HR: np.ndarray, receivers: tuple[int, ...], rate: float) -> Moments:
-        """Return the probability that a part is current, for E[a_r], and that two have the same age, for E[a_r a_s]."""
+        """Return the probability that a part is current, for E[a_r], and that two have the same age, for E[a_r a_s].
+
+        Parts of different messages are uncorrelated, so these probabilities take the moments' place in the error.
+        """
         if rate == 1:  # nothing ever arrives, so every gap stays zero
             return ZERO.sum_moments(crosses_HR, receivers, rate)
-        _check_meet_and_stay_together(crosses_HR)
+        met_HRR = np.cumsum(crosses_HR[:, :, None] * crosses_HR[:, None, :], axis=0) > 0
+        if (met_HRR & (crosses_HR[:, :, None] != crosses_HR[:, None, :])).any():
+            raise ValueError(
+                "repair = 'stale' has no closed form where parts share a hop and then part again: choose another "
+                "repair, or an algorithm whose parts stay together"
+            )
         crossed_R, common_RR = crosses_HR.sum(0), crosses_HR.T @ crosses_HR
         return (1.0 - rate) ** crossed_R, same_age(crossed_R[:, None] - common_RR, crossed_R - common_RR, rate)
 
@@ -235,27 +229,9 @@ def same_age(hops_RR: np.ndarray, others_RR: np.ndarray, rate: float) -> np.ndar
         q^(m + n) sum_k binom(m + k - 1, k) binom(n + k - 1, k) p^2k = q^(m + n) F(m, n; 1; p^2)  (DLMF 15.2.1).
 
     F(m, n; 1; z) = (1 - z)^(1 - m - n) F(1 - m, 1 - n; 1; z) (DLMF 15.8.1), which has finitely many terms.
-
-    Parts of different messages are uncorrelated. So this probability takes the place of E[a_r a_s] in the error, and
-    the probability of age 0 takes that of E[a_r].
     """
     finite_RR = hyp2f1(1 - hops_RR, 1 - others_RR, 1, rate**2)
     return (1 - rate) * (1 + rate) ** (1 - hops_RR - others_RR) * finite_RR
-
-
-def _check_meet_and_stay_together(crosses_HR: np.ndarray) -> None:
-    """Raise ValueError unless any two parts share all hops after the first that they share."""
-    for one_H in crosses_HR.T:
-        for other_H in crosses_HR.T:
-            met_H = np.cumsum(one_H * other_H) > 0
-            if (one_H != other_H)[met_H].any():
-                raise ValueError(
-                    "repair = 'stale' has no closed form where parts share a hop and then part again: choose another "
-                    "repair, or an algorithm whose parts stay together"
-                )
-
-
-# Fill in the receiver's own part.
 
 
 @dataclass(frozen=True)
@@ -285,24 +261,17 @@ class Local(Repair):
 
     def result_moments(self, total: Moments, receiver: int, arrives: float) -> Moments:
         mean_R, second_RR = total
-        instead_R = np.eye(len(mean_R))[receiver]
-        lost = 1 - arrives
+        instead_R, lost = np.eye(len(mean_R))[receiver], 1 - arrives
         return arrives * mean_R + lost * instead_R, arrives * second_RR + lost * np.outer(instead_R, instead_R)
-
-
-# Forward error correction: the receiver restores lost packets from parity packets, without asking the sender.
-#
-# Rizzo, "Effective erasure codes for reliable computer communication protocols", CCR 1997. This module works out which
-# packets stay missing. Restored packets are exact, so it never computes any parity.
-
-
-CODES = ("mds", "xor")
-MOST_PACKETS = 2**16
 
 
 @dataclass(frozen=True)
 class Fec(Zero):
-    """Send `n` packets for each block of `k` packets of a message. A shorter last block also gets n - k parity packets.
+    """Forward error correction: send `n` packets for each block of `k` packets of a message.
+
+    The receiver restores lost packets exactly, from parity packets, without asking the sender (Rizzo, "Effective
+    erasure codes for reliable computer communication protocols", CCR 1997). A shorter last block also gets n - k parity
+    packets.
 
     Args:
         n, k: packets of a block, and how many of them are the message's own.
@@ -312,8 +281,7 @@ class Fec(Zero):
             block. "xor" adds every (n - k)-th packet modulo two into each parity packet, which restores one packet of
             those that it covers (RFC 5109). For n = k + 1 both are the same.
 
-    It sends (n - k) / k extra packets for each packet of the message. A block is complete after the time of up to
-    depth * n packets.
+    It sends (n - k) / k extra packets for each packet of the message. A block may take the time of depth * n packets.
     """
 
     name = "fec"
@@ -326,16 +294,13 @@ class Fec(Zero):
     code: str = "mds"
 
     def __post_init__(self) -> None:
-        for name in ("n", "k", "depth"):
+        for name in ("k", "depth"):
             check_at_least(name, getattr(self, name), 1)
-        if self.n <= self.k:
-            raise ValueError(
-                f"n = {self.n} leaves no parity packet in addition to k = {self.k}: give n of at least {self.k + 1}"
-            )
+        check_at_least("n", self.n, self.k + 1)
         check_known("code", self.code, CODES)
         check_at_most("n * depth", self.n * self.depth, MOST_PACKETS, "fewer packets")
-        if self.code == "xor" and self.n - self.k > self.k:
-            raise ValueError(f"n - k = {self.n - self.k} parity packets cover k = {self.k}: give n of at most 2 k")
+        if self.code == "xor":
+            check_at_most("n", self.n, 2 * self.k, "at most 2 k, or each parity packet covers none")
 
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         if not num_packets:
@@ -367,6 +332,7 @@ def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:
     blocks in turn, then its parity.
     """
     parity = code.n - code.k
+    groups_of_block = 1 if code.code == "mds" else parity
     packets, groups, first_group = [], [], 0
     for start in range(0, num_packets, code.depth * code.k):
         own = np.arange(start, min(start + code.depth * code.k, num_packets))
@@ -375,22 +341,12 @@ def wire_order(code: Fec, num_packets: int) -> tuple[np.ndarray, np.ndarray]:
         parity_number = np.arange(parity * blocks) // blocks
         parity_block = (len(own) + np.arange(parity * blocks)) % blocks  # on from where the own packets end
         packets += [own, np.full(parity * blocks, -1)]
-        if code.code == "mds":
-            groups += [first_group + block, first_group + parity_block]
-            first_group += blocks
-        else:
-            groups += [
-                first_group + block * parity + member % parity,
-                first_group + parity_block * parity + parity_number,
-            ]
-            first_group += blocks * parity
+        groups += [
+            first_group + block * groups_of_block + member % groups_of_block,
+            first_group + parity_block * groups_of_block + parity_number % groups_of_block,
+        ]
+        first_group += blocks * groups_of_block
     return np.concatenate(packets), np.concatenate(groups)
-
-
-# Spread each loss over a block of elements.
-
-
-MOST_BLOCK = 4096  # a product with a matrix of block x block
 
 
 @dataclass(frozen=True)
@@ -415,9 +371,7 @@ class Hadamard(Zero):
 
     def __post_init__(self) -> None:
         check_at_least("block", self.block, 2)
-        check_at_most("block", self.block, MOST_BLOCK, "a smaller power of two")
-        if self.block & (self.block - 1):
-            raise ValueError(f"block = {self.block} is not a power of two: give one, such as 64")
+        check_known("block", self.block, [2**power for power in range(1, MOST_BLOCK.bit_length())])
 
     def block_for(self, num_elements: int, elements_per_packet: int) -> int:
         """Return the largest block up to `block` whose coefficients fit into packets of their own."""
@@ -429,12 +383,6 @@ class Hadamard(Zero):
     def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
         block = self.block_for(num_elements, elements_per_packet)
         return -(-num_elements // block) * block
-
-
-# Send lost packets again.
-
-
-MOST_BUDGET = 100
 
 
 @dataclass(frozen=True)
@@ -471,12 +419,6 @@ class Retransmit(Zero):
         return float(loss_rate ** (self.budget + 1))
 
 
-# Send the strongest packets reliably.
-
-
-CHOICES = ("norm", "random")
-
-
 @dataclass(frozen=True)
 class Protect(Zero):
     """Send a share of each hop's packets reliably, before the others. Leave zero where other packets are lost.
@@ -487,11 +429,10 @@ class Protect(Zero):
     Args:
         share: share of a hop's packets to protect, rounded up to whole packets; above 0 and below 1.
         by: which packets. "norm" takes those of the largest Euclidean norm, as the sender holds them. "random" takes
-            places drawn once for each message length: a control.
+            packets drawn once for each message length: a control.
 
     The sender repeats each of these packets until it arrives, which adds 1 / (1 - p) - 1 packets for each on average.
-    Their number follows from the message's length alone, so a link loses the same packets of its stream whatever the
-    message holds.
+    Their number follows from the message's length alone, so what a link loses does not depend on what a message holds.
     """
 
     name = "protect"
@@ -502,11 +443,9 @@ class Protect(Zero):
     by: str = "norm"
 
     def __post_init__(self) -> None:
-        check_number("share", self.share, Real, "a share of the packets, such as 0.01")
-        if not 0 < self.share < 1:
-            raise ValueError(
-                f"share = {self.share!r} is not between 0 and 1: give a share of the packets, such as 0.01"
-            )
+        check_probability("share", self.share)
+        if self.share in (0, 1):
+            raise ValueError(f"share = {self.share} is not between 0 and 1: give a share of the packets, such as 0.01")
         check_known("by", self.by, CHOICES)
 
     def __str__(self) -> str:
@@ -517,12 +456,7 @@ class Protect(Zero):
         return math.ceil(self.share * num_packets - 1e-9)  # 0.07 * 100 is above 7
 
     def protected(self, squares: np.ndarray, seed: int) -> np.ndarray:
-        """Return the sorted numbers of the packets that are sent reliably.
-
-        Args:
-            squares: each packet's sum of squares, (packets,).
-            seed: the network's seed, for random places.
-        """
+        """Return the sorted numbers of the packets to protect, given each packet's sum of squares, (packets,)."""
         count = self.num_protected(len(squares))
         if self.by == "random":
             squares = Stream((seed, "protect", len(squares))).uniforms(len(squares))
@@ -533,11 +467,7 @@ class Protect(Zero):
         return self.deliver_with(ZERO, num_packets, self.num_protected(num_packets), send)
 
     def deliver_with(self, others: Repair, num_packets: int, count: int, send: Send) -> np.ndarray:
-        """Send `count` packets until they have arrived, and let `others` deliver the remaining ones.
-
-        Raises:
-            ValueError: if the link seems to deliver nothing.
-        """
+        """Send `count` packets until they have arrived, and let `others` deliver the remaining ones."""
         outstanding = send(count)
         for _ in range(MOST_TRIES):
             if not len(outstanding):
@@ -555,18 +485,12 @@ class Protect(Zero):
         return (1 - self.share) * loss_rate
 
 
-# Join repairs that work on different stages of a message: ``protect(0.01) + fec(10, 8) + stale``.
-
-
-STAGES = {"select": "protect", "deliver": "fec or retransmit", "fill": "a repair of what is missing, such as stale"}
-
-
 @dataclass(frozen=True)
 class Chain(Repair):
     """Select packets to protect, then deliver the others, then fill in what is still missing.
 
     Args:
-        repairs: at most one for each stage, in this order.
+        repairs: at most one for each stage, in this order: ``protect(0.01) + fec(10, 8) + stale``.
 
     Protected packets travel unchanged. The others form a shorter message, which the other repairs treat like any
     message. `hadamard` mixes, and `rescale` scales, only packets that are not protected. `rescale` goes by the loss
@@ -587,11 +511,10 @@ class Chain(Repair):
                 f"repair = '{self}' cannot be joined: give at most one of each kind, in the order "
                 f"{', '.join(STAGES.values())}"
             )
-        fill = self.part("fill")
-        if self.repairs[0].stage == "select" and isinstance(fill, Local | RescaleCounted):
+        if self.part("select") != ZERO and isinstance(self.part("fill"), Local | RescaleCounted):
             raise ValueError(
-                f"repair = '{self}': a receiver of {fill.name} must know which packets other ranks protect; join "
-                "protect with rescale, stale or hadamard"
+                f"repair = '{self}': a receiver of {self.part('fill')} must know which packets other ranks protect; "
+                "join protect with rescale, stale or hadamard"
             )
         for attribute in ("remembers", "uses_own_part", "sends_more"):
             object.__setattr__(self, attribute, any(getattr(repair, attribute) for repair in self.repairs))
@@ -624,12 +547,10 @@ class Chain(Repair):
         return count * capacity, (num_packets - count) * capacity
 
     def sent_again(self, num_packets: int, losses: int) -> int:
-        select = self.part("select")
-        protected = select.sent_again(num_packets, losses)
+        protected = self.part("select").sent_again(num_packets, losses)
         return protected + self.part("deliver").sent_again(num_packets - protected, losses)
 
     def weight(self, loss_rate: float) -> float:
-        """Return the factor for packets that are not protected."""
         return self.part("fill").weight(self.part("deliver").missing_rate(loss_rate))
 
     def missing_rate(self, loss_rate: float) -> float:
@@ -651,18 +572,8 @@ def stage_of(repair: Repair, stage: str) -> Repair:
 
 def without_protection(repair: Repair) -> Repair:
     """Return what `repair` does to packets that are not protected."""
-    if not isinstance(repair, Chain):
-        return ZERO if isinstance(repair, Protect) else repair
-    others = tuple(part for part in repair.repairs if not isinstance(part, Protect))
-    return others[0] if len(others) == 1 else Chain(others)
-
-
-# All repairs, by the names that flags and YAML files use.
-#
-# To add a repair, add a file with a `Repair`, and its name to `REPAIRS`. A repair that replaces missing elements with
-# something other than zero also registers a function with `lossytp.parallel.collectives.fills`. Repairs of different
-# stages
-# can be joined: ``protect(0.01) + hadamard(64)``.
+    others = tuple(part for part in getattr(repair, "repairs", (repair,)) if not isinstance(part, Protect))
+    return Chain(others) if len(others) > 1 else others[0] if others else ZERO
 
 
 REPAIRS: dict[str, type[Repair]] = {
@@ -677,10 +588,5 @@ def repair_named(text: str) -> Repair:
         ValueError: if a name is unknown, a value does not fit its repair, or the repairs cannot be joined.
     """
     check_is("repair", text, str, "a name, or name(1, option=2)")
-    parts = split_outside_parentheses(text, "+")
-    if len(parts) > 1 and "" in parts:
-        raise ValueError(
-            f"repair = {text!r} lacks a name before or after +: write it like protect(0.01) + hadamard(64)"
-        )
-    repairs = tuple(build("repair", part, REPAIRS) for part in parts)
+    repairs = tuple(build("repair", part, REPAIRS) for part in split_outside_parentheses(text, "+"))
     return repairs[0] if len(repairs) == 1 else Chain(repairs)

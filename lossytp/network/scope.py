@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 from lossytp.network.checks import check_at_least, check_is, check_known
 from lossytp.network.routes import Link, checked_link
 
-# Count packets sent and lost, and collectives that lost something, by place in the model, direction and link.
-
 
 class Site(NamedTuple):
     """The place in a model that a message comes from.
@@ -28,6 +26,9 @@ class Site(NamedTuple):
 
 
 NOWHERE = Site(None, None, None)
+DIRECTIONS = ("forward", "backward")
+MODULES = ("attention", "mlp")
+PHASES = ("reduce", "gather")
 PURPOSES = ("training", "evaluation")
 COUNTED = ("packets", "lost", "extra", "missing")
 Row = tuple[str, Site | None, str, int, int]  # purpose, site, group, src, dst
@@ -56,24 +57,17 @@ class Counters:
     def rows(self, purpose: str | None = None) -> list[dict]:
         """Return the rows of a table as dicts, those of one purpose or all."""
         return [
-            {
-                "purpose": row_purpose,
-                **(site or NOWHERE)._asdict(),
-                "group": group,
-                "src": src,
-                "dst": dst,
-                **dict(zip(COUNTED, counts, strict=True)),
-            }
-            for (row_purpose, site, group, src, dst), counts in self._totals.items()
-            if purpose in (None, row_purpose)
+            {"purpose": of, **(site or NOWHERE)._asdict(), "group": group, "src": src, "dst": dst}
+            | dict(zip(COUNTED, counts, strict=True))
+            for (of, site, group, src, dst), counts in self._totals.items()
+            if purpose in (None, of)
         ]
 
     def summary(self, purpose: str) -> dict:
         """Return the totals of one purpose, whole and grouped, with observed loss rates.
 
-        Messages are grouped by direction and by operation.
-
-        If several groups have a link of the same name, the group's name precedes it.
+        Messages are grouped by direction and by operation. If several groups have a link of the same name, the group's
+        name precedes it.
 
         Raises:
             ValueError: if the purpose is neither "training" nor "evaluation".
@@ -81,31 +75,20 @@ class Counters:
         check_known("purpose", purpose, PURPOSES)
         rows = self.rows(purpose)
         groups = Counter((src, dst) for _, src, dst in {(row["group"], row["src"], row["dst"]) for row in rows})
-
-        def link(row: dict) -> str:
-            name = f"{row['src']}->{row['dst']}"
-            return name if groups[row["src"], row["dst"]] == 1 else f"{row['group']}: {name}"
-
-        groupings: dict[str, Callable[[dict], object]] = {
-            "by_direction": lambda row: row["direction"],
-            "by_operation": lambda row: row["operation"],
-            "by_phase": lambda row: row["phase"],
-            "by_module": lambda row: row["module"],
-            "by_layer": lambda row: row["layer"],
-            "by_link": link,
+        for row in rows:
+            row["link"] = f"{row['src']}->{row['dst']}"
+            if groups[row["src"], row["dst"]] > 1:
+                row["link"] = f"{row['group']}: {row['link']}"
+        messages = [
+            (site or NOWHERE)._asdict() | {"called": called, "lossy": lossy}
+            for (of, site, _), (called, lossy) in self._messages.items()
+            if of == purpose
+        ]
+        return {
+            **_total(rows),
+            **_grouped(rows, ("direction", "operation", "phase", "module", "layer", "link"), _total),
+            "messages": _called(messages) | _grouped(messages, ("direction", "operation"), _called),
         }
-        summary: dict = _total(rows)
-        for name, label in groupings.items():
-            labels = dict.fromkeys(str(label(row)) for row in rows)
-            summary[name] = {value: _total([row for row in rows if str(label(row)) == value]) for value in labels}
-        messages = [(site or NOWHERE, counts) for (of, site, _), counts in self._messages.items() if of == purpose]
-        summary["messages"] = _called(counts for _, counts in messages)
-        for name in ("direction", "operation"):
-            summary["messages"][f"by_{name}"] = {
-                value: _called(counts for site, counts in messages if str(getattr(site, name)) == value)
-                for value in dict.fromkeys(str(getattr(site, name)) for site, _ in messages)
-            }
-        return summary
 
     def state_dict(self) -> dict[str, list]:
         """Return all totals as JSON-ready values."""
@@ -121,8 +104,8 @@ class Counters:
             for purpose, site, group, src, dst, *counts in state["packets"]
         }
         self._messages = {
-            (purpose, Site(*site) if site else None, group): [calls, lossy]
-            for purpose, site, group, calls, lossy in state["messages"]
+            (purpose, Site(*site) if site else None, group): counts
+            for purpose, site, group, *counts in state["messages"]
         }
 
     def merge(self, other: "Counters") -> None:
@@ -131,32 +114,31 @@ class Counters:
         Raises:
             ValueError: if the two disagree on a row, so the processes have diverged.
         """
-        _merge(self._totals, other._totals)
-        _merge(self._messages, other._messages)
+        for mine, theirs in self._tables(other):
+            for key, counts in theirs.items():
+                if mine.setdefault(key, list(counts)) != counts:
+                    raise ValueError(
+                        f"processes disagree on the traffic of {key}: {mine[key]} and {counts}; give all the same "
+                        "seed, loss process and packet size"
+                    )
 
     def add_all(self, earlier: "Counters") -> None:
         """Add what was counted before, on the same rows or on others."""
-        for mine, theirs in ((self._totals, earlier._totals), (self._messages, earlier._messages)):
+        for mine, theirs in self._tables(earlier):
             for key, counts in theirs.items():
-                _add(mine, key, tuple(counts))
+                _add(mine, key, counts)
+
+    def _tables(self, other: "Counters") -> tuple[tuple[dict, dict], ...]:
+        return (self._totals, other._totals), (self._messages, other._messages)
 
 
-def _merge(mine: dict, theirs: dict) -> None:
-    for key, counts in theirs.items():
-        if mine.setdefault(key, list(counts)) != counts:
-            raise ValueError(
-                f"processes disagree on the traffic of {key}: {mine[key]} and {counts}; give all the same seed, loss "
-                "process and packet size"
-            )
-
-
-def _add(table: dict, key: object, counts: tuple[int, ...]) -> None:
+def _add(table: dict, key: object, counts: Iterable[int]) -> None:
     totals = table.get(key)
     if totals is None:
         table[key] = list(counts)
         return
-    for place, count in enumerate(counts):
-        totals[place] += count
+    for column, count in enumerate(counts):
+        totals[column] += count
 
 
 def _total(rows: list[dict]) -> dict:
@@ -164,14 +146,19 @@ def _total(rows: list[dict]) -> dict:
     return {**totals, "observed_loss_rate": totals["lost"] / totals["packets"] if totals["packets"] else None}
 
 
-def _called(counts: Iterable[list[int]]) -> dict:
-    pairs = list(counts)
-    return {"called": sum(calls for calls, _ in pairs), "lossy": sum(lossy for _, lossy in pairs)}
+def _called(messages: list[dict]) -> dict:
+    return {name: sum(message[name] for message in messages) for name in ("called", "lossy")}
 
 
-DIRECTIONS = ("forward", "backward")
-MODULES = ("attention", "mlp")
-PHASES = ("reduce", "gather")
+def _grouped(rows: list[dict], names: Iterable[str], total: Callable[[list[dict]], dict]) -> dict:
+    """Return the totals of the rows with each value of each name, as ``by_name``."""
+    grouped: dict = {}
+    for name in names:
+        groups: dict[str, list[dict]] = {}
+        for row in rows:
+            groups.setdefault(str(row[name]), []).append(row)
+        grouped[f"by_{name}"] = {value: total(members) for value, members in groups.items()}
+    return grouped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +182,7 @@ class Scope:
 
     def __post_init__(self) -> None:
         for name, known in (("direction", DIRECTIONS), ("module", MODULES), ("phase", PHASES)):
-            if getattr(self, name) is not None:
-                check_known(name, getattr(self, name), known)
+            check_known(name, getattr(self, name), (None, *known))
         if self.layers is None:
             return
         check_is("layers", self.layers, (tuple, list), "the first layer and the layer after the last, such as (0, 2)")
@@ -214,9 +200,8 @@ class Scope:
         site = site or NOWHERE
         if self.layers is not None and (site.layer is None or not self.layers[0] <= site.layer < self.layers[1]):
             return False
-        mine = (self.direction, self.module, self.phase)
-        theirs = (site.direction, site.module, site.phase)
-        return all(want is None or want == have for want, have in zip(mine, theirs, strict=True))
+        pairs = ((self.direction, site.direction), (self.module, site.module), (self.phase, site.phase))
+        return all(wanted in (None, own) for wanted, own in pairs)
 
 
 EVERYWHERE = Scope()
@@ -229,12 +214,9 @@ def links_named(text: str) -> list[Link]:
         ValueError: if the text has another form, names a link twice, or names an impossible link.
     """
     matches = [re.fullmatch(r"\s*(-1|\d+)\s*>\s*(-1|\d+)\s*", link) for link in text.split(",")]
-    if not all(matches):
-        raise ValueError(f"lossy_links = {text!r} is not understood: write source>destination, such as 0>1,2>3")
     links = [checked_link((int(match[1]), int(match[2]))) for match in matches if match]
-    for src, dst in links:
-        if links.count((src, dst)) > 1:
-            raise ValueError(f"lossy_links = {text!r} names {src}>{dst} more than once: name each link once")
+    if len(links) < len(matches) or len(set(links)) < len(links):
+        raise ValueError(f"lossy_links = {text!r} is not understood: name each link once, such as 0>1,2>3")
     return links
 
 
@@ -252,13 +234,11 @@ def layers_named(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-# Record losses, and replay them for collectives that gradient checkpointing runs again.
-
-
 class LossTape:
     """Record the losses of a part of the forward pass on its first run, and replay them on every later run.
 
-    A recomputation may stop early, so every replay starts at the beginning (`LossyNetwork.recording`).
+    Gradient checkpointing runs this part again. A recomputation may stop early, so every replay starts at the beginning
+    (`LossyNetwork.recording`).
     """
 
     def __init__(self) -> None:

@@ -86,12 +86,7 @@ def expected_squared_error(
 
 
 def unprotected_energy(squares: np.ndarray, protect: Protect) -> float:
-    """Return the share of a hop's sum of squares that lies in the packets that `protect` leaves unprotected.
-
-    Args:
-        squares: each packet's sum of squares, (packets,), not all 0.
-        protect: the repair that chooses the packets.
-    """
+    """Return the share of a hop's sum of squares, (packets,), that `protect` leaves in unprotected packets."""
     return float(1 - squares[protect.protected(squares, seed=0)].sum() / squares.sum())
 
 
@@ -111,8 +106,7 @@ def mean_weights(wiring: Wiring, ranks: int, loss_rate: float) -> np.ndarray:
 def missing_share(wiring: Wiring, ranks: int, loss_rate: float) -> float:
     """Return the mean share of contributions that a rank's result lacks, whether or not a repair fills the gaps.
 
-    Packets that `fec` or `retransmit` restores are not missing. In a direct exchange with a reliable gather, the share
-    is (R - 1) p / R.
+    Restored packets are not missing. In a direct exchange with a reliable gather, the share is (R - 1) p / R.
     """
     check_probability("loss_rate", loss_rate)
     rate = wiring.repair.missing_rate(loss_rate)

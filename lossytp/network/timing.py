@@ -1,32 +1,37 @@
 """Time collectives over lossy links, and training steps.
 
-A collective is a schedule of messages, some of which wait for others (`lossytp.network.routes`).
-A transport times each message, with losses from the same processes as in training. Adding takes no
-time. Repairs send no packets here: time them as longer messages or more round trips. On each link, a message starts
-when the previous one is complete. Without loss a message of m packets takes alpha + beta: half a round trip, and m
-packets on the wire (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
-IJHPCA 2005, section 3). All chunks count as the largest, ceil(n / R).
+A collective is a schedule of messages, some of which wait for others (`lossytp.network.routes`). A transport times each
+message, with losses from the same processes as in training. Adding takes no time. Repairs send no packets here: time
+them as longer messages or more round trips. On each link, a message starts when the previous one is complete. Without
+loss a message of m packets takes alpha + beta: half a round trip, and m packets on the wire (Thakur, Rabenseifner and
+Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 2005, section 3). All chunks count as the
+largest, ceil(n / R).
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from lossytp.network.checks import check_at_least, check_not_negative, check_positive
-from lossytp.network.losses import NEVER, LinkLosses, LossProcess
+from lossytp.network.losses import LinkLosses, LossProcess
+from lossytp.network.random_numbers import NEVER
 from lossytp.network.routes import Schedule, Wire, algorithm_named
 
-# Compute when senders that retransmit lost packets finish, by selective repeat or go-back-N, on many links at once.
+STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
+TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
+TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
+WORST_RATE = 0.9  # bounds the observed loss rate, from which the number of packets is predicted
+LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
+LOSSES_AT_ONCE = 2**22  # keeps what is computed at once, a sample at least, within about 600 MB
+
+# When senders that retransmit lost packets finish, by selective repeat or go-back-N, on many links at once.
 #
 # The unit of time is a gap, the time between the starts of two consecutive packets. A sender starts at most one packet
 # per gap. It idles only while it may send nothing, and only losses cause that. So a message takes the time of its
-# packets plus the idle time, and the functions step from loss to loss, not from packet to packet.
-#
-# All functions take the same arguments:
+# packets plus the idle time, and the functions step from loss to loss, not from packet to packet. Their arguments:
 #     lost: for each link, the sorted indices of its lost packets among all that it sends; int64 (num_lost,).
 #     num_packets, num_messages: each link carries `num_messages` messages of `num_packets` packets, one after another.
 #         A message starts when the one before it is complete, and its times count from its start.
@@ -85,7 +90,7 @@ class _Links:
 
 
 def go_back_n(
-    lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float
+    lost: list[np.ndarray], num_packets: int, num_messages: int, *, window: int, timeout: float, acknowledged: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Time go-back-N (Bertsekas and Gallager, "Data networks", 2nd ed. 1992, 2.4.2): receivers take packets in order.
 
@@ -140,7 +145,7 @@ def selective_repeat(
     packet = np.full(losses, np.inf)  # which packet of the message was lost
     first_loss = np.arange(losses)  # the loss in which the same packet was lost first
     # When a packet is acknowledged, at its first loss; inf while unknown. At its later losses: -inf
-    settled = np.full(losses, np.inf)
+    heard = np.full(losses, np.inf)
     links.begin(np.arange(len(lost)))
     oldest = links.cursor.copy()  # the loss that is retransmitted next
     base = links.cursor.copy()  # the loss that holds the window's start back, if it has occurred
@@ -163,7 +168,7 @@ def selective_repeat(
         meets_loss = links.lost[links.cursor] < links.sent
         exhausted = links.next == num_packets
         ends = exhausted & (due_next == np.inf) & ~meets_loss
-        waits = (links.next >= limit) & ~exhausted & (settled[base] <= due_next) & ~meets_loss
+        waits = (links.next >= limit) & ~exhausted & (heard[base] <= due_next) & ~meets_loss
         repeats = np.flatnonzero(~(meets_loss | ends | waits))
 
         which = np.flatnonzero(meets_loss)
@@ -173,16 +178,16 @@ def selective_repeat(
         links.cursor[which] += 1
 
         which = np.flatnonzero(waits)
-        links.time[which] = np.maximum(links.time[which], settled[base[which]])
+        links.time[which] = np.maximum(links.time[which], heard[base[which]])
         base[which] += 1
 
         loss, again = oldest[repeats], links.cursor[repeats]
         start = np.maximum(links.time[repeats], due[loss])
         fails = links.lost[again] == links.sent[repeats]
-        settled[first_loss[loss[~fails]]] = start[~fails] + acknowledged
+        heard[first_loss[loss[~fails]]] = start[~fails] + acknowledged
         loss, again = loss[fails], again[fails]
         due[again] = start[fails] + timeout
-        packet[again], first_loss[again], settled[again] = packet[loss], first_loss[loss], -np.inf
+        packet[again], first_loss[again], heard[again] = packet[loss], first_loss[loss], -np.inf
         links.cursor[repeats] += fails
         links.sent[repeats] += 1
         links.time[repeats] = start + 1
@@ -198,18 +203,10 @@ def selective_repeat(
 #
 # Packets leave one after the other and arrive half a round trip after their last bit has left. Acknowledgements take
 # the other half, use no bandwidth, and are never lost. Every packet counts as a full one, even a message's last. A
-# retransmission is one more packet of its link, which loses it like any other.
-#
-# The times are exact: they equal those of a packet-by-packet event simulation. One thing is a choice. If the window is
-# smaller than what one round trip holds, the sender is paced: it sends one packet every round trip / window (RFC 9002,
-# 7.7). A sender without pacing sends each window in a burst. It finishes at most a round trip sooner without loss, and
-# about 3 to 12 % sooner at 1 to 5 % loss with windows of an eighth to a half of a round trip.
-
-
-STEPS_PER_GAP = 2**30  # times in gaps are rounded to this, so that sums of up to 2**23 gaps are exact
-TIMEOUT_ROUND_TRIPS = 1.5  # RFC 8985 waits 1.25, and two for a message's last packets
-TIMEOUT_PACKETS = 3  # RFC 9002, 6.1.1: that many packets may overtake one before it counts as lost
-WORST_RATE = 0.9  # bounds the observed loss rate, from which the number of packets is predicted
+# retransmission is one more packet of its link, which loses it like any other. The times are exact: they equal those of
+# a packet-by-packet event simulation. If the window is smaller than what one round trip holds, the sender is paced: it
+# sends one packet every round trip / window (RFC 9002, 7.7). One that sends each window in a burst finishes at most a
+# round trip sooner without loss, and about 3 to 12 % sooner at 1 to 5 % loss.
 
 
 class Deliveries(NamedTuple):
@@ -242,20 +239,12 @@ class Path:
         return self.packet_s + self.round_trip_s / 2
 
 
-def _check_messages(num_packets: int, num_messages: int) -> None:
-    check_at_least("num_packets", num_packets, 1)
-    check_at_least("num_messages", num_messages, 1)
-
-
 @dataclass(frozen=True, kw_only=True)
 class BestEffort:
-    """Send each packet once, and give up the missing ones.
+    """Send each packet once, and give up the missing ones, as OptiReduce does (Warraich et al., NSDI 2025).
 
     The receiver finishes when the last packet arrives, or `deadline_s` after the message's start if that packet is lost
-    or late. Packets that have not arrived by then are missing. There is no window, because nothing is acknowledged.
-
-    This is a bounded transport as in OptiReduce (Warraich et al., NSDI 2025). A link keeps packets in order, so after
-    the last one nothing more comes.
+    or late. Packets that have not arrived by then are missing. A link keeps packets in order.
     """
 
     deadline_s: float
@@ -265,15 +254,11 @@ class BestEffort:
 
     @classmethod
     def patient(cls, num_packets: int, path: Path) -> "BestEffort":
-        """Return a transport whose receiver waits a round trip longer than `num_packets` packets take without loss.
-
-        So every packet that is not lost is in time.
-        """
+        """Return a transport that waits a round trip longer than a lossless message: only losses are missing."""
         return cls(deadline_s=num_packets * path.packet_s + 1.5 * path.round_trip_s)
 
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
         """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links."""
-        _check_messages(num_packets, num_messages)
         if self.deadline_s < path.arrival_s:
             raise ValueError(
                 f"deadline_s = {self.deadline_s!r} ends before the first packet arrives: "
@@ -293,7 +278,8 @@ class BestEffort:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reliable(ABC):
+class _Reliable:
+    starts: ClassVar[Callable[..., tuple[np.ndarray, np.ndarray]]]
     window_packets: int
     timeout_s: float
 
@@ -305,9 +291,8 @@ class _Reliable(ABC):
     def prompt(cls, path: Path, timeout_round_trips: float = TIMEOUT_ROUND_TRIPS) -> Self:
         """Return the transport with its best settings: no congestion control, and a known round trip.
 
-        Its times are lower bounds. A packet that is not acknowledged is sent again after `timeout_round_trips` and the
-        time of a few packets. A timer of RFC 6298 or of an RDMA adapter waits far longer. The window covers a loss and
-        its repair, (timeout + round trip) x bandwidth, so it limits only if a packet is lost twice.
+        Its times are lower bounds: a timer of RFC 6298 or of an RDMA adapter waits far longer. The window covers a loss
+        and its repair, (timeout + round trip) x bandwidth, so it limits only if a packet is lost twice.
         """
         timeout_s = timeout_round_trips * path.round_trip_s + TIMEOUT_PACKETS * path.packet_s
         window = math.ceil((timeout_s + path.packet_s + path.round_trip_s) / path.packet_s)
@@ -318,11 +303,7 @@ class _Reliable(ABC):
         return max(path.packet_s, (path.packet_s + path.round_trip_s) / self.window_packets)
 
     def deliver(self, losses: Sequence[LinkLosses], num_packets: int, num_messages: int, path: Path) -> Deliveries:
-        """Send `num_messages` messages of `num_packets` packets, one after the other, over each of the links.
-
-        It does not return if a link loses all its packets; `collective_times` refuses such a process.
-        """
-        _check_messages(num_packets, num_messages)
+        """Send messages as `BestEffort.deliver` does. It does not return if a link loses all its packets."""
         acknowledged_s = path.packet_s + path.round_trip_s
         if self.timeout_s < acknowledged_s:
             raise ValueError(
@@ -341,7 +322,9 @@ class _Reliable(ABC):
             more = [link.take(needed - drawn) + drawn for link in losses]
             lost = [np.append(*pieces) for pieces in zip(lost, more, strict=True)]
             drawn = needed
-            starts, sent = self._starts(lost, num_packets, num_messages, timeout, acknowledged)
+            starts, sent = type(self).starts(
+                lost, num_packets, num_messages, window=self.window_packets, timeout=timeout, acknowledged=acknowledged
+            )
             if sent.max() <= drawn:
                 missing = np.zeros(starts.shape, dtype=np.int64)
                 return Deliveries(starts * gap_s + path.arrival_s, missing)
@@ -350,16 +333,6 @@ class _Reliable(ABC):
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
         """Return about how many packets a loss adds."""
         return 1.0
-
-    @abstractmethod
-    def _starts(
-        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return when each message's last missing packet starts, and the packets sent.
-
-        Returns:
-            Starts in gaps, (links, messages), and packets, (links,).
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -370,12 +343,7 @@ class SelectiveRepeat(_Reliable):
     last missing packet arrives.
     """
 
-    def _starts(
-        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return selective_repeat(
-            lost, num_packets, num_messages, window=self.window_packets, timeout=timeout, acknowledged=acknowledged
-        )
+    starts = staticmethod(selective_repeat)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,20 +354,13 @@ class GoBackN(_Reliable):
     lost packet, and the receiver discards what comes.
     """
 
+    starts = staticmethod(go_back_n)
+
     def _sent_a_loss(self, num_packets: int, timeout: float) -> float:
         return min(math.ceil(timeout), self.window_packets, num_packets)
 
-    def _starts(
-        self, lost: list[np.ndarray], num_packets: int, num_messages: int, timeout: float, acknowledged: float
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return go_back_n(lost, num_packets, num_messages, window=self.window_packets, timeout=timeout)
-
 
 Transport = SelectiveRepeat | GoBackN | BestEffort
-
-
-LINKS_AT_ONCE = 2048  # amortises numpy's call overhead
-LOSSES_AT_ONCE = 2**22  # keeps what is computed at once, a sample at least, within about 600 MB
 
 
 class CollectiveTimes(NamedTuple):
@@ -435,11 +396,7 @@ class AllReduce:
 
     @property
     def schedule(self) -> Schedule:
-        """Return which message waits for which.
-
-        Raises:
-            ValueError: if the algorithm is unknown or has no schedule.
-        """
+        """Return which message waits for which."""
         schedule = algorithm_named(self.algorithm).schedule
         if schedule is None:
             raise ValueError(
@@ -473,9 +430,8 @@ def collective_times(all_reduce: AllReduce, channel: Channel, *, samples: int, s
     """Time `samples` all-reduces.
 
     Every link has its own copy of the channel's process, whose state carries over from message to message and from
-    collective to collective. Between groups of samples that fit into memory, some unused packets are skipped. Samples
-    come from several independent runs, so that many links are computed together. Neighbouring samples are usually, but
-    not always, from one run. The same arguments give the same times.
+    collective to collective. Samples come from several independent runs, so that many links are computed together.
+    Between portions that fit into memory, some unused packets are skipped.
     """
     check_at_least("samples", samples, 1)
     schedule, ranks = all_reduce.schedule, all_reduce.ranks

@@ -4,40 +4,29 @@ import json
 import math
 import os
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from lossytp.network.bounded_files import check_file, parquet_in
-from lossytp.network.checks import (
-    build,
-    check_at_least,
-    check_filled,
-    check_is,
-    check_known,
-    check_probability,
-    printable,
-    shown,
-)
+from lossytp.network.checks import build, check_at_least, check_filled, check_known, check_probability, printable, shown
 from lossytp.network.losses import (
     NO_PACKETS,
     Bernoulli,
+    ClosedForms,
     FourState,
     GilbertElliott,
-    Key,
     LinkLosses,
     LossProcess,
     Stream,
     check_process,
     from_netem,
-    mean_burst,
 )
+from lossytp.network.random_numbers import Key
 from lossytp.network.routes import Link, checked_link
 
 DOUBT = (
@@ -52,41 +41,71 @@ def burst_lengths(lost: np.ndarray | Sequence[int]) -> np.ndarray:
     return np.diff(starts, append=len(lost))
 
 
+class _Recorded(ClosedForms):
+    """The closed forms of recordings, together. They are exact, because each recording repeats as a circle."""
+
+    if TYPE_CHECKING:
+
+        def _recordings(self) -> Iterable["Trace"]: ...
+
+    @property
+    def _packets(self) -> int:
+        return sum(trace.num_packets for trace in self._recordings())
+
+    @property
+    def _lost_packets(self) -> int:
+        return sum(len(trace.lost) for trace in self._recordings())
+
+    @property
+    def loss_rate(self) -> float:
+        return self._lost_packets / self._packets
+
+    def _both_lost(self, lag: int) -> int:
+        lost = ((np.asarray(trace.lost), trace.num_packets) for trace in self._recordings())
+        return sum(int(np.isin((packets + lag) % length, packets).sum()) for packets, length in lost)
+
+    @property
+    def mean_burst_packets(self) -> float:
+        bursts = self._lost_packets - self._both_lost(1)
+        return self._lost_packets / bursts if bursts else math.inf if self._lost_packets else 0.0
+
+    def covariance(self, lag: int) -> float:
+        return self._both_lost(lag) / self._packets - self.loss_rate**2
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trace:
+class Trace(_Recorded):
     """Replay a recording of `num_packets` packets; those at the sorted indices `lost`, int64 (num_lost,), were lost.
 
-    Each link starts at its own random offset, and wraps from the last packet to the first. The closed forms are exact
-    for this circle of packets. Traces with equal content are equal.
+    Each link starts at its own random offset, and wraps from the last packet to the first. Traces with equal content
+    are equal.
     """
 
     lost: np.ndarray | Sequence[int] = field(repr=False)
     num_packets: int
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.lost)
-        numbers = given.dtype.kind in "iuf" and given.ndim == 1 and bool(np.isfinite(given).all())
-        lost = given.astype(np.int64) if numbers else NO_PACKETS
         check_at_least("num_packets", self.num_packets, 1)
-        if not numbers or not np.array_equal(lost, given) or (np.diff(lost, prepend=-1) < 1).any():
+        lost = np.asarray(self.lost)
+        ends = np.concatenate(([-1], lost, [self.num_packets])) if lost.ndim == 1 else np.zeros(2)
+        whole = not lost.size or (lost.dtype.kind in "iuf" and not (lost % 1).any())
+        if not whole or not (np.diff(ends) > 0).all():
             raise ValueError(
-                f"lost = {shown(self.lost)} is not a rising list of whole numbers from 0: give one, or use "
-                "from_indicators for one 0 or 1 per packet"
+                f"lost = {shown(self.lost)} is not a rising list of whole numbers from 0, below num_packets = "
+                f"{self.num_packets}: give one, or use from_indicators for one 0 or 1 per packet"
             )
-        if len(lost) and lost[-1] >= self.num_packets:
-            raise ValueError(f"lost packet {lost[-1]} is not among num_packets = {self.num_packets}: give more packets")
+        lost = lost.astype(np.int64)
         lost.setflags(write=False)
         object.__setattr__(self, "lost", lost)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Trace) and self._content == other._content
+        return isinstance(other, Trace) and hash(self) == hash(other)
 
     def __hash__(self) -> int:
-        return hash(self._content)
+        return hash((self.num_packets, np.asarray(self.lost).tobytes()))
 
-    @property
-    def _content(self) -> tuple[int, bytes]:
-        return self.num_packets, np.asarray(self.lost).tobytes()
+    def _recordings(self) -> Iterable["Trace"]:
+        return (self,)
 
     @classmethod
     def from_indicators(cls, is_lost: np.ndarray | Sequence[int]) -> "Trace":
@@ -126,31 +145,7 @@ class Trace:
             print(f"trace {file}: {DOUBT.format(trace.loss_rate)}", file=sys.stderr)
         return trace
 
-    @property
-    def loss_rate(self) -> float:
-        """Return the share of the packets that were lost."""
-        return len(self.lost) / self.num_packets
-
-    @property
-    def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses on the circle; 0 without losses, infinite if all were lost."""
-        bursts = len(self.lost) - self.both_lost(1)
-        return len(self.lost) / bursts if bursts else math.inf if len(self.lost) else 0.0
-
-    def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of the losses of two packets `lag` apart on the circle; 0 if they never vary."""
-        rate = self.loss_rate
-        if lag == 0 or rate in (0, 1):
-            return float(lag == 0)
-        return (self.both_lost(lag) / self.num_packets - rate**2) / (rate * (1 - rate))
-
-    def both_lost(self, lag: int) -> int:
-        """Return for how many lost packets the packet `lag` later is lost too."""
-        later = (np.asarray(self.lost) + lag) % self.num_packets
-        return int(np.isin(later, self.lost).sum())
-
     def losses(self, key: Key) -> "TraceLosses":
-        """Return the losses of one link, from an offset drawn from the stream of `key`."""
         return TraceLosses(self, key)
 
 
@@ -158,10 +153,9 @@ class TraceLosses:
     """Lose the packets that were lost in the recording, which repeats without end."""
 
     def __init__(self, trace: Trace, key: Key, offset: int | None = None) -> None:
-        self._lost = np.asarray(trace.lost)
-        self._length = trace.num_packets
-        drawn = Stream((*key, "offset")).uniforms(1)[0] * self._length
-        self._offset = int(drawn) if offset is None else offset
+        self._lost, self._length = np.asarray(trace.lost), trace.num_packets
+        drawn = int(Stream((*key, "offset")).uniforms(1)[0] * self._length)
+        self._offset = drawn if offset is None else offset
         self._packets = 0  # taken so far
 
     def _lost_before(self, packet: int) -> int:
@@ -170,7 +164,6 @@ class TraceLosses:
         return laps * len(self._lost) + int(self._lost.searchsorted(packet_of_lap))
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         first = self._offset + self._packets
         self._packets += num_packets
         numbers = np.arange(self._lost_before(first), self._lost_before(first + num_packets))
@@ -191,15 +184,12 @@ class TraceLosses:
         self._packets = state["packets"]
 
 
-# Make a loss process of one function of the packets' numbers: the short way to a process of your own.
-
-
 MEASURED_PACKETS = 2**20
 IsLost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class PerPacket:
+class PerPacket(_Recorded):
     """Lose a packet if `is_lost(packets, uniforms)` is True for it; it returns bool (num_packets,).
 
     `packets` are the packets' numbers on their link, from 0, int64 (num_packets,). `uniforms` are as many independent
@@ -214,66 +204,42 @@ class PerPacket:
     is_lost: IsLost
 
     def __post_init__(self) -> None:
-        if not callable(self.is_lost):
-            raise TypeError(
-                f"is_lost = {shown(self.is_lost)} is not a function: give a function of (packets, uniforms) that "
-                "returns a bool for each packet"
+        self(np.arange(8), np.full(8, 0.5))
+
+    def __call__(self, packets: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+        """Return which of these packets are lost, bool (num_packets,)."""
+        lost = np.asarray(self.is_lost(packets, uniforms))
+        if lost.shape != packets.shape or lost.dtype != bool:
+            raise ValueError(
+                f"is_lost gave {lost.dtype} of shape {lost.shape} for {len(packets)} packets: return a bool for each, "
+                f"shape ({len(packets)},)"
             )
-        _lost(self.is_lost, np.arange(8), np.full(8, 0.5))
+        return lost
 
     @cached_property
     def _measured(self) -> Trace:
         return Trace(lost=self.losses(("measured",)).take(MEASURED_PACKETS), num_packets=MEASURED_PACKETS)
 
-    @property
-    def loss_rate(self) -> float:
-        """Return the measured share of lost packets."""
-        return self._measured.loss_rate
-
-    @property
-    def mean_burst_packets(self) -> float:
-        """Return the measured mean run of consecutive losses."""
-        return self._measured.mean_burst_packets
-
-    def autocorrelation(self, lag: int) -> float:
-        """Return the measured correlation of the loss indicators of two packets `lag` apart."""
-        return self._measured.autocorrelation(lag)
+    def _recordings(self) -> Iterable[Trace]:
+        return (self._measured,)
 
     def losses(self, key: Key) -> "PerPacketLosses":
-        """Return the losses of one link, with uniform numbers from a stream below `key`."""
-        return PerPacketLosses(self.is_lost, key)
-
-
-def _lost(is_lost: IsLost, packets: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
-    """Return `is_lost` of these packets, bool (num_packets,).
-
-    Raises:
-        ValueError: if it returns anything else.
-    """
-    lost = np.asarray(is_lost(packets, uniforms))
-    if lost.shape != packets.shape or lost.dtype != bool:
-        raise ValueError(
-            f"is_lost gave {lost.dtype} of shape {lost.shape} for {len(packets)} packets: return a bool for each, "
-            f"shape ({len(packets)},)"
-        )
-    return lost
+        return PerPacketLosses(self, key)
 
 
 class PerPacketLosses:
-    """Packet n's loss depends only on n and its uniform draw."""
+    """Ask the process about every packet."""
 
-    def __init__(self, is_lost: IsLost, key: Key) -> None:
-        self._is_lost = is_lost
-        self._uniforms = Stream((*key, "packets"))
+    def __init__(self, process: PerPacket, key: Key) -> None:
+        self._process, self._uniforms = process, Stream((*key, "packets"))
         self._packets = 0  # taken so far
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         if num_packets == 0:
             return NO_PACKETS
         packets = np.arange(self._packets, self._packets + num_packets)
         self._packets += num_packets
-        return np.flatnonzero(_lost(self._is_lost, packets, self._uniforms.uniforms(num_packets)))
+        return np.flatnonzero(self._process(packets, self._uniforms.uniforms(num_packets)))
 
     def state_dict(self) -> dict:
         return {"packets": self._packets}
@@ -283,36 +249,10 @@ class PerPacketLosses:
         self._uniforms.seek(self._packets)
 
 
-# Write the fate of every packet of a measurement to a Parquet file, and read it back.
-#
-# The file has one row per packet, sorted by flow, then by sequence number. A flow is a stream of packets from one
-# machine to another. Its sequence numbers start at 0 and have no gaps.
-#
-# | column | type | meaning |
-# |---|---|---|
-# | `flow` | int32 | number of the flow |
-# | `sequence` | int64 | number of the packet in its flow, in the order of sending |
-# | `sent_s` | float64 | time of sending, in seconds from the first packet that this machine sent; null if unknown |
-# | `lost` | bool | whether no copy of the packet arrived |
-# | `delay_s` | float64 | seconds from sending to the first arrival; null if lost or unknown; see `clocks` |
-# | `reordered` | bool | whether it arrived after a packet with a larger sequence number (RFC 4737, 3.3); false if lost
-#   |
-# | `duplicates` | int32 | copies that arrived after the first |
-#
-# Every file has every column. An imported trace, such as a list of zeros and ones, has null in `sent_s` and `delay_s`.
-#
-# The schema's metadata holds JSON under the key `lossytp.probe`:
-#
-# - `version`: 1.
-# - `clocks`: "same" if both ends read one clock, so that `delay_s` is the one-way delay. "different" if not: `delay_s`
-#   then counts from the flow's fastest packet, whose delay is 0. "none" if times are unknown.
-# - `own_losses`: how many of the lost packets an end of the measurement dropped because it was too slow; null if
-#   unknown.
-# - `complete`: false if the measurement ended early, for example because the other machine vanished.
-# - `flows`: a list with one object per flow: `flow`, `src` and `dst` (names of the machines), `packet_bytes` (the whole
-#   IP packet) and `rate_packets_per_s`. The last two are null if unknown.
-# - `source`: a few words on what made the trace.
-
+# The fate of every packet of a measurement, in a Parquet file: one row per packet, sorted by flow, then by sequence
+# number, which counts a flow's packets from 0 without gaps. The other columns are those of `FlowTrace`; unknown times
+# are null. The schema's metadata holds, as JSON under `METADATA`, the version, the fields of `ProbeTrace`, and in
+# `flows` each flow's number and settings.
 
 METADATA = b"lossytp.probe"
 VERSION = 1
@@ -320,9 +260,8 @@ MOST_PACKETS = 10**8  # that a file may hold
 FATES = {"lost": np.bool_, "sent_s": np.float64, "delay_s": np.float64, "reordered": np.bool_, "duplicates": np.int32}
 COLUMNS = {"flow": np.int32, "sequence": np.int64} | FATES
 UNKNOWN = {"sent_s": np.nan, "delay_s": np.nan}  # fill these columns if they are left out; 0 fills the others
-COUNT = (int, NoneType)
-SETTINGS: dict[str, Any] = {"src": str, "dst": str, "packet_bytes": COUNT, "rate_packets_per_s": (float, *COUNT)}
-ABOUT: dict[str, Any] = {"clocks": str, "complete": bool, "own_losses": COUNT, "source": str}
+SETTINGS = ("src", "dst", "packet_bytes", "rate_packets_per_s")
+ABOUT = ("clocks", "complete", "own_losses", "source")
 SMALL = {"compression": "zstd", "use_dictionary": False, "column_encoding": {"sequence": "DELTA_BINARY_PACKED"}}
 CLOCKS = ("same", "different", "none")
 LEFT_OUT = np.empty(0)
@@ -330,22 +269,20 @@ LEFT_OUT = np.empty(0)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FlowTrace:
-    """The fates of one flow's packets, in the order of sending.
+    """The fates of the packets that one machine sent to another, in the order of sending.
 
     Args:
         lost: bool, (packets,): whether no copy arrived.
-        sent_s: float64, (packets,): seconds from the sending machine's first packet; NaN if unknown. All unknown
-            if left out.
-        delay_s: float64, (packets,): seconds to the first arrival; NaN if lost or unknown. All unknown if left out.
-        reordered: bool, (packets,): whether a packet with a larger number arrived earlier; none if left out.
-        duplicates: int32, (packets,): copies that arrived after the first; none if left out.
+        sent_s: float64, (packets,): seconds from the sending machine's first packet; NaN if unknown, as if left out.
+        delay_s: float64, (packets,): seconds to the first arrival; NaN if lost or unknown, as if left out.
+        reordered: bool, (packets,): whether a packet with a larger number arrived earlier (RFC 4737, 3.3).
+        duplicates: int32, (packets,): copies that arrived after the first.
         src: name of the sending machine.
         dst: name of the receiving machine.
         packet_bytes: size of a whole IP packet, or None if unknown.
         rate_packets_per_s: planned rate, or None if unknown.
 
     Raises:
-        TypeError: if a setting has the wrong type.
         ValueError: if a column has the wrong shape.
     """
 
@@ -369,8 +306,6 @@ class FlowTrace:
                 raise ValueError(f"{name} has shape {values.shape}, not ({len(self.lost)},): give one value per packet")
             values.setflags(write=False)
             object.__setattr__(self, name, values)
-        for name, kinds in SETTINGS.items():
-            check_is(name, getattr(self, name), kinds, "one")
 
     @property
     def num_packets(self) -> int:
@@ -384,7 +319,15 @@ class FlowTrace:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ProbeTrace:
-    """The fates of all packets of a measurement. The module explains each field."""
+    """The fates of all packets of a measurement.
+
+    Args:
+        flows: each flow, by its number.
+        clocks: "same" if both ends read one clock. If "different", a flow's delays count from its fastest packet.
+        complete: False if the measurement ended early, for example because the other machine vanished.
+        own_losses: how many of the lost packets an end dropped because it was too slow; None if unknown.
+        source: a few words on what made the trace.
+    """
 
     flows: dict[int, FlowTrace]
     clocks: Literal["same", "different", "none"] = "none"
@@ -394,8 +337,6 @@ class ProbeTrace:
 
     def __post_init__(self) -> None:
         check_known("clocks", self.clocks, CLOCKS)
-        for name, kinds in ABOUT.items():
-            check_is(name, getattr(self, name), kinds, "one")
 
     def all_lost(self) -> np.ndarray:
         """Return which packets were lost, flow after flow: bool (packets of all flows,)."""
@@ -452,114 +393,58 @@ def read_trace(path: Path) -> ProbeTrace:
 
 
 def _trace_of(table: Any, about: dict) -> ProbeTrace:
-    if about["version"] != VERSION:
-        raise ValueError(f"it has version {shown(about['version'])}, but this program reads version {VERSION}")
+    check_known("version", about["version"], (VERSION,))
     columns = {name: table[name].to_numpy() for name in COLUMNS}  # of another type if there are nulls
-    for name, kind in COLUMNS.items():
-        if columns[name].dtype != kind:
-            raise ValueError(f"{name} holds {table[name].type}, or nulls, not {kind.__name__}")
-    if any(np.isinf(columns[name]).any() for name in UNKNOWN) or (columns["duplicates"] < 0).any():
-        raise ValueError("a time is infinite, or a number of duplicates is negative")
-    if (np.diff(columns["flow"]) < 0).any():
-        raise ValueError("its rows are not sorted by flow")
-    flows, rows = {}, 0
+    flows = {}
     for settings in about["flows"]:
         number = settings.pop("flow")
-        check_at_least("flow", number, 0)
-        first, end = columns["flow"].searchsorted([number, number + 1])
-        mine = slice(first, end)
-        if not np.array_equal(columns["sequence"][mine], np.arange(end - first)):
-            raise ValueError(f"the sequence numbers of flow {number} have gaps")
-        rows += int(end - first)
+        mine = slice(*columns["flow"].searchsorted([number, number + 1]))
         flows[number] = FlowTrace(**{name: columns[name][mine] for name in FATES}, **settings)
-    if rows != len(table):
-        raise ValueError(f"{len(table) - rows} rows belong to no flow")
+    expected = [np.empty(0, int), *(np.arange(flow.num_packets) for flow in flows.values())]
+    in_order = np.array_equal(columns["sequence"], np.concatenate(expected))
+    if not in_order or any(columns[name].dtype != kind for name, kind in COLUMNS.items()):
+        raise ValueError("its columns are of other types, have gaps or are not sorted by flow and sequence number")
     return ProbeTrace(flows=flows, **{name: about[name] for name in ABOUT})
 
 
-# Replay the recorded losses of named links.
-
-
 @dataclass(frozen=True)
-class Replay:
-    """A loss process that loses on each link the packets that a recording lost there.
+class Replay(_Recorded):
+    """Lose on each link the packets that a recording lost there. The closed forms describe all links together.
 
-    A run over `transport = "udp"` makes such a recording. Training starts at the recording's first packet, and wraps
-    after its last. Each evaluation starts at its own offset, as with `Trace`. The closed forms describe all links
-    together.
+    Training starts at the recording's first packet, and wraps after its last. Each evaluation starts at its own offset,
+    as with `Trace`.
 
     Args:
         links: pairs of a link and its losses, one for every link that carries packets.
-
-    Raises:
-        ValueError: if there are no links, or one is there twice.
     """
 
     links: tuple[tuple[Link, Trace], ...]
 
     def __post_init__(self) -> None:
         check_filled("links", self.links)
-        times = Counter(checked_link(link) for link, _ in self.links)
-        (src, dst), most = times.most_common(1)[0]
-        if most > 1:
-            raise ValueError(f"the recording has {most} flows from {src} to {dst}: give one for each link")
+        names = [checked_link(link) for link, _ in self.links]
+        if len(set(names)) < len(names):
+            raise ValueError(f"links = {shown(names)} has a link twice: give each once")
 
     @classmethod
     def from_file(cls, path: str | Path) -> "Replay":
-        """Return the recording in a trace file that names its flows by ranks.
-
-        Raises:
-            ValueError: if the file cannot be read, or its flows are not links between ranks.
-        """
+        """Return the recording in a trace file that names its flows by ranks, such as 0 and 1."""
         flows = read_trace(Path(path)).flows.values()
         try:
-            links = tuple(((int(flow.src), int(flow.dst)), flow.losses()) for flow in flows)
+            return cls(tuple(((int(flow.src), int(flow.dst)), flow.losses()) for flow in flows))
         except ValueError as error:
-            raise ValueError(
-                f"trace {path} does not name its flows by ranks ({error}): give the trace of a run with "
-                "transport = 'udp', or use trace(FILE)"
-            ) from error
-        return cls(links)
+            raise ValueError(f"trace {path} does not name its flows by ranks ({error}): use trace(FILE)") from error
 
-    @property
-    def loss_rate(self) -> float:
-        """Return the share of all links' packets that were lost."""
-        return sum(len(trace.lost) for _, trace in self.links) / self._packets
-
-    @property
-    def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses over all links; infinite if all packets were lost."""
-        lost = sum(len(trace.lost) for _, trace in self.links)
-        bursts = lost - sum(trace.both_lost(1) for _, trace in self.links)
-        return lost / bursts if bursts else math.inf if lost else 0.0
-
-    def autocorrelation(self, lag: int) -> float:
-        """Return the correlation between the losses of a link's packets that are `lag` apart; 0 if they never vary."""
-        rate = self.loss_rate
-        if lag == 0 or rate in (0, 1):
-            return float(lag == 0)
-        both = sum(trace.both_lost(lag) for _, trace in self.links) / self._packets
-        return (both - rate**2) / (rate * (1 - rate))
-
-    @property
-    def _packets(self) -> int:
-        return sum(trace.num_packets for _, trace in self.links)
+    def _recordings(self) -> Iterable[Trace]:
+        return (trace for _, trace in self.links)
 
     def losses(self, key: Key) -> TraceLosses:
-        """Return the losses of the link that ends `key`.
-
-        Raises:
-            ValueError: if the recording lacks the link.
-        """
+        """Return the losses of the link that ends `key`."""
         link: Any = (key[-2], key[-1])
         return TraceLosses(self.of(link), key, offset=0 if "training" in key[:-3] else None)
 
     def of(self, link: Link) -> Trace:
-        """Return what the recording holds of a link.
-
-        Raises:
-            ValueError: if it lacks the link.
-        """
+        """Return what the recording holds of a link, or raise ValueError if it lacks the link."""
         self.check_has([link])
         return dict(self.links)[link]
 
@@ -574,16 +459,14 @@ class Replay:
                 )
 
 
-# Packet loss that the links of one switch share, for instance when its buffer overflows.
-
-
 @dataclass(frozen=True, kw_only=True)
-class Correlated:
+class Correlated(ClosedForms):
     """Lose a packet if its switch or its link loses it: `common` is drawn once per switch, `private` once per link.
 
-    All links of a group that have this process and the same `switch` see the same common losses at the same time. Time
-    is the number of packets that a link has sent, so links that send unequal numbers of packets drift apart. Links of
-    different groups share nothing, because each group has its own clocks.
+    The links of one switch may share losses, for instance when its buffer overflows. All links of a group that have
+    this process and the same `switch` see the same common losses at the same time. Time is the number of packets that a
+    link has sent, so links that send unequal numbers of packets drift apart. Links of different groups share nothing,
+    because each group has its own clocks.
     """
 
     common: LossProcess
@@ -594,11 +477,7 @@ class Correlated:
         check_process("common", self.common)
         check_process("private", self.private)
         if isinstance(self.common, Replay):
-            raise ValueError(
-                f"common = {shown(self.common)} holds losses of single links: give it as private, or give "
-                "common = Trace(...)"
-            )
-        check_is("switch", self.switch, (int, str), "its number or its name")
+            raise ValueError(f"common = {shown(self.common)} holds losses of single links: give it as private")
 
     @classmethod
     def from_loss_and_share(
@@ -636,33 +515,20 @@ class Correlated:
 
     @property
     def loss_rate(self) -> float:
-        """Return the stationary probability that a packet is lost."""
         common, private = self.common.loss_rate, self.private.loss_rate
         return common + private - common * private
 
-    def autocorrelation(self, lag: int) -> float:
-        """Return the correlation of the loss indicators of two packets `lag` apart; 0 for a process that never varies.
-
-        A delivered packet is delivered by both parts, so P(both delivered) is the product of theirs.
-        """
-        rate = self.loss_rate
-        if lag == 0 or rate in (0, 1):
-            return float(lag == 0)
+    def covariance(self, lag: int) -> float:
+        """Return the covariance: a packet is delivered by both parts, so P(both delivered) is the product of theirs."""
         (common, common_covariance), (private, private_covariance) = (
             (part.loss_rate, part.autocorrelation(lag) * part.loss_rate * (1 - part.loss_rate))
             for part in (self.common, self.private)
         )
-        covariance = (
+        return (
             (1 - common) ** 2 * private_covariance
             + (1 - private) ** 2 * common_covariance
             + common_covariance * private_covariance
         )
-        return covariance / (rate * (1 - rate))
-
-    @property
-    def mean_burst_packets(self) -> float:
-        """Return the mean run of consecutive losses of one link; 0 without losses, infinite if all packets are lost."""
-        return mean_burst(self.loss_rate, self.autocorrelation(1))
 
     def losses(self, key: Key) -> "CorrelatedLosses":
         """Return the losses of one link; the common ones do not depend on `key`'s src and dst."""
@@ -679,7 +545,6 @@ class CorrelatedLosses:
         self._common, self._private = common, private
 
     def take(self, num_packets: int) -> np.ndarray:
-        """Return the sorted indices of the losses among the next `num_packets` packets, from 0: int64 (num_lost,)."""
         common, private = self._common.take(num_packets), self._private.take(num_packets)
         if not len(common) or not len(private):
             return common if len(common) else private
@@ -689,8 +554,7 @@ class CorrelatedLosses:
     @property
     def wraps(self) -> int | None:
         """Return the largest number of times that a trace has begun again; None if neither part replays one."""
-        found = [getattr(part, "wraps", None) for part in (self._common, self._private)]
-        return max((wraps for wraps in found if wraps is not None), default=None)
+        return most_wraps((self._common, self._private))
 
     def state_dict(self) -> dict:
         return {"common": self._common.state_dict(), "private": self._private.state_dict()}
@@ -700,7 +564,10 @@ class CorrelatedLosses:
         self._private.load_state_dict(state["private"])
 
 
-# Find loss processes by the name in a flag, a grid or a notebook: ``correlated(shared=0.5)``.
+def most_wraps(links: Iterable[LinkLosses]) -> int | None:
+    """Return the largest number of times that a link's trace has begun again; None if no link replays a trace."""
+    found = [getattr(losses, "wraps", None) for losses in links]
+    return max((wraps for wraps in found if wraps is not None), default=None)
 
 
 LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {
@@ -716,7 +583,7 @@ LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {
 
 
 def loss_process_named(text: str, **given: float | None) -> LossProcess:
-    """Return the process that `text` names, as ``name`` or ``name(1, option=2)``.
+    """Return the process that `text` names, as ``name`` or ``name(1, option=2)``, such as ``correlated(shared=0.5)``.
 
     Args:
         text: the name, with values if any.

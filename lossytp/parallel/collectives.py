@@ -482,8 +482,8 @@ class LossyCollective:
         if self.wiring.control == "noise":
             _add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
             return NOTHING_MISSING
-        itemsize, rows = self._itemsize(rows_LN), _on_wire(rows_LN) if network.carries_rows else None
-        missing = network.send(hops, itemsize, repair=repair, group=self.group.name, site=site, rows=rows)
+        itemsize = self._itemsize(rows_LN)
+        missing = network.send(hops, itemsize, repair=repair, group=self.group.name, site=site)
         memory = self._memory(site) if repair.remembers else None
         message = self._message(rows_LN, hops, missing)
         return settle_(message._replace(in_gather=in_gather, own_LN=own_LN, memory=memory), repair)

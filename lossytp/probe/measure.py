@@ -15,7 +15,7 @@ from scipy import stats
 
 from lossytp.network.checks import printable, shown
 from lossytp.network.traces import DOUBT, FlowTrace, ProbeTrace, burst_lengths
-from lossytp.network.udp import (
+from lossytp.probe.datagrams import (
     HEADER,
     ON_LINUX,
     Control,

@@ -15,7 +15,15 @@ import numpy as np
 
 from lossytp.network.checks import check_at_least, check_at_most, check_bool, check_is, check_positive, shown
 from lossytp.network.traces import FlowTrace, ProbeTrace
-from lossytp.network.udp import HEADER, HEADER_DTYPE, IP_AND_UDP_BYTES, ON_LINUX, SO_TIMESTAMPNS, dropped_here, numbers
+from lossytp.probe.datagrams import (
+    HEADER,
+    HEADER_DTYPE,
+    IP_AND_UDP_BYTES,
+    ON_LINUX,
+    SO_TIMESTAMPNS,
+    dropped_here,
+    numbers,
+)
 
 # Describe the packets that a measurement sends.
 

@@ -33,7 +33,6 @@ from lossytp.network.repairs import ZERO, stage_of
 from lossytp.network.routes import Wire, check_links_within
 from lossytp.network.scope import Scope, layers_named, links_named
 from lossytp.network.traces import Replay, loss_process_named
-from lossytp.network.udp import UdpNetwork
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.training.rows import FORMATS
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
@@ -362,8 +361,7 @@ class NetworkSettings(Settings):
     def network(self) -> LossyNetwork:
         """Return a new network with these settings."""
         process = self.process()
-        kind = UdpNetwork if self.transport == "udp" else LossyNetwork
-        return kind(
+        return LossyNetwork(
             process if self.lossy_links is None else dict.fromkeys(links_named(self.lossy_links), process),
             seed=self.seed,
             wire=Wire(mtu_bytes=self.mtu_bytes, elements=1 if self.control == "elements" else None),

@@ -22,8 +22,7 @@ import torch.distributed as dist
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.scope import Counters
-from lossytp.network.traces import ProbeTrace, Replay, Trace, write_trace
-from lossytp.network.udp import UdpNetwork
+from lossytp.network.traces import Replay, Trace
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.places import places
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
@@ -48,7 +47,7 @@ from lossytp.training.engine import (
     learning_rate_factor,
     this_device,
 )
-from lossytp.training.files import check_writable, remove_parts, saving
+from lossytp.training.files import check_writable, remove_parts
 from lossytp.training.logs import Logs, check_installed, check_logs
 from lossytp.training.objectives import mean_over_ranks, objective_of
 from lossytp.training.progress import Progress, details, waiting
@@ -315,7 +314,6 @@ def _is_at(path: Path, handle: int) -> bool:
         return False
 
 
-LOSSES = "losses.parquet"  # of a run that really sent its packets
 NETWORKS = ("_clean", "_lossy")
 FINAL = tuple(  # keys of every task's record, null if the task lacks the metric; a task's other metrics follow
     f"{metric}{network}" for metric in ("score", "accuracy", "cross_entropy") for network in NETWORKS
@@ -358,18 +356,10 @@ def _run(config: RunSettings, layout: Layout, network: LossyNetwork) -> dict[str
         finally:
             this.engine.close()
         on_rank_zero(lambda: this.objective.leave(record), network)
-        if isinstance(network, UdpNetwork):
-            trace = network.trace()
-            on_rank_zero(lambda: _write_losses(Path(config.output_dir) / LOSSES, trace), network)
         on_rank_zero(lambda: write_record(Path(config.output_dir), record), network)
     if not objective_of(config).keeps_checkpoint and config.keep_checkpoints == 1:
         checkpoints.remove()
     return done
-
-
-def _write_losses(path: Path, trace: ProbeTrace) -> None:
-    with saving(path):
-        write_trace(path, trace)
 
 
 class Run:

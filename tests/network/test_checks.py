@@ -1,24 +1,32 @@
-"""Checks of what callers give: every message is one line."""
+"""Checks of what callers give, and things named in one line of text: every message is one line."""
 
+from dataclasses import dataclass
 from numbers import Integral
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lossytp.network.checks import (
+    build,
     check_at_least,
     check_at_most,
     check_bool,
     check_filled,
     check_is,
     check_known,
+    check_names,
     check_not_negative,
     check_number,
     check_positive,
     check_probability,
+    parse,
     printable,
     shown,
+    split_outside_parentheses,
 )
+from tests.network.loss_statistics import reproducible
 
 HUGE = 10**400  # above all floats
 
@@ -79,3 +87,78 @@ def test_a_list_that_refers_to_itself_many_times_is_shown_at_once():
         value = [value] * 10
     assert shown(value).startswith("[[[[")
     assert len(shown(value)) < 100
+
+
+def test_an_unknown_name_is_refused_with_the_closest_one():
+    check_names(["loss_rate"], ["loss_rate", "seed"])
+    with pytest.raises(ValueError, match=r"'loss_rat': did you mean loss_rate\?"):
+        check_names(["loss_rat"], ["loss_rate", "seed"])
+    with pytest.raises(ValueError, match="known are loss_rate, seed"):
+        check_names(["xyz"], ["loss_rate", "seed"])
+
+
+# Notation
+
+plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+names = st.from_regex(r"[a-z]\w{0,6}", fullmatch=True).filter(lambda name: name.isascii() and not name.startswith("_"))
+words = names.map(lambda name: f"x{name}")  # no keyword of Python's
+
+
+@reproducible
+@given(name=words, values=st.lists(plain, max_size=3), named=st.dictionaries(words, plain, max_size=3))
+def test_what_is_written_is_read(name, values, named):
+    given_ = [repr(value) for value in values] + [f"{key}={value!r}" for key, value in named.items()]
+    assert parse("thing", f" {name}({', '.join(given_)})") == (name, values, named)
+
+
+@pytest.mark.parametrize("name", ["zero", "gilbert-elliott", "rescale_counted", "4", " zero "])
+def test_a_name_stands_alone(name):
+    assert parse("thing", name) == (name.strip(), [], {})
+
+
+@dataclass(frozen=True)
+class Square:
+    side: int
+    colour: str = "red"
+
+    def __post_init__(self):
+        if self.side < 0:
+            raise ValueError(f"side = {self.side} is negative")
+
+
+SHAPES = {"square": Square, "nothing": object}
+
+
+def test_what_is_named_is_built():
+    assert build("shape", "square(3)", SHAPES) == Square(3)
+    assert build("shape", "square(colour='blue', side=2)", SHAPES) == Square(2, "blue")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "a b", "a(", "a(b)", "a(1)(2)", "a.b(1)", "a(*[1])", "a(print(1))", "[1]", "a(1 + x)", "a; b", "1(2)"),
+        *("fec(" + "-" * 600 + "1)", "fec(" + "-" * 480 + "1)", "square(side=1, side=2)"),
+    ],
+)
+def test_what_is_not_understood_is_refused(text):
+    with pytest.raises(ValueError, match="thing"):
+        parse("thing", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        *(("circle", "shape"), ("square", "'side'"), ("square(1, 2, 3)", "square takes side")),
+        *(("square(1, edge=2)", "edge"), ("square(-1)", "side = -1"), ("square('1')", "side: int")),
+    ],
+)
+def test_what_cannot_be_built_is_refused(text, word):
+    with pytest.raises(ValueError, match=word):
+        build("shape", text, SHAPES)
+    with pytest.raises(TypeError, match="shape"):
+        build("shape", 5, SHAPES)
+
+
+def test_text_is_split_outside_parentheses():
+    assert split_outside_parentheses("a(1 + (2)) + b+c", "+") == ["a(1 + (2))", "b", "c"]

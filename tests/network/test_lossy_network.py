@@ -1,10 +1,13 @@
-"""Links of a lossy network: independent, reproducible; noise and states."""
+"""A lossy network: links, streams, blocks, counters and reports, states and copies, what is refused."""
 
+import copy
 import itertools
 import json
+import pickle
 import random
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,11 +15,27 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network import SWITCH, Bernoulli, GilbertElliott, LossyNetwork, Scope, Site
-from lossytp.network.losses import Normals
+from lossytp.network import (
+    SWITCH,
+    Bernoulli,
+    FourState,
+    GilbertElliott,
+    LossProcess,
+    LossyNetwork,
+    PerPacket,
+    Scope,
+    Site,
+    Trace,
+    Wire,
+)
+from lossytp.network.lossy_network import described, process_described
+from lossytp.network.random_numbers import Normals
+from lossytp.network.repairs import repair_named
+from lossytp.network.routes import DIRECT as direct
 from lossytp.network.routes import RING as ring
 from lossytp.network.routes import SENDER as sender
 from lossytp.network.routes import Hop
+from lossytp.network.scope import LossTape
 from tests.network.loss_statistics import (
     assert_within,
     batch_means,
@@ -37,38 +56,49 @@ from tests.network.lossy_traffic import (
     both_processes,
     drawn,
     elements_missing,
+    loses,
     sent,
 )
+from tests.network.processes import shared_losses
 
-# Links
+MORE = Bernoulli(loss_rate=0.2)
+duplicated = pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda network: pickle.loads(pickle.dumps(network))])
+
+
+def every(number):
+    return PerPacket(lambda packets, uniforms: packets % number == 0)
+
+
+def saved(network):
+    """The state after some traffic, as a checkpoint holds it."""
+    drawn(network)
+    drawn(network, 1, 0)
+    return json.loads(json.dumps(network.state_dict()))
+
+
+# Links and their streams
 
 
 def test_a_mapping_names_links_and_the_others_take_the_default():
     network = LossyNetwork({(0, 1): EVERYTHING, (2, SWITCH): BERNOULLI}, default=NOTHING)
-    assert network.process(0, 1) == EVERYTHING
-    assert network.process(1, 0) == NOTHING
-    assert network.process(2, SWITCH) == BERNOULLI
+    assert [network.process(*link) for link in ((0, 1), (1, 0), (2, SWITCH))] == [EVERYTHING, NOTHING, BERNOULLI]
+    assert network.named_links == ((0, 1), (2, SWITCH))
+    assert network.loss_rate(0, 1) == 1
     assert [len(drawn(network, *link)) for link in ((0, 1), (1, 0))] == [1000, 0]
-
-
-def test_links_that_a_mapping_does_not_name_are_lossless():
-    assert len(drawn(LossyNetwork({(0, 1): EVERYTHING}), 0, 2)) == 0
-
-
-def test_one_process_is_every_links():
-    network = LossyNetwork(BURSTS)
-    assert {network.process(src, dst) for src, dst in itertools.permutations((*RANKS, SWITCH), 2)} == {BURSTS}
+    assert len(drawn(LossyNetwork({(0, 1): EVERYTHING}), 0, 2)) == 0, "without a default, others are lossless"
+    assert LossyNetwork({}, default=MORE).process(0, 1) == MORE
+    assert LossyNetwork(BURSTS).process(3, SWITCH) == BURSTS
 
 
 @both_processes
 def test_the_same_seed_loses_the_same_packets_whatever_else_was_sent(process):
     """So every rank can compute any link's losses alone."""
-    busy, idle = LossyNetwork(process, seed=5), LossyNetwork(process, seed=5)
+    busy, idle = LossyNetwork(process, seed=5), LossyNetwork(process, seed=np.int64(5))
     for link in itertools.permutations(RANKS, 2):
         drawn(busy, *link, group="other")
         if link != (0, 1):
             drawn(busy, *link)
-    assert drawn(busy) == drawn(idle)
+    assert drawn(busy) == drawn(idle, np.int64(0), np.int32(1), np.int64(1000))
 
 
 def test_losses_stay_the_same_across_versions():
@@ -77,17 +107,17 @@ def test_losses_stay_the_same_across_versions():
     assert drawn(LossyNetwork(BURSTS), num_packets=200) == [134, 135, 136, 137, 138, 139, 140, 141, 142]
 
 
-NAMED = [
-    pytest.param({}, {"seed": 1}, id="seeds"),
-    pytest.param({"src": 0, "dst": 1}, {"src": 1, "dst": 0}, id="directions"),
-    pytest.param({"dst": 1}, {"dst": 2}, id="destinations"),
-    pytest.param({"dst": 1}, {"dst": SWITCH}, id="a rank and the switch"),
-    pytest.param({"group": "tp"}, {"group": "dp"}, id="groups"),
-]
-
-
 @both_processes
-@pytest.mark.parametrize(("one", "other"), NAMED)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param({}, {"seed": 1}, id="seeds"),
+        pytest.param({"src": 0, "dst": 1}, {"src": 1, "dst": 0}, id="directions"),
+        pytest.param({"dst": 1}, {"dst": 2}, id="destinations"),
+        pytest.param({"dst": 1}, {"dst": SWITCH}, id="a rank and the switch"),
+        pytest.param({"group": "tp"}, {"group": "dp"}, id="groups"),
+    ],
+)
 def test_what_names_a_stream_makes_its_losses_independent(process, one, other):
     """Correlation 0 within four standard errors over 400,000 packets; the same name twice has correlation 1."""
 
@@ -123,9 +153,6 @@ def test_ranks_do_not_share_one_mask():
     assert_within(batch_means(lost[0] * lost[1]), 0.01, "both")
 
 
-# Packets and messages
-
-
 @both_processes
 @reproducible
 @given(sizes=st.lists(st.integers(0, 5000), max_size=12), cut=st.integers(0, 12))
@@ -144,42 +171,20 @@ def test_a_links_losses_carry_over_from_message_to_message(process, sizes, cut):
     assert lost == drawn(at_once, num_packets=sum(sizes))
 
 
-def bursts_over_messages(lost_packets, message_packets, num_messages):
-    """Bursts of one link over many messages, the link's packets counted through."""
-    lost = [number * message_packets + lost_packets(message_packets) for number in range(num_messages)]
-    return burst_lengths(np.concatenate(lost))
-
-
 def test_a_burst_is_counted_in_packets_not_in_messages():
     """An earlier study stepped its chain once a message, so a burst of 20 was 20 whole tensors."""
     process = GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=20)
-    network = LossyNetwork(process)
-    lengths = bursts_over_messages(lambda packets: network.lost_packets(0, 1, packets), 700, 3000)
+    network, once_a_message = LossyNetwork(process), process.losses((0, "test"))
+
+    def bursts(lost_packets):
+        return burst_lengths(np.concatenate([number * 700 + lost_packets(700) for number in range(3000)]))
+
+    lengths = bursts(lambda packets: network.lost_packets(0, 1, packets))
     assert_within(batch_means(lengths), 20, "mean burst")
     assert_within(longer_than(lengths, 20), 0.95**20, "bursts longer than 20")
-
-    once_a_message = process.losses((0, "test"))
-    whole = bursts_over_messages(lambda packets: np.arange(packets * len(once_a_message.take(1))), 700, 3000)
+    whole = bursts(lambda packets: np.arange(packets * len(once_a_message.take(1))))
     assert whole.min() >= 700
     assert whole.mean() > 20 * 350
-
-
-@pytest.mark.parametrize("num_packets", [-1, -700])
-def test_a_negative_number_of_packets_is_refused(num_packets):
-    network = LossyNetwork(BERNOULLI)
-    with pytest.raises(ValueError, match=rf"num_packets = {num_packets} is below 0: give 0 or more") as refusal:
-        network.lost_packets(0, 1, num_packets)
-    assert "\n" not in str(refusal.value)
-    assert drawn(network) == drawn(LossyNetwork(BERNOULLI))
-
-
-def test_no_packets_lose_nothing_and_advance_nothing():
-    network = LossyNetwork(BERNOULLI)
-    assert drawn(network, num_packets=0) == []
-    assert drawn(network) == drawn(LossyNetwork(BERNOULLI))
-
-
-# Noise
 
 
 def test_each_link_has_normal_numbers_of_its_own_that_carry_over():
@@ -209,7 +214,183 @@ def test_evaluation_does_not_shift_training_s_noise_and_a_saved_state_holds_it()
     assert noise(network) == noise(resumed) == noise(plain)
 
 
-# States
+# Blocks: evaluation apart from training, and reliable messages
+
+
+@both_processes
+def test_evaluation_does_not_shift_trainings_losses(process):
+    """Wherever it falls; control: the same traffic outside the block does shift them."""
+    with_evaluation, without, shifted = (LossyNetwork(process) for _ in range(3))
+    expected = drawn(without) + drawn(without)
+    first = drawn(with_evaluation)
+    with with_evaluation.evaluation(step=20):
+        drawn(with_evaluation, num_packets=333)
+        drawn(with_evaluation, 1, 0)
+    assert first + drawn(with_evaluation) == expected
+    first = drawn(shifted)
+    drawn(shifted, num_packets=333)
+    assert first + drawn(shifted) != expected
+
+
+@both_processes
+def test_an_evaluation_loses_the_same_packets_at_the_same_step(process):
+    """However far training is, and however often; other packets at other steps, and than training."""
+
+    def evaluate(network, step):
+        with network.evaluation(step):
+            return drawn(network) + drawn(network, 1, 0)
+
+    fresh, trained = LossyNetwork(process), LossyNetwork(process)
+    training = drawn(trained) + drawn(trained, 1, 0)
+    assert evaluate(trained, 20) == evaluate(trained, np.int64(20)) == evaluate(fresh, 20)
+    losses = [tuple(evaluate(fresh, step)) for step in (0, 20, 40)]
+    assert len({*losses, tuple(training)}) == 4
+
+
+def test_an_evaluation_is_independent_of_training():
+    network = LossyNetwork(BERNOULLI)
+    training = indicators(network.lost_packets(0, 1, 400_000), 400_000)
+    with network.evaluation(step=0):
+        evaluation = indicators(network.lost_packets(0, 1, 400_000), 400_000)
+    assert_within(correlation(training, evaluation, 0.1), 0, "correlation")
+
+
+def test_evaluations_nest():
+    network, plain = LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI)
+    with plain.evaluation(1):
+        expected = [drawn(plain), drawn(plain), drawn(plain, 1, 0)]
+    with network.evaluation(1):
+        first = drawn(network)
+        with network.evaluation(2):
+            assert drawn(network) != first
+        assert [first, drawn(network), drawn(network, 1, 0)] == expected
+    assert drawn(network) == drawn(plain)
+
+
+def test_reliable_loses_nothing_advances_nothing_counts_nothing():
+    network, plain = (LossyNetwork(BURSTS, wire=TWO_FLOATS) for _ in range(2))
+    assert sent(network) == sent(plain)
+    state = network.state_dict()
+    with network.reliable():
+        with network.reliable():
+            assert network.suspended
+        assert network.suspended
+        assert sent(network) == ([], True)
+        assert drawn(network) == []
+        assert network.normals(direct.reduce(4000, RANKS)) == []
+        with network.evaluation(3):
+            assert not loses(network)
+    assert not network.suspended
+    assert network.state_dict() == state
+    assert sent(network) == sent(plain)
+
+
+def test_a_message_without_losses_is_not_taken_for_a_reliable_one():
+    """A repair scales what crossed a lossy link, whether or not anything was lost on the way."""
+    assert sent(LossyNetwork(NOTHING)) == ([[]] * 12, False)
+    assert not LossyNetwork(NOTHING).send(direct.reduce(4000, RANKS), 4).any
+    assert LossyNetwork({(2, 0): EVERYTHING}).send(direct.reduce(4000, RANKS), 4).any
+
+
+@pytest.mark.parametrize("block", ["reliable", "evaluation"])
+def test_an_exception_ends_a_block(block):
+    network, plain = LossyNetwork(BERNOULLI, wire=TWO_FLOATS), LossyNetwork(BERNOULLI, wire=TWO_FLOATS)
+
+    def fail_within():
+        with network.reliable() if block == "reliable" else network.evaluation(7):
+            sent(network)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_within()
+    assert not network.suspended
+    assert sent(network) == sent(plain)
+    assert {row["purpose"] for row in network.counters.rows("training")} == {"training"}
+
+
+def test_reliable_blocks_of_several_threads_may_overlap():
+    network, entered, leave = LossyNetwork(Bernoulli(loss_rate=1)), threading.Event(), threading.Event()
+
+    def outlasts():
+        with network.reliable():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=outlasts, daemon=True)  # a failed assertion leaves it waiting
+    with network.reliable():
+        thread.start()
+        entered.wait()
+    assert not len(drawn(network)), "the other thread's block has not ended, and holds here too"
+    leave.set()
+    thread.join()
+    assert len(drawn(network)) == 1000
+
+
+def test_packets_taken_by_hand_are_lost_within_the_scope_alone():
+    network = LossyNetwork(Bernoulli(loss_rate=0.5), scope=Scope(direction="forward"))
+    assert len(network.lost_packets(0, 1, 100, site=Site(0, "mlp", "backward"))) == 0
+    assert network.counters.rows() == []
+    assert len(network.lost_packets(0, 1, 100, site=Site(0, "mlp", "forward"))) > 20
+
+
+# Counters and reports
+
+
+def test_counters_and_report_say_what_was_drawn():
+    network = LossyNetwork(BERNOULLI)
+    attention, mlp = Site(0, "attention", "forward"), Site(3, "mlp", "backward")
+    lost = {"training": 0, "evaluation": 0}
+    for size in (0, 10, 700):
+        lost["training"] += len(drawn(network, 0, 1, size, site=attention))
+        lost["training"] += len(drawn(network, 1, 0, size, site=mlp))
+        lost["training"] += len(drawn(network, 1, 0, size, group="dp"))
+        with network.evaluation(size):
+            lost["evaluation"] += len(drawn(network, 0, 1, size, site=attention))
+    report = network.report()
+    for purpose, packets in (("training", 3 * 710), ("evaluation", 710)):
+        rows = report[report["purpose"] == purpose]
+        assert rows["packets"].sum() == network.counters.summary(purpose)["packets"] == packets
+        assert rows["lost"].sum() == network.counters.summary(purpose)["lost"] == lost[purpose] > 0
+    assert list(zip(report["layer"].fillna(-1), report["direction"].fillna("none"), strict=True)) == [
+        *((0, "forward"), (3, "backward"), (-1, "none"), (0, "forward")),
+    ]
+    assert (report["observed_loss_rate"] == report["lost"] / report["packets"]).all()
+
+
+def test_a_report_of_nothing_is_an_empty_table():
+    report = LossyNetwork(BERNOULLI).report()
+    assert len(report) == 0
+    names = {"purpose", "layer", "module", "direction", "operation", "phase", "group", "src", "dst"}
+    assert names | {"packets", "lost", "extra", "missing", "observed_loss_rate"} == set(report)
+
+
+def test_a_collectives_packets_are_counted_on_every_link_it_uses():
+    """4,000 floats over four ranks: chunks of 1,000, three packets of 364 each, on 12 links."""
+    network = LossyNetwork(EVERYTHING)
+    network.send(direct.reduce(4000, RANKS), 4, site=Site(1, "mlp", "forward"))
+    summary = network.counters.summary("training")
+    assert (summary["packets"], summary["lost"], summary["observed_loss_rate"]) == (36, 36, 1)
+    assert set(summary["by_link"]) == {f"{src}->{dst}" for src, dst in itertools.permutations(RANKS, 2)}
+    assert {link["packets"] for link in summary["by_link"].values()} == {3}
+    assert set(summary["by_layer"]) == {"1"}
+
+
+def test_a_summary_counts_what_repairs_sent_and_how_often_a_recording_began_again():
+    network = LossyNetwork(Bernoulli(loss_rate=0.1), wire=Wire(mtu_bytes=900))
+    network.send(sender.reduce(800 * 214, (0,)), 4, repair=repair_named("fec(10, 8)"))
+    summary = network.summary("training")
+    assert (summary["packets"], summary["extra"]) == (1000, 200)
+    assert "wraps" not in summary
+    recorded = LossyNetwork({(0, 1): Trace(lost=[2], num_packets=5)})
+    recorded.lost_packets(0, 1, 100)
+    assert recorded.summary("training")["wraps"] in (19, 20)
+    assert "wraps" not in recorded.summary("evaluation")
+    resumed = LossyNetwork({(0, 1): Trace(lost=[2], num_packets=5)})
+    resumed.load_state_dict(recorded.state_dict())
+    assert resumed.summary("training") == recorded.summary("training")
+
+
+# States and copies
 
 
 @both_processes
@@ -227,19 +408,184 @@ def test_a_saved_state_holds_every_link_and_all_counters(process):
         assert drawn(resumed, *link, group=group) == drawn(network, *link, group=group)
 
 
-def test_a_state_is_not_saved_within_evaluation():
+def test_a_state_is_neither_saved_nor_loaded_within_evaluation():
     network = LossyNetwork(BERNOULLI)
-    with network.evaluation(1), pytest.raises(ValueError, match=r"state_dict\(\) within evaluation\(\)"):
-        network.state_dict()
+    state = network.state_dict()
+    with network.evaluation(1):
+        for use in (network.state_dict, lambda: network.load_state_dict(state)):
+            with pytest.raises(ValueError, match="outside of evaluation"):
+                use()
 
 
-def test_a_state_of_another_seed_is_refused():
-    state = LossyNetwork(BERNOULLI, seed=3).state_dict()
-    with pytest.raises(ValueError, match="the state is of seed 3, this network of 4: give the same seed"):
-        LossyNetwork(BERNOULLI, seed=4).load_state_dict(state)
+OTHERS = [
+    (LossyNetwork(BERNOULLI), LossyNetwork(MORE), "process"),
+    (LossyNetwork(BERNOULLI), LossyNetwork(BURSTS), "process"),
+    (LossyNetwork(every(10)), LossyNetwork(every(5)), "process"),
+    (LossyNetwork(Trace(lost=[1], num_packets=9)), LossyNetwork(Trace(lost=[1], num_packets=8)), "process"),
+    (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork({(0, 1): MORE}), "process of 0>1"),
+    (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork({(0, 2): BERNOULLI}), "process of"),
+    (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork(BERNOULLI), "process"),
+    (LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI, wire=Wire(mtu_bytes=900)), "wire"),
+    (LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI, scope=Scope(direction="forward")), "scope"),
+    (LossyNetwork(BERNOULLI, seed=3), LossyNetwork(BERNOULLI, seed=4), "seed"),
+]
 
 
-# The house
+@pytest.mark.parametrize(("one", "other", "name"), OTHERS)
+@pytest.mark.parametrize("used", [True, False])
+def test_a_state_of_a_network_with_other_settings_is_refused(one, other, name, used):
+    state = saved(copy.deepcopy(one)) if used else json.loads(json.dumps(one.state_dict()))
+    before = other.state_dict()
+    with pytest.raises(ValueError, match=f"^the state is of a network with {name}"):
+        other.load_state_dict(state)
+    assert other.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (LossyNetwork(BERNOULLI), LossyNetwork(Bernoulli(loss_rate=0.1))),
+        (LossyNetwork({(0, 1): BERNOULLI}, default=BERNOULLI), LossyNetwork(BERNOULLI)),
+        (LossyNetwork(every(10)), LossyNetwork(every(10))),
+        (LossyNetwork(BERNOULLI, wire=Wire(mtu_bytes=900)), LossyNetwork(BERNOULLI, wire=Wire(mtu_bytes=900))),
+    ],
+)
+def test_a_state_of_a_network_with_the_same_settings_is_taken(one, other):
+    other.load_state_dict(saved(one))
+    assert drawn(other) == drawn(one)
+
+
+def test_a_state_from_before_settings_were_saved_is_taken():
+    network, resumed = LossyNetwork(BURSTS), LossyNetwork(BURSTS)
+    state = saved(network)
+    del state["settings"]
+    resumed.load_state_dict(state)
+    assert drawn(resumed) == drawn(network)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"links": links} for links in (None, [[["tp", 0]]], [[["tp", 0, 1], {}]])),
+        {"normals": [[["tp", 0, 1], None]]},
+        {"counters": {}},
+        {"seed": None},
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(change):
+    network, plain = LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI)
+    state = saved(network)
+    plain.load_state_dict(state)
+    with pytest.raises(ValueError, match="state"):
+        network.load_state_dict({**state, **change})
+    with pytest.raises(ValueError, match="state"):
+        network.load_state_dict({name: value for name, value in state.items() if name not in change})
+    assert drawn(network) == drawn(plain)
+
+
+@duplicated
+def test_a_copy_goes_on_by_itself(duplicate):
+    """It loses what the original would lose next, and neither moves, or counts for, the other."""
+    network, plain = LossyNetwork(BURSTS, scope=Scope(phase="reduce")), LossyNetwork(BURSTS)
+    expected = [drawn(plain), drawn(plain), drawn(plain)]
+    assert drawn(network) == expected[0]
+    other = duplicate(network)
+    assert [drawn(other), drawn(other)] == expected[1:]
+    assert [drawn(network), drawn(network)] == expected[1:]
+    drawn(other)
+    assert network.summary("training")["packets"] == 3000
+    assert other.summary("training")["packets"] == 4000
+
+
+@duplicated
+@pytest.mark.parametrize("block", ["reliable", "evaluation", "recording"])
+def test_a_copy_made_within_a_block_is_outside_of_it(block, duplicate):
+    network, plain = (LossyNetwork(BERNOULLI, wire=TWO_FLOATS) for _ in range(2))
+    assert sent(network) == sent(plain)
+    blocks = {
+        "reliable": network.reliable(),
+        "evaluation": network.evaluation(7),
+        "recording": network.recording(LossTape()),
+    }
+    with blocks[block], network.evaluation(8):
+        sent(network)
+        copied = duplicate(network)
+    assert copied.tape is None
+    assert copied.block == ("training", 0)
+    assert sent(copied) == sent(plain)
+    copied.load_state_dict(plain.state_dict())
+    assert sent(duplicate(copied)) == sent(plain), "what was loaded is copied too"
+
+
+SETTINGS = [
+    *(Bernoulli(loss_rate=0.1), MORE, BURSTS, GilbertElliott(p_good_to_bad=0.2, p_bad_to_good=0.2, loss_bad=0.2)),
+    *(FourState(p13=0.1, p31=0.9), shared_losses(0.1, 0.5), shared_losses(0.1, 0.9), shared_losses(0.1, 0.5, switch=1)),
+    *(Trace(lost=[1, 5], num_packets=20), Trace(lost=[1, 6], num_packets=20), every(10), every(5)),
+]
+
+
+def test_processes_that_differ_are_described_in_different_lines_without_an_address():
+    lines = {process_described(process) for process in SETTINGS}
+    assert len(lines) == len(SETTINGS)
+    assert not any("\n" in line or "0x" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Bernoulli(loss_rate=0), Bernoulli(loss_rate=0.0)),
+        (Bernoulli(loss_rate=0.5), Bernoulli(loss_rate=np.float32(0.5))),
+        (Wire(mtu_bytes=1500), Wire(mtu_bytes=np.int64(1500))),
+        (Scope(layers=(0, 2)), Scope(layers=[0, 2])),
+    ],
+)
+def test_equal_settings_are_described_alike(one, other):
+    assert described(one) == described(other)
+
+
+# What is refused, and what is left alone
+
+
+@pytest.mark.parametrize("given", [0.1, None, "ber", Bernoulli, PerPacket, Bernoulli.losses, object()])
+def test_what_is_no_process_is_refused(given):
+    assert not isinstance(given, LossProcess) or isinstance(given, type)
+    for arguments in ({"process": given}, {"process": {(0, 1): given}}, {"process": {}, "default": given}):
+        with pytest.raises(ValueError, match=r"process|default"):
+            LossyNetwork(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("process", "default"),
+    [(BERNOULLI, MORE), ({}, None), *(({key: MORE}, None) for key in ("0>1", (0, 1, 2), 3, (0, 0), (0, -2), (0, 1.0)))],
+)
+def test_a_default_without_names_and_names_that_are_no_links_are_refused(process, default):
+    with pytest.raises(ValueError, match=r"default|link"):
+        LossyNetwork(process, default=default)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("wire", 1500), ("wire", 0), ("scope", "forward"), ("scope", None), *(("seed", bad) for bad in ("1", True, 0.5))],
+)
+def test_arguments_of_other_types_are_refused(name, value):
+    with pytest.raises(TypeError, match=name):
+        LossyNetwork(BERNOULLI, **{name: value})
+
+
+@pytest.mark.parametrize("step", ["3", 0.5, True, None])
+def test_an_evaluations_step_is_a_whole_number(step):
+    network = LossyNetwork(BERNOULLI)
+    with pytest.raises(TypeError, match="step"), network.evaluation(step):
+        pass
+    assert network.block == ("training", 0)
+
+
+def test_a_negative_number_of_packets_is_refused_and_none_advance_nothing():
+    network = LossyNetwork(BERNOULLI)
+    with pytest.raises(ValueError, match="num_packets"):
+        network.lost_packets(0, 1, -1)
+    assert drawn(network, num_packets=0) == []
+    assert drawn(network) == drawn(LossyNetwork(BERNOULLI))
 
 
 def test_global_random_generators_are_neither_read_nor_moved():
@@ -267,16 +613,9 @@ def test_global_random_generators_are_neither_read_nor_moved():
 def test_the_network_needs_neither_torch_nor_pandas():
     """Control: the same check finds torch where it is imported."""
     check = "import sys, lossytp.network as n; n.LossyNetwork(n.Bernoulli(loss_rate=.1)).lost_packets(0, 1, 100)"
-    tell = "print(*sorted({'torch', 'pandas', 'transformers'} & set(sys.modules)))"
+    tell = "print(*sorted({'torch', 'pandas', 'transformers', 'pyarrow'} & set(sys.modules)))"
     for extra, imported in (("", ""), ("; import torch", "torch")):
         run = subprocess.run(
             [sys.executable, "-c", f"{check}{extra}; {tell}"], capture_output=True, text=True, check=True
         )
         assert run.stdout.strip() == imported
-
-
-def test_packets_taken_by_hand_are_lost_within_the_scope_alone():
-    network = LossyNetwork(Bernoulli(loss_rate=0.5), scope=Scope(direction="forward"))
-    assert len(network.lost_packets(0, 1, 100, site=Site(0, "mlp", "backward"))) == 0
-    assert network.counters.rows() == []
-    assert len(network.lost_packets(0, 1, 100, site=Site(0, "mlp", "forward"))) > 20

@@ -1,14 +1,84 @@
-"""The words of routes: chunks, and what is missing."""
+"""Packets, algorithms as routes, what messages lose over their hops, and schedules."""
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
+import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.routes import Missing, chunk_bounds, no_hops
+from lossytp.network import ALGORITHMS, SWITCH, GilbertElliott, LossyNetwork
+from lossytp.network import routes as schedules
+from lossytp.network.repairs import repair_named
+from lossytp.network.routes import DIRECT as direct
+from lossytp.network.routes import (
+    MOST,
+    Hop,
+    Missing,
+    Wire,
+    algorithm_named,
+    check_links_within,
+    checked_link,
+    chunk_bounds,
+)
+from lossytp.network.routes import RING as ring
+from lossytp.network.routes import SENDER as sender
+from lossytp.network.routes import SWITCH_ALGORITHM as switch
+from lossytp.network.routes import TREE as tree
 from tests.network.loss_statistics import reproducible
+from tests.network.lossy_traffic import BURSTS, EVERYTHING, TWO_FLOATS, drawn, elements_missing, packets_of
+
+# Packets and chunks
+
+itemsizes = st.sampled_from([1, 2, 4, 8])
+wires = st.builds(
+    lambda header, payload: Wire(mtu_bytes=header + payload, header_bytes=header),
+    header=st.integers(0, 200),
+    payload=st.integers(8, 9000),
+)
+
+
+@pytest.mark.parametrize(("itemsize", "elements"), [(2, 728), (4, 364), (8, 182)])
+def test_the_default_packet_carries_1456_bytes_of_payload(itemsize, elements):
+    """MTU 1500 less IP 20, UDP 8, and 16 for key, sequence and offset."""
+    assert Wire() == Wire(mtu_bytes=1500, header_bytes=44)
+    assert Wire().elements_per_packet(itemsize) == elements
+
+
+@reproducible
+@given(wire=wires, itemsize=itemsizes)
+def test_a_packet_is_never_above_its_payload_and_wastes_less_than_an_element(wire, itemsize):
+    payload = wire.mtu_bytes - wire.header_bytes
+    elements = wire.elements_per_packet(itemsize)
+    assert elements >= 1
+    assert elements * itemsize <= payload < (elements + 1) * itemsize
+
+
+@reproducible
+@given(wire=wires, itemsize=itemsizes, num_elements=st.integers(0, 10**7))
+def test_packets_hold_the_message_and_the_last_one_is_not_empty(wire, itemsize, num_elements):
+    num_packets = wire.num_packets(num_elements, itemsize)
+    elements = wire.elements_per_packet(itemsize)
+    assert num_packets * elements >= num_elements
+    assert num_packets == 0 or (num_packets - 1) * elements < num_elements
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("mtu_bytes", (51, 0, 1500.5, float("nan"), "1500", None, 2**66)),
+        ("header_bytes", ("44", 0.5, -1)),
+        ("elements", (0, -1, 1.5, True, 2**66)),
+    ],
+)
+def test_packets_that_cannot_be_are_refused(name, values):
+    assert Wire(mtu_bytes=52).elements_per_packet(8) == Wire(elements=1).elements_per_packet(4) == 1
+    assert Wire(mtu_bytes=MOST, elements=MOST).elements == MOST
+    for value in values:
+        with pytest.raises(ValueError, match=name):
+            Wire(**{name: value})
 
 
 @reproducible
@@ -51,5 +121,302 @@ def test_a_message_lacks_something_where_any_hop_does():
     assert not Missing([]).reliable
 
 
-def test_a_phase_may_have_no_hops():
-    assert no_hops(100, (0, 1), 1) == ()
+# Algorithms
+
+lengths = st.integers(0, 60)
+groups = st.lists(st.integers(0, 40), min_size=1, max_size=9, unique=True).map(tuple)
+PHASES = ("reduce", "gather", "reduce_scatter", "all_gather")
+
+
+def crossings(hops):
+    """The links that each (position, element) crosses, in the order of the hops."""
+    crossed = {}
+    for hop in hops:
+        for position in hop.positions:
+            for element in range(hop.start, hop.stop):
+                crossed.setdefault((position, element), []).append((hop.src, hop.dst))
+    return crossed
+
+
+def along(stations):
+    """Links from each to the next."""
+    return list(itertools.pairwise(stations))
+
+
+def to_the_root(position):
+    return [position] if position == 0 else [position, *to_the_root((position - 1) // 2)]
+
+
+def round_the_ring(first, last, size):
+    return [(first + step) % size for step in range((last - first) % size + 1)]
+
+
+def path(algorithm, phase, position, owner, size):
+    """Stations, as positions or SWITCH, between a rank and the owner of the element's chunk."""
+    up, down = to_the_root(position), to_the_root(position)[::-1]
+    alone = position == owner
+    return {
+        ("sender", "reduce"): [position, SWITCH],
+        ("sender", "reduce_scatter"): [position, SWITCH],
+        ("sender", "gather"): [],
+        ("sender", "all_gather"): [owner, SWITCH],
+        ("direct", "reduce"): [] if alone else [position, owner],
+        ("direct", "reduce_scatter"): [] if alone else [position, owner],
+        ("direct", "gather"): [] if alone else [owner, position],
+        ("direct", "all_gather"): [] if alone else [owner, position],
+        ("ring", "reduce"): round_the_ring(position, owner, size),
+        ("ring", "reduce_scatter"): round_the_ring(position, owner, size),
+        ("ring", "gather"): round_the_ring(owner, position, size),
+        ("ring", "all_gather"): round_the_ring(owner, position, size),
+        ("tree", "reduce"): up,
+        ("tree", "gather"): down,
+        ("tree", "reduce_scatter"): up + to_the_root(owner)[::-1][1:],
+        ("tree", "all_gather"): [] if alone else to_the_root(owner) + down[1:],
+        ("switch", "reduce"): [position, SWITCH],
+        ("switch", "gather"): [SWITCH, position],
+        ("switch", "reduce_scatter"): [position, SWITCH, owner],
+        ("switch", "all_gather"): [] if alone else [owner, SWITCH, position],
+    }[algorithm, phase]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@reproducible
+@given(num_elements=lengths, ranks=groups, unit=st.integers(1, 7))
+def test_every_element_takes_its_path_one_link_after_another(algorithm, phase, num_elements, ranks, unit):
+    """Ranks by their global names, whatever their order."""
+    expected = {}
+    names = dict(enumerate(ranks)) | {SWITCH: SWITCH}
+    chunks = chunk_bounds(num_elements, len(ranks), unit)
+    for element in range(num_elements):
+        owner = next(c for c, (start, stop) in enumerate(chunks) if start <= element < stop)
+        for position in range(len(ranks)):
+            stations = [names[station] for station in path(algorithm, phase, position, owner, len(ranks))]
+            if links := along(stations):
+                expected[position, element] = links
+    hops = getattr(ALGORITHMS[algorithm], phase)(num_elements, ranks, unit)
+    assert crossings(hops) == expected
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@reproducible
+@given(num_elements=lengths, ranks=groups, unit=st.integers(1, 7))
+def test_hops_are_a_chunk_or_the_whole_and_none_is_empty_or_sent_twice(algorithm, phase, num_elements, ranks, unit):
+    hops = getattr(ALGORITHMS[algorithm], phase)(num_elements, ranks, unit)
+    pieces = {(0, num_elements), *chunk_bounds(num_elements, len(ranks), unit)}
+    assert all(hop.src != hop.dst and hop.start < hop.stop and hop.positions for hop in hops)
+    assert all((hop.start, hop.stop) in pieces for hop in hops)
+    assert len({hop[:4] for hop in hops}) == len(hops)
+    assert all(len(set(hop.positions)) == len(hop.positions) for hop in hops)
+
+
+def test_direct_by_hand():
+    """Ranks 6 and 4, in this order, own elements [0, 3) and [3, 5)."""
+    assert direct.reduce(5, (6, 4)) == (Hop(6, 4, 3, 5, positions=(0,)), Hop(4, 6, 0, 3, positions=(1,)))
+    assert direct.gather(5, (6, 4)) == (Hop(6, 4, 0, 3, positions=(1,)), Hop(4, 6, 3, 5, positions=(0,)))
+
+
+def test_sender_by_hand():
+    assert sender.reduce(5, (6, 4)) == (Hop(6, SWITCH, 0, 5, (0,)), Hop(4, SWITCH, 0, 5, (1,)))
+    assert sender.all_gather(5, (6, 4)) == (Hop(6, SWITCH, 0, 3, (0, 1)), Hop(4, SWITCH, 3, 5, (0, 1)))
+
+
+def test_ring_by_hand():
+    """Ranks 5, 6, 7 own elements [0, 2), [2, 4), [4, 6). The sum of the first starts at 6, of the last at 5."""
+    first = [Hop(5, 6, 4, 6, (0,)), Hop(6, 7, 0, 2, (1,)), Hop(7, 5, 2, 4, (2,))]
+    then = [Hop(5, 6, 2, 4, (2, 0)), Hop(6, 7, 4, 6, (0, 1)), Hop(7, 5, 0, 2, (1, 2))]
+    assert ring.reduce(6, (5, 6, 7)) == (*first, *then)
+    first = [Hop(5, 6, 0, 2, (1, 2)), Hop(6, 7, 2, 4, (2, 0)), Hop(7, 5, 4, 6, (0, 1))]
+    then = [Hop(5, 6, 4, 6, (1,)), Hop(6, 7, 0, 2, (2,)), Hop(7, 5, 2, 4, (0,))]
+    assert ring.gather(6, (5, 6, 7)) == (*first, *then)
+
+
+def test_tree_by_hand():
+    """Position 0 above 1 and 2, 1 above 3 and 4."""
+    up = [(4, 1, (4,)), (3, 1, (3,)), (2, 0, (2,)), (1, 0, (1, 3, 4))]
+    assert tree.reduce(9, (0, 1, 2, 3, 4)) == tuple(Hop(src, dst, 0, 9, below) for src, dst, below in up)
+    down = [(0, 1, (1, 3, 4)), (0, 2, (2,)), (1, 3, (3,)), (1, 4, (4,))]
+    assert tree.gather(9, (0, 1, 2, 3, 4)) == tuple(Hop(src, dst, 0, 9, below) for src, dst, below in down)
+
+
+def test_switch_by_hand():
+    up = (Hop(6, SWITCH, 0, 5, (0,)), Hop(4, SWITCH, 0, 5, (1,)))
+    assert switch.reduce(5, (6, 4)) == up
+    assert switch.gather(5, (6, 4)) == (Hop(SWITCH, 6, 0, 5, (0,)), Hop(SWITCH, 4, 0, 5, (1,)))
+    assert switch.reduce_scatter(5, (6, 4)) == (*up, Hop(SWITCH, 6, 0, 3, (0, 1)), Hop(SWITCH, 4, 3, 5, (0, 1)))
+    up = (Hop(6, SWITCH, 0, 3, (1,)), Hop(4, SWITCH, 3, 5, (0,)))
+    assert switch.all_gather(5, (6, 4)) == (*up, Hop(SWITCH, 6, 3, 5, (0,)), Hop(SWITCH, 4, 0, 3, (1,)))
+
+
+# Names
+
+
+def test_algorithms_are_found_by_name_and_send_nothing_of_nothing():
+    assert set(ALGORITHMS) == {"sender", "direct", "ring", "tree", "switch"}
+    for name, algorithm in ALGORITHMS.items():
+        assert algorithm_named(name) is algorithm is pickle.loads(pickle.dumps(algorithm))
+        assert all(getattr(algorithm, phase)(0, (0, 1, 2)) == () for phase in PHASES)
+        assert name in ("sender", "switch") or all(getattr(algorithm, phase)(100, (3,)) == () for phase in PHASES)
+    with pytest.raises(ValueError, match="algorithm"):
+        algorithm_named("rign")
+
+
+def test_links_are_pairs_of_ranks():
+    link = checked_link((np.int64(0), np.int32(-1)))
+    assert link == (0, -1)
+    assert [type(end) for end in link] == [int, int]
+    for key in ("0>1", (0,), (0, 1, 2), (), (0, 1.0), ("0", "1"), [0, 1], 5, None, (0, 0), (-1, -1), (0, -2)):
+        with pytest.raises(ValueError, match="link"):
+            checked_link(key)
+    check_links_within([(0, 3), (3, -1), (-1, 2)], 4)
+    for link in ((0, 4), (99, 1), (-1, 4)):
+        with pytest.raises(ValueError, match="link"):
+            check_links_within([(0, 3), link], 4)
+
+
+# Messages over hops
+
+
+def test_what_one_dead_link_takes_by_hand():
+    """Ten elements over four ranks, two to a packet: chunks [0, 3), [3, 6), [6, 9), [9, 10).
+
+    Rank 12, at position 2, sends rank 10's chunk [0, 3) as packets [0, 2) and [2, 3); both are lost.
+    """
+    network = LossyNetwork({(12, 10): EVERYTHING}, wire=TWO_FLOATS)
+    hops = direct.reduce(10, (10, 11, 12, 13))
+    missing = network.send(hops, 4)
+    assert packets_of(missing) == [[0, 1] if (hop.src, hop.dst) == (12, 10) else [] for hop in hops]
+    assert missing.reliable is False
+    assert elements_missing(hops, missing, 2) == [(2, 0), (2, 1), (2, 2)]
+
+
+@reproducible
+@given(
+    num_elements=st.integers(0, 300),
+    ranks=st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True).map(tuple),
+    algorithm=st.sampled_from(sorted(ALGORITHMS)),
+    phase=st.sampled_from(["reduce", "gather", "reduce_scatter", "all_gather"]),
+    itemsize=st.sampled_from([2, 4, 8]),
+    num_messages=st.integers(1, 3),
+)
+def test_missing_packets_are_those_that_the_links_lost(num_elements, ranks, algorithm, phase, itemsize, num_messages):
+    """Hop by hop, in the order in which they are given; element e of a hop is on packet (e - start) // elements."""
+    process = GilbertElliott.from_loss_and_burst(loss_rate=0.3, mean_burst_packets=2)
+    network, twin = (LossyNetwork(process, wire=TWO_FLOATS) for _ in range(2))
+    hops = getattr(ALGORITHMS[algorithm], phase)(num_elements, ranks)
+    carried = TWO_FLOATS.elements_per_packet(itemsize)
+    for _ in range(num_messages):
+        missing = network.send(hops, itemsize)
+        assert all(packets.dtype == np.int64 for packets in missing.packets)
+        expected = []
+        for hop in hops:
+            lost = drawn(twin, hop.src, hop.dst, -(-(hop.stop - hop.start) // carried))
+            for element in range(hop.start, hop.stop):
+                if (element - hop.start) // carried in lost:
+                    expected += [(position, element) for position in hop.positions]
+        assert sorted(elements_missing(hops, missing, carried)) == sorted(expected)
+
+
+def test_a_repair_s_packets_are_on_the_wire_and_counted():
+    """Two packets of the message and one of parity; sent again twice; half a block of padding."""
+    hops = (Hop(0, 1, 0, 4, positions=(0,)),)
+    for repair, packets, lost, extra, lacks in (
+        ("zero", 2, 2, 0, [0, 1]),
+        ("fec(3, 2)", 3, 3, 1, [0, 1]),
+        ("retransmit(2)", 6, 6, 4, [0, 1]),
+    ):
+        network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
+        assert packets_of(network.send(hops, 4, repair=repair_named(repair))) == [lacks]
+        row = network.counters.rows()[0]
+        assert [row[name] for name in ("packets", "lost", "extra", "missing")] == [packets, lost, extra, 2]
+    network = LossyNetwork(EVERYTHING, wire=TWO_FLOATS)
+    network.send((Hop(0, 1, 0, 9, positions=(0,)),), 4, repair=repair_named("hadamard(4)"))
+    total = network.counters.summary("training")
+    assert (total["packets"], total["extra"]) == (6, 1), "twelve coefficients of nine elements"
+
+
+@pytest.mark.parametrize("repair", ["zero", "retransmit(3)", "fec(4, 2)"])
+def test_a_repair_s_packets_advance_their_link_and_no_other(repair):
+    network, twin = LossyNetwork(BURSTS, wire=TWO_FLOATS), LossyNetwork(BURSTS)
+    network.send((Hop(0, 1, 0, 400, positions=(0,)),), 4, repair=repair_named(repair))
+    sent_packets = network.counters.rows()[0]["packets"]
+    assert (sent_packets > 200) == (repair != "zero")
+    drawn(twin, num_packets=sent_packets)
+    assert drawn(network) == drawn(twin)
+    assert drawn(network, 1, 0) == drawn(twin, 1, 0)
+
+
+# Schedules
+
+SCHEDULES = {name: algorithm.schedule for name, algorithm in ALGORITHMS.items()}
+
+
+def ring_events(seconds: np.ndarray) -> float:
+    """Each rank forwards message k + 1 once it has message k of its predecessor and its own message k is through."""
+    messages, ranks = seconds.shape
+    env = simpy.Environment()
+    arrived = [[env.event() for _ in range(messages)] for _ in range(ranks)]  # of rank r's message k at its successor
+
+    def rank(r):
+        for k in range(messages):
+            if k:
+                yield arrived[r - 1][k - 1]
+            yield env.timeout(seconds[k, r])
+            arrived[r][k].succeed()
+
+    for r in range(ranks):
+        env.process(rank(r))
+    env.run()
+    return env.now
+
+
+def tree_events(up: dict[int, float], down: dict[int, float], ranks: int) -> float:
+    """A rank's children are twice its number and one, and two, more; it hears both, and answers both at once."""
+    env = simpy.Environment()
+    summed, told = [env.event() for _ in range(ranks)], [env.event() for _ in range(ranks)]
+    last = []
+
+    def children(r):
+        return [child for child in (2 * r + 1, 2 * r + 2) if child < ranks]
+
+    def rank(r):
+        for child in children(r):
+            yield summed[child]
+        if r:
+            yield env.timeout(up[r])
+        summed[r].succeed()
+        if r:
+            yield told[(r - 1) // 2]
+            yield env.timeout(down[r])
+        else:
+            yield env.all_of(summed)
+        told[r].succeed()
+        last.append(env.now)
+
+    for r in range(ranks):
+        env.process(rank(r))
+    env.run()
+    return max(last)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16])
+def test_ring_and_tree_wait_for_each_other_as_in_an_event_simulation(ranks):
+    draws = np.random.Generator(np.random.Philox(0))
+    ring = draws.exponential(size=(2 * (ranks - 1), 3, ranks))
+    expected = [ring_events(ring[:, sample]) for sample in range(3)]
+    assert SCHEDULES["ring"].complete(ring) == pytest.approx(np.array(expected))
+    tree = draws.exponential(size=(1, 3, 2 * (ranks - 1)))
+    halves = [np.split(tree[0, sample], 2) for sample in range(3)]
+    expected = [tree_events(dict(enumerate(up, 1)), dict(enumerate(down, 1)), ranks) for up, down in halves]
+    assert SCHEDULES["tree"].complete(tree) == pytest.approx(np.array(expected))
+
+
+def test_a_ring_that_waits_for_neighbours_is_sooner_than_one_that_waits_for_all():
+    draws = np.random.Generator(np.random.Philox(0)).exponential(size=(14, 5, 8))
+    assert (SCHEDULES["ring"].complete(draws) < schedules.in_steps(draws)).all()
+
+
+def test_direct_and_switch_wait_for_the_slowest_rank_between_their_two_phases():
+    assert SCHEDULES["direct"].complete(np.array([[[1.0, 2, 3]], [[5, 4, 1]]])).tolist() == [3 + 5]
+    assert SCHEDULES["switch"].complete(np.array([[[1.0, 2, 3, 5, 4, 1]]])).tolist() == [3 + 5]

@@ -227,37 +227,23 @@ def test_an_error_of_independent_parts_is_a_mean_over_parts_and_of_equal_ones_a_
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("name", "changed"),
     [
-        ({"algorithm": "rings"}, r"^algorithm = 'rings' is unknown: choose one of direct, ring"),
-        ({"repair": "magic"}, r"^repair = 'magic' is unknown: choose one of zero, rescale"),
-        ({"ranks": 0}, r"^ranks = 0 is below 1: give 1 or more"),
-        ({"loss_rate": 1.5}, r"^loss_rate = 1.5 is not in \[0, 1\]: give"),
-        ({"coherence": 1.01}, r"^coherence = 1.01 is not in \(-0.3333, 1\]: .*give one inside$"),
-        ({"coherence": -1 / 3}, r"^coherence = -0.33.* is not in \(-0.3333, 1\]"),
-        ({"coherence": float("nan")}, r"^coherence = nan is not in"),
-        (
-            {"algorithm": "sender", "repair": "local"},
-            r"^repair = 'local' does not work with .*choose another algorithm$",
-        ),
-        (
-            {"algorithm": "sender", "reliable_gather": False},
-            r"^reliable_gather = False does not work with algorithm = 'sender', .*choose another algorithm$",
-        ),
-        ({"ranks": 17, "repair": "rescale_counted"}, r"^ranks = 17 with repair = 'rescale_counted'.*give fewer ranks$"),
+        ("algorithm", {"algorithm": "rings"}),
+        ("repair", {"repair": "magic"}),
+        ("ranks", {"ranks": 0}),
+        ("loss_rate", {"loss_rate": 1.5}),
+        *(("coherence", {"coherence": value}) for value in (1.01, -1 / 3, float("nan"))),
+        ("repair", {"algorithm": "sender", "repair": "local"}),
+        ("reliable_gather", {"algorithm": "sender", "reliable_gather": False}),
+        ("ranks", {"ranks": 17, "repair": "rescale_counted"}),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(changed, message):
+def test_what_cannot_be_is_refused(name, changed):
     case = {"algorithm": "direct", "repair": "zero", "ranks": 4, "loss_rate": 0.1, **changed}
-    with pytest.raises(ValueError, match=message) as caught:
-        expected_squared_error(**case)
-    assert "\n" not in str(caught.value)
-    if "coherence" not in changed:
-        with pytest.raises(ValueError, match=message):
-            mean_weights(**case)
-        if case["repair"] != "rescale_counted":  # needs no count
-            with pytest.raises(ValueError, match=message):
-                missing_share(**case)
+    for function in (expected_squared_error, *([] if name == "coherence" else [mean_weights])):
+        with pytest.raises(ValueError, match=name):
+            function(**case)
 
 
 def test_a_repair_it_does_not_know_is_refused(monkeypatch):

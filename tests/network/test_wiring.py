@@ -1,8 +1,5 @@
 """What ranks may be told about how to exchange messages, and what is refused."""
 
-import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -13,58 +10,29 @@ from lossytp.network.routes import ALGORITHMS
 OWN = {"reliable_gather": False}
 SEQUENCE = {"sequence_parallel": True}
 NOISE = {"control": "noise"}
-ONE_HOP = (
-    "control = 'noise' does not work with algorithm = {!r}, whose hops carry several ranks' parts: choose one of {}"
-)
-NO_REPAIR = "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out"
-NO_ADJOINT = (
-    "exact_adjoint does not work with lossy gathers or sequence_parallel, because the adjoint of a gather would be "
-    "another lossy collective: leave reliable_gather True and sequence_parallel False"
-)
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"algorithm": "rings"}, "algorithm = 'rings' is unknown: choose one of direct, ring, sender, switch, tree"),
-    (
-        {"repair": "magic"},
-        "repair = 'magic' is unknown: choose one of zero, rescale, rescale_counted, stale, local, fec, hadamard, "
-        "retransmit, protect",
-    ),
-    ({"repair": "hadamard(6)"}, "repair = 'hadamard(6)': block = 6 is not a power of two: give one, such as 64"),
-    ({"wire_dtype": "fp64"}, "wire_dtype = 'fp64' is unknown: choose one of fp32, bf16"),
-    ({"control": "loud"}, "control = 'loud' is unknown: choose one of noise"),
-    (
-        {"repair": "local", "algorithm": "sender"},
-        "repair = 'local' does not work with algorithm = 'sender', where every rank lacks what is lost, and none has a "
-        "part to fill in: choose another algorithm",
-    ),
-    (
-        {"repair": "local", **SEQUENCE, **OWN},
-        "repair = 'local' does not work with sequence_parallel and reliable_gather = False, because a rank has no part "
-        "of what it gathers: choose another repair",
-    ),
-    (
-        {"repair": "local", "exact_adjoint": True},
-        "exact_adjoint does not work with repair = 'local': choose another repair",
-    ),
-    ({"exact_adjoint": True, **OWN}, NO_ADJOINT),
-    ({"exact_adjoint": True, **SEQUENCE}, NO_ADJOINT),
-    ({"exact_adjoint": True, **SEQUENCE, **OWN}, NO_ADJOINT),
-    (
-        {"algorithm": "sender", **OWN},
-        "reliable_gather = False does not work with algorithm = 'sender', whose sum reaches every rank: choose "
-        "another algorithm",
-    ),
-    ({**NOISE, "algorithm": "ring"}, ONE_HOP.format("ring", "direct, sender, switch")),
-    ({**NOISE, "algorithm": "tree"}, ONE_HOP.format("tree", "direct, sender, switch")),
-    ({**NOISE, **SEQUENCE, "algorithm": "switch"}, ONE_HOP.format("switch", "direct")),
-    ({**NOISE, "repair": "rescale"}, NO_REPAIR),
-    ({**NOISE, "exact_adjoint": True}, NO_REPAIR),
-]
 
 
-@pytest.mark.parametrize(("wiring", "message"), REFUSED, ids=[str(wiring) for wiring, _ in REFUSED])
-def test_what_cannot_be_is_refused(wiring: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+@pytest.mark.parametrize(
+    ("wiring", "name"),
+    [
+        ({"algorithm": "rings"}, "algorithm"),
+        *(({"repair": repair}, "repair") for repair in ("magic", "hadamard(6)")),
+        ({"wire_dtype": "fp64"}, "wire_dtype"),
+        ({"control": "loud"}, "control"),
+        *(({"repair": "local", **other}, "repair") for other in ({"algorithm": "sender"}, SEQUENCE | OWN)),
+        ({"repair": "local", "exact_adjoint": True}, "exact_adjoint"),
+        *(({"exact_adjoint": True, **other}, "exact_adjoint") for other in (OWN, SEQUENCE, SEQUENCE | OWN)),
+        ({"algorithm": "sender", **OWN}, "reliable_gather"),
+        *(({**NOISE, "algorithm": algorithm}, "one of direct, sender, switch") for algorithm in ("ring", "tree")),
+        ({**NOISE, **SEQUENCE, "algorithm": "switch"}, "one of direct$"),
+        *(({**NOISE, **other}, "control") for other in ({"repair": "rescale"}, {"exact_adjoint": True})),
+        ({"reliable_gathers": False}, "did you mean reliable_gather"),
+    ],
+)
+def test_what_cannot_be_is_refused(wiring: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name) as refusal:
         Wiring.named(**wiring)
+    assert "\n" not in str(refusal.value)
 
 
 def test_whatever_else_there_is_can_be_combined() -> None:
@@ -105,31 +73,16 @@ def test_messages_have_their_own_dtype_where_none_is_given() -> None:
     assert Wiring() == Wiring.named(algorithm="direct", repair="zero", reliable_gather=True)
 
 
-def test_importing_it_costs_no_torch() -> None:
-    code = "import sys, lossytp.network.lossy_network; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-@pytest.mark.parametrize("name", ["reliable_gather", "sequence_parallel", "exact_adjoint"])
-@pytest.mark.parametrize("value", ["no", "false", 0, 1, None])
-def test_a_switch_is_true_or_false(name, value):
-    with pytest.raises(TypeError, match=rf"^{name} = {value!r} is of type \w+, not bool: give True or False$"):
-        Wiring(**{name: value})
-
-
-@pytest.mark.parametrize("repair", [None, 0, ["zero"]])
-def test_a_repair_is_text(repair):
-    with pytest.raises(TypeError, match=r"^repair = .* is of type \w+, not str: give a name, or name\(1, option=2\)$"):
-        Wiring.named(repair=repair)
-
-
-@pytest.mark.parametrize("value", ["ring", None, 0])
-@pytest.mark.parametrize(("name", "kind"), [("algorithm", "Algorithm"), ("repair", "Repair")])
-def test_a_wiring_holds_objects_not_names(name, kind, value):
-    with pytest.raises(TypeError, match=rf"^{name} = {value!r} is of type \w+, not {kind}: give one, or its name to"):
-        Wiring(**{name: value})
-
-
-def test_an_unknown_setting_is_refused_with_the_closest_one():
-    with pytest.raises(ValueError, match=r"^unknown parameter 'reliable_gathers': did you mean reliable_gather\?$"):
-        Wiring.named(reliable_gathers=False)
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *((name, ("no", 0, None)) for name in ("reliable_gather", "sequence_parallel", "exact_adjoint")),
+        *((name, ("ring", None, 0)) for name in ("algorithm", "repair")),
+    ],
+)
+def test_values_of_other_types_are_refused(name, values):
+    for value in values:
+        with pytest.raises(TypeError, match=name):
+            Wiring(**{name: value})
+    with pytest.raises(TypeError, match="repair"):
+        Wiring.named(repair=None)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from lossytp.network.traces import read_trace
-from lossytp.network.udp import udp_socket
 from lossytp.probe import receive
+from lossytp.probe.datagrams import udp_socket
 from lossytp.probe.measure import measure
 from lossytp.probe.wire import Plan
 from tests.ports import held_port

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from lossytp.network import udp as datagrams
-from lossytp.network.udp import Control
+from lossytp.probe import datagrams
+from lossytp.probe.datagrams import Control
 from lossytp.probe.measure import serve
 from lossytp.probe.wire import PROTOCOL, Outcome, Plan, clock_name
 

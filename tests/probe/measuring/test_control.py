@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from lossytp.network.udp import LENGTH, Control, Vanished, checked_counts
+from lossytp.probe.datagrams import LENGTH, Control, Vanished, checked_counts
 
 Pair = tuple[socket.socket, socket.socket]
 

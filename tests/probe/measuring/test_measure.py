@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lossytp.network.udp import HEADER, Control
 from lossytp.probe import measure as measuring
 from lossytp.probe import measure as sending
+from lossytp.probe.datagrams import HEADER, Control
 from lossytp.probe.measure import measure
 from lossytp.probe.wire import Plan
 from tests.probe.measuring.loopback import HOST, PATIENCE_S, fake_receiver, served

@@ -1,6 +1,6 @@
 import numpy as np
 
-from lossytp.network.udp import HEADER, flow_key, udp_socket
+from lossytp.probe.datagrams import HEADER, flow_key, udp_socket
 from lossytp.probe.wire import MOST_COPIES, Receiver, fates
 
 SIZE = 100

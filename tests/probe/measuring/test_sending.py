@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from lossytp.network.udp import HEADER, udp_socket
 from lossytp.probe import measure as sending
+from lossytp.probe.datagrams import HEADER, udp_socket
 from lossytp.probe.measure import Route, Sender
 from lossytp.probe.wire import Plan
 

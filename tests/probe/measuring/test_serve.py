@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lossytp.network.udp import HEADER, Control, Vanished, bound, udp_socket
 from lossytp.probe import measure as serving
+from lossytp.probe.datagrams import HEADER, Control, Vanished, bound, udp_socket
 from lossytp.probe.measure import Limits, serve
 from lossytp.probe.wire import Plan
 from tests.probe.measuring.loopback import HOST, PATIENCE_S, greeted, greeting, served

@@ -3,9 +3,9 @@ import socket
 import numpy as np
 import pytest
 
-from lossytp.network import udp as datagrams
 from lossytp.network.routes import Wire
-from lossytp.network.udp import HEADER, HEADER_DTYPE, flow_key, new_session, numbers, send_to, udp_socket
+from lossytp.probe import datagrams
+from lossytp.probe.datagrams import HEADER, HEADER_DTYPE, flow_key, new_session, numbers, send_to, udp_socket
 
 
 def test_the_header_is_what_a_wire_counts_for_it() -> None:

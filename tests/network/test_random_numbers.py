@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network.losses import Normals, Stream
+from lossytp.network.random_numbers import LARGEST_BLOCK, LONGEST_GAP, Normals, Stream, geometric
 from tests.network.loss_statistics import assert_within, batch_means, reproducible
 
 KEY = (0, "training", 0, "tp", 0, 1, "gaps")
@@ -53,16 +53,10 @@ def test_numbers_stay_the_same_across_versions():
     ]
 
 
-def test_numbers_are_multiples_of_2_to_the_minus_52_in_0_1():
-    numbers = Stream(KEY).uniforms(100_000)
-    assert numbers.dtype == np.float64
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    np.testing.assert_array_equal(numbers * 2.0**52, np.floor(numbers * 2.0**52))
-
-
 def test_numbers_are_uniform_and_uncorrelated():
     numbers = Stream(KEY).uniforms(1_000_000)
+    assert 0 <= numbers.min() < numbers.max() < 1
+    np.testing.assert_array_equal(numbers * 2.0**52, np.floor(numbers * 2.0**52))
     for decile in range(10):
         assert_within(batch_means(np.floor(numbers * 10) == decile), 0.1, f"share of decile {decile}")
     for lag in (1, 2, 3, 4):
@@ -90,13 +84,6 @@ def test_every_key_names_a_stream_of_its_own():
     ]
     numbers = {Stream(key).uniforms(1)[0] for key in keys}
     assert len(numbers) == len(keys)
-
-
-def test_a_stream_leaves_the_others_alone():
-    one, other = Stream((1,)), Stream((2,))
-    first = one.uniforms(5)
-    other.uniforms(1000)
-    np.testing.assert_array_equal(np.concatenate([first, one.uniforms(5)]), Stream((1,)).uniforms(10))
 
 
 def test_normals_are_the_uniforms_inverted():
@@ -135,3 +122,19 @@ def test_normals_stay_the_same_across_versions():
         0.749901515553,
         0.229174427683,
     ]
+
+
+@reproducible
+@given(probability=st.floats(1e-6, 1), uniform=st.floats(0, 1, exclude_max=True, width=32))
+def test_geometric_inverts_the_distribution_function(probability, uniform):
+    """The smallest n with P(X <= n) = 1 - (1 - p)^n above the uniform number, to rounding."""
+    trials = int(geometric(probability, np.array([uniform]))[0])
+    assert trials >= 1
+    assert 1 - (1 - probability) ** trials >= uniform - 1e-9
+    assert 1 - (1 - probability) ** (trials - 1) <= uniform + 1e-9
+
+
+def test_the_longest_gaps_of_the_rarest_losses_stay_inside_int64():
+    gaps = geometric(1e-300, np.full(LARGEST_BLOCK, 1 - 2.0**-52))
+    assert (gaps == LONGEST_GAP + 1).all()
+    assert 0 < np.cumsum(gaps)[-1] < 2**62
