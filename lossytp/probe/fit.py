@@ -5,7 +5,6 @@ python -m lossytp.probe fit output/probe/trace.parquet
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +32,6 @@ CORRELATED = 0.2  # if flows are correlated more than this, intervals are too na
 MEASURES = ("loss_rate", "mean_burst_packets")
 
 
-@dataclass(frozen=True, kw_only=True)
 class FitConfig(Settings):
     """The settings of the command `fit`."""
 

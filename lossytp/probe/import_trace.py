@@ -7,7 +7,6 @@ It also reads .npy arrays, .parquet tables, tables with one flow per row (whose 
 and text compressed with gzip.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +20,6 @@ from lossytp.training.config import Settings
 from lossytp.training.files import saving
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImportConfig(Settings):
     """The settings of the command `import`."""
 
