@@ -23,8 +23,8 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 from lossytp.labs.lab import BackendLabConfig, Model, Size, check_splits, load_digits, place, train
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.config import FASTEST, Count
 from lossytp.training.engine import connected_processes, this_device
+from lossytp.training.settings import FASTEST, Count
 
 GREY_LEVELS = 17
 HEADS = 4

@@ -25,7 +25,7 @@ from lossytp.probe.fitting import (
 )
 from lossytp.probe.recorded import first_word_as, flows_of, read
 from lossytp.training.command_line import parse
-from lossytp.training.config import Settings
+from lossytp.training.settings import Settings
 
 UNLIKELY = 0.05  # a fit with a smaller p-value does not describe the trace
 CORRELATED = 0.2  # if flows are correlated more than this, intervals are too narrow

@@ -16,8 +16,8 @@ from lossytp.network.traces import write_trace
 from lossytp.probe.measure import caveats
 from lossytp.probe.recorded import first_word_as
 from lossytp.training.command_line import parse
-from lossytp.training.config import Settings
 from lossytp.training.files import saving
+from lossytp.training.settings import Settings
 
 
 class ImportConfig(Settings):

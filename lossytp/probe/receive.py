@@ -17,8 +17,8 @@ from lossytp.probe.measure import Limits, serve, summary_lines
 from lossytp.probe.send import write_new_trace
 from lossytp.probe.wire import PATIENCE_S, PORT
 from lossytp.training.command_line import parse
-from lossytp.training.config import Count, Positive, Settings
 from lossytp.training.files import check_writable
+from lossytp.training.settings import Count, Positive, Settings
 
 
 class ReceiveConfig(Settings):

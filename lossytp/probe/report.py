@@ -18,8 +18,8 @@ from lossytp.probe.measure import caveats, loss_rate, summary_lines
 from lossytp.probe.recorded import first_word_as, flows_of, read
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.command_line import parse
-from lossytp.training.config import Count, Settings
 from lossytp.training.models import check_there
+from lossytp.training.settings import Count, Settings
 
 MOST_FLOWS = 8  # more flows than this are summarised together
 

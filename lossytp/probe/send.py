@@ -18,8 +18,8 @@ from lossytp.network.traces import ProbeTrace, write_trace
 from lossytp.probe.measure import measure, summary_lines
 from lossytp.probe.wire import PATIENCE_S, PORT, Plan
 from lossytp.training.command_line import parse
-from lossytp.training.config import Count, Positive, Settings
 from lossytp.training.files import check_writable, saving
+from lossytp.training.settings import Count, Positive, Settings
 
 
 class SendConfig(Settings):

@@ -14,7 +14,7 @@ from IPython import get_ipython
 from pydantic import create_model
 
 from lossytp.training.command_line import read_yaml
-from lossytp.training.config import Settings
+from lossytp.training.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY))  # notebooks also import `paper`, which is not installed

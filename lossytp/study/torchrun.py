@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.config import RunSettings, Settings, TrainConfig
+from lossytp.training.config import RunSettings, TrainConfig
 from lossytp.training.record import read_record
+from lossytp.training.settings import Settings
 
 OWN_ERROR = re.compile(r"rank \d+: error: ")
 CONSEQUENCE = "the connection to another process is lost"

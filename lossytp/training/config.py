@@ -22,7 +22,6 @@ from lossytp.network.traces import Replay, loss_process_named
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.training.rows import FORMATS
 from lossytp.training.settings import (
-    FASTEST as FASTEST,
 )
 from lossytp.training.settings import (
     Count,
@@ -35,7 +34,6 @@ from lossytp.training.settings import (
     Share,
 )
 from lossytp.training.settings import (
-    Positive as Positive,
 )
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
 from lossytp.training.tasks import DECLARATIONS, TASKS, Task, declared_task, read_declaration, task_named
@@ -742,6 +740,8 @@ class TextSettings(Settings):
     """Let a tokenizer run code that came with it."""
     block_size: Annotated[int, Field(ge=2)] = 128
     """Tokens a block."""
+    prompt: str = "The"
+    """A text that the model continues at each validation."""
     num_proc: Count | None = None
     """Processes that turn training text into tokens, for each process of the run; if left out, that process itself."""
 
@@ -815,8 +815,6 @@ class PretrainOutput(OutputSettings):
     """Steps between checkpoints; the same command resumes from the last one."""
     statistics: bool = True
     """Write the numbers of each step and evaluation into output_dir/statistics.jsonl, while the run goes on."""
-    prompt: str = "The"
-    """A text that the model continues at each validation."""
     save_model: bool = True
     """Save the model, in bfloat16, its tokenizer and its card in output_dir."""
     output_dir: Folder = "output/pretrain"
