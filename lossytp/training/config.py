@@ -22,8 +22,6 @@ from lossytp.network.traces import Replay, loss_process_named
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.training.rows import FORMATS
 from lossytp.training.settings import (
-)
-from lossytp.training.settings import (
     Count,
     CountFromZero,
     Folder,
@@ -32,8 +30,6 @@ from lossytp.training.settings import (
     Seed,
     Settings,
     Share,
-)
-from lossytp.training.settings import (
 )
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
 from lossytp.training.tasks import DECLARATIONS, TASKS, Task, declared_task, read_declaration, task_named
