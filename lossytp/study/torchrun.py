@@ -36,11 +36,15 @@ def torchrun(config: RunSettings, *, processes: int | None = None) -> dict[str, 
     if done is not None:
         return done
     if processes is None:
-        processes = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
+        processes = (
+            config.network.tensor_parallel_size
+            * config.parallelism.data_parallel_size
+            * config.parallelism.pipeline_parallel_size
+        )
     entry = "lossytp.train" if isinstance(config, TrainConfig) else "lossytp.pretrain"
     shown = ("training:", "pretraining:", "evaluation:", config.task, "megatron-core")
     start(entry, config, processes, shown=shown)
-    record = read_record(Path(config.output_dir))
+    record = read_record(Path(config.output.output_dir))
     assert record is not None
     return record
 

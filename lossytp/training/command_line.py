@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from ruamel.yaml import YAML, YAMLError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from lossytp.network.bounded_files import content_of
 from lossytp.network.checks import check_names, printable
@@ -198,7 +199,7 @@ def _help(kind: type[Settings], program: str, description: str | None) -> None:
     parser.print_help()
 
 
-def _program(arguments: list[str] | None) -> str:
+def _program(arguments: Sequence[str] | None) -> str:
     """Return the command as a user types it, such as "python -m lossytp.probe send", for --help."""
     started = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"python -m {started.name.removesuffix('.__main__')}" if started else Path(sys.argv[0]).name

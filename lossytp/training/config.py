@@ -755,7 +755,7 @@ class PretrainNetwork(NetworkSettings):
 class PretrainParallelism(ParallelismSettings):
     """The layout of pretraining."""
 
-    implementation: Literal["custom", "pytorch"] = "pytorch"  # type: ignore[assignment]
+    implementation: Literal["custom", "pytorch"] = "pytorch"
     """Whose DDP and FSDP: this project's or PyTorch's."""
     deferred_init: bool = False
     """Draw the weights layer by layer where they are sharded, so that no process holds the whole model."""
@@ -994,15 +994,15 @@ class EvaluateConfig(Settings):
         Raises:
             ValueError: if training would refuse a value, or a combination.
         """
-        return TrainConfig(
-            **self.network.as_dict(),
-            **self.compute.as_dict(),
-            model_name=self.model_name,
-            dataset=self.data.dataset or DataSettings.defaults()["dataset"],
-            declaration=self.data.declaration,
-            task_folder=self.data.task_folder if self.data.declaration else None,
-            max_length=self.data.max_length or 1,
-        )
+        shared = self.network.as_dict() | self.compute.as_dict()
+        data = {
+            "model_name": self.model_name,
+            "dataset": self.data.dataset or DataSettings.defaults()["dataset"],
+            "declaration": self.data.declaration,
+            "task_folder": self.data.task_folder if self.data.declaration else None,
+            "max_length": self.data.max_length or 1,
+        }
+        return TrainConfig.from_dict(shared | data)
 
     def definition(self) -> Task:
         """Return the task: its source, texts, labels and metrics."""

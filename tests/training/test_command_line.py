@@ -15,8 +15,12 @@ def test_flags_of_the_earlier_study_with_dashes_and_underscores_alike():
     words = ["--tensor_parallel_size", "2", "--loss-type", "g-e", "--ge_config", "one"]
     words += ["--max-steps", "5", "--seed", "7", "--fp16"]
     config = parse(TrainConfig, None, words)
-    assert (config.tensor_parallel_size, config.loss_type, config.ge_config) == (2, "g-e", "one")
-    assert (config.max_steps, config.seed, config.fp16) == (5, 7, True)
+    assert (config.network.tensor_parallel_size, config.network.loss_type, config.network.ge_config) == (
+        2,
+        "g-e",
+        "one",
+    )
+    assert (config.optimizer.max_steps, config.network.seed, config.compute.fp16) == (5, 7, True)
 
 
 def test_the_earlier_studys_command_line_lands_value_by_value():
@@ -86,7 +90,7 @@ def test_a_null_is_no_default(tmp_path):
 def test_yaml_file_with_flags_on_top(tmp_path):
     (tmp_path / "run.yaml").write_text("loss_rate: 0.25\nmax_steps: 9\n")
     config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--max_steps", "10"])
-    assert (config.loss_rate, config.max_steps) == (0.25, 10)
+    assert (config.network.loss_rate, config.optimizer.max_steps) == (0.25, 10)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +198,7 @@ def test_a_flag_overrides_a_switch_of_the_file(tmp_path):
 def test_a_flag_may_set_what_a_file_leaves_out(tmp_path):
     (tmp_path / "run.yaml").write_text("loss_type: g-e\nloss_rate: 0.05\n")
     config = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--mean_burst_packets", "8"])
-    assert config.process().mean_burst_packets == pytest.approx(8)
+    assert config.network.process().mean_burst_packets == pytest.approx(8)
 
 
 @pytest.mark.parametrize("prompt", ["--seed", "--seed=7", "-1", "a = b", " "])
@@ -257,7 +261,7 @@ def test_a_files_own_values_win_over_merged_ones(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text("loss_rate: 0.1\n<<: {seed: 3, loss_rate: 0.2}\n")
     config = parse(TrainConfig, None, ["--config", str(file)])
-    assert (config.loss_rate, config.seed) == (0.1, 3)
+    assert (config.network.loss_rate, config.network.seed) == (0.1, 3)
 
 
 def test_a_record_is_run_again_only_by_as_many_processes(tmp_path, monkeypatch):

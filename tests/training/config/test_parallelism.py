@@ -34,8 +34,8 @@ def test_virtual_ranks_copies_are_not_sharded():
         "replicated_gradients = 'none' does not work with fsdp, which would shard the axis on which a process holds "
         "its ranks' copies: choose ddp, or start with torchrun --standalone --nproc_per_node 8"
     )
-    dataclasses.replace(config, data_parallel_type="ddp").layout(0, 2)
-    dataclasses.replace(config, replicated_gradients="reliable").layout(0, 2)
+    config.replace(data_parallel_type="ddp").layout(0, 2)
+    config.replace(replicated_gradients="reliable").layout(0, 2)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_layout_is_this_process_place(values, rank, world_size, expected):
     layout = config.layout(rank, world_size)
     assert (layout.tensor_processes, layout.data_index, layout.pipeline_index) == expected
     assert (layout.rank, layout.world_size) == (rank, world_size)
-    assert layout.tensor_parallel_size == config.tensor_parallel_size
+    assert layout.tensor_parallel_size == config.network.tensor_parallel_size
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_shapes_from_scratch_take_blocks_of_up_to_4096_tokens():
 
 def test_a_budget_of_tokens_is_that_many_blocks():
     config = PretrainConfig(model_name="gpt2", block_size=1024, tokens_per_step=524288, microbatch_size=8)
-    assert (config.batch_size, config.microbatches) == (512, 64)
+    assert (config.optimizer.batch_size, config.microbatches) == (512, 64)
     assert PretrainConfig(**config.as_dict()) == config
     shared = PretrainConfig(**{**config.as_dict(), "data_parallel_size": 4})
     assert shared.microbatches == 16
@@ -128,7 +128,7 @@ def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one(over)
         ({"tensor_parallel_size": 4}, 2, 4),
     ):
         config = over(processes, **values)
-        assert config.tensor_parallel_size == ranks
+        assert config.network.tensor_parallel_size == ranks
         config.layout(0, processes)
         assert PretrainConfig.from_dict(config.as_dict()) == config
 

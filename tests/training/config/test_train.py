@@ -147,4 +147,4 @@ def test_impossible_settings_are_refused(values, message):
 def test_losses_in_backward_only_are_allowed_if_a_trained_block_is_named():
     for layers in ("3:4", None):
         config = TrainConfig(unfreeze_last_layers=1, lossy_direction="backward", lossy_layers=layers)
-        assert config.network().scope == Scope(direction="backward", layers=layers and (3, 4))
+        assert config.network.build().scope == Scope(direction="backward", layers=layers and (3, 4))
