@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
 from ruamel.yaml.error import YAMLError
 
 from lossytp.network.bounded_files import content_of
@@ -79,16 +80,25 @@ def _take_local_rank(value: str) -> None:
         os.environ.setdefault("LOCAL_RANK", value)
 
 
+class _Constructor(SafeConstructor):
+    """Keep dates as text: they name folders."""
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", lambda constructor, node: node.value)
+
+
 def read_yaml(text: str) -> Any:
     """Return the content of a document in YAML 1.2, where `no` and `1:30` are text and 1e-3 is a number.
 
     Raises:
         ValueError: if the text is not YAML, or a mapping has a key twice.
     """
+    reader = YAML(typ="safe", pure=True)
+    reader.Constructor = _Constructor
     try:
-        return YAML(typ="safe", pure=True).load(text)
+        return reader.load(text)
     except (YAMLError, RecursionError, ValueError) as error:
-        reason = str(error).partition("To suppress this check")[0]
+        reason = getattr(error, "problem", None) or str(error)
         raise ValueError(f"cannot be read as YAML: {printable(' '.join(reason.split()))}") from error
 
 

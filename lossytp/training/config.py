@@ -1019,7 +1019,8 @@ class EvaluateConfig(Settings):
 
 def settings_class(values: Mapping[str, Any]) -> type[RunSettings]:
     """Return the class of a run's configuration, from its values: pretraining has names that fine-tuning lacks."""
-    return PretrainConfig if values.keys() & (set(PretrainConfig.known()) - set(TrainConfig.known())) else TrainConfig
+    only = set(PretrainConfig.known()) - set(TrainConfig.known())
+    return PretrainConfig if isinstance(values, Mapping) and values.keys() & only else TrainConfig
 
 
 def run_settings(cells: Sequence[Mapping[str, Any]], kind: type[RunSettings] | None = None) -> list[RunSettings]:

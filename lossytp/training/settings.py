@@ -249,7 +249,7 @@ BOUNDS = {
     "greater_than_equal": ("ge", "is below {0:g}: give {0:g} or more"),
     "greater_than": ("gt", "is not above {0:g}: give a larger number, or leave it out"),
     "less_than_equal": ("le", "is above {0:g}: give {0:g} or less"),
-    "less_than": ("lt", "is not below {0}: give a smaller number"),
+    "less_than": ("lt", "is not below {0:g}: give a smaller number"),
 }
 
 
