@@ -39,7 +39,7 @@ def main() -> None:
         print(f"every text stands behind {' '.join(result['first_tokens'])}, as the tokenizer asks")
     if "text" in result:
         print(f"with packet loss: {result['text']['lossy']!r}\nwithout: {result['text']['clean']!r}")
-    print(f"see {config.output_dir}/evaluation.json")
+    print(f"see {config.output.output_dir}/evaluation.json")
 
 
 def _shown(perplexity: float | None) -> str:

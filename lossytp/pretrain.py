@@ -26,7 +26,7 @@ def main() -> None:
     record = run(config)
     if layout.rank > 0:
         return
-    file = f"{config.output_dir}/record.json"
+    file = f"{config.output.output_dir}/record.json"
     try:
         status, steps = record["status"], record["timing"]["steps"]
         outcome = None if status == "not finite" else _outcome(config, record["final"])
@@ -35,13 +35,13 @@ def main() -> None:
     if outcome is None:
         raise ValueError(
             f"the training or validation loss is not finite at step {steps}: lower learning_rate = "
-            f"{config.learning_rate:g}, and give another output_dir"
+            f"{config.optimizer.learning_rate:g}, and give another output_dir"
         )
     print(f"{outcome}: see {file}")
 
 
 def _outcome(config: PretrainConfig, final: dict[str, Any]) -> str:
-    loses = config.process().loss_rate > 0 or config.transport == "udp"
+    loses = config.network.process().loss_rate > 0
     over = final["cross_entropy_lossy"]
     lossy = f", {'not finite' if over is None else f'{over:.4f}'} over the lossy network" if loses else ""
     clean = final["cross_entropy_clean"]

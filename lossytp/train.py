@@ -26,12 +26,12 @@ def main() -> None:
     record = run(config)
     if layout.rank > 0:
         return
-    file = f"{config.output_dir}/record.json"
+    file = f"{config.output.output_dir}/record.json"
     try:
-        outcome = _outcome(config.dataset, record)
+        outcome = _outcome(config.data.dataset, record)
     except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
         raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
-    saved = ", and the model beside it, in float32" if config.save_model else ""
+    saved = ", and the model beside it, in float32" if config.output.save_model else ""
     print(f"{outcome}: see {file}{saved}")
 
 

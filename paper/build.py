@@ -107,7 +107,7 @@ def compute_hours(experiments: Iterable[Experiment], records: Mapping[str, list[
     """
     rows, earlier = [], frozenset[str]()
     for experiment in experiments:
-        new = [cell for cell in experiment.cells if cell.config.output_dir not in earlier]
+        new = [cell for cell in experiment.cells if cell.config.output.output_dir not in earlier]
         earlier |= experiment.folders
         done = records[experiment.name]
         row: dict[str, Any] = {"experiment": experiment.name, "cells": len(new)}

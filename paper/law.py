@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -182,8 +181,8 @@ def law_arms(
     chosen = [
         number
         for number, config in enumerate(configs)
-        if config.dataset in base
-        and _shares_settings(config, base[config.dataset])
+        if config.data.dataset in base
+        and _shares_settings(config, base[config.data.dataset])
         and compared["loss_rate"].iloc[number] > 0
         and np.isfinite(compared["difference"].iloc[number])
     ]
@@ -191,11 +190,11 @@ def law_arms(
     table = pd.DataFrame(
         {
             **{name: rows[name].to_list() for name in ("arm", "task", "loss_rate", "seeds", "fall", "low", "high")},
-            "algorithm": [config.algorithm for config in configs],
-            "ranks": [config.tensor_parallel_size for config in configs],
-            "repair": [config.repair for config in configs],
-            "both_phases": [not config.reliable_gather for config in configs],
-            "squared_error": [relative_squared_error(config, coherence[config.dataset]) for config in configs],
+            "algorithm": [config.network.algorithm for config in configs],
+            "ranks": [config.network.tensor_parallel_size for config in configs],
+            "repair": [config.network.repair for config in configs],
+            "both_phases": [not config.network.reliable_gather for config in configs],
+            "squared_error": [relative_squared_error(config, coherence[config.data.dataset]) for config in configs],
             "missing_share": [_missing_share(config) for config in configs],
         }
     )
@@ -208,7 +207,7 @@ def law_arms(
 
 def leaves_zeros(config: TrainConfig) -> bool:
     """Return whether the repair leaves zeros where it restores nothing, as the law needs."""
-    return config.repair.partition("(")[0] in RESTORE_OR_NOTHING and "+" not in config.repair
+    return config.network.repair.partition("(")[0] in RESTORE_OR_NOTHING and "+" not in config.network.repair
 
 
 def _shares_settings(config: TrainConfig, base: TrainConfig) -> bool:
@@ -217,12 +216,12 @@ def _shares_settings(config: TrainConfig, base: TrainConfig) -> bool:
 
 def relative_squared_error(config: TrainConfig, coherence: Mapping[str, float]) -> float:
     """Return the expected squared error of a run's sums, relative, given the coherence by number of ranks."""
-    ranks = config.tensor_parallel_size
-    return expected_squared_error(config.wiring(), ranks, config.process().loss_rate, coherence[str(ranks)])
+    ranks = config.network.tensor_parallel_size
+    return expected_squared_error(config.wiring(), ranks, config.network.process().loss_rate, coherence[str(ranks)])
 
 
 def _missing_share(config: TrainConfig) -> float:
-    return missing_share(config.wiring(), config.tensor_parallel_size, config.process().loss_rate)
+    return missing_share(config.wiring(), config.network.tensor_parallel_size, config.network.process().loss_rate)
 
 
 # Relate the fall in accuracy to the bytes that are lost together, at equal loss rate.
@@ -255,14 +254,20 @@ def lost_together(compared: pd.DataFrame, configs: Sequence[TrainConfig]) -> pd.
 def _bytes_together(config: TrainConfig) -> float | None:
     """Return the mean size of what one loss event takes on one link; None if the arm is not of this kind."""
     shape = shape_of(config.model_name)
-    if shape is None or config.control == "noise" or config.loss_type not in ("ber", "g-e"):
+    if shape is None or config.network.control == "noise" or config.network.loss_type not in ("ber", "g-e"):
         return None
-    if config.control == "elements":
+    if config.network.control == "elements":
         return ELEMENT_BYTES
-    chunk = config.batch_size * config.max_length * shape.width * ELEMENT_BYTES / config.tensor_parallel_size
-    if config.mtu_bytes < chunk:
-        return config.mtu_bytes * (config.mean_burst_packets or 1.0)
-    return None if config.loss_type == "g-e" else chunk
+    chunk = (
+        config.optimizer.batch_size
+        * config.data.max_length
+        * shape.width
+        * ELEMENT_BYTES
+        / config.network.tensor_parallel_size
+    )
+    if config.network.mtu_bytes < chunk:
+        return config.network.mtu_bytes * (config.network.mean_burst_packets or 1.0)
+    return None if config.network.loss_type == "g-e" else chunk
 
 
 def packet_size_effect(runs: pd.DataFrame) -> pd.DataFrame:
@@ -310,11 +315,15 @@ def kind_of(config: TrainConfig, base: TrainConfig) -> str | None:
     A run may differ from `base` only in its network. Runs with `stale` have no law: they fall three times as far as
     others with the same rise.
     """
-    if any(getattr(config, name) != getattr(base, name) for name in SHARED) or "stale" in config.repair:
+    if any(getattr(config, name) != getattr(base, name) for name in SHARED) or "stale" in config.network.repair:
         return None
-    if config.loss_type != base.loss_type or config.mtu_bytes != base.mtu_bytes or config.control:
+    if (
+        config.network.loss_type != base.network.loss_type
+        or config.network.mtu_bytes != base.network.mtu_bytes
+        or config.network.control
+    ):
         return TOGETHER
-    return REDUCE_PHASE if config.reliable_gather else BOTH_PHASES
+    return REDUCE_PHASE if config.network.reliable_gather else BOTH_PHASES
 
 
 def squared_error(config: TrainConfig, base: TrainConfig, coherence: Mapping[str, float]) -> float:
@@ -632,7 +641,7 @@ SMALL_PACKETS = "01_tolerance_of_small_packets"
 def law(study: Study) -> dict[str, Any]:
     """Return the one law: the fall against the expected squared error of a sum."""
     configs_of_headline = [TrainConfig.from_dict(record["config"]) for record in study.records[HEADLINE]]
-    base = {config.dataset: config for config in configs_of_headline if config.process_rate == 0}
+    base = {config.data.dataset: config for config in configs_of_headline if config.network.process_rate == 0}
     compared = [(table, study.configs(name)) for name, table in study.comparisons.items()]
     configs = [config for _, each in compared for config in each]
     coherence = {task: each["coherence"] for task, each in study.baselines.items()}
@@ -672,9 +681,9 @@ def _small_packets(
     """Return the falls with small packets, beside the law's predictions."""
     if SMALL_PACKETS not in study.comparisons:
         return {}
-    config = next(each for each in study.configs(SMALL_PACKETS) if each.process_rate)
-    task = config.dataset
-    arms = arms_like({task: replace(base[task], mtu_bytes=config.mtu_bytes)})
+    config = next(each for each in study.configs(SMALL_PACKETS) if each.network.process_rate)
+    task = config.data.dataset
+    arms = arms_like({task: base[task].replace(mtu_bytes=config.network.mtu_bytes)})
     predicted = predict_other_packets(fitted[task], arms, _packet_rates(study)[task])
     study.draw(falls_of_small_packets(predicted, fitted[task]), "small_packets")
     return {"small_packets": json_rows(predicted)}
@@ -707,7 +716,11 @@ def together(study: Study) -> dict[str, Any]:
     configs = [config for name in names for config in study.configs(name)]
     usual = study.records[HEADLINE][0]["config"]["model_name"]
     rows = pd.concat([study.comparisons[name] for name in names], ignore_index=True)
-    kept = [number for number, config in enumerate(configs) if config.model_name == usual and config.wire_dtype is None]
+    kept = [
+        number
+        for number, config in enumerate(configs)
+        if config.model_name == usual and config.network.wire_dtype is None
+    ]
     table = lost_together(rows.iloc[kept].reset_index(drop=True), [configs[number] for number in kept])
     study.draw(cost_against_bytes(table), "bytes_together")
     found = {"together": json_rows(table)}

@@ -19,15 +19,18 @@ def label(config: RunSettings, layers: str | None = None) -> str:
     `layers` says whose tensor-parallel layers ran, if not the configuration's.
     """
     kinds = {
-        "dp": (config.data_parallel_size, f"{config.data_parallel_implementation} {config.data_parallel_type}"),
-        "pp": (config.pipeline_parallel_size, config.pipeline_schedule),
-        "tp": (config.tensor_parallel_size, layers or config.tensor_parallel_layers),
+        "dp": (
+            config.parallelism.data_parallel_size,
+            f"{config.parallelism.data_parallel_implementation} {config.parallelism.data_parallel_type}",
+        ),
+        "pp": (config.parallelism.pipeline_parallel_size, config.parallelism.pipeline_schedule),
+        "tp": (config.network.tensor_parallel_size, layers or config.parallelism.tensor_parallel_layers),
     }
     words = [" x ".join(f"{axis} {size} ({kind})" for axis, (size, kind) in kinds.items() if size > 1) or "one process"]
-    words += [config.repair] * (config.repair != "zero")
-    words += ["bf16"] * config.bf16
-    words += ["clipped"] * (config.gradient_clipping is not None)
-    words += ["exact adjoint"] * config.exact_adjoint
+    words += [config.network.repair] * (config.network.repair != "zero")
+    words += ["bf16"] * config.compute.bf16
+    words += ["clipped"] * (config.optimizer.gradient_clipping is not None)
+    words += ["exact adjoint"] * config.parallelism.exact_adjoint
     return ", ".join(words)
 
 
@@ -65,9 +68,9 @@ def _named(record: dict) -> dict[str, Any]:
     return {
         "task": config.task,
         "parallelism": label(config, record["implementation"]),
-        "loss_rate": config.process_rate,
-        "losses": losses_of(config.process()),
-        "seed": config.seed,
+        "loss_rate": config.network.process_rate,
+        "losses": losses_of(config.network.process()),
+        "seed": config.network.seed,
     }
 
 

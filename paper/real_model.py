@@ -19,7 +19,7 @@ from lossytp.study.tables import LOSSLESS, final_accuracies, json_rows, loss_rat
 from lossytp.tolerance import COLLAPSE_NATS
 from lossytp.tolerance.damage import packet_norms, summary
 from lossytp.training.batches import load_dataset
-from lossytp.training.config import NetworkSettings, TrainConfig
+from lossytp.training.config import TrainConfig
 from lossytp.training.files import write_atomically
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.objectives import remove_models
@@ -845,9 +845,9 @@ def train_and_measure(
     Raises:
         ValueError: if the run saves no model; or if a measurement is missing, and the model was deleted.
     """
-    if not config.save_model:
+    if not config.output.save_model:
         raise ValueError("save_model = False leaves no model to measure: set it to True")
-    folder = Path(config.output_dir)
+    folder = Path(config.output.output_dir)
     finished = read_record(folder)
     if known is not None and finished is not None:  # the run may have been repeated since
         same = (known["run"] == folder.name) & (known["clean"] == final_accuracies(finished)["accuracy_clean"])
@@ -859,10 +859,10 @@ def train_and_measure(
     rows = [
         {
             "run": folder.name,
-            "task": config.dataset,
-            "seed": config.seed,
-            "trained_at": config.loss_rate,
-            "trained_with": config.repair,
+            "task": config.data.dataset,
+            "seed": config.network.seed,
+            "trained_at": config.network.loss_rate,
+            "trained_with": config.network.repair,
             "evaluated_at": loss_rate,
             "evaluated_with": repair,
             "accuracy": evaluate_at(config, loss_rate, repair)["accuracy"],
@@ -877,7 +877,7 @@ def train_and_measure(
 
 def _strongest(config: TrainConfig) -> dict[str, Any]:
     """Return the sum whose strongest packet stands out most, of the last model on test examples."""
-    folder = Path(config.output_dir)
+    folder = Path(config.output.output_dir)
     file, model = folder / STRONGEST_FILE, folder / "last"
     if file.is_file():
         return dict(json.loads(file.read_text(encoding="utf-8")))
@@ -885,13 +885,13 @@ def _strongest(config: TrainConfig) -> dict[str, Any]:
         raise ValueError(
             f"{folder} has no {STRONGEST_FILE}, and its model was deleted: delete this folder and train again"
         )
-    tokenizer, length = load_tokenizer(str(model)), config.max_length
+    tokenizer, length = load_tokenizer(str(model)), config.data.max_length
     data = load_dataset(
-        config.dataset, tokenizer, max_length=length, train_samples=1, test_samples=TEXTS, task=config.definition()
+        config.data.dataset, tokenizer, max_length=length, train_samples=1, test_samples=TEXTS, task=config.definition()
     )
     batches = [data.test.batch(np.array([number])) for number in range(len(data.test))]
     texts = [batch["input_ids"][0][batch["attention_mask"][0].bool()] for batch in batches]
-    settings = NetworkSettings(**config.group(NetworkSettings))
+    settings = config.network
     table = summary(packet_norms(load_model(str(model)).eval(), texts, settings))
     (found,) = json.loads(table.nlargest(1, "ratio").to_json(orient="records"))
     write_atomically(file, json.dumps(found, indent=1) + "\n")

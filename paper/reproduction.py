@@ -40,11 +40,11 @@ def compare_runs(experiments: Iterable[Experiment], published: Path) -> pd.DataF
     """
     rows: list[dict[str, Any]] = []
     for cell in (cell for experiment in experiments for cell in experiment.cells):
-        folder = Path(cell.config.output_dir)
+        folder = Path(cell.config.output.output_dir)
         here, there = _record(folder), _record(published / "runs" / folder.name)
         same_data = here["data"]["sha256"] == there["data"]["sha256"]
-        what = {"task": cell.config.task, "arm": cell.arm, "loss_rate": cell.config.process_rate}
-        what["seed"] = cell.config.seed
+        what = {"task": cell.config.task, "arm": cell.arm, "loss_rate": cell.config.network.process_rate}
+        what["seed"] = cell.config.network.seed
         both = [final_accuracies(record) for record in (there, here)]
         values: list[tuple[str, float, float, float]] = [
             (MEASURES[name], before, now, ACCURACY_BOUND)

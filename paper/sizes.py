@@ -5,7 +5,6 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,7 @@ from lossytp.study.statistics import Estimate, t_interval
 from lossytp.study.style import COLUMN, MILLION, POINTS, estimates
 from lossytp.study.tables import final_accuracies, json_rows
 from lossytp.training.config import (
-    ComputeSettings,
     EvaluateConfig,
-    NetworkSettings,
     PretrainConfig,
     TaskSettings,
     TrainConfig,
@@ -192,9 +189,9 @@ class InferenceProbe:
 
     def rises(self, config: TrainConfig, draws: int) -> np.ndarray:
         """Return the rise of each draw of losses, (S,)."""
-        network = config.network()
+        network = config.network.build()
         model: Any = parallelize(
-            self.dense, network, tensor_parallel_size=config.tensor_parallel_size, wiring=config.wiring()
+            self.dense, network, tensor_parallel_size=config.network.tensor_parallel_size, wiring=config.wiring()
         )
         rises_S = []
         for draw in range(draws):
@@ -242,7 +239,7 @@ def rises_in_inference(
     Raises:
         ValueError: if the model is not pretrained yet.
     """
-    folder = Path(config.output_dir)
+    folder = Path(config.output.output_dir)
     record = read_record(folder)
     if record is None:
         raise ValueError(f"{folder} has no record: pretrain the model first")
@@ -253,12 +250,14 @@ def rises_in_inference(
         ours = known[same].set_index(["whole_packets", "loss_rate", "draw"])
         if set(asked) <= set(ours.index):
             return ours.loc[asked].reset_index()[list(known)]
-    fine = TrainConfig.from_dict({**settings, "model_name": config.output_dir, "bf16": False})
+    fine = TrainConfig.from_dict({**settings, "model_name": config.output.output_dir, "bf16": False})
     text = text_pattern(config)
-    probe = InferenceProbe(config.output_dir, batch_size=fine.batch_size, length=fine.max_length, text=text)
+    probe = InferenceProbe(
+        config.output.output_dir, batch_size=fine.optimizer.batch_size, length=fine.data.max_length, text=text
+    )
     rows = []
     for whole in (False, True):
-        size = TrainConfig.mtu_bytes if whole else packet_bytes(config, bf16=False)
+        size = TrainConfig.defaults()["mtu_bytes"] if whole else packet_bytes(config, bf16=False)
         for rate in loss_rates:
             network = TrainConfig.from_dict({**fine.as_dict(), "loss_rate": rate, "mtu_bytes": size})
             shared = {"run": folder.name, "model_name": config.model_name, "tokens": config.tokens}
@@ -295,8 +294,8 @@ def fine_tuned(
     rows = []
     for seed in range(seeds):
         for rate in loss_rates:
-            folder = f"{config.output_dir}/{FINE_TUNED}{rate:g}_seed{seed}"
-            here = {"model_name": config.output_dir, "output_dir": folder}
+            folder = f"{config.output.output_dir}/{FINE_TUNED}{rate:g}_seed{seed}"
+            here = {"model_name": config.output.output_dir, "output_dir": folder}
             values = {**settings, **here, "loss_rate": rate, "mtu_bytes": size, "seed": seed}
             record = read_record(Path(folder))  # readable without the model, which results do not keep
             if record is None:
@@ -364,16 +363,16 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
     for rate in evaluated_at:
         check_probability("evaluated_at", rate)
     rates = sorted({float(rate) for rate in evaluated_at})
-    if not config.save_model:
+    if not config.output.save_model:
         raise ValueError("save_model = False leaves no model to evaluate: set it to True")
-    if config.lossy_direction == "backward":
+    if config.network.lossy_direction == "backward":
         raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
     for rate in rates:
-        replace(config, loss_rate=rate or 0.5)  # raises if the loss type has its own rate, before hours of training
+        config.replace(loss_rate=rate or 0.5)  # raises if the loss type has its own rate, before hours of training
     train(config)
-    run = {"task": config.dataset, "trained_at": config.loss_rate, "seed": config.seed}
+    run = {"task": config.data.dataset, "trained_at": config.network.loss_rate, "seed": config.network.seed}
     table = pd.DataFrame([run | {"evaluated_at": rate} | evaluate_at(config, rate) for rate in rates])
-    remove_models(Path(config.output_dir))
+    remove_models(Path(config.output.output_dir))
     return table[[*KEY, "accuracy", "cross_entropy", "packets", "lost"]]
 
 
@@ -382,7 +381,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     from lossytp.training.evaluation import EVALUATION
     from lossytp.training.loop import run
 
-    folder = Path(config.output_dir)
+    folder = Path(config.output.output_dir)
     if read_record(folder) is None:
         for stale in (*folder.glob(f"{EVALUATED}*/{EVALUATION}"), *folder.glob(STRONGEST_FILE)):
             stale.unlink()
@@ -406,8 +405,8 @@ def evaluate_at(config: TrainConfig, rate: float, repair: str | None = None) -> 
 
     changed: dict[str, Any] = {"loss_rate": rate} | ({} if repair is None else {"repair": repair})
     name = f"{EVALUATED}{rate}" + ("" if repair is None else "_" + re.sub(r"\W+", "-", repair).strip("-"))
-    folder, model = Path(config.output_dir, name), Path(config.output_dir, "last")
-    record = read_record(Path(config.output_dir))
+    folder, model = Path(config.output.output_dir, name), Path(config.output.output_dir, "last")
+    record = read_record(Path(config.output.output_dir))
     if record is not None and record["status"] == "not finite":
         return {"accuracy": record["data"]["majority_share"], "cross_entropy": None, "packets": 0, "lost": 0}
     if (folder / EVALUATION).is_file():
@@ -415,13 +414,15 @@ def evaluate_at(config: TrainConfig, rate: float, repair: str | None = None) -> 
     elif not model.is_dir():
         with_repair = "" if repair is None else f" with repair = {repair!r}"
         raise ValueError(
-            f"{config.output_dir} has no evaluation at {rate:g}{with_repair}, and its model was deleted: delete this "
+            f"{config.output.output_dir} has no evaluation at {rate:g}{with_repair}, and its model was deleted: delete this "
             "folder and train again"
         )
     else:
-        shared = config.group(NetworkSettings) | config.group(ComputeSettings)
-        task = config.group(TaskSettings) | {"max_length": config.max_length, "model_name": str(model)}
-        result = run(EvaluateConfig(**shared | task | changed | {"output_dir": str(folder)}))
+        shared = config.network.as_dict() | config.compute.as_dict()
+        task = {name: getattr(config.data, name) for name in (*TaskSettings.known(), "max_length")} | {
+            "model_name": str(model)
+        }
+        result = run(EvaluateConfig.from_dict(shared | task | changed | {"output_dir": str(folder)}))
         print(f"{folder.name}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)
     found = {name: result["lossy"][name] for name in ("accuracy", "cross_entropy")}
     return found | {name: result["network"][name] for name in ("packets", "lost")}

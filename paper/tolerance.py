@@ -176,9 +176,11 @@ def falls_by_length(
     rows: list[dict[str, Any]] = []
     for table, configs in compared:
         for row, config in zip(with_falls(table).to_dict("records"), configs, strict=True):
-            alone = (config.repair, config.loss_type) == ("zero", "ber")
+            alone = (config.network.repair, config.network.loss_type) == ("zero", "ber")
             if row["learning_rate"] == learning_rate and row["arm"] != LOSSLESS and alone:
-                network = network_name(config.loss_rate, config.algorithm, config.reliable_gather)
+                network = network_name(
+                    config.network.loss_rate, config.network.algorithm, config.network.reliable_gather
+                )
                 rows.append(
                     {"task": row["task"], "network": network, "max_steps": row["max_steps"]}
                     | {name: row[name] for name in ("fall", "low", "high")}

@@ -12,7 +12,6 @@ rank its share of the average gradient (Zhao et al., "PyTorch FSDP", VLDB 2023).
 rank, the rank computes that pass with zero in its place.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -26,7 +25,6 @@ from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.engine import connected_processes, this_device
 
 
-@dataclass(frozen=True, kw_only=True)
 class DataParallelConfig(BackendLabConfig):
     """The perceptron, and how its replicas hold the parameters."""
 

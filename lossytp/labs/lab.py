@@ -8,35 +8,34 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Le
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.group import Layout, rank_and_world_size, under_torchrun
 from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
-from lossytp.training.config import FASTEST, Count, CountFromZero, NetworkSettings, Positive
+from lossytp.training.config import NetworkSettings
 from lossytp.training.files import check_writable, write_atomically
 from lossytp.training.progress import Progress
 from lossytp.training.rows import DATA_VARIABLE, Files, Source
+from lossytp.training.settings import FASTEST, Count, CountFromZero
 
 DEFAULT_EPOCHS = 8
 VIRTUAL_RANKS = 2
 TEST_EVERY = 5  # of scikit-learn's digits, which have no official split
 EVALUATED_AT_ONCE = 1000
 MNIST = Source(path="ylecun/mnist", name="mnist", splits={"train": "train", "test": "test"})
-WIDEST = Le(2**13)  # a square matrix of this width takes 256 MiB
-Size = Annotated[Count, WIDEST]
+WIDEST = 2**13  # a square matrix of this width takes 256 MiB
+Size = Annotated[int, Field(ge=1, le=WIDEST)]
 
 
-@dataclass(frozen=True, kw_only=True)
 class LabConfig(NetworkSettings):
     """A multilayer perceptron on handwritten digits, and the network between its ranks."""
 
@@ -52,19 +51,19 @@ class LabConfig(NetworkSettings):
     """Number of optimizer steps, in place of epochs."""
     batch_size: Count = 64
     """Images per step, over all ranks."""
-    learning_rate: Annotated[Positive, FASTEST] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0, le=FASTEST)] = 1e-3
     """Learning rate of Adam."""
     input_dim: Size | None = None
     """Pixels per image after scaling, a square number. If left out, images keep their size."""
     hidden_dim: Size = 512
     """Width of the hidden layers."""
-    num_classes: Annotated[int, Ge(2), WIDEST] = 10
+    num_classes: Annotated[int, Field(ge=2, le=WIDEST)] = 10
     """Number of outputs. With fewer than 10, images of larger digits are left out."""
     output_dir: str = "output/labs"
     """Folder for the result, a JSON file named after the lab."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_lab(self) -> Self:
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"steps = {self.steps} and epochs = {self.epochs} are both given: give one")
         if self.sequence_parallel:
@@ -74,19 +73,19 @@ class LabConfig(NetworkSettings):
             raise ValueError(
                 f"input_dim = {self.input_dim} is not a square number: give {side**2} or {(side + 1) ** 2}"
             )
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class BackendLabConfig(LabConfig):
     """A lab in which PyTorch sends the messages over the backend `lossy`, which does not know the layers they serve."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_backendlab(self) -> Self:
         for name in ("wire_dtype", "lossy_module", "lossy_layers"):
             self._refuse(name, getattr(self, name) is not None)
         self._refuse("control", self.control == "noise")
-        self._refuse("transport", self.transport == "udp")
         self._refuse("repair", self.wiring().repair.remembers)
+        return self
 
     def _refuse(self, name: str, asked: bool) -> None:
         if asked:
@@ -111,11 +110,6 @@ def place(config: LabConfig, needs_processes: str | None = None) -> Layout:
         raise ValueError(
             f"{needs_processes} needs a process for each rank: start it with torchrun --standalone --nproc_per_node 2 "
             f"-m lossytp.labs.{needs_processes}"
-        )
-    if config.transport == "udp" and not started:
-        raise ValueError(
-            "transport = 'udp' needs a process for each rank: start the lab with torchrun --standalone "
-            "--nproc_per_node 2 -m lossytp.labs.tensor_parallel_manual"
         )
     ranks = config.tensor_parallel_size or (world if started else VIRTUAL_RANKS)
     if needs_processes and ranks != world:
@@ -237,7 +231,7 @@ def train(
         result: dict[str, Any] = {"dataset": digits.name, "without_losses": _train(config, digits, build(), network)}
     clean, steps = result["without_losses"]["accuracy"], len(result["without_losses"]["losses"])
     outcome = f"{digits.name}, {steps} steps: accuracy {clean:.4f} without losses"
-    if config.process().loss_rate > 0 or config.transport == "udp":
+    if config.process().loss_rate > 0:
         result["with_losses"] = _train(config, digits, build(), network)
         merge_counters(network)
         result["network"] = traffic = network.summary("training")

@@ -12,11 +12,10 @@ The transformer is a small GPT-2. It reads an image of 4 x 4 pixels as 16 tokens
 digit at the last token. The last stage computes the training loss. Gradients reach every stage, and all of them train.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from annotated_types import Le
+from pydantic import Field
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import GPT2Config, GPT2ForSequenceClassification
@@ -24,14 +23,13 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 from lossytp.labs.lab import BackendLabConfig, Model, Size, check_splits, load_digits, place, train
 from lossytp.parallel.pipeline import Pipeline, PipelineSchedule
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.config import FASTEST, Count, Positive
 from lossytp.training.engine import connected_processes, this_device
+from lossytp.training.settings import FASTEST, Count
 
 GREY_LEVELS = 17
 HEADS = 4
 
 
-@dataclass(frozen=True, kw_only=True)
 class PipelineLabConfig(BackendLabConfig):
     """A transformer on handwritten digits, and the network between its stages."""
 
@@ -39,9 +37,9 @@ class PipelineLabConfig(BackendLabConfig):
     """Pixels per image after scaling, a square number. Each pixel is a token."""
     hidden_dim: Size = 64
     """Width of the transformer."""
-    learning_rate: Annotated[Positive, FASTEST] = 3e-3
+    learning_rate: Annotated[float, Field(gt=0, le=FASTEST)] = 3e-3
     """Learning rate of Adam."""
-    num_layers: Annotated[Count, Le(100)] = 4
+    num_layers: Annotated[int, Field(ge=1, le=100)] = 4
     """Number of the transformer's blocks."""
     pipeline_schedule: PipelineSchedule = "gpipe"
     """Order of the microbatches' passes."""

@@ -5,7 +5,6 @@ python -m lossytp.probe fit output/probe/trace.parquet
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,14 +25,13 @@ from lossytp.probe.fitting import (
 )
 from lossytp.probe.recorded import first_word_as, flows_of, read
 from lossytp.training.command_line import parse
-from lossytp.training.config import Settings
+from lossytp.training.settings import Settings
 
 UNLIKELY = 0.05  # a fit with a smaller p-value does not describe the trace
 CORRELATED = 0.2  # if flows are correlated more than this, intervals are too narrow
 MEASURES = ("loss_rate", "mean_burst_packets")
 
 
-@dataclass(frozen=True, kw_only=True)
 class FitConfig(Settings):
     """The settings of the command `fit`."""
 

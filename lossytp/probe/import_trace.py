@@ -7,7 +7,6 @@ It also reads .npy arrays, .parquet tables, tables with one flow per row (whose 
 and text compressed with gzip.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,11 +16,10 @@ from lossytp.network.traces import write_trace
 from lossytp.probe.measure import caveats
 from lossytp.probe.recorded import first_word_as
 from lossytp.training.command_line import parse
-from lossytp.training.config import Settings
 from lossytp.training.files import saving
+from lossytp.training.settings import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
 class ImportConfig(Settings):
     """The settings of the command `import`."""
 

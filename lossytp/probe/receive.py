@@ -7,28 +7,26 @@ Stop it when you have finished measuring. It only answers, and never sends more 
 """
 
 import sys
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Ge, Lt
+from pydantic import Field
 
 from lossytp.probe.measure import Limits, serve, summary_lines
 from lossytp.probe.send import write_new_trace
 from lossytp.probe.wire import PATIENCE_S, PORT
 from lossytp.training.command_line import parse
-from lossytp.training.config import Count, Positive, Settings
 from lossytp.training.files import check_writable
+from lossytp.training.settings import Count, Positive, Settings
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReceiveConfig(Settings):
     """The settings of the command `receive`."""
 
     host: str = "127.0.0.1"
     """Address of this machine to listen on; 0.0.0.0 listens on all."""
-    port: Annotated[int, Ge(1), Lt(2**16)] = PORT
+    port: Annotated[int, Field(ge=1, lt=2**16)] = PORT
     """TCP and UDP port to listen on."""
     max_mbits: Positive = 100.0
     """Refuse measurements that send faster than this in one direction."""

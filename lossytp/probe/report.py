@@ -7,11 +7,10 @@ Your model runs over the replayed trace, without training, as in `python -m loss
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from annotated_types import Ge
+from pydantic import Field, model_validator
 
 from lossytp.network.traces import ProbeTrace, Trace
 from lossytp.probe.fit import fit_all, fit_lines
@@ -19,13 +18,12 @@ from lossytp.probe.measure import caveats, loss_rate, summary_lines
 from lossytp.probe.recorded import first_word_as, flows_of, read
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.command_line import parse
-from lossytp.training.config import Count, Settings
 from lossytp.training.models import check_there
+from lossytp.training.settings import Count, Settings
 
 MOST_FLOWS = 8  # more flows than this are summarised together
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReportConfig(Settings):
     """The settings of the command `report`."""
 
@@ -35,7 +33,7 @@ class ReportConfig(Settings):
     """Language model: a name such as smollm2-135m, a folder, or a .gguf file."""
     text: str | None = None
     """Text to score: a pattern of files, stdlib or wikitext-2, as in lossytp.tolerance."""
-    tensor_parallel_size: Annotated[int, Ge(2)] | None = None
+    tensor_parallel_size: Annotated[int, Field(ge=2)] | None = None
     """Number of tensor-parallel ranks, at least 2. If left out, the first of 4, 3 and 2 that divides the model."""
     algorithms: str = "direct"
     """Collective algorithms, separated by commas: direct, ring, tree, switch, sender."""
@@ -43,7 +41,7 @@ class ReportConfig(Settings):
     """Where packets are lost, separated by commas: reduce (on the way to the sum), both (also on the way back)."""
     repairs: str = "hadamard(64),protect(0.1) + hadamard(64),protect(0.1) + retransmit(1)"
     """Repairs to try, separated by commas."""
-    block_size: Annotated[int, Ge(2)] | None = None
+    block_size: Annotated[int, Field(ge=2)] | None = None
     """Tokens per block of text, as in lossytp.tolerance."""
     blocks: Count | None = None
     """Number of blocks of text, as in lossytp.tolerance."""
@@ -52,10 +50,11 @@ class ReportConfig(Settings):
     output_dir: str | None = None
     """Folder for the tolerance measurement. If left out, a folder under output/report named after the trace."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_report(self) -> Self:
         if not read(Path(self.trace)).all_lost().all():
             self.tolerance()
+        return self
 
     def tolerance(self) -> ToleranceConfig:
         """Return the settings that measure the model over the trace."""

@@ -8,28 +8,26 @@ import itertools
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from annotated_types import Ge, Lt
+from pydantic import Field, model_validator
 from tqdm import tqdm
 
 from lossytp.network.traces import ProbeTrace, write_trace
 from lossytp.probe.measure import measure, summary_lines
 from lossytp.probe.wire import PATIENCE_S, PORT, Plan
 from lossytp.training.command_line import parse
-from lossytp.training.config import Count, Positive, Settings
 from lossytp.training.files import check_writable, saving
+from lossytp.training.settings import Count, Positive, Settings
 
 
-@dataclass(frozen=True, kw_only=True)
 class SendConfig(Settings):
     """The settings of the command `send`."""
 
     host: str = "127.0.0.1"
     """Name or IPv4 address of the receiving machine. The command's first word may give it."""
-    port: Annotated[int, Ge(1), Lt(2**16)] = PORT
+    port: Annotated[int, Field(ge=1, lt=2**16)] = PORT
     """TCP and UDP port of the receiver."""
     packets: Count = 10_000
     """Number of packets to send in each flow."""
@@ -50,9 +48,10 @@ class SendConfig(Settings):
     output_dir: str = "output/probe"
     """Folder for the trace, whose name is the date and time."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_send(self) -> Self:
         self.plan().check_rate(self.max_mbits)
+        return self
 
     def plan(self) -> Plan:
         """Return the plan of the measurement."""

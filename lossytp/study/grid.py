@@ -23,7 +23,6 @@ changed after a record was written, starting its run again is an error.)
 """
 
 import argparse
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -67,14 +66,14 @@ class Experiment:
 
     def batches(self, elsewhere: frozenset[str] = frozenset()) -> list[tuple[RunSettings, ...]]:
         """Return the configurations of each notebook run, without cells whose folder is in `elsewhere`."""
-        configs = [cell.config for cell in self.cells if self.outputs or cell.config.output_dir not in elsewhere]
+        configs = [cell.config for cell in self.cells if self.outputs or cell.config.output.output_dir not in elsewhere]
         size = self.cells_per_notebook
         return [tuple(configs[start : start + size]) for start in range(0, len(configs), size)]
 
     @property
     def folders(self) -> frozenset[str]:
         """Return the cells' output folders."""
-        return frozenset(cell.config.output_dir for cell in self.cells)
+        return frozenset(cell.config.output.output_dir for cell in self.cells)
 
 
 def load_experiments(folder: Path, profile: str, results: Path) -> list[Experiment]:
@@ -141,9 +140,11 @@ def load_experiment(file: Path, profile: str, results: Path) -> Experiment:
             _check_processes(cell.config, counts["processes"])
         if not cells:
             raise ValueError("arms or tasks is empty: give at least one of each")
-        folders = [cell.config.output_dir for cell in cells]
+        folders = [cell.config.output.output_dir for cell in cells]
         if len(set(folders)) < len(folders):
-            name = next(cell.arm for number, cell in enumerate(cells) if cell.config.output_dir in folders[:number])
+            name = next(
+                cell.arm for number, cell in enumerate(cells) if cell.config.output.output_dir in folders[:number]
+            )
             raise ValueError(f"arm {name!r} repeats an earlier cell: leave one out")
         reference = content.get("reference")
         if reference is not None:
@@ -235,21 +236,21 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 
 def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell:
     kind = settings_class(values)
-    config = kind.from_dict({**values, "output_dir": kind.output_dir})
+    config = kind.from_dict({**values, "output_dir": kind.defaults()["output_dir"]})
     told = {name: value for name, value in config.changes().items() if name not in ("task_folder", "threads")}
     told |= {"processes": processes} if processes > 1 else {}
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
-    process = re.sub(r"[^\w.-]+", "-", config.loss_type).strip("-")  # it may contain a path
+    process = re.sub(r"[^\w.-]+", "-", config.network.loss_type).strip("-")  # it may contain a path
     task = re.sub(r"[^\w.-]+", "-", config.task).strip("-")
-    name = f"{task}_{process}_{config.loss_rate:g}_seed{config.seed}_{digest}"
-    config = dataclasses.replace(config, output_dir=str(place / name))
+    name = f"{task}_{process}_{config.network.loss_rate:g}_seed{config.network.seed}_{digest}"
+    config = config.replace(output_dir=str(place / name))
     return Cell(_arm_name(arm, config), config)
 
 
 def _arm_name(arm: str, config: RunSettings) -> str:
     """Return the arm's name, with the cell's values where braces name parameters."""
     try:
-        return arm.format_map(config.as_dict() | {"loss_rate": config.process_rate})
+        return arm.format_map(config.as_dict() | {"loss_rate": config.network.process_rate})
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(
             f"arm {arm!r} cannot be filled in ({type(error).__name__}: {error}): name parameters, such as "
@@ -258,7 +259,11 @@ def _arm_name(arm: str, config: RunSettings) -> str:
 
 
 def _check_processes(config: RunSettings, processes: int) -> None:
-    ranks = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
+    ranks = (
+        config.network.tensor_parallel_size
+        * config.parallelism.data_parallel_size
+        * config.parallelism.pipeline_parallel_size
+    )
     if processes not in (1, ranks):
         raise ValueError(
             f"processes = {processes} does not match a cell of {ranks} ranks: give {ranks}, or leave it out"

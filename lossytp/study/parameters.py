@@ -7,14 +7,14 @@ import ast
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
 from IPython import get_ipython
+from pydantic import create_model
 
 from lossytp.training.command_line import read_yaml
-from lossytp.training.config import Settings
+from lossytp.training.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY))  # notebooks also import `paper`, which is not installed
@@ -57,7 +57,8 @@ def check_parameters(kind_of: Callable[[Mapping[str, Any]], type[Settings]] | No
         if declared:
             break
     values = {name: shell.user_ns[name] for name in (*declared, *names)}
-    own = make_dataclass("Parameters", declared.items(), bases=(Settings,), frozen=True, kw_only=True)
+    fields: dict[str, Any] = {name: (kind, ...) for name, kind in declared.items()}
+    own = create_model("Parameters", __base__=Settings, **fields)
     kind: Any = kind_of(values) if kind_of else own
     kind.check_names(values)
     values = {name: _read(name, value, kind.check_type) for name, value in values.items()}

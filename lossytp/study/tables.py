@@ -28,7 +28,7 @@ def read_experiment(experiment: Experiment) -> tuple[pd.DataFrame, list[dict]]:
     Returns:
         The table of `tidy`, with two columns more, `arm` and `run` (the name of the record's folder); and the records.
     """
-    found = [(cell, read_record(Path(cell.config.output_dir))) for cell in experiment.cells]
+    found = [(cell, read_record(Path(cell.config.output.output_dir))) for cell in experiment.cells]
     done = [(cell, record) for cell, record in found if record is not None]
     records = [record for _, record in done]
     table = tidy(records)
@@ -59,7 +59,7 @@ def complete_seeds(
         return table, []
     without = set(unlearned[list(TRAINING)].itertuples(index=False, name=None))
     arms = {
-        _run(cell.config): (*training, cell.arm, cell.config.process_rate)
+        _run(cell.config): (*training, cell.arm, cell.config.network.process_rate)
         for cell in experiment.cells
         if (training := _training(cell.config)) not in without
     }
@@ -69,7 +69,9 @@ def complete_seeds(
     for *its_training, arm, _ in enough:
         compared[arm == LOSSLESS].add(tuple(its_training))
     wanted = {run for run, arm in arms.items() if arm in enough and arm[:-2] in compared[True] & compared[False]}
-    required = Counter((cell.config.task, cell.config.seed) for cell in experiment.cells if _run(cell.config) in wanted)
+    required = Counter(
+        (cell.config.task, cell.config.network.seed) for cell in experiment.cells if _run(cell.config) in wanted
+    )
     table = table[table["run"].isin(wanted)]
     keys = list(zip(table["task"], table["seed"], strict=True))
     complete = {key for key, count in Counter(keys).items() if count == required[key]}
@@ -80,12 +82,12 @@ def complete_seeds(
 
 def _training(config: RunSettings) -> tuple:
     """Return a cell's values of the columns `TRAINING`."""
-    return config.task, config.model_name, config.steps, config.learning_rate
+    return config.task, config.model_name, config.steps, config.optimizer.learning_rate
 
 
 def _run(config: RunSettings) -> str:
     """Return the name of a run's folder, which no other configuration has."""
-    return Path(config.output_dir).name
+    return Path(config.output.output_dir).name
 
 
 def tidy(records: list[dict]) -> pd.DataFrame:
@@ -111,8 +113,8 @@ def tidy(records: list[dict]) -> pd.DataFrame:
                 "task": config.task,
                 **(settings[-1] | its_settings),  # in the newest record's order
                 "max_steps": config.steps,  # pretraining has another name for it
-                "loss_rate": config.process_rate,
-                "mean_burst_packets": float(f"{config.process().mean_burst_packets:.12g}"),
+                "loss_rate": config.network.process_rate,
+                "mean_burst_packets": float(f"{config.network.process().mean_burst_packets:.12g}"),
                 "status": record["status"],
                 "processes": record["processes"],
                 **record["final"],
@@ -138,7 +140,7 @@ def tidy(records: list[dict]) -> pd.DataFrame:
 
 def loss_rate_of(record: Mapping[str, Any]) -> float:
     """Return the stationary loss rate of a run's process. The setting `loss_rate` lacks that of a preset or a trace."""
-    return settings_class(record["config"]).from_dict(record["config"]).process_rate
+    return settings_class(record["config"]).from_dict(record["config"]).network.process_rate
 
 
 def final_accuracies(record: Mapping[str, Any]) -> dict[str, float | None]:

@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lossytp.training.config import RunSettings, Settings, TrainConfig
+from lossytp.training.config import RunSettings, TrainConfig
 from lossytp.training.record import read_record
+from lossytp.training.settings import Settings
 
 OWN_ERROR = re.compile(r"rank \d+: error: ")
 CONSEQUENCE = "the connection to another process is lost"
@@ -35,11 +36,15 @@ def torchrun(config: RunSettings, *, processes: int | None = None) -> dict[str, 
     if done is not None:
         return done
     if processes is None:
-        processes = config.tensor_parallel_size * config.data_parallel_size * config.pipeline_parallel_size
+        processes = (
+            config.network.tensor_parallel_size
+            * config.parallelism.data_parallel_size
+            * config.parallelism.pipeline_parallel_size
+        )
     entry = "lossytp.train" if isinstance(config, TrainConfig) else "lossytp.pretrain"
     shown = ("training:", "pretraining:", "evaluation:", config.task, "megatron-core")
     start(entry, config, processes, shown=shown)
-    record = read_record(Path(config.output_dir))
+    record = read_record(Path(config.output.output_dir))
     assert record is not None
     return record
 

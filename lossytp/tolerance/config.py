@@ -2,16 +2,16 @@
 
 import inspect
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
-from annotated_types import Ge, Lt
+from pydantic import Field, model_validator
 
 from lossytp.network.checks import check_known, check_probability, parse, split_outside_parentheses
 from lossytp.network.traces import LOSS_PROCESSES, Replay
-from lossytp.training.config import Count, NetworkSettings, Positive, Settings
+from lossytp.training.config import NetworkSettings
 from lossytp.training.rows import DATA_VARIABLE
+from lossytp.training.settings import Count, Positive, Settings
 from lossytp.training.shapes import Shape, check_model, shape_of
 
 STDLIB, WIKITEXT = "stdlib", "wikitext-2"
@@ -31,7 +31,6 @@ class Setup(NamedTuple):
     loss_rate: float
 
 
-@dataclass(frozen=True, kw_only=True)
 class ToleranceConfig(Settings):
     """A model, a text, the networks to try, and the width of the intervals to reach."""
 
@@ -40,7 +39,7 @@ class ToleranceConfig(Settings):
     text: str | None = None
     """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
     LOSSYTP_DATA). If left out, wikitext-2 if LOSSYTP_DATA has it, else stdlib."""
-    tensor_parallel_size: Annotated[int, Ge(2)] | None = None
+    tensor_parallel_size: Annotated[int, Field(ge=2)] | None = None
     """Tensor-parallel ranks, at least 2. If left out, the first of 4, 3 and 2 that divides the model."""
     loss_rates: str | None = None
     """Packet loss rates of every link, separated by commas; 0.001,0.01,0.03,0.1 if left out. A loss type with its own
@@ -58,25 +57,25 @@ class ToleranceConfig(Settings):
     """Mean run of consecutive losses, for loss types that have one."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
-    block_size: Annotated[int, Ge(2)] | None = None
+    block_size: Annotated[int, Field(ge=2)] | None = None
     """Tokens per block of text. If left out, 512, or the model's positions if these are fewer."""
     blocks: Count | None = None
     """Number of blocks, from the text's beginning. If left out, as many as have 2,048 tokens together."""
-    min_draws: Annotated[int, Ge(2)] = 3
+    min_draws: Annotated[int, Field(ge=2)] = 3
     """Smallest number of draws of losses for each row; their seeds follow from `seed`."""
-    max_draws: Annotated[int, Ge(2)] = 6
+    max_draws: Annotated[int, Field(ge=2)] = 6
     """Largest number of draws of losses for each row."""
     precision: Positive = 0.005
     """A row is done once its 95 % interval has this half-width, in nats, or a fifth of the rise."""
     bf16: bool = False
     """Compute matrix products in bfloat16, and send bfloat16."""
-    seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
     """Seed of the packet losses."""
     output_dir: str = "output/tolerance"
     """Folder for tolerance.json and the figure."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check_tolerance(self) -> Self:
         if self.max_draws < self.min_draws:
             raise ValueError(
                 f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
@@ -85,6 +84,7 @@ class ToleranceConfig(Settings):
         check_model(self.model_name, self.ranks() or 1, 1)
         for row in rows:
             self._check_row(row)
+        return self
 
     def _check_row(self, settings: NetworkSettings) -> None:
         """Raise ValueError if the row could not be measured, before hours go into earlier rows."""
@@ -94,7 +94,7 @@ class ToleranceConfig(Settings):
         ranks, process, wiring = tuple(range(size)), settings.process(), settings.wiring()
         if isinstance(process, Replay):
             process.check_has(wiring.lossy_links(ranks, None))
-        wiring.check_delivers(settings.network(), ranks)
+        wiring.check_delivers(settings.build(), ranks)
 
     def ranks(self) -> int | None:
         """Return the tensor-parallel size; None if it follows from a model that is not loaded yet.
@@ -151,7 +151,7 @@ class ToleranceConfig(Settings):
         """Return the rows to measure, by algorithm, phase and rate; for each rate, the row without a repair first."""
         for name, listed in (("algorithms", self.algorithms), ("phases", self.phases)):
             if not parts(listed):
-                raise ValueError(f"{name} = {listed!r} is empty: give one, such as {getattr(ToleranceConfig, name)}")
+                raise ValueError(f"{name} = {listed!r} is empty: give one, such as {self.defaults()[name]}")
         for phase in parts(self.phases):
             check_known("phases", phase, PHASES)
         repairs = list(dict.fromkeys([NO_REPAIR, *parts(self.repairs)]))
@@ -183,7 +183,7 @@ class ToleranceConfig(Settings):
 
     def with_text(self) -> "ToleranceConfig":
         """Return the configuration with the default text if it has none."""
-        return self if self.text is not None else replace(self, text=WIKITEXT if wikitext() else STDLIB)
+        return self if self.text is not None else self.replace(text=WIKITEXT if wikitext() else STDLIB)
 
     def files(self) -> str:
         """Return the pattern of the text's files.

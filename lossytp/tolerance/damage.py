@@ -123,7 +123,7 @@ def checked_layers(model: PreTrainedModel, layers: Sequence[int] | None) -> list
 
 def _lossy(dense: PreTrainedModel, settings: NetworkSettings) -> tuple[LossyNetwork, PreTrainedModel]:
     settings.check_forward()
-    network = settings.network()
+    network = settings.build()
     size = settings.tensor_parallel_size
     return network, parallelize(dense, network, tensor_parallel_size=size, wiring=settings.wiring())
 
@@ -315,7 +315,7 @@ def _packets(parts_RM: Tensor, width: int, settings: NetworkSettings) -> Iterato
     wiring = settings.wiring()
     reduce, _ = wiring.algorithm.pair(wiring.sequence_parallel)
     sent_as = parts_RM.dtype if wiring.wire_dtype is None else DTYPES[wiring.wire_dtype]
-    capacity = settings.network().wire.elements_per_packet(sent_as.itemsize)
+    capacity = settings.build().wire.elements_per_packet(sent_as.itemsize)
     unit = width if wiring.sequence_parallel else 1
     for hop in reduce(parts_RM.shape[1], tuple(range(len(parts_RM))), unit):
         carried = parts_RM[list(hop.positions), hop.start : hop.stop].sum(0)
@@ -395,7 +395,7 @@ def sum_errors(
     for each in networks:
         each.check_forward()
     sums = sums_of(dense, ranks)
-    collectives = [LossyCollective(each.network(), RankGroup(ranks), each.wiring()) for each in networks]
+    collectives = [LossyCollective(each.build(), RankGroup(ranks), each.wiring()) for each in networks]
     for collective in collectives:
         if collective.wiring.repair.remembers:
             raise ValueError(

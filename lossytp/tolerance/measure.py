@@ -108,7 +108,7 @@ class Measurement:
     def _row(self, setup: Setup, drawn: Callable[[Setup, int], None]) -> Row:
         config = self.config
         settings = config.network(setup)
-        network = settings.network()
+        network = settings.build()
         model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, wiring=settings.wiring())
         rises_SN: list[np.ndarray] = []
         while len(rises_SN) < config.max_draws:

@@ -432,15 +432,15 @@ class Found:
 
 def run_name(config: RunSettings) -> str:
     """Return what tells this run from all others on the machine: the path of its output folder."""
-    return os.path.abspath(config.output_dir)
+    return os.path.abspath(config.output.output_dir)
 
 
 def home(config: RunSettings) -> Path:
     """Return the folder of this run's checkpoints: `checkpoint_path` if it is new, or this run has made it."""
-    own = Path(config.output_dir) / FOLDER
-    if config.checkpoint_path is None:
+    own = Path(config.output.output_dir) / FOLDER
+    if config.output.checkpoint_path is None:
         return own
-    given = Path(config.checkpoint_path)
+    given = Path(config.output.checkpoint_path)
     if not given.is_dir():
         names_a_file = given.exists() or given.suffix in SUFFIXES
         return own if names_a_file or STEP.fullmatch(given.name) else given  # a mistyped step is no new folder
@@ -665,7 +665,7 @@ class Checkpoints:
 
     def _folder_to_write(self) -> Path:
         """Return the folder, unless it was new when the run began, and another run has begun to write there since."""
-        own = Path(self._config.output_dir) / FOLDER
+        own = Path(self._config.output.output_dir) / FOLDER
         folder = own if self.folder == own else home(self._config)
         if folder != self.folder:
             print(f"{self.folder} is no longer this run's to write: checkpoints go to {folder}", file=sys.stderr)
@@ -698,7 +698,7 @@ class Checkpoints:
         part.rename(finished)
         sync_names(self.folder)
         steps = steps_in(self.folder)
-        kept = [each for each in steps if number_of(each) <= step][-self._config.keep_checkpoints :]
+        kept = [each for each in steps if number_of(each) <= step][-self._config.output.keep_checkpoints :]
         for each in steps:
             if each not in kept:
                 remove(each)
@@ -706,7 +706,7 @@ class Checkpoints:
     def _find(self) -> Found | None:
         """Return the newest whole checkpoint, once it is checked."""
         damage: list[tuple[Path, str]] = []
-        for folder in candidates(self.folder, self._config.checkpoint_path):
+        for folder in candidates(self.folder, self._config.output.checkpoint_path):
             try:
                 found = read_marker(folder)
             except ValueError as error:
@@ -723,7 +723,7 @@ class Checkpoints:
 
     def weights_file(self) -> Path | None:
         """Return the file of weights with which `checkpoint_path` begins the run; None if it names no such file."""
-        return on_rank_zero(lambda: first_weights(self.folder, self._config.checkpoint_path), self._network)
+        return on_rank_zero(lambda: first_weights(self.folder, self._config.output.checkpoint_path), self._network)
 
     def _check_config(self, found: Found) -> None:
         written = {**self._config.result_defaults(), **found.config}

@@ -1,26 +1,25 @@
 """Read configurations from the command line, and show users errors in one line, with exit code 2."""
 
-import contextlib
+import argparse
 import io
 import json
 import os
-import re
 import select
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-import tyro
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.error import YAMLError
 
 from lossytp.network.bounded_files import content_of
 from lossytp.network.checks import check_names, printable
 from lossytp.parallel.group import rank_and_world_size
+from lossytp.training.settings import OBSOLETE, Settings, choices_of
 
 # Translate the command lines of earlier studies, whose flags have other names or forms here, or no use.
 #
@@ -30,7 +29,9 @@ from lossytp.parallel.group import rank_and_world_size
 RENAMED = {"eval_interval": "eval_steps"}
 BARE = {"gradient_clipping": "1.0"}  # the value of a flag that stands alone
 IMPLIED = {"patience": ("eval_steps", "20"), "target_accuracy": ("eval_steps", "20")}  # the studies' default
-REFUSED = {"teacher_device_map": "no teacher model is loaded here, so there is none to place: leave it out"}
+REFUSED = {name: f"{instead}; leave it out" for name, (_, instead) in OBSOLETE.items()} | {
+    "teacher_device_map": "no teacher model is loaded here, so there is none to place: leave it out"
+}
 
 
 def without_old_flags(words: Sequence[str], known: Collection[str]) -> list[str]:
@@ -64,10 +65,9 @@ def without_old_flags(words: Sequence[str], known: Collection[str]) -> list[str]
     return read
 
 
-def implied_flags(given: Collection[str], known: Collection[str]) -> list[str]:
-    """Return the flags that others imply, as in the earlier studies, unless they are given."""
-    implied = {IMPLIED[name] for name in given if name in IMPLIED}
-    return [f"--{name}={value}" for name, value in sorted(implied) if name in known and name not in given]
+def implied(given: Collection[str], known: Collection[str]) -> dict[str, str]:
+    """Return the flags that others imply, as in the earlier studies."""
+    return dict(IMPLIED[name] for name in given if name in IMPLIED and IMPLIED[name][0] in known)
 
 
 def _take_local_rank(value: str) -> None:
@@ -80,23 +80,26 @@ def _take_local_rank(value: str) -> None:
         os.environ.setdefault("LOCAL_RANK", value)
 
 
-# Read YAML by the rules of YAML 1.2, which take plain words at face value.
-#
-# PyYAML follows YAML 1.1, in which 010 is eight, 1:30 is ninety, 1e-3 is text, no is false and 2024-01-01 is a date.
+class _Constructor(SafeConstructor):
+    """Keep dates as text: they name folders."""
+
+
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", lambda constructor, node: node.value)
 
 
 def read_yaml(text: str) -> Any:
-    """Return the content of a YAML document.
-
-    Plain words are null, true, false, decimal numbers or text (YAML 1.2, section 10.3.2, without hexadecimals).
+    """Return the content of a document in YAML 1.2, where `no` and `1:30` are text and 1e-3 is a number.
 
     Raises:
         ValueError: if the text is not YAML, or a mapping has a key twice.
     """
+    reader = YAML(typ="safe", pure=True)
+    reader.Constructor = _Constructor
     try:
-        return yaml.load(text, _PlainLoader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ValueError(f"cannot be read as YAML: {' '.join(str(error).split())}") from error
+        return reader.load(text)
+    except (YAMLError, RecursionError, ValueError) as error:
+        reason = getattr(error, "problem", None) or str(error)
+        raise ValueError(f"cannot be read as YAML: {printable(' '.join(reason.split()))}") from error
 
 
 def read_yaml_file(name: str, file: Path) -> Any:
@@ -117,121 +120,101 @@ def read_yaml_file(name: str, file: Path) -> Any:
         raise ValueError(f"{name} {error}") from error
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Read plain words by YAML 1.2, and refuse duplicate keys in a mapping.
-
-    PyYAML would keep the last of two equal keys, and silently drop the first one's value.
-    """
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # "<<" merges another mapping in
-        keys = [self.construct_object(key, deep=True) for key in own]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"key {key!r} is given twice in one mapping: leave one out")
-        return super().construct_mapping(node, deep)
-
-    def construct_decimal(self, node: yaml.ScalarNode) -> int:
-        text = str(self.construct_scalar(node))
-        try:
-            return int(text)
-        except ValueError as error:
-            raise ValueError(f"{text[:40]!r} is not a valid decimal number: write one, such as 10") from error
+GO_WITH_DATASET = ("declaration", "task_folder")  # a file's are dropped if the command line names another task
+SECONDS_TO_SPEAK = 2.0
+UNREAD = 141  # a shell's code for a process that SIGPIPE ended
+CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "was likely closed", "Broken pipe")
 
 
-_WORDS = {
-    "null": (r"null|Null|NULL|~|", ["n", "N", "~", ""]),
-    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    "int": (r"[-+]?[0-9]+", list("-+0123456789")),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
-    "merge": (r"<<", ["<"]),
-}
-_PlainLoader.yaml_implicit_resolvers = {}  # none of YAML 1.1's
-for _kind, (_pattern, _beginnings) in _WORDS.items():
-    _PlainLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), _beginnings)
-_PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_decimal)
-
-
-def parse(kind: Any, description: str | None, arguments: list[str] | None = None) -> Any:
+def parse(kind: type[Any], description: str | None, arguments: Sequence[str] | None = None) -> Any:
     """Return a configuration read from command-line arguments.
 
     `--config FILE` reads a YAML file, or the configuration of a record; flags override it. Flags may be written with
-    `-` or `_`, and as earlier studies wrote them (`old_flags`).
+    `-` or `_`, and as earlier studies wrote them.
 
     Args:
-        kind: the configuration's class.
+        kind: the configuration's class, a subclass of `Settings`.
         description: text for --help.
         arguments: the arguments; this process's if None.
 
     Raises:
         ValueError: if an argument is unknown, malformed, given twice or out of range.
     """
-    known = [field.name for field in fields(kind)]
-    types = {field.name: get_args(field.type) for field in fields(kind)}
+    known = [name for name, _ in kind.flat_fields()]
     words = without_old_flags(sys.argv[1:] if arguments is None else arguments, known)
-    switches = {field.name for field in fields(kind) if isinstance(field.default, bool)}
-    given = [_named(word, switches) for word in words if word.startswith("--")]
-    check_names([name for name in given if name not in NO_PARAMETERS], known)
-    for name in given:
-        if given.count(name) > 1:
-            raise ValueError(f"--{name} is given {given.count(name)} times: give it once")
-    for place, (word, following) in enumerate(pairwise([*words, ""])):
-        flag, equals, value = word.partition("=")
-        name = flag.replace("-", "_").lstrip("_")
-        value = value if equals else following
-        if value.lower() == "none" and type(None) in types.get(name, ()) and str not in types[name]:
-            words[place + (not equals)] = f"{flag}=None" if equals else "None"  # tyro knows one spelling
-        if flag.startswith("--") and name in switches and (equals or value.lower() in ("true", "false")):
-            raise ValueError(f"{flag} is a switch and takes no value, not {value}: give --{name} or --no-{name}")
+    if "--help" in words or "-h" in words:
+        _help(kind, _program(arguments), description)
+        sys.exit(0)
+    given: dict[str, Any] = {}
+    for name, value in _flags(kind, words):
+        if name in given:
+            raise ValueError(f"--{name} is given twice: give it once")
+        given[name] = value
+    values: dict[str, Any] = {}
     if "config" in given:
-        words, file = _without_config(words)
-        replaced = [*given, *GO_WITH_DATASET] if "dataset" in given else given
-        words += _as_flags(kind, _parameters_in(file, given), given=replaced)
-    words += implied_flags([_named(word, switches) for word in words if word.startswith("--")], known)
-    complaint = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(complaint):
-            return tyro.cli(kind, args=words, prog=_program(arguments), description=_with_examples_apart(description))
-    except SystemExit as stop:
-        if not stop.code:  # --help
-            raise
-        refused = stop.__context__  # by the configuration itself; tyro would break long words of its message
-        told = str(refused) if type(refused) is ValueError else _in_one_line(complaint.getvalue())
-        raise ValueError(told) from None
+        values = _parameters_in(Path(given.pop("config")), list(given))
+        dropped = GO_WITH_DATASET if "dataset" in given else ()
+        values = {name: value for name, value in values.items() if name not in dropped}
+    for name, value in implied(given, known).items():
+        given.setdefault(name, kind.as_flag_value(name, value))
+    return kind(**{**values, **given})
 
 
-def _program(arguments: list[str] | None) -> str:
+def _flags(kind: type[Settings], words: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values that the flags set."""
+    fields = dict(kind.flat_fields())
+    switches = {name for name, field in fields.items() if field.annotation is bool}
+    rest = [word for word in words if word != "--"]
+    while rest:
+        flag, equals, text = (word := rest.pop(0)).partition("=")
+        if not word.startswith("--"):
+            raise ValueError(f"{printable(word)} belongs to no flag: see --help")
+        name = flag.removeprefix("--").replace("-", "_")
+        switch = name.removeprefix("no_")
+        if switch in switches:
+            if equals or (rest and rest[0].lower() in ("true", "false")):
+                raise ValueError(f"--{name} is a switch and takes no value: give --{switch} or --no-{switch}")
+            yield switch, switch == name
+            continue
+        check_names([name], [*fields, "config"])
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                raise ValueError(f"--{name} has no value: give one")
+            text = rest.pop(0)
+        yield name, text if name == "config" else kind.as_flag_value(name, text)
+
+
+def _help(kind: type[Settings], program: str, description: str | None) -> None:
+    """Print the flags, by groups, with their defaults."""
+    parser = argparse.ArgumentParser(
+        prog=program,
+        usage=f"{program} [-h] [OPTIONS]",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", metavar="FILE", help="A YAML file with settings, or a record; flags override it.")
+    section_of = dict.fromkeys(kind.known(), parser.add_argument_group("settings"))
+    for group in kind.groups().values():
+        section = parser.add_argument_group((group.__doc__ or "").splitlines()[0])
+        section_of |= dict.fromkeys(group.known(), section)
+    for name, field in kind.flat_fields():
+        default = "" if field.is_required() else f" (default: {field.default})"
+        text = f"{' '.join((field.description or '').split())}{default}".replace("%", "%%")
+        if field.annotation is bool:
+            section_of[name].add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
+            continue
+        kinds = [each for each in (field.annotation, *get_args(field.annotation)) if isinstance(each, type)]
+        metavar = "|".join(map(str, choices_of(field))) or next(each.__name__.upper() for each in kinds)
+        section_of[name].add_argument(f"--{name}", metavar=metavar, help=text)
+    parser.print_help()
+
+
+def _program(arguments: Sequence[str] | None) -> str:
     """Return the command as a user types it, such as "python -m lossytp.probe send", for --help."""
     started = getattr(sys.modules["__main__"], "__spec__", None)
     program = f"python -m {started.name.removesuffix('.__main__')}" if started else Path(sys.argv[0]).name
     command = [] if arguments is None else sys.argv[1:2]  # a subcommand has the arguments after it
     return " ".join([program, *command])
-
-
-def _with_examples_apart(description: str | None) -> str | None:
-    """Return the description with a blank line before each command, so that --help gives it a line of its own."""
-    return description and re.sub(r"\n+(?=(?:python|torchrun) )", "\n\n", description)
-
-
-NO_PARAMETERS = ("config", "help", "")  # flags that every command has; "--" ends them
-GO_WITH_DATASET = ("declaration", "task_folder")  # a file's are dropped if the command line names another task
-SECONDS_TO_SPEAK = 2.0
-UNREAD = 141  # a shell's code for a process that SIGPIPE ended
-NO_NUMBER = r"--\1 = \2 is not a number: give one, such as 0.01"
-NO_WHOLE_NUMBER = r"--\1 = \2 is not a whole number: give one, such as 10"
-READABLE = {  # tyro's messages, and what to say instead
-    r"Error parsing --([\w-]+): no type matching \{None\}\|FLOAT .* from \['(.*?)'\].*": NO_NUMBER,
-    r"Error parsing --([\w-]+): no type matching \{None\}\|INT .* from \['(.*?)'\].*": NO_WHOLE_NUMBER,
-    r"Error parsing --([\w-]+): could not convert string to float: (.*)": NO_NUMBER,
-    r"Error parsing --([\w-]+): invalid literal for int\(\) with base 10: (.*)": NO_WHOLE_NUMBER,
-    r"^Unrecognized options:? (\S+).*": r"\1 belongs to no flag: see --help",
-    r"Missing argument .*argument '--([\w-]+)'.*": r"--\1 has no value: give one",
-    r"invalid choice (.*) for argument '--([\w-]+)'. Expected one of \((.*)\)\.?": r"--\2 = \1 is unknown: choose \3",
-}
-CONNECTION_LOST = ("Connection closed by peer", "Connection reset by peer", "was likely closed", "Broken pipe")
 
 
 def run_as_command(main: Callable[[], None]) -> None:
@@ -326,44 +309,6 @@ def _tell(message: str, *, consequence: bool = False) -> None:
         time.sleep(SECONDS_TO_SPEAK)  # torchrun ends all processes as soon as one ends: let local rank 0 print first
 
 
-def _named(word: str, switches: set[str]) -> str:
-    """Return the parameter that a flag sets. A switch has two flags, --name and --no-name."""
-    name = word.split("=")[0].removeprefix("--").replace("-", "_")
-    return name.removeprefix("no_") if name.removeprefix("no_") in switches else name
-
-
-def _without_config(words: list[str]) -> tuple[list[str], Path]:
-    for position, word in enumerate(words):
-        if word.startswith("--config="):
-            return words[:position] + words[position + 1 :], Path(word.removeprefix("--config="))
-        if word == "--config":
-            if position + 1 == len(words):
-                break
-            return words[:position] + words[position + 2 :], Path(words[position + 1])
-    raise ValueError("--config names no file: give the path of a YAML file")
-
-
-def _as_flags(kind: Any, values: dict, *, given: list[str]) -> list[str]:
-    """Return the values as flags, except for names already `given` and for nulls that are the default.
-
-    Raises:
-        ValueError: if a name is unknown, or a value has another type than its parameter.
-    """
-    kind.check_names(values)
-    defaults = {field.name: field.default for field in fields(kind)}
-    words = []
-    for name, value in values.items():
-        if value is defaults[name] is None or name in given:
-            continue
-        kind.check_type(name, value)  # a flag would turn any value into text: a list could become a folder's name
-        if isinstance(value, bool):
-            words.append(f"--{name}" if value else f"--no-{name}")
-        else:
-            text = json.dumps(value) if isinstance(value, dict) else value
-            words.append(f"--{name}={text}")  # in one word, since a value may look like a flag
-    return words
-
-
 def _parameters_in(file: Path, given: list[str]) -> dict:
     values = read_yaml_file(f"--config {file}", file)
     if not isinstance(values, dict):
@@ -384,17 +329,3 @@ def _parameters_in(file: Path, given: list[str]) -> dict:
             f"{weights['sha256'][:8]}...): give their path as --checkpoint_path"
         )
     return values["config"] | {name: values[name] for name in ("task_folder",) if name in values}
-
-
-def _in_one_line(box: str) -> str:
-    """Return the text of an error that tyro prints in a box, without the box and the hint at --help."""
-    words = re.sub(r"[│╭╮╰╯─]|-{5,}", " ", box).split()  # an ASCII terminal shows lines of hyphens
-    text = " ".join(words).removeprefix("Parsing error ").removeprefix("Unrecognized options ")
-    text = re.sub(
-        r"^Value error |^Invalid choice |Error parsing \w+: | Argument helptext:.*|\s*For full helptext,.*",
-        "",
-        text,
-    )
-    for pattern, message in READABLE.items():
-        text = re.sub(pattern, message, text)
-    return text or "the arguments were not understood: see --help"

@@ -1,32 +1,18 @@
-"""Configurations of training, evaluation and pretraining. Importing them costs no torch."""
+"""The configurations of training, pretraining and evaluation: settings in groups, and what does not go together.
 
-import json
+Each configuration is made of groups, as in `config.network.loss_rate`. Flags, YAML files and records are flat. Names
+are those of earlier studies' flags, so their command lines run here. Importing this module costs no torch.
+"""
+
 import math
-import os
-import re
-import sys
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Self,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from annotated_types import Ge, Gt, Le, Lt
-from tyro.constructors import PrimitiveConstructorSpec
+from pydantic import Field, field_validator, model_validator
 
-from lossytp.network.checks import check_filled, check_known, check_names, check_probability
+from lossytp.network.checks import check_filled
 from lossytp.network.losses import Bernoulli, GilbertElliott, LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import LossyNetwork, Wiring
 from lossytp.network.repairs import ZERO, stage_of
@@ -35,220 +21,20 @@ from lossytp.network.scope import Scope, layers_named, links_named
 from lossytp.network.traces import Replay, loss_process_named
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.training.rows import FORMATS
+from lossytp.training.settings import (
+    Count,
+    CountFromZero,
+    Folder,
+    LearningRate,
+    NotNegative,
+    Seed,
+    Settings,
+    Share,
+)
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
 from lossytp.training.tasks import DECLARATIONS, TASKS, Task, declared_task, read_declaration, task_named
 
-# Bounds of settings, declared at the field, as in `batch_size: Count = 32`.
 
-
-Count = Annotated[int, Ge(1)]
-CountFromZero = Annotated[int, Ge(0)]
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
-FASTEST = Le(1e37)  # Adam's first step is ten times its learning rate, in float32
-LearningRate = Annotated[NotNegative, FASTEST]
-
-
-def check_bounds(name: str, value: float, bounds: tuple[Any, ...]) -> None:
-    """Raise ValueError, with the value, the bound and the fix, unless `value` is finite and within `bounds`."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{name} = {value} is not finite: give a finite number")
-    shown = f"{name} = {value}"
-    for bound in bounds:
-        match bound:
-            case Ge(least) if value < least:  # type: ignore[operator]
-                raise ValueError(f"{shown} is below {least:g}: give {least:g} or more")
-            case Gt(least) if value <= least:  # type: ignore[operator]
-                raise ValueError(f"{shown} is not above {least:g}: give a larger number, or leave it out")
-            case Le(most) if value > most:  # type: ignore[operator]
-                raise ValueError(f"{shown} is above {most:g}: give {most:g} or less")
-            case Lt(most) if value >= most:  # type: ignore[operator]
-                raise ValueError(f"{shown} is not below {most}: give a smaller number")
-
-
-TYPE_NAMES = {bool: "true or false", dict: "a mapping", type(None): "nothing"}  # in errors
-NO_TEXT = re.compile("[\0\ud800-\udfff]")  # a surrogate stands for a byte of an argument that is not UTF-8
-MAY_BE_EMPTY = ("repairs",)  # which gain zero
-
-_kinds_of: dict[type, dict[str, "Kind"]] = {}
-
-
-class Kind(NamedTuple):
-    """The values of a field: of these types (and `elements`), one of these choices if any, within these bounds."""
-
-    types: tuple[type, ...] = ()
-    choices: tuple[Any, ...] = ()
-    bounds: tuple[Any, ...] = ()
-    elements: tuple[type, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """A frozen, typed configuration.
-
-    Raises:
-        ValueError: if a value is of another type than its field, or out of the field's bounds.
-    """
-
-    neutral: ClassVar[tuple[str, ...]] = (
-        "output_dir",
-        "checkpoint_path",
-        "keep_checkpoints",
-        "task_folder",
-        "timeout_s",
-        "checkpoint_steps",
-        "statistics",
-        "tensorboard",
-        "wandb",
-    )
-    """Fields that change no result."""
-
-    def __post_init__(self) -> None:
-        kinds = _kinds(type(self))
-        for name, kind in kinds.items():
-            _check_type(name, getattr(self, name), kind)
-        for name, kind in kinds.items():  # 8 and 8.0 are one configuration, with one hash
-            value = getattr(self, name)
-            if float in kind.types and isinstance(value, int):
-                if abs(value) > sys.float_info.max:
-                    raise ValueError(f"{name} = {value} is beyond a float's 1.8e308: give a smaller number")
-                object.__setattr__(self, name, value := float(value))
-            if name == "output_dir" and value is not None:
-                object.__setattr__(self, name, _folder(value))
-            if kind.bounds and value is not None:
-                check_bounds(name, value, kind.bounds)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return field names and values, which JSON can hold."""
-        return asdict(self)
-
-    def result_settings(self) -> dict[str, Any]:
-        """Return the settings that the result depends on, as records hold them."""
-        return self.result_of(self.as_dict())
-
-    @classmethod
-    def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that the result depends on."""
-        return {name: value for name, value in values.items() if name not in cls.neutral}
-
-    @classmethod
-    def result_defaults(cls) -> dict[str, Any]:
-        """Return the defaults of the settings that the result depends on."""
-        return cls.result_of({field.name: field.default for field in fields(cls)})
-
-    def group(self, kind: type["Settings"]) -> dict[str, Any]:
-        """Return the names and values of one group of settings."""
-        return {field.name: getattr(self, field.name) for field in fields(kind)}
-
-    def changes(self) -> dict[str, Any]:
-        """Return the names and values of the fields that differ from their defaults."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Return the configuration with these names and values.
-
-        Raises:
-            ValueError: if a name is unknown; the message suggests the closest one.
-        """
-        if not isinstance(values, Mapping):
-            raise ValueError(f"{values!r} is not a configuration: give names with values, such as {{'seed': 1}}")
-        cls.check_names(values)
-        return cls(**values)
-
-    @classmethod
-    def check_names(cls, values: Mapping[str, Any]) -> None:
-        """Raise ValueError if a name is not a field."""
-        check_names(values, [field.name for field in fields(cls)])
-
-    @classmethod
-    def check_type(cls, name: str, value: Any) -> None:
-        """Raise ValueError if the value is of another type than the field `name`."""
-        _check_type(name, value, _kinds(cls)[name])
-
-
-def _kinds(cls: type[Settings]) -> dict[str, Kind]:
-    """Return the kind of each field. Each class is read only once, since a study makes thousands of configurations."""
-    if cls not in _kinds_of:
-        hints = get_type_hints(cls, include_extras=True)
-        _kinds_of[cls] = {field.name: _kind(hints[field.name]) for field in fields(cls)}
-    return _kinds_of[cls]
-
-
-def _kind(hint: Any) -> Kind:
-    """Return the kind of a field with this type hint."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        inner = _kind(arguments[0])
-        return inner._replace(bounds=inner.bounds + arguments[1:])
-    if origin is Literal:
-        return Kind(choices=arguments)
-    if origin in (Union, UnionType):
-        kinds = [_kind(argument) for argument in arguments]
-        return Kind(*(sum(parts, ()) for parts in zip(*kinds, strict=True)))
-    return Kind(types=(origin or hint,), elements=arguments)
-
-
-def _check_type(name: str, value: Any, kind: Kind) -> None:
-    """Raise ValueError unless the value fits the field. Values from YAML or a notebook may have any type."""
-    if kind.choices:
-        if value is not None or type(None) not in kind.types:
-            check_known(name, value, kind.choices)
-        return
-    allowed = kind.types
-    matches = isinstance(value, (*allowed, int) if float in allowed else allowed)
-    if not matches or (isinstance(value, bool) and bool not in allowed):
-        expected = " or ".join(TYPE_NAMES.get(each, each.__name__) for each in allowed)
-        raise ValueError(f"{name} = {value!r} is of the wrong type: give {expected}{_example(value, allowed)}")
-    if isinstance(value, str) and NO_TEXT.search(value):
-        what = "a NUL character" if "\0" in value else "bytes that are not UTF-8"
-        raise ValueError(f"{name} = {value!r} holds {what}: give another value")
-    if value == "" and name not in MAY_BE_EMPTY:
-        raise ValueError(f"{name} = '' is empty: give a value, or leave it out")
-    for element in value if kind.elements and isinstance(value, list) else ():
-        _check_type(name, element, Kind(types=kind.elements))
-
-
-def _example(value: object, allowed: tuple[type, ...]) -> str:
-    """Return how to write the value with a type that fits, or "" if that is impossible."""
-    if int in allowed and isinstance(value, float) and value.is_integer():
-        return f", such as {int(value)}"
-    if str in allowed and isinstance(value, int | float):
-        return f', in YAML within quotes: "{value}"'
-    return ""
-
-
-def _folder(path: str) -> str:
-    """Return the path of a folder to write, with a leading ~ replaced by the home folder.
-
-    Raises:
-        ValueError: if it is not a path, or the user after ~ has no home folder.
-    """
-    if path.splitlines() != [path]:
-        raise ValueError(f"output_dir = {path!r} has a line break: give the path of a folder")
-    if not path.startswith("~"):
-        return path
-    expanded = os.path.expanduser(path)
-    if expanded.startswith("~"):
-        raise ValueError(f"output_dir = {path!r} names a user who has no home folder: write ./{path}, or another path")
-    return expanded
-
-
-# The settings of a lossy network: its loss process, its traffic, and the repair.
-
-
-ON_UDP = {
-    "algorithm": "direct",
-    "repair": "zero",
-    "reliable_gather": True,
-    "sequence_parallel": False,
-    "wire_dtype": None,
-    "control": None,
-}
-"""The only values with which packets can really be sent."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class NetworkSettings(Settings):
     """The tensor-parallel ranks, the network between them, and the seed of its losses."""
 
@@ -256,7 +42,7 @@ class NetworkSettings(Settings):
     """Tensor-parallel ranks: spread over the processes under torchrun, otherwise virtual ranks."""
     loss_type: str = "ber"
     """Loss process: ber (Bernoulli), g-e (Gilbert-Elliott) or another of LOSS_PROCESSES: "correlated(shared=0.5)"."""
-    loss_rate: float = 0.0
+    loss_rate: Share = 0.0
     """Stationary packet loss rate of every link, in [0, 1]."""
     mean_burst_packets: float | None = None
     """Mean run of consecutive losses, for loss types that have one: g-e, correlated."""
@@ -288,25 +74,16 @@ class NetworkSettings(Settings):
     """Links that lose packets, such as 0>1,2>3, in every group of ranks; all if left out; -1 is the switch."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
-    transport: Literal["simulated", "udp"] = "simulated"
-    """udp really sends the packets, one rank per process; loss_type's losses come on top of the path's. Slow."""
-    timeout_s: Annotated[float, Gt(0), Le(1e6)] = 1800.0
+    timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 1800.0
     """Seconds that a process waits for the others, at the start and in each exchange."""
-    seed: Annotated[int, Ge(0), Lt(2**63)] = 1234
+    seed: Seed = 1234
     """Seed of initial weights, data order, dropout and packet losses."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_probability("loss_rate", self.loss_rate)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         self.wiring()
-        self.network()
-        if self.transport == "udp":
-            for name, needed in ON_UDP.items():
-                if getattr(self, name) != needed:
-                    raise ValueError(
-                        f"{name} = {getattr(self, name)!r} does not work with transport = 'udp', which is built for "
-                        f"{needed!r} alone: leave one out"
-                    )
+        self.build()
+        return self
 
     def process(self) -> LossProcess:
         """Return the loss process of every link.
@@ -347,7 +124,7 @@ class NetworkSettings(Settings):
         if self.lossy_direction == "backward":
             raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
 
-    def wiring(self) -> Wiring:
+    def wiring(self, *, exact_adjoint: bool = False) -> Wiring:
         """Return how the tensor-parallel ranks exchange messages."""
         return Wiring.named(
             algorithm=self.algorithm,
@@ -356,9 +133,10 @@ class NetworkSettings(Settings):
             sequence_parallel=self.sequence_parallel,
             wire_dtype=self.wire_dtype,
             control=None if self.control == "elements" else self.control,
+            exact_adjoint=exact_adjoint,
         )
 
-    def network(self) -> LossyNetwork:
+    def build(self) -> LossyNetwork:
         """Return a new network with these settings."""
         process = self.process()
         return LossyNetwork(
@@ -374,11 +152,7 @@ class NetworkSettings(Settings):
         )
 
 
-# The settings of parallelism beyond the tensor-parallel ranks: replicas, pipeline stages and implementation.
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelismSettings(NetworkSettings):
+class ParallelismSettings(Settings):
     """The layout of a training run over ranks, and how replicated parameters stay equal."""
 
     implementation: Literal["lossytp", "dtensor", "megatron", "custom", "pytorch"] = "lossytp"
@@ -402,35 +176,6 @@ class ParallelismSettings(NetworkSettings):
     """Let backward use what forward lost. In lossytp layers this is an ablation, since no sender knows what was lost.
     Between pipeline stages it is a repair, since the receiver knows. A run that has both uses it in both."""
 
-    def layout(self, rank: int, world_size: int) -> Layout:
-        """Return the run's layout over `world_size` processes, with this process's rank.
-
-        Raises:
-            ValueError: if the sizes need more or fewer processes.
-        """
-        layout = Layout(
-            self.tensor_parallel_size, self.data_parallel_size, self.pipeline_parallel_size, rank, world_size
-        )
-        if self.tensor_parallel_layers != "lossytp" and layout.tensor_processes != self.tensor_parallel_size:
-            needed = self.tensor_parallel_size * self.data_parallel_size * self.pipeline_parallel_size
-            raise ValueError(
-                f"implementation = {self.implementation!r} needs a process for each tensor-parallel rank: start with "
-                f"torchrun --standalone --nproc_per_node {needed}"
-            )
-        if self.transport == "udp" and (world_size != self.tensor_parallel_size or world_size == 1):
-            raise ValueError(
-                "transport = 'udp' needs a process for each of 2 or more tensor-parallel ranks, and no others: start "
-                f"with torchrun --standalone --nproc_per_node {max(2, self.tensor_parallel_size)}"
-            )
-        own_copies = self.replicated_gradients != "reliable" and layout.tensor_processes != self.tensor_parallel_size
-        if own_copies and self.fully_sharded:
-            raise ValueError(
-                f"replicated_gradients = {self.replicated_gradients!r} does not work with fsdp, which would shard the "
-                "axis on which a process holds its ranks' copies: choose ddp, or start with torchrun --standalone "
-                f"--nproc_per_node {self.tensor_parallel_size * self.data_parallel_size}"
-            )
-        return layout
-
     @property
     def tensor_parallel_layers(self) -> str:
         """Return whose tensor-parallel layers run."""
@@ -444,62 +189,51 @@ class ParallelismSettings(NetworkSettings):
         return "custom" if self.implementation == "custom" else "pytorch"
 
     @property
-    def loses_logits(self) -> bool:
-        """Return whether evaluation's gather of vocabulary-parallel logits loses packets."""
-        return False
-
-    @property
-    def splits_vocabulary(self) -> bool:
-        """Return whether tensor-parallel ranks also share the vocabulary, and compute the training loss together."""
-        return False
-
-    @property
     def fully_sharded(self) -> bool:
         """Return whether replicas shard the parameters, and gather them over the lossy network."""
         return self.data_parallel_size > 1 and self.data_parallel_type == "fsdp"
 
-    def wiring(self) -> Wiring:
-        """Return how the tensor-parallel ranks exchange messages."""
-        return replace(super().wiring(), exact_adjoint=self.exact_adjoint)
 
-
-# The setting that names a task: one of the project's own, or a file that declares one.
-
-
-def _from_json(words: list[str]) -> Any:
-    try:
-        return json.loads(words[0])
-    except ValueError as error:
-        raise ValueError(f"declaration = {words[0][:60]!r} is not JSON ({error}): give --dataset FILE.yaml") from None
-
-
-JsonFlag = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="JSON",
-    instance_from_str=_from_json,
-    is_instance=lambda value: isinstance(value, dict),
-    str_from_instance=lambda value: [json.dumps(value)],
-)
-
-
-@dataclass(frozen=True, kw_only=True)
 class TaskSettings(Settings):
     """The task of a run. The content of a file that declares one is part of the configuration, and so of records."""
 
     dataset: str | None = None
     """The task: one of TASKS, or a YAML file that declares one of your own. A configuration keeps the task's name."""
-    declaration: Annotated[dict, JsonFlag] | None = None
+    declaration: dict | None = None
     """What that file declares. Do not give this: --dataset FILE.yaml sets it, and records keep it."""
     task_folder: str | None = None
     """Folder where the declaration's relative paths start, which --dataset FILE.yaml sets too."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.dataset is not None and self.declaration is None:
-            folder, dataset = self.task_folder, self.dataset
-            self._read(Path(dataset).expanduser())
-            if folder is not None and (self.declaration is None or folder != self.task_folder):
-                raise ValueError(f"task_folder = {folder!r} does not go with dataset = {dataset!r}: leave it out")
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Replace a declaration's path by the name, the declaration and the folder that it gives."""
+        dataset = values.get("dataset", cls.model_fields["dataset"].default)
+        if not isinstance(dataset, str) or values.get("declaration") is not None:
+            return values
+        file, folder = Path(dataset).expanduser(), values.get("task_folder")
+        read = {}
+        if file.suffix in DECLARATIONS:
+            declaration = read_declaration(file)
+            read = {
+                "dataset": declaration["name"],
+                "declaration": declaration,
+                "task_folder": str(file.parent.absolute()),
+            }
+        elif (plain := dataset.lower().replace("-", "_")) in TASKS and dataset not in TASKS:
+            read = {"dataset": plain}  # ARC-Easy, as earlier studies wrote it
+        elif file.suffix in FORMATS:
+            if not file.is_file():
+                raise ValueError(f"dataset = {dataset!r} does not exist: give the path of a file, or a task's name")
+            from lossytp.training.tasks import suggestion  # reading rows takes seconds to import
+
+            raise ValueError(suggestion(file))
+        if folder is not None and folder != read.get("task_folder"):
+            raise ValueError(f"task_folder = {folder!r} does not go with dataset = {dataset!r}: leave it out")
+        return values | read
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.declaration is not None and self.declaration.get("name") != self.dataset:
             raise ValueError(
                 f"dataset = {self.dataset!r} does not go with the declaration of {self.declaration.get('name')!r}: "
@@ -507,12 +241,12 @@ class TaskSettings(Settings):
             )
         if self.dataset is not None:
             self.definition()
+        return self
 
     @classmethod
     def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that the result depends on. Records without a declaration do not mention it."""
-        kept = super().result_of(values)
-        return {name: value for name, value in kept.items() if (name, value) != ("declaration", None)}
+        return _without_empty_declaration(super().result_of(values))
 
     def definition(self) -> Task:
         """Return the task: its source, texts, labels and metrics.
@@ -525,47 +259,11 @@ class TaskSettings(Settings):
             return task_named(self.dataset)
         return declared_task(self.declaration, self.task_folder)
 
-    def _read(self, file: Path) -> None:
-        """Replace a file's path by the name, the declaration and the folder that it gives."""
-        if file.suffix in DECLARATIONS:
-            declaration = read_declaration(file)
-            for name, value in (
-                ("dataset", declaration["name"]),
-                ("declaration", declaration),
-                ("task_folder", str(file.parent.absolute())),
-            ):
-                object.__setattr__(self, name, value)
-        elif (plain := str(self.dataset).lower().replace("-", "_")) in TASKS and self.dataset not in TASKS:
-            object.__setattr__(self, "dataset", plain)  # ARC-Easy, as earlier studies wrote it
-        elif file.suffix in FORMATS and not file.is_file():
-            raise ValueError(f"dataset = {self.dataset!r} does not exist: give the path of a file, or a task's name")
-        elif file.suffix in FORMATS:
-            from lossytp.training.tasks import suggestion  # reading rows takes seconds to import
 
-            raise ValueError(suggestion(file))
+def _without_empty_declaration(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if (name, value) != ("declaration", None)}
 
 
-# Groups of settings: data, optimizer, precision, evaluation and output.
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComputeSettings(Settings):
-    """The precision, and the test examples to evaluate on."""
-
-    eval_samples: Count | None = None
-    """Test examples to evaluate on; all if left out."""
-    bf16: bool = False
-    """Compute matrix products in bfloat16. Tensor parallelism then sends bfloat16; other traffic stays float32."""
-    fp16: bool = False
-    """Compute matrix products in float16, and scale the training loss."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bf16 and self.fp16:
-            raise ValueError("bf16 and fp16 are both True: choose one")
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataSettings(TaskSettings):
     """The task and its examples."""
 
@@ -578,15 +276,34 @@ class DataSettings(TaskSettings):
     max_samples: CountFromZero | None = None
     """Number of training examples to use; all if left out, or 0."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_samples == 0:  # as in earlier studies
-            object.__setattr__(self, "max_samples", None)
+    @field_validator("max_samples")
+    @classmethod
+    def _all_if_zero(cls, value: int | None) -> int | None:
+        return value or None  # as in earlier studies
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdamWSettings(Settings):
-    """AdamW and its warm-up, for fine-tuning and pretraining."""
+class ComputeSettings(Settings):
+    """The precision, and the test examples to evaluate on."""
+
+    eval_samples: Count | None = None
+    """Test examples to evaluate on; all if left out."""
+    bf16: bool = False
+    """Compute matrix products in bfloat16. Tensor parallelism then sends bfloat16; other traffic stays float32."""
+    fp16: bool = False
+    """Compute matrix products in float16, and scale the training loss."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.bf16 and self.fp16:
+            raise ValueError("bf16 and fp16 are both True: choose one")
+        return self
+
+
+class OptimizerSettings(Settings):
+    """AdamW, its schedule, and what a step computes."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
+    """Decay rates of AdamW's two moments."""
 
     learning_rate: LearningRate = 1e-3
     """Peak learning rate of AdamW."""
@@ -597,39 +314,34 @@ class AdamWSettings(Settings):
     gradient_clipping: NotNegative | None = None
     """Largest norm of all gradients together. If left out, there is no limit; 0 and None mean the same."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gradient_clipping == 0:
-            object.__setattr__(self, "gradient_clipping", None)
-
-    def check_warmup(self, steps: str) -> None:
-        """Raise ValueError if a chosen `warmup_steps` is above the field `steps`.
-
-        The default may be above: a short trial keeps it, and ends while its learning rate still rises.
-        """
-        warmup, total = self.changes().get("warmup_steps", 0), getattr(self, steps)
-        if warmup > total:
-            raise ValueError(f"warmup_steps = {warmup} is above {steps} = {total}: give as many or fewer")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimisationSettings(AdamWSettings):
-    """The optimizer's steps."""
-
     batch_size: Count = 32
     """Examples per step, over all replicas."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     """How the learning rate falls after the warm-up; constant keeps it."""
-    dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout of embeddings, attention and residuals. Heads in different processes share their attention masks."""
     gradient_checkpointing: bool = False
     """Recompute each block's activations in backward, with the packet losses of the first pass."""
     unfreeze_last_layers: CountFromZero | None = None
     """Train only this many last blocks, the last norm and the head; 0 trains only the norm and the head."""
 
+    @field_validator("gradient_clipping")
+    @classmethod
+    def _none_if_zero(cls, value: float | None) -> float | None:
+        return value or None
 
-@dataclass(frozen=True, kw_only=True)
-class WatchingSettings(Settings):
+
+class FineTuningSettings(OptimizerSettings):
+    """The steps of fine-tuning."""
+
+    max_steps: Count = 600
+    """Optimizer steps."""
+    gradient_accumulation_steps: Count = 1
+    """Number of microbatches accumulated per optimizer step. Without packet losses it changes results
+    only by rounding; with them, its smaller messages lose other packets."""
+
+
+class OutputSettings(Settings):
     """When a run is evaluated, and what it saves."""
 
     eval_steps: Count | None = None
@@ -650,313 +362,54 @@ class WatchingSettings(Settings):
     """Write curves for TensorBoard into output_dir/tensorboard."""
     wandb: bool = False
     """Write curves to Weights and Biases (the extra wandb); WANDB_MODE=offline keeps them in output_dir."""
-    link_gbits: Annotated[float, Ge(1e-6), Le(1e6)] | None = None
-    """Gbit/s of a simulated link, for time to accuracy; null where training/simulated.py cannot compute it."""
-    round_trip_us: Annotated[float, Ge(0), Le(1e9)] = 100.0
-    """Round trip of the simulated link (link_gbits), in microseconds."""
-    output_dir: str = "output"
+    output_dir: Folder = "output"
     """Folder for record.json."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FineTuningSettings(WatchingSettings):
-    """The steps of fine-tuning, and the scores that it waits for."""
+class FineTuningOutput(OutputSettings):
+    """When fine-tuning is evaluated, the scores that it waits for, and what it saves."""
 
-    max_steps: Count = 600
-    """Optimizer steps."""
-    gradient_accumulation_steps: Count = 1
-    """Number of microbatches accumulated per optimizer step. Without packet losses it changes results
-    only by rounding; with them, its smaller messages lose other packets."""
     patience: Count | None = None
     """Stop after this many evaluations in a row without a better score over the lossy network."""
-    target_accuracy: float | None = None
+    target_accuracy: Share | None = None
     """Record when the score over the lossy network first reaches this in two evaluations in a row."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.target_accuracy is not None:
-            check_probability("target_accuracy", self.target_accuracy)
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         for name in ("patience", "target_accuracy"):
             if getattr(self, name) is not None and self.eval_steps is None:
                 raise ValueError(
                     f"{name} = {getattr(self, name)} needs several evaluations: give eval_steps, such as 20, too"
                 )
+        return self
 
 
-# Refuse settings that do not go together, or that the model cannot have.
-
-
-def check_combinations(config: "RunSettings") -> None:
-    """Raise ValueError, with the settings and the fix, if some of them do not work together."""
-    if config.control is not None and config.loss_type != "ber":
-        raise ValueError(
-            f"control = {config.control!r} does not work with loss_type = {config.loss_type!r}, because controls are "
-            "independent from element to element: give loss_type = 'ber'"
-        )
-    _check_transport(config)
-    _check_parallelism(config)
-    _check_backend(config)
-    _check_replicas(config)
-    _check_scope(config)
-    _check_training(config)
-
-
-def _check_transport(config: "RunSettings") -> None:
-    """Refuse what cannot really be sent."""
-    allowed = {"implementation": "lossytp", "data_parallel_size": 1, "pipeline_parallel_size": 1, "bf16": False}
-    for name, needed in (allowed | {"fp16": False}).items() if config.transport == "udp" else ():
-        if getattr(config, name) != needed:
-            raise ValueError(
-                f"{name} = {getattr(config, name)!r} does not work with transport = 'udp', which carries only float32 "
-                "of this project's tensor parallelism: leave one out"
-            )
-
-
-def _check_parallelism(config: "RunSettings") -> None:
-    """Refuse implementations, pipelines and batch sizes that do not work together."""
-    if config.tensor_parallel_layers == "dtensor" and config.tensor_parallel_size > 1:
-        if config.data_parallel_size > 1 and config.data_parallel_type == "ddp":
-            raise ValueError("implementation = 'dtensor' does not work with ddp, which takes no DTensors: choose fsdp")
-        if config.fp16:
-            raise ValueError(
-                "implementation = 'dtensor' does not work with fp16, because PyTorch's scaler cannot mix DTensors and "
-                "tensors: choose bf16"
-            )
-    if config.pipeline_parallel_size > 1:
-        if config.kind != "classification":
-            raise ValueError(
-                f"dataset = {config.task!r} does not work with a pipeline, which supports classification, "
-                f"not {config.kind}: choose a classification task"
-            )
-        if not config.reliable_gather and not config.sequence_parallel:
-            raise ValueError(
-                "reliable_gather = False does not work with a pipeline, whose stages hand on one residual stream: "
-                "leave one out"
-            )
-        if config.data_parallel_size > 1:
-            raise ValueError(
-                "pipeline_parallel_size and data_parallel_size are both above 1, which is not supported: set one to 1"
-            )
-        if config.fp16:
-            raise ValueError(
-                "fp16 = True does not work with a pipeline, whose schedule does not scale the training loss: choose "
-                "bf16"
-            )
-        microbatches = config.pipeline_microbatches
-        if config.batch_size % microbatches:
-            raise ValueError(
-                f"batch_size = {config.batch_size} is not a multiple of pipeline_microbatches = {microbatches}: give "
-                "one that is"
-            )
-        if config.pipeline_schedule == "1f1b" and microbatches < config.pipeline_parallel_size:
-            raise ValueError(
-                f"pipeline_microbatches = {microbatches} is below pipeline_parallel_size = "
-                f"{config.pipeline_parallel_size}, which 1f1b needs to keep every stage busy: give as many or more"
-            )
-    if config.batch_size % config.data_parallel_size:
-        raise ValueError(
-            f"batch_size = {config.batch_size} is not a multiple of data_parallel_size = {config.data_parallel_size}: "
-            "give one that is"
-        )
-
-
-def _check_backend(config: "RunSettings") -> None:
-    """Refuse settings that need this project's layers, and repairs that other traffic does not support."""
-    own_layers = config.tensor_parallel_layers == "lossytp" and config.tensor_parallel_size > 1
-    stages_alone = config.pipeline_parallel_size > 1 and config.tensor_parallel_size == 1
-    if not own_layers:
-        for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers"):
-            value = getattr(config, name)
-            if value and not (name == "exact_adjoint" and stages_alone):
-                raise ValueError(
-                    f"{name} = {value!r} needs this project's tensor-parallel layers, which know where a message is "
-                    "from: leave it out, or give implementation = 'lossytp' and tensor_parallel_size above 1"
-                )
-    tensor_parallel_alone = config.data_parallel_size == config.pipeline_parallel_size == 1
-    repair = config.wiring().repair
-    if config.exact_adjoint and config.pipeline_parallel_size > 1 and repair != ZERO:
-        raise ValueError(
-            f"exact_adjoint = True works in a pipeline only with repair = 'zero', not {config.repair!r}: give 'zero', "
-            "or leave exact_adjoint out"
-        )
-    for name, asked in {"repair": repair.remembers, "control": config.control == "noise"}.items():
-        if asked and not (own_layers and tensor_parallel_alone):
-            raise ValueError(
-                f"{name} = {getattr(config, name)!r} needs this project's layers, and tensor parallelism alone: "
-                "leave it out, or leave out implementation, data_parallel_size and pipeline_parallel_size"
-            )
-    chooses = stage_of(repair, "select") != ZERO
-    algorithm = config.wiring().algorithm
-    scattered = algorithm.reduce_scatter(16, (0, 1, 2, 3)) if config.fully_sharded else ()
-    carry_one = algorithm.hops_carry_one() and all(len(hop.positions) == 1 for hop in scattered)
-    if chooses and not (own_layers and tensor_parallel_alone) and not carry_one:
-        raise ValueError(
-            f"repair = {config.repair!r} does not work with algorithm = {config.algorithm!r}, whose packets carry sums "
-            "that no single process knows: choose direct, or only this project's tensor parallelism"
-        )
-    fully_sharded = config.fully_sharded
-    other_logits = config.tensor_parallel_size > 1 and (fully_sharded or not (own_layers or config.reliable_gather))
-    if other_logits and config.kind == "generation":
-        raise ValueError(
-            f"dataset = {config.task!r}, whose answers are generated, does not work with "
-            f"{'fsdp' if fully_sharded else config.tensor_parallel_layers + ' and reliable_gather = False'}: tensor-"
-            "parallel ranks with different logits would continue with different tokens; choose another dataset"
-        )
-    if repair.uses_own_part and (config.pipeline_parallel_size > 1 or fully_sharded):
-        raise ValueError(
-            "repair = 'local' does not work with a pipeline or fsdp, in whose sends and all-gathers a receiver has no "
-            "part of its own: choose another repair"
-        )
-
-
-def _check_scope(config: "RunSettings") -> None:
-    """Refuse a scope in which nothing can be lost. Links are known exactly for tensor parallelism alone."""
-    if config.exact_adjoint and config.lossy_direction == "backward":
-        raise ValueError(
-            "exact_adjoint = True has no effect with lossy_direction = 'backward', because forward loses nothing: "
-            "leave one out"
-        )
-    sums_alone = config.pipeline_parallel_size == 1 and not config.fully_sharded
-    if sums_alone and config.lossy_phase == "gather" and config.reliable_gather:
-        raise ValueError(
-            "lossy_phase = 'gather' loses nothing where gathers are reliable: give reliable_gather = False"
-        )
-    if config.tensor_parallel_layers != "lossytp" or config.data_parallel_size > 1 or config.pipeline_parallel_size > 1:
-        _check_other_axes(config)
-        return
-    if config.tensor_parallel_size == 1 and config.process().loss_rate > 0:
-        raise ValueError(
-            f"loss_rate = {config.process().loss_rate:g} has no effect on a single rank, which sends nothing: give "
-            "tensor_parallel_size above 1, or loss_rate = 0"
-        )
-    ranks = tuple(range(config.tensor_parallel_size))
-    used = config.wiring().lossy_links(ranks, config.lossy_phase)
-    process = config.process()
-    if isinstance(process, Replay):
-        process.check_has(used if config.lossy_links is None else links_named(config.lossy_links))
-    if config.lossy_links is not None:
-        for src, dst in links_named(config.lossy_links):
-            if (src, dst) not in used:
-                links = ",".join(f"{src}>{dst}" for src, dst in sorted(used))
-                raise ValueError(
-                    f"lossy_links names {src}>{dst}, over which {config.algorithm!r} of {len(ranks)} ranks sends "
-                    f"nothing that may be lost: choose among {links or 'none'}"
-                )
-
-
-def _check_other_axes(config: "RunSettings") -> None:
-    """Refuse links of ranks that do not exist, and a scope that replicas or stages without tensor ranks never reach."""
-    axes = config.tensor_parallel_size, config.data_parallel_size, config.pipeline_parallel_size
-    if config.lossy_links is not None:
-        check_links_within(links_named(config.lossy_links), math.prod(axes))
-    match axes:
-        case 1, replicas, 1 if replicas > 1 and not config.fully_sharded and config.lossy_direction == "forward":
-            raise ValueError(
-                "lossy_direction = 'forward' loses nothing with ddp alone, which sums gradients in backward: leave it "
-                "out, or choose data_parallel_type = 'fsdp'"
-            )
-        case 1, 1, stages if stages > 1 and config.lossy_phase == "reduce":
-            raise ValueError(
-                "lossy_phase = 'reduce' loses nothing in a pipeline alone, which sums nothing: leave it out"
-            )
-
-
-def _check_replicas(config: "RunSettings") -> None:
-    """Refuse settings of ranks' own streams and copies if ranks share them."""
-    if not config.reliable_gather and config.tensor_parallel_size * config.data_parallel_size == 1:
-        raise ValueError(
-            "reliable_gather = False has no effect where nothing is summed: give tensor_parallel_size above 1"
-        )
-    if config.replicated_gradients != "reliable" and config.tensor_parallel_size == 1:
-        raise ValueError(
-            f"replicated_gradients = {config.replicated_gradients!r} has no effect with tensor_parallel_size = 1, "
-            "where no rank holds copies: give more ranks, or leave it out"
-        )
-    if config.replicated_gradients != "reliable" and (config.reliable_gather or config.sequence_parallel):
-        raise ValueError(
-            f"replicated_gradients = {config.replicated_gradients!r} has no effect where all ranks share a residual "
-            "stream: give reliable_gather = False, or leave it out"
-        )
-    if config.replicated_gradients == "lossy" and config.wiring().repair.uses_own_part:
-        raise ValueError(
-            "replicated_gradients = 'lossy' does not work with repair = 'local', which would take a rank's own "
-            "gradient for the sum of all: choose another repair"
-        )
-    if config.resync_every is not None and config.replicated_gradients == "reliable":
-        raise ValueError(
-            f"resync_every = {config.resync_every} has no effect where copies do not drift: give replicated_gradients "
-            "= 'lossy' or 'none', or leave it out"
-        )
-
-
-def _check_training(config: "RunSettings") -> None:
-    """Refuse ways of training, and of saving the model, that the layout does not allow."""
-    pipeline = config.pipeline_parallel_size > 1
-    sharded = config.fully_sharded
-    tensor_parallel = config.tensor_parallel_size > 1
-    foreign = config.tensor_parallel_layers != "lossytp" and tensor_parallel
-    if pipeline and config.microbatches > 1:
-        raise ValueError(
-            f"gradient_accumulation_steps = {config.microbatches} does not work with a pipeline, whose "
-            "microbatches do this already: give pipeline_microbatches"
-        )
-    if config.gradient_checkpointing and (foreign or sharded):
-        raise ValueError(
-            "gradient_checkpointing = True does not work with "
-            f"{'fsdp' if sharded else config.tensor_parallel_layers}, whose recomputed collectives would lose other "
-            "packets: leave it out, or choose ddp and implementation = 'lossytp'"
-        )
-    if config.unfreeze_last_layers is not None and pipeline:
-        raise ValueError(
-            f"unfreeze_last_layers = {config.unfreeze_last_layers} does not work with a pipeline, whose first stages "
-            "would have nothing to train: leave one out"
-        )
-
-
-def check_blocks(config: "RunSettings", blocks: int) -> None:
-    """Raise ValueError if the settings need more blocks than the model has.
-
-    A model on the hub must be loaded before `blocks` is known.
-    """
-    if config.lossy_layers is not None and layers_named(config.lossy_layers)[1] > blocks:
-        raise ValueError(
-            f"lossy_layers = {config.lossy_layers!r} is beyond {config.model_name}'s {blocks} blocks: stop at {blocks}"
-        )
-    if config.pipeline_parallel_size > blocks:
-        raise ValueError(
-            f"pipeline_parallel_size = {config.pipeline_parallel_size} is above {config.model_name}'s {blocks} blocks: "
-            "give fewer"
-        )
-    trained = config.unfreeze_last_layers
-    if trained is None:
-        return
-    if trained > blocks:
-        raise ValueError(f"unfreeze_last_layers = {trained} is above {config.model_name}'s {blocks} blocks: give fewer")
-    last = blocks if config.lossy_layers is None else layers_named(config.lossy_layers)[1]
-    tensor_parallel_alone = config.tensor_parallel_size > 1 and config.data_parallel_size == 1
-    if config.lossy_direction == "backward" and tensor_parallel_alone and last <= blocks - trained:
-        raise ValueError(
-            f"lossy_direction = 'backward' loses nothing with unfreeze_last_layers = {trained}, because frozen blocks "
-            "send nothing in backward: unfreeze more, or leave one out"
-        )
-
-
-# What every training run needs beside its data, in fine-tuning and in pretraining. Importing this costs no torch.
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, ComputeSettings):
+class RunSettings(Settings):
     """The settings of one training run, whatever it trains on: the loop, the engine and checkpoints need no others.
 
     Subclasses add the data, and implement the properties below.
     """
 
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.999)
-    """Decay rates of AdamW's two moments."""
+    neutral: ClassVar[tuple[str, ...]] = (
+        "output_dir",
+        "checkpoint_path",
+        "keep_checkpoints",
+        "task_folder",
+        "timeout_s",
+        "checkpoint_steps",
+        "statistics",
+        "tensorboard",
+        "wandb",
+    )
     curve_points: ClassVar[int] = 50
     """Training losses in a record: this many, or up to twice as many."""
 
     model_name: str = "gpt2-nano"
+    network: NetworkSettings = NetworkSettings()
+    parallelism: ParallelismSettings = ParallelismSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    compute: ComputeSettings = ComputeSettings()
+    output: OutputSettings = OutputSettings()
 
     @property
     @abstractmethod
@@ -979,8 +432,8 @@ class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         """Return into how many microbatches a batch is split."""
 
     @property
-    def threads(self) -> int:
-        """Return how many threads compute microbatches side by side; 0 if one after another."""
+    def microbatch_threads(self) -> int:
+        """Return how many threads compute microbatches at the same time; 0 if one after another."""
         return 0
 
     @property
@@ -988,7 +441,44 @@ class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         """Return the learning rate at the end of its decay, as a share of its peak."""
         return 0.0
 
-    def differences(self, written: dict[str, Any]) -> list[str]:
+    @property
+    def loses_logits(self) -> bool:
+        """Return whether evaluation's gather of vocabulary-parallel logits loses packets."""
+        return False
+
+    @property
+    def splits_vocabulary(self) -> bool:
+        """Return whether tensor-parallel ranks also share the vocabulary, and compute the training loss together."""
+        return False
+
+    def wiring(self) -> Wiring:
+        """Return how the tensor-parallel ranks exchange messages."""
+        return self.network.wiring(exact_adjoint=self.parallelism.exact_adjoint)
+
+    def layout(self, rank: int, world_size: int) -> Layout:
+        """Return the run's layout over `world_size` processes, with this process's rank.
+
+        Raises:
+            ValueError: if the sizes need more or fewer processes.
+        """
+        ranks, parallelism = self.network.tensor_parallel_size, self.parallelism
+        layout = Layout(ranks, parallelism.data_parallel_size, parallelism.pipeline_parallel_size, rank, world_size)
+        needed = ranks * parallelism.data_parallel_size * parallelism.pipeline_parallel_size
+        several_ranks_a_process = layout.tensor_processes != ranks
+        if parallelism.tensor_parallel_layers != "lossytp" and several_ranks_a_process:
+            raise ValueError(
+                f"implementation = {parallelism.implementation!r} needs a process for each tensor-parallel rank: start "
+                f"with torchrun --standalone --nproc_per_node {needed}"
+            )
+        if parallelism.replicated_gradients != "reliable" and several_ranks_a_process and parallelism.fully_sharded:
+            raise ValueError(
+                f"replicated_gradients = {parallelism.replicated_gradients!r} does not work with fsdp, which would "
+                "shard the axis on which a process holds its ranks' copies: choose ddp, or start with torchrun "
+                f"--standalone --nproc_per_node {needed}"
+            )
+        return layout
+
+    def differences(self, written: Mapping[str, Any]) -> list[str]:
         """Return the names of the settings that differ from those `written`.
 
         A subclass leaves out those that may change when a run goes on.
@@ -996,8 +486,8 @@ class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, C
         ours = self.result_settings()
         return [name for name in {**ours, **written} if name not in ours or ours[name] != written.get(name, ...)]
 
-    def compared(self, names: Sequence[str], written: dict[str, Any]) -> str:
-        """Return the settings `names` of an earlier run, each beside its value now: "loss_rate = 0.1, not 0.2"."""
+    def compared(self, names: Sequence[str], written: Mapping[str, Any]) -> str:
+        """Return the settings `names` of an earlier run with their values now: "loss_rate = 0.1, not 0.2"."""
         ours = self.result_settings()
         found = []
         for name in names:
@@ -1010,46 +500,206 @@ class RunSettings(WatchingSettings, OptimisationSettings, ParallelismSettings, C
                 found.append(f"{name} = {then!r}, not {now!r}")
         return "; ".join(found)
 
+    def refuse(self, faults: Iterator[tuple[str, str]]) -> None:
+        """Raise ValueError for the first fault: the name of a setting, and the reason with the fix."""
+        for name, reason in faults:
+            raise ValueError(f"{name} = {self.as_dict()[name]!r} {reason}")
+
     def check_run(self) -> None:
         """Raise ValueError, with the settings and the fix, if some do not go together or do not suit the model."""
-        check_combinations(self)
+        self.refuse(combinations(self))
         shape = shape_of(self.model_name)
         if shape is not None:
             check_blocks(self, shape.layers)
 
+    def check_warmup(self, steps: str) -> None:
+        """Raise ValueError if a chosen `warmup_steps` is above the field `steps`.
 
-# The configuration of one fine-tuning run, from the command line, a YAML file or a notebook's parameters.
-#
-# Names are those of earlier studies' flags, so their command lines run here.
+        The default may be above: a short trial keeps it, and ends while its learning rate still rises.
+        """
+        warmup, total = self.changes().get("warmup_steps", 0), getattr(self.optimizer, steps)
+        if warmup > total:
+            raise ValueError(f"warmup_steps = {warmup} is above {steps} = {total}: give as many or fewer")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig(FineTuningSettings, RunSettings, DataSettings):
-    """Everything that a training run's result depends on, and its output folder."""
+def combinations(config: RunSettings) -> Iterator[tuple[str, str]]:
+    """Yield each combination that does not work: the name of a setting, why, and the fix."""
+    yield from _pipeline_faults(config)
+    yield from _backend_faults(config)
+    yield from _scope_faults(config)
+    yield from _training_faults(config)
+
+
+def _pipeline_faults(config: RunSettings) -> Iterator[tuple[str, str]]:
+    network, parallelism, batch = config.network, config.parallelism, config.optimizer.batch_size
+    replicas, stages = parallelism.data_parallel_size, parallelism.pipeline_parallel_size
+    if network.control is not None and network.loss_type != "ber":
+        yield "control", "loses each element on its own: leave out loss_type, or control"
+    if parallelism.tensor_parallel_layers == "dtensor" and network.tensor_parallel_size > 1:
+        if replicas > 1 and not parallelism.fully_sharded:
+            yield "implementation", "does not work with ddp, which takes no DTensors: choose fsdp"
+        if config.compute.fp16:
+            yield "fp16", "needs PyTorch's scaler, which cannot mix DTensors and tensors: choose bf16"
+    if batch % replicas:
+        yield "batch_size", f"is not a multiple of data_parallel_size = {replicas}: give one that is"
+    if stages == 1:
+        return
+    if config.kind != "classification":
+        yield "dataset", f"is {config.kind}, and a pipeline supports classification alone: choose such a task"
+    if not network.reliable_gather and not network.sequence_parallel:
+        yield "reliable_gather", "does not work with a pipeline, whose stages share one residual stream: leave one out"
+    if replicas > 1:
+        yield "pipeline_parallel_size", "and data_parallel_size are both above 1, which is not supported: set one to 1"
+    if config.compute.fp16:
+        yield "fp16", "does not work with a pipeline, which scales no training loss: choose bf16"
+    microbatches = parallelism.pipeline_microbatches
+    if batch % microbatches:
+        yield "batch_size", f"is not a multiple of pipeline_microbatches = {microbatches}: give one that is"
+    if parallelism.pipeline_schedule == "1f1b" and microbatches < stages:
+        yield "pipeline_microbatches", f"is below pipeline_parallel_size = {stages}, which 1f1b needs: give more"
+
+
+def _backend_faults(config: RunSettings) -> Iterator[tuple[str, str]]:
+    """Yield what needs this project's layers, and repairs that other traffic does not support."""
+    network, parallelism, values = config.network, config.parallelism, config.as_dict()
+    sharded, pipeline = parallelism.fully_sharded, parallelism.pipeline_parallel_size > 1
+    ranks, layers = network.tensor_parallel_size, parallelism.tensor_parallel_layers
+    own_layers, alone = layers == "lossytp" and ranks > 1, parallelism.data_parallel_size == 1 and not pipeline
+    wiring, adjoint = config.wiring(), parallelism.exact_adjoint
+    repair, algorithm = wiring.repair, wiring.algorithm
+    for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers"):
+        between_stages = name == "exact_adjoint" and pipeline and ranks == 1
+        if values[name] and not own_layers and not between_stages:
+            yield name, "needs this project's layers over several ranks: leave out implementation, or leave this out"
+    if adjoint and pipeline and repair != ZERO:
+        yield "exact_adjoint", f"works in a pipeline only with repair = 'zero', not {network.repair!r}: leave one out"
+    for name, asked in {"repair": repair.remembers, "control": network.control == "noise"}.items():
+        if asked and not (own_layers and alone):
+            yield name, "needs this project's layers, and tensor parallelism alone: leave this out, or the others"
+    scattered = algorithm.reduce_scatter(16, (0, 1, 2, 3)) if sharded else ()
+    carry_one = algorithm.hops_carry_one() and all(len(hop.positions) == 1 for hop in scattered)
+    if stage_of(repair, "select") != ZERO and not (own_layers and alone) and not carry_one:
+        yield "repair", f"needs packets of one rank each, but {network.algorithm!r} sends sums: choose direct"
+    if ranks > 1 and config.kind == "generation" and (sharded or not (own_layers or network.reliable_gather)):
+        yield "dataset", "generates answers, but ranks have different logits: choose lossytp's layers without fsdp"
+    if repair.uses_own_part and (pipeline or sharded):
+        yield "repair", "needs a part of the receiver's own, which pipelines and fsdp do not have: choose another"
+
+
+def _scope_faults(config: RunSettings) -> Iterator[tuple[str, str]]:
+    """Yield scopes in which nothing can be lost. Links are known exactly for tensor parallelism alone."""
+    network, parallelism = config.network, config.parallelism
+    ranks, replicas = network.tensor_parallel_size, parallelism.data_parallel_size
+    stages, sharded = parallelism.pipeline_parallel_size, parallelism.fully_sharded
+    if parallelism.exact_adjoint and network.lossy_direction == "backward":
+        yield "exact_adjoint", "has no effect with lossy_direction = 'backward': leave one out"
+    if stages == 1 and not sharded and network.lossy_phase == "gather" and network.reliable_gather:
+        yield "lossy_phase", "loses nothing where gathers are reliable: give reliable_gather = False"
+    named = None if network.lossy_links is None else links_named(network.lossy_links)
+    if parallelism.tensor_parallel_layers != "lossytp" or replicas > 1 or stages > 1:
+        if named is not None:
+            check_links_within(named, math.prod((ranks, replicas, stages)))
+        if ranks == stages == 1 and replicas > 1 and not sharded and network.lossy_direction == "forward":
+            yield "lossy_direction", "loses nothing with ddp alone, which sums gradients: leave it out, or choose fsdp"
+        if ranks == replicas == 1 and stages > 1 and network.lossy_phase == "reduce":
+            yield "lossy_phase", "loses nothing in a pipeline alone, which sums nothing: leave it out"
+        return
+    process = network.process()
+    if ranks == 1 and process.loss_rate > 0:
+        yield "loss_rate", "has no effect on one rank, which sends nothing: give tensor_parallel_size above 1"
+    used = config.wiring().lossy_links(tuple(range(ranks)), network.lossy_phase)
+    if isinstance(process, Replay):
+        process.check_has(used if named is None else named)
+    if any(link not in used for link in named or ()):
+        links = ",".join(f"{src}>{dst}" for src, dst in sorted(used)) or "none"
+        yield "lossy_links", f"names a link on which {network.algorithm!r} loses nothing: choose among {links}"
+
+
+def _training_faults(config: RunSettings) -> Iterator[tuple[str, str]]:
+    """Yield settings of ranks' own streams and copies without effect, and ways of training that do not work."""
+    network, parallelism, optimizer = config.network, config.parallelism, config.optimizer
+    ranks, pipeline = network.tensor_parallel_size, parallelism.pipeline_parallel_size > 1
+    gradients, layers = parallelism.replicated_gradients, parallelism.tensor_parallel_layers
+    if not network.reliable_gather and ranks * parallelism.data_parallel_size == 1:
+        yield "reliable_gather", "has no effect where nothing is summed: give tensor_parallel_size above 1"
+    if gradients != "reliable" and (ranks == 1 or network.reliable_gather or network.sequence_parallel):
+        yield "replicated_gradients", "has no effect on one residual stream: give reliable_gather = False, or no value"
+    if gradients == "lossy" and config.wiring().repair.uses_own_part:
+        yield "replicated_gradients", "with repair = 'local' would take a rank's own gradient for the sum: change one"
+    if parallelism.resync_every is not None and gradients == "reliable":
+        yield "resync_every", "has no effect where copies do not drift: give replicated_gradients, or leave it out"
+    if pipeline and config.microbatches > 1:
+        yield "gradient_accumulation_steps", "does not work with a pipeline: give pipeline_microbatches instead"
+    if optimizer.gradient_checkpointing and (parallelism.fully_sharded or (layers != "lossytp" and ranks > 1)):
+        yield "gradient_checkpointing", "would lose other packets when it recomputes: choose ddp, lossytp's layers"
+    if optimizer.unfreeze_last_layers is not None and pipeline:
+        yield "unfreeze_last_layers", "leaves a pipeline's first stages nothing to train: leave one out"
+
+
+def check_blocks(config: RunSettings, blocks: int) -> None:
+    """Raise ValueError if the settings need more blocks than the model has.
+
+    A model on the hub must be loaded before `blocks` is known.
+    """
+    config.refuse(_needs_more_than(config, blocks))
+
+
+def _needs_more_than(config: RunSettings, blocks: int) -> Iterator[tuple[str, str]]:
+    network, trained = config.network, config.optimizer.unfreeze_last_layers
+    last = blocks if network.lossy_layers is None else layers_named(network.lossy_layers)[1]
+    has = f"is above {config.model_name}'s {blocks} blocks: give"
+    if last > blocks:
+        yield "lossy_layers", f"{has} {blocks} as the last"
+    if config.parallelism.pipeline_parallel_size > blocks:
+        yield "pipeline_parallel_size", f"{has} fewer"
+    if trained is None:
+        return
+    if trained > blocks:
+        yield "unfreeze_last_layers", f"{has} fewer"
+    alone = network.tensor_parallel_size > 1 and config.parallelism.data_parallel_size == 1
+    if alone and last <= blocks - trained and network.lossy_direction == "backward":
+        yield "lossy_direction", f"loses nothing in frozen blocks: give unfreeze_last_layers above {trained}"
+
+
+class TrainConfig(RunSettings):
+    """Everything that a fine-tuning run's result depends on, and its output folder."""
 
     model_name: str = "gpt2-nano"
     """gpt2-nano or gpt2-micro; gpt2, gpt2-medium, -large, -xl, distilgpt2 or owner/name on the hub; or a folder. The
     suffix -scratch gives random weights; gpt2-nano-wide and -deep exist only with it."""
+    data: DataSettings = DataSettings()
+    optimizer: FineTuningSettings = FineTuningSettings()
+    output: FineTuningOutput = FineTuningOutput()
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         self.check_warmup("max_steps")
-        check_model(self.model_name, self.tensor_parallel_size, self.max_length)
-        if self.gradient_accumulation_steps > self.batch_size:
-            raise ValueError(
-                f"gradient_accumulation_steps = {self.gradient_accumulation_steps} is above batch_size = "
-                f"{self.batch_size}: give as many or fewer"
-            )
-        if self.implementation in ("custom", "pytorch") and self.data_parallel_size == 1:
-            raise ValueError(
-                f"implementation = {self.implementation!r} says whose ddp or fsdp runs, but there are no replicas: "
-                "give data_parallel_size above 1, or lossytp, dtensor or megatron"
-            )
+        check_model(self.model_name, self.network.tensor_parallel_size, self.data.max_length)
+        self.refuse(self._faults())
         self.check_run()
+        return self
+
+    def _faults(self) -> Iterator[tuple[str, str]]:
+        if self.microbatches > self.optimizer.batch_size:
+            yield (
+                "gradient_accumulation_steps",
+                f"is above batch_size = {self.optimizer.batch_size}: give as many or fewer",
+            )
+        if self.parallelism.implementation in ("custom", "pytorch") and self.parallelism.data_parallel_size == 1:
+            yield "implementation", "says whose ddp or fsdp runs, without replicas: give data_parallel_size above 1"
+
+    @classmethod
+    def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that the result depends on. Records without a declaration do not mention it."""
+        return _without_empty_declaration(super().result_of(values))
+
+    def definition(self) -> Task:
+        """Return the task: its source, texts, labels and metrics."""
+        return self.data.definition()
 
     @property
     def steps(self) -> int:
-        return self.max_steps
+        return self.optimizer.max_steps
 
     @property
     def kind(self) -> str:
@@ -1057,22 +707,16 @@ class TrainConfig(FineTuningSettings, RunSettings, DataSettings):
 
     @property
     def task(self) -> str:
-        return self.dataset
+        return self.data.dataset
 
     @property
     def microbatches(self) -> int:
-        return self.gradient_accumulation_steps
-
-
-# The configuration of one pretraining run.
-#
-# Names are those of earlier studies' flags, so their command lines run here.
+        return self.optimizer.gradient_accumulation_steps
 
 
 PATHS = ("data_glob", "validation_glob", "tokenizer_path")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TextSettings(Settings):
     """The text, and how it is cut into blocks."""
 
@@ -1090,31 +734,27 @@ class TextSettings(Settings):
     """Shuffle the next million tokens; --no-streaming reads all text first and shuffles all."""
     trust_remote_code: bool = False
     """Let a tokenizer run code that came with it."""
-    block_size: Annotated[int, Ge(2)] = 128
+    block_size: Annotated[int, Field(ge=2)] = 128
     """Tokens a block."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PretrainConfig(RunSettings, TextSettings):
-    """Everything that a pretrained model depends on, and its output folder."""
-
-    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
-    curve_points: ClassVar[int] = 200
-    neutral: ClassVar[tuple[str, ...]] = (*Settings.neutral, "eval_steps", "num_proc", "threads", "prompt")
-
-    model_name: str = "gpt2-nano"
-    """Random weights in the shape of gpt2-nano, gpt2-3m, gpt2-micro, gpt2-14m, gpt2 (124 M), gpt2-medium...,
-    llama-nano or llama-124m (gated); or a folder or owner/name on the hub, whose weights are trained further."""
+    prompt: str = "The"
+    """A text that the model continues at each validation."""
     num_proc: Count | None = None
     """Processes that turn training text into tokens, for each process of the run; if left out, that process itself."""
-    threads: Count = 2
-    """Threads that compute microbatches side by side in a single process; it changes no result."""
-    batch_size: Count = 64
-    """Blocks a step, over all replicas."""
-    tokens_per_step: Count | None = None
-    """Tokens a step, over all replicas, in place of batch_size; a multiple of block_size, such as 524288."""
-    microbatch_size: Count = 4
-    """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
+
+
+class PretrainNetwork(NetworkSettings):
+    """The network of pretraining."""
+
+    tensor_parallel_size: Count = 1
+    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual. Under torchrun, 1 means a rank for
+    each process of a replica."""
+    seed: Seed = 0
+    """Seed of initial weights, the order of blocks and packet losses."""
+
+
+class PretrainParallelism(ParallelismSettings):
+    """The layout of pretraining."""
+
     implementation: Literal["custom", "pytorch"] = "pytorch"
     """Whose DDP and FSDP: this project's or PyTorch's."""
     deferred_init: bool = False
@@ -1124,9 +764,21 @@ class PretrainConfig(RunSettings, TextSettings):
     lossy_logits: bool = False
     """With enable_loss_parallelism, evaluation's gather of logits loses packets, too. Ranks then score differently, and
     records have the spread."""
-    tensor_parallel_size: Count = 1
-    """Tensor-parallel ranks; spread over the processes under torchrun, else virtual. Under torchrun, 1 means a rank for
-    each process of a replica."""
+
+
+class PretrainOptimizer(OptimizerSettings):
+    """AdamW, its schedule and the steps of pretraining."""
+
+    betas: ClassVar[tuple[float, float]] = (0.9, 0.95)  # Brown et al., NeurIPS 2020, appendix B
+
+    batch_size: Count = 64
+    """Blocks a step, over all replicas."""
+    tokens_per_step: Count | None = None
+    """Tokens a step, over all replicas, in place of batch_size; a multiple of block_size, such as 524288."""
+    microbatch_size: Count = 4
+    """Blocks that a replica computes at once; few blocks stay in a CPU's cache."""
+    threads: Count = 2
+    """Threads that compute microbatches at the same time in a single process; it changes no result."""
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
     """How the learning rate falls to min_learning_rate after the warm-up; constant keeps it."""
     learning_rate: LearningRate = 3e-3
@@ -1141,88 +793,109 @@ class PretrainConfig(RunSettings, TextSettings):
     """Decoupled weight decay, of matrices only."""
     gradient_clipping: NotNegative | None = 1.0
     """Largest norm of all gradients together; 0 or none for no limit."""
+
+
+class PretrainCompute(ComputeSettings):
+    """The precision, and the held-out text to validate on."""
+
     eval_samples: Count | None = None
     """Held-out blocks to validate on; if left out, 512 during the run, and a million tokens at its end."""
+
+
+class PretrainOutput(OutputSettings):
+    """When pretraining is validated, and what it saves."""
+
     eval_steps: Count | None = 500
     """Steps between validations, each with a text sample."""
     checkpoint_steps: Count | None = 500
     """Steps between checkpoints; the same command resumes from the last one."""
     statistics: bool = True
     """Write the numbers of each step and evaluation into output_dir/statistics.jsonl, while the run goes on."""
-    prompt: str = "The"
-    """A text that the model continues at each validation."""
     save_model: bool = True
     """Save the model, in bfloat16, its tokenizer and its card in output_dir."""
-    seed: CountFromZero = 0
-    """Seed of initial weights, the order of blocks and packet losses."""
-    output_dir: str = "output/pretrain"
+    output_dir: Folder = "output/pretrain"
     """Folder for record.json, the model and its checkpoints."""
+
+
+class PretrainConfig(RunSettings):
+    """Everything that a pretrained model depends on, and its output folder."""
+
+    curve_points: ClassVar[int] = 200
+    neutral: ClassVar[tuple[str, ...]] = (*RunSettings.neutral, "eval_steps", "num_proc", "threads", "prompt")
+
+    model_name: str = "gpt2-nano"
+    """Random weights in the shape of gpt2-nano, gpt2-3m, gpt2-micro, gpt2-14m, gpt2 (124 M), gpt2-medium...,
+    llama-nano or llama-124m (gated); or a folder or owner/name on the hub, whose weights are trained further."""
+    network: PretrainNetwork = PretrainNetwork()
+    parallelism: PretrainParallelism = PretrainParallelism()
+    data: TextSettings = TextSettings()
+    optimizer: PretrainOptimizer = PretrainOptimizer()
+    compute: PretrainCompute = PretrainCompute()
+    output: PretrainOutput = PretrainOutput()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        parallelism, data = self.parallelism, self.data
+        replicas = parallelism.data_parallel_size * parallelism.pipeline_parallel_size
+        ranks, rest = divmod(rank_and_world_size()[1], replicas)
+        if self.network.tensor_parallel_size == 1 and ranks > 1 and not rest:  # as in an earlier study
+            self._set("network", tensor_parallel_size=ranks)
+        self.refuse(self._token_faults())
+        if self.optimizer.tokens_per_step is not None:
+            self._set("optimizer", batch_size=self.optimizer.tokens_per_step // data.block_size)
+        self.check_warmup("total_steps")
+        check_model(self.model_name, self.network.tensor_parallel_size, 0)
+        self.refuse(self._text_faults())
+        self.check_run()
+        self.refuse(self._vocabulary_faults())
+        return self
+
+    def _set(self, group: str, **values: Any) -> None:
+        """Complete a group while the configuration is made."""
+        object.__setattr__(self, group, getattr(self, group).replace(**values))
+
+    def _token_faults(self) -> Iterator[tuple[str, str]]:
+        tokens, size, blocks = self.optimizer.tokens_per_step, self.data.block_size, self.optimizer.batch_size
+        if tokens is None:
+            return
+        if tokens % size:
+            yield "tokens_per_step", f"is not a multiple of block_size = {size}: give one that is"
+        if blocks not in (PretrainOptimizer.defaults()["batch_size"], tokens // size):
+            yield "tokens_per_step", f"is {tokens // size} blocks, and batch_size = {blocks}: leave one out"
+
+    def _text_faults(self) -> Iterator[tuple[str, str]]:
+        data, optimizer = self.data, self.optimizer
+        if data.dataset is not None and data.data_glob != TextSettings.defaults()["data_glob"]:
+            yield "dataset", f"and data_glob = {data.data_glob!r} both name the text: leave one out"
+        peak = optimizer.learning_rate
+        if 0 < peak < optimizer.min_learning_rate and optimizer.schedule != "constant":
+            yield "min_learning_rate", f"is above learning_rate = {peak:g}: give at most that, such as {peak / 10:g}"
+        shape, scratch = shape_of(self.model_name), from_scratch(self.model_name).endswith(SCRATCH)
+        if shape is not None and not scratch and data.block_size > shape.positions:
+            yield "block_size", f"is above {self.model_name}'s {shape.positions} positions: give as many or fewer"
+
+    def _vocabulary_faults(self) -> Iterator[tuple[str, str]]:
+        network, parallelism = self.network, self.parallelism
+        split, ranks = parallelism.enable_loss_parallelism, network.tensor_parallel_size
+        if parallelism.deferred_init and ranks == 1 and not parallelism.fully_sharded:
+            yield "deferred_init", "needs shards to draw: give tensor_parallel_size above 1, or fsdp with replicas"
+        if split and (ranks == 1 or not self.wiring().one_stream):
+            yield (
+                "enable_loss_parallelism",
+                "needs ranks with a common stream: give tensor_parallel_size above 1, reliable_gather = True and no "
+                "sequence_parallel, or leave it out",
+            )
+        if parallelism.lossy_logits and (not split or network.algorithm == "sender"):
+            yield "lossy_logits", "needs enable_loss_parallelism = True, and an algorithm other than sender: give both"
 
     @property
     def tokens(self) -> int:
         """Return how many tokens the model is trained on."""
-        return self.total_steps * self.batch_size * self.block_size
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ranks, rest = divmod(rank_and_world_size()[1], self.data_parallel_size * self.pipeline_parallel_size)
-        if self.tensor_parallel_size == 1 and ranks > 1 and not rest:  # as in an earlier study; the checks need it
-            object.__setattr__(self, "tensor_parallel_size", ranks)
-        self.check_warmup("total_steps")
-        if self.dataset is not None and self.data_glob != PretrainConfig.data_glob:
-            raise ValueError(
-                f"dataset = {self.dataset!r} and data_glob = {self.data_glob!r} both name the text: leave one out"
-            )
-        self._check_tokens()
-        if 0 < self.learning_rate < self.min_learning_rate and self.schedule != "constant":
-            raise ValueError(
-                f"min_learning_rate = {self.min_learning_rate:g} is above learning_rate = {self.learning_rate:g}: give "
-                f"at most that, such as {self.learning_rate / 10:g}"
-            )
-        shape, scratch = shape_of(self.model_name), from_scratch(self.model_name).endswith(SCRATCH)
-        if shape is not None and not scratch and self.block_size > shape.positions:
-            raise ValueError(
-                f"block_size = {self.block_size} is above {self.model_name}'s {shape.positions} positions: give as "
-                "many or fewer"
-            )
-        check_model(self.model_name, self.tensor_parallel_size, 0)
-        self.check_run()
-        if self.deferred_init and self.tensor_parallel_size == 1 and not self.fully_sharded:
-            raise ValueError(
-                "deferred_init = True needs shards to draw: give tensor_parallel_size above 1, or data_parallel_type = "
-                "'fsdp' with data_parallel_size above 1, or leave it out"
-            )
-        if self.enable_loss_parallelism and (self.tensor_parallel_size == 1 or not self.wiring().one_stream):
-            raise ValueError(
-                "enable_loss_parallelism = True needs tensor-parallel ranks with a common stream: give "
-                "tensor_parallel_size above 1, reliable_gather = True and no sequence_parallel, or leave it out"
-            )
-
-        if self.lossy_logits and (not self.enable_loss_parallelism or self.algorithm == "sender"):
-            raise ValueError(
-                "lossy_logits = True needs enable_loss_parallelism = True, and an algorithm other than sender, whose "
-                "gathers are reliable: give both, or leave it out"
-            )
-
-    def _check_tokens(self) -> None:
-        """Raise ValueError if `tokens_per_step` does not fit; else set `batch_size` from it."""
-        tokens, defaults = self.tokens_per_step, PretrainConfig.batch_size
-        if tokens is None:
-            return
-        blocks = tokens // self.block_size
-        if tokens % self.block_size:
-            raise ValueError(
-                f"tokens_per_step = {tokens} is not a multiple of block_size = {self.block_size}: give one that is"
-            )
-        if self.batch_size not in (defaults, blocks):
-            raise ValueError(
-                f"tokens_per_step = {tokens} is {blocks} blocks, and batch_size = {self.batch_size}: leave one out"
-            )
-        object.__setattr__(self, "batch_size", blocks)
+        return self.steps * self.optimizer.batch_size * self.data.block_size
 
     @property
     def steps(self) -> int:
-        return self.total_steps
+        return self.optimizer.total_steps
 
     @property
     def kind(self) -> str:
@@ -1230,28 +903,33 @@ class PretrainConfig(RunSettings, TextSettings):
 
     @property
     def task(self) -> str:
-        return self.dataset or path_end(self.data_glob) or ""
+        return self.data.dataset or path_end(self.data.data_glob) or ""
 
     @property
     def splits_vocabulary(self) -> bool:
-        return self.enable_loss_parallelism
+        return self.parallelism.enable_loss_parallelism
 
     @property
     def loses_logits(self) -> bool:
-        return self.lossy_logits
+        return self.parallelism.lossy_logits
 
     @property
     def microbatches(self) -> int:
-        return -(-self.batch_size // (self.microbatch_size * self.data_parallel_size))
+        return -(-self.optimizer.batch_size // (self.optimizer.microbatch_size * self.parallelism.data_parallel_size))
+
+    @property
+    def microbatch_threads(self) -> int:
+        return self.optimizer.threads
 
     @property
     def smallest_rate(self) -> float:
-        return self.min_learning_rate / self.learning_rate if self.learning_rate else 0.0
+        rate = self.optimizer.learning_rate
+        return self.optimizer.min_learning_rate / rate if rate else 0.0
 
-    def differences(self, written: dict[str, Any]) -> list[str]:
+    def differences(self, written: Mapping[str, Any]) -> list[str]:
         """Return the names of settings that differ from `written`. More `total_steps` go on, and do not differ."""
         names = super().differences(written)
-        return [name for name in names if name != "total_steps" or written[name] > self.total_steps]
+        return [name for name in names if name != "total_steps" or written[name] > self.steps]
 
     def result_settings(self) -> dict[str, Any]:
         """Return the settings that the result depends on, paths without the parts that differ between machines."""
@@ -1264,15 +942,9 @@ def path_end(pattern: str | None) -> str | None:
     return pattern and "/".join(Path(pattern).parts[-4:])
 
 
-# The configuration of an evaluation without training.
+class EvaluationData(TaskSettings):
+    """The task or text to evaluate a model on."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
-    """A model, a network, the task or text to evaluate the model on, and the output folder."""
-
-    model_name: str = "gpt2-nano"
-    """A folder that training wrote (best or last), or a language model by name."""
     dataset: str | None = None
     """The task to score, or a YAML file that declares one; if left out, the one that the model was fine-tuned on."""
     data_glob: str | None = None
@@ -1284,13 +956,37 @@ class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
     else 64, or the model's positions if these are fewer."""
     new_tokens: Count = 40
     """Tokens of the continuation."""
-    output_dir: str = "output/evaluate"
+
+
+class EvaluationOutput(Settings):
+    """Where an evaluation is written."""
+
+    output_dir: Folder = "output/evaluate"
     """Folder for evaluation.json."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+
+class EvaluateConfig(Settings):
+    """A model, a network, the task or text to evaluate the model on, and the output folder."""
+
+    neutral: ClassVar[tuple[str, ...]] = RunSettings.neutral
+
+    model_name: str = "gpt2-nano"
+    """A folder that training wrote (best or last), or a language model by name."""
+    network: NetworkSettings = NetworkSettings()
+    data: EvaluationData = EvaluationData()
+    compute: ComputeSettings = ComputeSettings()
+    output: EvaluationOutput = EvaluationOutput()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         self.training()
-        self.check_forward()
+        self.network.check_forward()
+        return self
+
+    @classmethod
+    def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values that the result depends on. Records without a declaration do not mention it."""
+        return _without_empty_declaration(super().result_of(values))
 
     def training(self) -> TrainConfig:
         """Return a training run's configuration with this network and precision; it checks them.
@@ -1298,15 +994,19 @@ class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
         Raises:
             ValueError: if training would refuse a value, or a combination.
         """
-        return TrainConfig(
-            **self.group(NetworkSettings),
-            **self.group(ComputeSettings),
-            model_name=self.model_name,
-            dataset=self.dataset or TrainConfig.dataset,
-            declaration=self.declaration,
-            task_folder=self.task_folder if self.declaration else None,
-            max_length=self.max_length or 1,
-        )
+        shared = self.network.as_dict() | self.compute.as_dict()
+        data = {
+            "model_name": self.model_name,
+            "dataset": self.data.dataset or DataSettings.defaults()["dataset"],
+            "declaration": self.data.declaration,
+            "task_folder": self.data.task_folder if self.data.declaration else None,
+            "max_length": self.data.max_length or 1,
+        }
+        return TrainConfig.from_dict(shared | data)
+
+    def definition(self) -> Task:
+        """Return the task: its source, texts, labels and metrics."""
+        return self.data.definition()
 
     def layout(self, rank: int, world_size: int) -> Layout:
         """Return the run's layout over `world_size` processes, with this process's rank.
@@ -1317,16 +1017,10 @@ class EvaluateConfig(NetworkSettings, ComputeSettings, TaskSettings):
         return self.training().layout(rank, world_size)
 
 
-# Configurations of training, evaluation and pretraining. Importing them costs no torch.
-#
-# Each is made of groups of settings, and its flags are flat: `NetworkSettings` and `ParallelismSettings`, for example,
-# are base classes of `TrainConfig`. Code that needs one group asks for that group.
-
-
 def settings_class(values: Mapping[str, Any]) -> type[RunSettings]:
     """Return the class of a run's configuration, from its values: pretraining has names that fine-tuning lacks."""
-    names = {kind: {field.name for field in fields(kind)} for kind in (TrainConfig, PretrainConfig)}
-    return PretrainConfig if values.keys() & (names[PretrainConfig] - names[TrainConfig]) else TrainConfig
+    only = set(PretrainConfig.known()) - set(TrainConfig.known())
+    return PretrainConfig if isinstance(values, Mapping) and values.keys() & only else TrainConfig
 
 
 def run_settings(cells: Sequence[Mapping[str, Any]], kind: type[RunSettings] | None = None) -> list[RunSettings]:
@@ -1339,6 +1033,7 @@ def run_settings(cells: Sequence[Mapping[str, Any]], kind: type[RunSettings] | N
     configs = [(kind or settings_class(cell)).from_dict(cell) for cell in cells]
     by_folder: dict[str, RunSettings] = {}
     for cell, config in zip(cells, configs, strict=True):
-        if "output_dir" in cell and by_folder.setdefault(config.output_dir, config) != config:
-            raise ValueError(f"output_dir = {config.output_dir!r} is that of several cells: give each its own")
+        folder = config.output.output_dir
+        if "output_dir" in cell and by_folder.setdefault(folder, config) != config:
+            raise ValueError(f"output_dir = {folder!r} is that of several cells: give each its own")
     return configs

@@ -231,21 +231,21 @@ class Engine:
         self.wiring = config.wiring()
         self.implementation = _implementation(config, layout)
         model: Any = self._tensor_parallel(dense)
-        coarse = config.wire_dtype == "bf16" or torch.get_float32_matmul_precision() != "highest"
+        coarse = config.network.wire_dtype == "bf16" or torch.get_float32_matmul_precision() != "highest"
         alone = self.implementation == "dense"  # computes without messages, so it is compared where it is
         if not any(parameter.is_meta for parameter in dense.parameters()):  # else there is no dense model
             # `dense` itself does not go to the device, which may have room for a shard alone
             check_same_function(dense, model if alone else model.to(device), network, 5e-2 if coarse else 1e-4)
-        if config.unfreeze_last_layers is not None:
-            freeze_(model, config.unfreeze_last_layers)
-        if config.gradient_checkpointing:
+        if config.optimizer.unfreeze_last_layers is not None:
+            freeze_(model, config.optimizer.unfreeze_last_layers)
+        if config.optimizer.gradient_checkpointing:
             model.activation_checkpointing_enable({"use_reentrant": False})
             model.disable_input_require_grads()  # gradients and messages stop at frozen blocks
         self.shape = dense.config
         self._dense_class: Any = type(dense)
         self.pipeline = None
         self.module: nn.Module = model
-        if config.pipeline_parallel_size > 1:
+        if config.parallelism.pipeline_parallel_size > 1:
             from lossytp.parallel.pipeline import Pipeline
 
             stages = layout.process_group("pp")
@@ -253,28 +253,34 @@ class Engine:
             self.pipeline = Pipeline(
                 model,
                 stages,
-                schedule=config.pipeline_schedule,
-                num_microbatches=config.pipeline_microbatches,
+                schedule=config.parallelism.pipeline_schedule,
+                num_microbatches=config.parallelism.pipeline_microbatches,
                 device=device,
-                exact_adjoint=config.exact_adjoint,
+                exact_adjoint=config.parallelism.exact_adjoint,
             )
             self.module = self.pipeline.stage
-        elif config.data_parallel_size > 1:
+        elif config.parallelism.data_parallel_size > 1:
             from lossytp.parallel.data_parallel import data_parallel
 
             assert layout.mesh is not None
-            custom = config.data_parallel_implementation == "custom"
+            custom = config.parallelism.data_parallel_implementation == "custom"
             with device:  # where FSDP shards a block after the other, drawn or moved there
-                model = model if config.fully_sharded else model.to(device)
-                self.module = data_parallel(model, layout.mesh["dp"], config.data_parallel_type, custom=custom)
+                model = model if config.parallelism.fully_sharded else model.to(device)
+                self.module = data_parallel(
+                    model, layout.mesh["dp"], config.parallelism.data_parallel_type, custom=custom
+                )
         self.module.to(device)
-        alone = alone and layout.world_size == 1 and config.dropout == 0 and not config.fp16
-        self._threads = SideBySide(config.threads) if alone and config.threads and device.type == "cpu" else None
+        alone = alone and layout.world_size == 1 and config.optimizer.dropout == 0 and not config.compute.fp16
+        self._threads = (
+            SideBySide(config.microbatch_threads)
+            if alone and config.microbatch_threads and device.type == "cpu"
+            else None
+        )
 
     @property
     def num_threads(self) -> int:
         """Return how many threads of this process compute."""
-        return torch.get_num_threads() if self._threads is None else self.config.threads
+        return torch.get_num_threads() if self._threads is None else self.config.microbatch_threads
 
     def dense_model(self, weights: dict[str, Tensor]) -> PreTrainedModel:
         """Return the dense model with these weights, by the parameters' names, on the CPU."""
@@ -308,9 +314,9 @@ class Engine:
         parallel = parallelize(
             dense,
             self.network,
-            tensor_parallel_size=config.tensor_parallel_size,
+            tensor_parallel_size=config.network.tensor_parallel_size,
             group=layout.tensor_group(),
-            own_copies=config.replicated_gradients != "reliable",
+            own_copies=config.parallelism.replicated_gradients != "reliable",
             wiring=self.wiring,
         )
         if config.splits_vocabulary:
@@ -372,14 +378,14 @@ class Engine:
         """Synchronise, before an optimizer step, the gradients of replicated parameters as configured."""
         config = self.config
         each_its_own = self.wiring.own_streams  # each rank has its own losses, or its own data from replicas and stages
-        each_its_own |= config.data_parallel_size > 1 or config.pipeline_parallel_size > 1
-        if config.replicated_gradients != "none" and each_its_own:
-            lossy = config.replicated_gradients == "lossy"
+        each_its_own |= config.parallelism.data_parallel_size > 1 or config.parallelism.pipeline_parallel_size > 1
+        if config.parallelism.replicated_gradients != "none" and each_its_own:
+            lossy = config.parallelism.replicated_gradients == "lossy"
             synchronise_gradients_(self.module, self.layout, self.network, lossy=lossy)
 
     def resynchronise(self, step: int) -> None:
         """Set drifting copies to their mean after optimizer step `step`, if it is time."""
-        if self.config.resync_every and step % self.config.resync_every == 0:
+        if self.config.parallelism.resync_every and step % self.config.parallelism.resync_every == 0:
             resynchronise_(self.module, self.layout, self.network)
 
     def stream_distance(self) -> AbstractContextManager[Callable[[], list[float] | None]]:
@@ -477,15 +483,15 @@ class Engine:
         return ids.cpu()
 
     def _autocast(self) -> Any:
-        if not (self.config.bf16 or self.config.fp16):
+        if not (self.config.compute.bf16 or self.config.compute.fp16):
             return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16 if self.config.bf16 else torch.float16)
+        return torch.autocast(self.device.type, torch.bfloat16 if self.config.compute.bf16 else torch.float16)
 
 
 def _implementation(config: RunSettings, layout: Layout) -> str:
-    if config.tensor_parallel_size == 1:
+    if config.network.tensor_parallel_size == 1:
         return "dense"
-    if config.tensor_parallel_layers == "megatron":
+    if config.parallelism.tensor_parallel_layers == "megatron":
         from lossytp.parallel.others import megatron_is_installed
 
         if not megatron_is_installed():
@@ -495,7 +501,7 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
                     file=sys.stderr,
                 )
             return "lossytp"
-    return config.tensor_parallel_layers
+    return config.parallelism.tensor_parallel_layers
 
 
 # Keep freed memory in the process, so that large tensors do not fault their pages in again.
@@ -536,7 +542,7 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
         ValueError: if MASTER_ADDR names no machine, or the processes do not meet, or their settings differ.
     """
     keep_freed_memory()
-    network = config.network()
+    network = config.network.build()
     if layout.world_size == 1:
         yield network
         return
@@ -544,11 +550,11 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
     init_process_group(
         network,
         wraps="auto",
-        timeout_s=config.timeout_s,
+        timeout_s=config.network.timeout_s,
         compared={"kind of run": type(config).__name__.removesuffix("Config").lower(), **config.as_dict(), **versions},
-        algorithm=config.algorithm,
-        repair=config.repair,
-        reliable_gather=config.reliable_gather,
+        algorithm=config.network.algorithm,
+        repair=config.network.repair,
+        reliable_gather=config.network.reliable_gather,
     )
     if layout.rank == 0:
         why = ", because some share a GPU, which NCCL refuses" if torch.cuda.is_available() else ""

@@ -60,24 +60,26 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     config = with_its_task(config, dense.config)
     _check_head(config, dense)
     positions = dense.config.max_position_embeddings
-    max_length = config.max_length or getattr(dense.config, "finetuning_max_length", min(DEFAULT_LENGTH, positions))
+    max_length = config.data.max_length or getattr(
+        dense.config, "finetuning_max_length", min(DEFAULT_LENGTH, positions)
+    )
     check_at_least(f"{config.model_name}'s finetuning_max_length", max_length, 1)
     check_positions(config.model_name, positions, max_length)
-    if config.data_glob is not None and max_length < 2:
+    if config.data.data_glob is not None and max_length < 2:
         raise ValueError(f"max_length = {max_length} leaves no token to predict from earlier ones: give 2 or more")
-    prompts = None if config.prompt is None else _prompts(config, dense, tokenizer)
+    prompts = None if config.data.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config.training(), dense, network, layout, this_device(layout))
     del dense
     give_back_freed_memory()
-    result: dict[str, Any] = {**describe(config), "dataset": config.dataset, "max_length": max_length}
+    result: dict[str, Any] = {**describe(config), "dataset": config.data.dataset, "max_length": max_length}
     result |= told_first_tokens(tokenizer)
-    if config.dataset is not None:
+    if config.data.dataset is not None:
         data = load_dataset(
-            config.dataset,
+            config.data.dataset,
             tokenizer,
             max_length=max_length,
             train_samples=1,
-            test_samples=config.eval_samples,
+            test_samples=config.compute.eval_samples,
             task=config.definition(),
         )
         result["metric"], result["test_examples"] = data.task.metrics[0], len(data.test)
@@ -85,21 +87,21 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         result["incomplete_rows"] = data.test.incomplete
         measured = _both_ways(network, lambda: scores(engine, data))
         result |= {how: mean_over_ranks(found) for how, found in measured.items()}
-    if config.data_glob is not None:
+    if config.data.data_glob is not None:
         with waiting("reading and tokenising the text"):
-            blocks = all_blocks(corpus(config.data_glob, split="validation"), tokenizer, block_size=max_length)
-        blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.eval_samples))]
+            blocks = all_blocks(corpus(config.data.data_glob, split="validation"), tokenizer, block_size=max_length)
+        blocks = blocks[torch.from_numpy(sample_indices(len(blocks), config.compute.eval_samples))]
         result["blocks"] = len(blocks)
         result["perplexity"] = _both_ways(network, lambda: _perplexity(blocks, engine))
     if prompts is not None:
         written = _both_ways(
-            network, lambda: engine.generate(prompts, new_tokens=config.new_tokens, tokenizer=tokenizer)
+            network, lambda: engine.generate(prompts, new_tokens=config.data.new_tokens, tokenizer=tokenizer)
         )
         result["text"] = {how: tokenizer.decode(ids[0]) for how, ids in written.items()}
     merge_counters(network)
     result["network"] = network.summary("evaluation")
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
-    on_rank_zero(lambda: write_atomically(Path(config.output_dir) / EVALUATION, text), network)
+    on_rank_zero(lambda: write_atomically(Path(config.output.output_dir) / EVALUATION, text), network)
     return result
 
 
@@ -113,8 +115,8 @@ def _both_ways(network: LossyNetwork, measure: Callable[[], Found]) -> dict[str,
 
 def _check_output_folder(config: EvaluateConfig) -> None:
     """Raise ValueError if the folder cannot be written, or holds an evaluation.json that is not an evaluation."""
-    check_writable(config.output_dir)
-    file = Path(config.output_dir) / EVALUATION
+    check_writable(config.output.output_dir)
+    file = Path(config.output.output_dir) / EVALUATION
     try:
         if not {"config", "network"} <= json.loads(file.read_text(encoding="utf-8")).keys():
             raise ValueError("it lacks config or network")
@@ -132,14 +134,14 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     Raises:
         ValueError: if the prompt has no tokens, or too many for the model together with the new ones.
     """
-    assert config.prompt is not None
-    encoded = prompt(tokenizer, config.prompt)
+    assert config.data.prompt is not None
+    encoded = prompt(tokenizer, config.data.prompt)
     length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
     if length == 0:
-        raise ValueError(f"prompt = {config.prompt!r} has no token to continue: give a word, or leave it out")
-    if length + config.new_tokens > positions:
+        raise ValueError(f"prompt = {config.data.prompt!r} has no token to continue: give a word, or leave it out")
+    if length + config.data.new_tokens > positions:
         raise ValueError(
-            f"new_tokens = {config.new_tokens} after a prompt of {length} tokens exceeds the model's {positions} "
+            f"new_tokens = {config.data.new_tokens} after a prompt of {length} tokens exceeds the model's {positions} "
             "positions: give fewer, or a shorter prompt"
         )
     return encoded
@@ -160,9 +162,9 @@ def _check_head(config: EvaluateConfig, dense: Any) -> None:
             raise ValueError(
                 f"{name} = {getattr(config, name)!r} needs a language model, which {config.model_name} is not: give one"
             )
-    dataset = config.dataset
+    dataset = config.data.dataset
     if dataset is None:
-        if config.data_glob is None and config.prompt is None:
+        if config.data.data_glob is None and config.data.prompt is None:
             raise ValueError(f"nothing to evaluate {config.model_name} on: give dataset, data_glob or prompt")
         return
     task = config.definition()

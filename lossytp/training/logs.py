@@ -94,8 +94,8 @@ def check_installed(config: RunSettings) -> None:
 
 def check_logs(config: RunSettings) -> None:
     """Raise ValueError if the user's own file is where statistics will be written; the first process calls this."""
-    if config.statistics:
-        written_lines(Path(config.output_dir) / STATISTICS)
+    if config.output.statistics:
+        written_lines(Path(config.output.output_dir) / STATISTICS)
 
 
 class Logs:
@@ -108,21 +108,21 @@ class Logs:
     """
 
     def __init__(self, config: RunSettings, *, done: int = 0, shown: bool = True) -> None:
-        folder = Path(config.output_dir)
+        folder = Path(config.output.output_dir)
         self._folder = folder / "tensorboard"
         self._hook = threading.excepthook
         self._board: Any = None
         self._wandb: Any = None
         self._statistics: StatisticsFile | None = None
-        if config.statistics and shown:
+        if config.output.statistics and shown:
             self._statistics = StatisticsFile(folder / STATISTICS, done=done)
-        if config.tensorboard and shown:
+        if config.output.tensorboard and shown:
             from torch.utils.tensorboard import SummaryWriter
 
             self._hook, threading.excepthook = threading.excepthook, _silent_on_os_errors(threading.excepthook)
             with saving(self._folder):
                 self._board = SummaryWriter(str(self._folder), purge_step=done + 1)
-        if config.wandb and shown:
+        if config.output.wandb and shown:
             import wandb
 
             name = folder / WANDB_ID

@@ -58,7 +58,7 @@ from lossytp.training.record import RECORD, check_output_folder, describe, simul
 
 def trace_sha256(config: NetworkSettings) -> str | None:
     """Return the hash of the recorded losses that the configuration replays; None if it replays none."""
-    process = config.process()
+    process = config.network.process()
     if isinstance(process, Replay):
         links = "".join(f"{link} {_sha256(trace)}\n" for link, trace in process.links)
         return hashlib.sha256(links.encode()).hexdigest()
@@ -81,7 +81,7 @@ def finished_record(config: RunSettings) -> dict[str, Any] | None:
     record = check_output_folder(config)
     if record is None:
         return None
-    where = f"{config.output_dir}/{RECORD}"
+    where = f"{config.output.output_dir}/{RECORD}"
     fix = f"put the old file back, give another output_dir, or delete {where} to run again"
     if record.get("trace_sha256") is not None:
         check_same_trace(config, record["trace_sha256"], where, fix)
@@ -98,7 +98,7 @@ def finished_record(config: RunSettings) -> dict[str, Any] | None:
 
 def check_same_weights(config: RunSettings, then: dict[str, str] | None, where: str) -> None:
     """Raise ValueError if `checkpoint_path` names other weights than the run of `where` began from."""
-    file = first_weights(home(config), config.checkpoint_path)
+    file = first_weights(home(config), config.output.checkpoint_path)
     if file is None:
         return
     with file.open("rb") as opened:
@@ -113,7 +113,7 @@ def check_same_weights(config: RunSettings, then: dict[str, str] | None, where: 
 def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix: str) -> None:
     """Raise ValueError if the trace's hash is no longer `then`, its value when `where` was written."""
     if trace_sha256(config) != then:
-        raise ValueError(f"the file of {config.loss_type} has changed since {where} was written: {fix}")
+        raise ValueError(f"the file of {config.network.loss_type} has changed since {where} was written: {fix}")
 
 
 def check_same_data(config: RunSettings, then: str, now: str, where: str, fix: str) -> None:
@@ -339,7 +339,7 @@ def run(config: RunSettings) -> dict[str, Any]:
     """
     check_installed(config)
     layout = config.layout(*rank_and_world_size())
-    with connected_processes(config, layout) as network, exclusive_run(config.output_dir, network):
+    with connected_processes(config, layout) as network, exclusive_run(config.output.output_dir, network):
         return _run(config, layout, network)
 
 
@@ -356,8 +356,8 @@ def _run(config: RunSettings, layout: Layout, network: LossyNetwork) -> dict[str
         finally:
             this.engine.close()
         on_rank_zero(lambda: this.objective.leave(record), network)
-        on_rank_zero(lambda: write_record(Path(config.output_dir), record), network)
-    if not objective_of(config).keeps_checkpoint and config.keep_checkpoints == 1:
+        on_rank_zero(lambda: write_record(Path(config.output.output_dir), record), network)
+    if not objective_of(config).keeps_checkpoint and config.output.keep_checkpoints == 1:
         checkpoints.remove()
     return done
 
@@ -375,11 +375,11 @@ class Run:
         give_back_freed_memory()
         self.optimizer = build_optimizer(
             self.engine.module,
-            learning_rate=config.learning_rate,
-            weight_decay=config.weight_decay,
-            betas=config.betas,
+            learning_rate=config.optimizer.learning_rate,
+            weight_decay=config.optimizer.weight_decay,
+            betas=config.optimizer.betas,
         )
-        self.scaler = _scaler(self.device, config.fp16)
+        self.scaler = _scaler(self.device, config.compute.fp16)
         self.losses: list[float] = []
         self.evaluations: list[dict] = []
         self.tokens = self.real_tokens = 0
@@ -421,7 +421,11 @@ class Run:
             **({"first_weights": self.first_weights} if self.first_weights else {}),
             "status": status,
             "implementation": self.engine.implementation,
-            **({"data_parallel_implementation": whose} if (whose := self.config.data_parallel_implementation) else {}),
+            **(
+                {"data_parallel_implementation": whose}
+                if (whose := self.config.parallelism.data_parallel_implementation)
+                else {}
+            ),
             "processes": self.layout.world_size,
             "data": {**self.objective.described(), "real_token_share": self.real_tokens / self.tokens},
             "curves": {
@@ -449,7 +453,7 @@ class Run:
         config = self.config
         # dropout masks differ between replicas and stages; tensor-parallel ranks share theirs
         other_masks = self.layout.data_index + self.layout.pipeline_index
-        torch.manual_seed(config.seed + other_masks)
+        torch.manual_seed(config.network.seed + other_masks)
         resume(self)
         done = len(self.losses)
         shown = self.layout.rank == 0
@@ -470,7 +474,7 @@ class Run:
                 if step < config.steps:
                     if self._evaluates_at(step) and (ended := self._ends_after_evaluating(step)):
                         return ended
-                    if config.checkpoint_steps and step % config.checkpoint_steps == 0:
+                    if config.output.checkpoint_steps and step % config.output.checkpoint_steps == 0:
                         save_checkpoint(self, step)
             if self.objective.keeps_checkpoint and config.steps > done:
                 save_checkpoint(self, config.steps)
@@ -482,7 +486,7 @@ class Run:
         return "not finite" if ended == "not finite" else "finished"
 
     def _evaluates_at(self, step: int) -> bool:
-        every = self.config.eval_steps
+        every = self.config.output.eval_steps
         return step == self.config.steps or bool(every and step % every == 0)
 
     def _compare(self, value: float) -> None:
@@ -500,10 +504,10 @@ class Run:
     def _timed_step(self, step: int, batch: dict[str, torch.Tensor]) -> float:
         """Make optimizer step `step`, counted from 1, and return the training loss before it."""
         config, started = self.config, time.perf_counter()
-        rate = config.learning_rate * learning_rate_factor(
+        rate = config.optimizer.learning_rate * learning_rate_factor(
             step - 1,
-            schedule=config.schedule,
-            warmup_steps=config.warmup_steps,
+            schedule=config.optimizer.schedule,
+            warmup_steps=config.optimizer.warmup_steps,
             total_steps=config.steps,
             smallest=config.smallest_rate,
         )
@@ -528,9 +532,11 @@ class Run:
         self.real_tokens += int(batch["attention_mask"].sum()) if "attention_mask" in batch else tokens
         loss = self.engine.forward_backward(batch, self.scaler)
         self.engine.synchronise()
-        if self.config.gradient_clipping is not None:
+        if self.config.optimizer.gradient_clipping is not None:
             self.scaler.unscale_(self.optimizer)
-            norm = clip_gradients_(self.engine.module, self.config.gradient_clipping, self.layout, self.network)
+            norm = clip_gradients_(
+                self.engine.module, self.config.optimizer.gradient_clipping, self.layout, self.network
+            )
             self.numbers["train/gradient_norm"] = norm
         self.scaler.step(self.optimizer)
         self.scaler.update()

@@ -217,7 +217,7 @@ def build_model(
     torch's global generator is left unchanged.
 
     Args:
-        name: the model, as in `TrainConfig.model_name`.
+        name: the model, as in `TrainConfig.defaults()["model_name"]`.
         kind: one of `heads.KINDS`.
         labels: the classes of a classification.
         tokenizer: the model's tokenizer.

@@ -4,7 +4,6 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
@@ -172,9 +171,9 @@ class Objective(ABC, Generic[Config]):
 
 def finetuned_on(config: TrainConfig) -> dict[str, Any]:
     """Return the entries of a model's config.json that say what it is fine-tuned on."""
-    entries: dict[str, Any] = {"finetuning_task": config.dataset, "finetuning_max_length": config.max_length}
-    if config.declaration is not None:
-        entries |= {"finetuning_declaration": config.declaration, "finetuning_folder": config.task_folder}
+    entries: dict[str, Any] = {"finetuning_task": config.data.dataset, "finetuning_max_length": config.data.max_length}
+    if config.data.declaration is not None:
+        entries |= {"finetuning_declaration": config.data.declaration, "finetuning_folder": config.data.task_folder}
     return entries
 
 
@@ -184,19 +183,18 @@ def with_its_task(config: EvaluateConfig, model_config: Any) -> EvaluateConfig:
     Raises:
         ValueError: if the model's task is unknown, its declaration is wrong, or a `task_folder` has none to go with.
     """
-    if config.dataset is not None:
+    if config.data.dataset is not None:
         return config
     declaration = getattr(model_config, "finetuning_declaration", None)
-    if config.task_folder is not None and declaration is None:
+    if config.data.task_folder is not None and declaration is None:
         raise ValueError(
-            f"task_folder = {config.task_folder!r} is for a task that a YAML file declares, and {config.model_name} was"
+            f"task_folder = {config.data.task_folder!r} is for a task that a YAML file declares, and {config.model_name} was"
             " fine-tuned on none: leave it out"
         )
-    return replace(
-        config,
+    return config.replace(
         dataset=getattr(model_config, "finetuning_task", None),
         declaration=declaration,
-        task_folder=config.task_folder or getattr(model_config, "finetuning_folder", None),
+        task_folder=config.data.task_folder or getattr(model_config, "finetuning_folder", None),
     )
 
 
@@ -462,11 +460,11 @@ def _mark_old(folder: Path) -> None:
 def load_data(config: TrainConfig) -> Dataset:
     """Return the task's data as token ids."""
     return load_dataset(
-        config.dataset,
+        config.data.dataset,
         load_tokenizer(config.model_name),
-        max_length=config.max_length,
-        train_samples=config.max_samples,
-        test_samples=config.eval_samples,
+        max_length=config.data.max_length,
+        train_samples=config.data.max_samples,
+        test_samples=config.compute.eval_samples,
         task=config.definition(),
     )
 
@@ -489,19 +487,21 @@ class FineTuning(Objective[TrainConfig]):
 
     @staticmethod
     def claim_folder(config: TrainConfig) -> None:
-        if config.save_model:
-            check_folders(Path(config.output_dir))
+        if config.output.save_model:
+            check_folders(Path(config.output.output_dir))
 
     def dense_model(self) -> "PreTrainedModel":
         config, task = self.config, self.data.task
-        check_configuration(config.model_name, self.tokenizer, config.tensor_parallel_size, config.max_length)
+        check_configuration(
+            config.model_name, self.tokenizer, config.network.tensor_parallel_size, config.data.max_length
+        )
         dense: Any = build_model(
             config.model_name,
             task.kind,
             labels=getattr(task, "labels", ()),
             tokenizer=self.tokenizer,
-            dropout=config.dropout,
-            seed=config.seed,
+            dropout=config.optimizer.dropout,
+            seed=config.network.seed,
         )
         dense.config.update(finetuned_on(config))
         return dense
@@ -519,7 +519,7 @@ class FineTuning(Objective[TrainConfig]):
         return scores(engine, self.data)
 
     def patience_ends(self, since_best: int) -> bool:
-        return self.config.patience is not None and since_best >= self.config.patience
+        return self.config.output.patience is not None and since_best >= self.config.output.patience
 
     def improved(self, engine: "Engine") -> None:
         self._save(engine, BEST)
@@ -547,17 +547,19 @@ class FineTuning(Objective[TrainConfig]):
     def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
         times = [time_to_accuracy(evaluations, target, simulated_step_s) for target in self.data.task.targets]
         return {
-            "time_to_accuracy": time_to_accuracy(evaluations, self.config.target_accuracy, simulated_step_s),
+            "time_to_accuracy": time_to_accuracy(evaluations, self.config.output.target_accuracy, simulated_step_s),
             "times_to_targets": [time for time in times if time],
         }
 
     def _save(self, engine: "Engine", name: str) -> None:
-        if self.config.save_model:
-            save_model(engine, Path(self.config.output_dir) / name, self.tokenizer)
+        if self.config.output.save_model:
+            save_model(engine, Path(self.config.output.output_dir) / name, self.tokenizer)
 
     def _from(self, step: int) -> Iterator[dict[str, Tensor]]:
         config = self.config
-        return training_batches(self.data.train, batch_size=config.batch_size, seed=config.seed, skip=step)
+        return training_batches(
+            self.data.train, batch_size=config.optimizer.batch_size, seed=config.network.seed, skip=step
+        )
 
 
 # Pretraining: next-token prediction on packed blocks of text. It ends with a model that transformers reads.
@@ -588,16 +590,16 @@ class Pretraining(Objective[PretrainConfig]):
                 text.check()
             self._hash = in_background(text_sha256, config, daemon=True)  # needed by the first checkpoint
             self.tokenizer = tokenizer_for(config)
-            size = config.block_size
+            size = config.data.block_size
             self.blocks = PackedBlocks(
                 train,
                 self.tokenizer,
                 block_size=size,
-                seed=config.seed,
-                streaming=config.streaming,
-                num_proc=config.num_proc,
+                seed=config.network.seed,
+                streaming=config.data.streaming,
+                num_proc=config.data.num_proc,
             )
-            blocks = config.eval_samples or max(1, HELD_OUT_TOKENS // size)
+            blocks = config.compute.eval_samples or max(1, HELD_OUT_TOKENS // size)
             self.validation = all_blocks(held_out, self.tokenizer, block_size=size, at_most=blocks)
 
     @property
@@ -612,12 +614,12 @@ class Pretraining(Objective[PretrainConfig]):
 
     @staticmethod
     def claim_folder(config: PretrainConfig) -> None:
-        if config.save_model:
-            claim_files(Path(config.output_dir), FILES)
+        if config.output.save_model:
+            claim_files(Path(config.output.output_dir), FILES)
 
     def dense_model(self) -> "PreTrainedModel":
-        dense: Any = deferred(self._build) if self.config.deferred_init else self._build()
-        length = prompt(self.tokenizer, self.config.prompt)["input_ids"].shape[1]
+        dense: Any = deferred(self._build) if self.config.parallelism.deferred_init else self._build()
+        length = prompt(self.tokenizer, self.config.data.prompt)["input_ids"].shape[1]
         positions = dense.config.max_position_embeddings
         if length >= positions:
             raise ValueError(
@@ -630,11 +632,15 @@ class Pretraining(Objective[PretrainConfig]):
     def _build(self) -> "PreTrainedModel":
         config = self.config
         return build_language_model(
-            config.model_name, self.tokenizer, positions=config.block_size, dropout=config.dropout, seed=config.seed
+            config.model_name,
+            self.tokenizer,
+            positions=config.data.block_size,
+            dropout=config.optimizer.dropout,
+            seed=config.network.seed,
         )
 
     def batch(self) -> dict[str, Tensor]:
-        return _batch(self.blocks.batch(self.config.batch_size))
+        return _batch(self.blocks.batch(self.config.optimizer.batch_size))
 
     def state_dict(self) -> dict[str, Any]:
         return self.blocks.state_dict()
@@ -644,8 +650,8 @@ class Pretraining(Objective[PretrainConfig]):
 
     def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
         config = self.config
-        blocks = self.validation if last or config.eval_samples else self.validation[:VALIDATION_BLOCKS]
-        parts = blocks.split(config.microbatch_size * config.data_parallel_size)
+        blocks = self.validation if last or config.compute.eval_samples else self.validation[:VALIDATION_BLOCKS]
+        parts = blocks.split(config.optimizer.microbatch_size * config.parallelism.data_parallel_size)
         return [{"cross_entropy": each} for each in engine.cross_entropies(map(_batch, parts))]
 
     def better(self, point: dict[str, Any]) -> float:
@@ -653,25 +659,25 @@ class Pretraining(Objective[PretrainConfig]):
 
     def settle_(self, engine: "Engine") -> None:
         """Round the weights to bfloat16, as they are saved: the record then says how good the saved model is."""
-        if self.config.save_model:
+        if self.config.output.save_model:
             with torch.no_grad():
                 for parameter in engine.module.parameters():
                     each = local(parameter)
                     each.copy_(each.to(torch.bfloat16))
 
     def save(self, engine: "Engine") -> None:
-        if self.config.save_model:
-            save_in_bfloat16(engine, self._build, Path(self.config.output_dir), self.tokenizer)
+        if self.config.output.save_model:
+            save_in_bfloat16(engine, self._build, Path(self.config.output.output_dir), self.tokenizer)
 
     def position(self) -> dict[str, int]:
         """Return where the last block that was trained on begins."""
         return dict(zip(("pass", "file", "document"), self.blocks.position, strict=True))
 
     def sample(self, engine: "Engine") -> str:
-        start = prompt(self.tokenizer, self.config.prompt)
+        start = prompt(self.tokenizer, self.config.data.prompt)
         room = engine.shape.max_position_embeddings - start["input_ids"].shape[1]
         with torch.random.fork_rng(), engine.network.reliable():
-            torch.manual_seed(self.config.seed)
+            torch.manual_seed(self.config.network.seed)
             ids = engine.generate(
                 start, new_tokens=min(SAMPLE_TOKENS, room), tokenizer=self.tokenizer, do_sample=True, top_k=50
             )
@@ -688,7 +694,7 @@ class Pretraining(Objective[PretrainConfig]):
             **told_first_tokens(self.tokenizer),
             "vocabulary": len(self.tokenizer),
             "validation_tokens": self.validation.numel(),
-            **(self._trigram() if self.config.save_model else {}),
+            **(self._trigram() if self.config.output.save_model else {}),
         }
 
     def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
@@ -696,12 +702,12 @@ class Pretraining(Objective[PretrainConfig]):
 
     def leave(self, record: dict[str, Any]) -> None:
         """Write the model's card."""
-        if self.config.save_model and record["status"] == "finished":
-            write_atomically(Path(self.config.output_dir) / CARD, model_card(record))
+        if self.config.output.save_model and record["status"] == "finished":
+            write_atomically(Path(self.config.output.output_dir) / CARD, model_card(record))
 
     def _trigram(self) -> dict[str, Any]:
         """Compute the perplexity of a trigram model of the training text, at most its first `TRIGRAM_TOKENS` tokens."""
-        size, documents = self.config.block_size, self.blocks.text.documents()
+        size, documents = self.config.data.block_size, self.blocks.text.documents()
         pieces = in_order((texts for _, texts in documents), self.tokenizer, size)
         number = min(TRIGRAM_TOKENS, self.config.tokens) // size
         with waiting("pretraining: counting trigrams, to compare the model with"):

@@ -65,19 +65,19 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
     Raises:
         ValueError: if the folder cannot be written, or holds the record of another configuration.
     """
-    check_writable(config.output_dir)
-    record = read_record(Path(config.output_dir))
+    check_writable(config.output.output_dir)
+    record = read_record(Path(config.output.output_dir))
     if record is None:
         return None
     kind = settings_class(record["config"])
     if not isinstance(config, kind):
         names = {TrainConfig: "lossytp.train", PretrainConfig: "lossytp.pretrain"}
         which = f"{names[kind]}, not of {names[type(config)]}"
-        raise ValueError(f"output_dir = {config.output_dir!r} holds a run of {which}: give another folder")
+        raise ValueError(f"output_dir = {config.output.output_dir!r} holds a run of {which}: give another folder")
     changed = config.differences(record["config"])
     if changed:
         raise ValueError(
-            f"output_dir = {config.output_dir!r} holds a run with {config.compared(changed, record['config'])}: "
+            f"output_dir = {config.output.output_dir!r} holds a run with {config.compared(changed, record['config'])}: "
             "give another folder"
         )
     return record if record["config"] == config.result_settings() else None
@@ -89,7 +89,7 @@ def describe(config: NetworkSettings) -> dict[str, Any]:
     return {
         "config": config.result_settings(),
         **({"task_folder": folder} if folder else {}),
-        "seed": config.seed,
+        "seed": config.network.seed,
         "commit": commit(),
         "environment": environment(),
     }
@@ -166,34 +166,40 @@ def simulated_step_seconds(config: RunSettings, shape: Any, tokens: float, compu
         - a lossy all-reduce of the gradients of copies (a reliable one is not counted);
         - retransmission at a loss rate above `MOST_LOST`, or with more losses than `MOST_LOSSES`.
     """
-    wiring, ranks, process = config.wiring(), config.tensor_parallel_size, config.process()
+    wiring, ranks, process = config.wiring(), config.network.tensor_parallel_size, config.network.process()
     algorithm = wiring.algorithm
-    scope = (config.lossy_direction, config.lossy_module, config.lossy_layers, config.lossy_phase, config.lossy_links)
+    scope = (
+        config.network.lossy_direction,
+        config.network.lossy_module,
+        config.network.lossy_layers,
+        config.network.lossy_phase,
+        config.network.lossy_links,
+    )
     if (
         config.link_gbits is None
         or ranks == 1
-        or config.data_parallel_size * config.pipeline_parallel_size > 1
-        or config.sequence_parallel
-        or config.control is not None
-        or config.unfreeze_last_layers is not None
-        or config.gradient_checkpointing
-        or config.replicated_gradients == "lossy"
+        or config.parallelism.data_parallel_size * config.parallelism.pipeline_parallel_size > 1
+        or config.network.sequence_parallel
+        or config.network.control is not None
+        or config.optimizer.unfreeze_last_layers is not None
+        or config.optimizer.gradient_checkpointing
+        or config.parallelism.replicated_gradients == "lossy"
         or any(value is not None for value in scope)
         or wiring.repair.sends_more
         or algorithm.schedule is None
         or isinstance(process, Replay)
     ):
         return None
-    sent_again = config.reliable_gather and not algorithm.sum_reaches_all and process.loss_rate > 0
+    sent_again = config.network.reliable_gather and not algorithm.sum_reaches_all and process.loss_rate > 0
     if sent_again and process.loss_rate > MOST_LOST:
         return None
     path = transport.Path(
         bandwidth_bits_per_s=config.link_gbits * 1e9,
         round_trip_s=config.round_trip_us * 1e-6,
-        wire=Wire(mtu_bytes=config.mtu_bytes),
+        wire=Wire(mtu_bytes=config.network.mtu_bytes),
     )
-    computed = "bf16" if config.bf16 or config.fp16 else "fp32"
-    microbatches, itemsize = config.microbatches, 4 if (config.wire_dtype or computed) == "fp32" else 2
+    computed = "bf16" if config.compute.bf16 or config.compute.fp16 else "fp32"
+    microbatches, itemsize = config.microbatches, 4 if (config.network.wire_dtype or computed) == "fp32" else 2
     elements = max(1, round(tokens / microbatches)) * shape.hidden_size
     schedule, layers = algorithm.schedule, shape.num_hidden_layers * microbatches
     num_packets = schedule.num_packets(elements, itemsize, ranks, path.wire)
@@ -205,12 +211,12 @@ def simulated_step_seconds(config: RunSettings, shape: Any, tokens: float, compu
         transports.append(SelectiveRepeat.prompt(path))
     seconds = [
         step_seconds(
-            AllReduce(algorithm=config.algorithm, num_elements=elements, itemsize=itemsize, ranks=ranks),
+            AllReduce(algorithm=config.network.algorithm, num_elements=elements, itemsize=itemsize, ranks=ranks),
             Channel(path=path, transport=transport, process=process),
             num_layers=layers,
             compute_s=compute_s,
             samples=SAMPLES,
-            seed=config.seed,
+            seed=config.network.seed,
         )
         for transport in transports
     ]

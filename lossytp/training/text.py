@@ -549,7 +549,7 @@ VOCABULARY_DOCUMENTS = 4000
 
 def training_text(config: PretrainConfig) -> Corpus:
     """Return the text to train on: all of it, less what is held out if there is no `validation_glob`."""
-    return corpus(text_pattern(config), split="train", splits_files=config.validation_glob is None)
+    return corpus(text_pattern(config), split="train", splits_files=config.data.validation_glob is None)
 
 
 def validation_text(config: PretrainConfig) -> Corpus:
@@ -558,13 +558,13 @@ def validation_text(config: PretrainConfig) -> Corpus:
     Raises:
         ValueError: if the training text has a file of it too.
     """
-    if config.validation_glob is None:
+    if config.data.validation_glob is None:
         return corpus(text_pattern(config), split="validation", splits_files=True)
-    found = corpus(config.validation_glob, split="validation")
+    found = corpus(config.data.validation_glob, split="validation")
     both = set(map(os.path.realpath, found.files)).intersection(map(os.path.realpath, training_text(config).files))
     if both:
         raise ValueError(
-            f"validation_glob = {config.validation_glob!r} names {min(both)}, which is training text too: name other "
+            f"validation_glob = {config.data.validation_glob!r} names {min(both)}, which is training text too: name other "
             "files, or leave it out to hold some of the text out"
         )
     return found
@@ -572,7 +572,7 @@ def validation_text(config: PretrainConfig) -> Corpus:
 
 def text_pattern(config: PretrainConfig) -> str:
     """Return the pattern of the text's files, or "stdlib"."""
-    return config.data_glob if config.dataset is None else hub_text(config.dataset)
+    return config.data.data_glob if config.data.dataset is None else hub_text(config.data.dataset)
 
 
 def text_sha256(config: PretrainConfig) -> str:
@@ -593,11 +593,11 @@ def tokenizer_for(config: PretrainConfig) -> PreTrainedTokenizerFast:
     Raises:
         ValueError: if the named folder holds no usable tokenizer.
     """
-    if config.tokenizer_path is not None:
-        return _loaded(os.path.expanduser(config.tokenizer_path), config)
+    if config.data.tokenizer_path is not None:
+        return _loaded(os.path.expanduser(config.data.tokenizer_path), config)
     shape = PRESETS.get(config.model_name) or LLAMAS.get(config.model_name)
     if shape is None:
-        return load_tokenizer(config.model_name, trust_remote_code=config.trust_remote_code)
+        return load_tokenizer(config.model_name, trust_remote_code=config.data.trust_remote_code)
     size = shape["vocab_size"]
     documents = list(islice(training_text(config).texts(), VOCABULARY_DOCUMENTS))
 
@@ -611,7 +611,7 @@ def tokenizer_for(config: PretrainConfig) -> PreTrainedTokenizerFast:
 def _loaded(folder: str, config: PretrainConfig) -> PreTrainedTokenizerFast:
     whose = f"tokenizer_path = {folder!r}"
     try:
-        loaded: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+        loaded: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=config.data.trust_remote_code)
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(f"{whose} holds no tokenizer ({reason(error, folder)}): give a folder with one") from error
     check_tokenizer(whose, loaded)

@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -106,7 +105,7 @@ def speed_ratio(pattern: str, folder: str) -> dict:
     assert apart < 1e-4, f"the loops train apart: {losses}"
     ratios = [theirs / ours for ours, theirs in zip(ours_s[FIRST:], plain_s[FIRST:], strict=True)]
     low, middle, high = statistics.quantiles(ratios, n=4)
-    tokens = config.batch_size * config.block_size
+    tokens = config.optimizer.batch_size * config.data.block_size
     return {
         "tokens_per_second": tokens / statistics.median(ours_s[FIRST:]),
         "tokens_per_second_of_plain_loop": tokens / statistics.median(plain_s[FIRST:]),
@@ -125,19 +124,19 @@ class PlainLoop:
         self.model.load_state_dict(weights.state_dict())
         parameters = list(self.model.parameters())
         groups = [
-            {"params": [each for each in parameters if each.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [each for each in parameters if each.ndim > 1], "weight_decay": config.optimizer.weight_decay},
             {"params": [each for each in parameters if each.ndim == 1], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas)
+        self.optimizer = torch.optim.AdamW(groups, lr=config.optimizer.learning_rate, betas=config.optimizer.betas)
         factor = partial(
             learning_rate_factor,
             schedule="cosine",
-            warmup_steps=config.warmup_steps,
-            total_steps=config.total_steps,
+            warmup_steps=config.optimizer.warmup_steps,
+            total_steps=config.optimizer.total_steps,
             smallest=config.smallest_rate,
         )
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
-        self.largest_norm = config.gradient_clipping or float("inf")
+        self.largest_norm = config.optimizer.gradient_clipping or float("inf")
 
     def step(self, blocks: Tensor) -> float:
         self.model.train()
@@ -225,7 +224,7 @@ def seconds_of_a_step(how: str, pattern: str, folder: str) -> float:
         patch.object(connected_processes, "keep_freed_memory", keep),
         tempfile.TemporaryDirectory() as output,
     ):
-        run(replace(config, output_dir=output))
+        run(config.replace(output_dir=output))
     return min(seconds[1:])
 
 

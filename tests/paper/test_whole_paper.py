@@ -27,40 +27,52 @@ SEEDS = 3
 
 def fall(config: TrainConfig) -> float:
     """Return a made-up drop in accuracy: two points at 10 % loss, half as much with a repair."""
-    return 0.2 * config.loss_rate * (1.0 if config.repair == "zero" else 0.5)
+    return 0.2 * config.network.loss_rate * (1.0 if config.network.repair == "zero" else 0.5)
 
 
 def pretrained(template: dict, config: PretrainConfig) -> dict:
     """Return a made-up record: halving the tokens costs 0.4 nats, 10 % loss 0.1, and as much again in evaluation."""
-    changed = {"config": config.result_settings(), "seed": config.seed, "parameters": 1_300_000}
+    changed = {"config": config.result_settings(), "seed": config.network.seed, "parameters": 1_300_000}
     record = copy.deepcopy(template) | changed
-    clean = 4.5 + 0.1 * config.seed - 0.4 * np.log2(config.total_steps / 1250) + config.loss_rate
-    clean += np.random.default_rng([config.seed, config.total_steps]).normal(0, 0.0005)
-    entropies = {"cross_entropy_clean": clean, "cross_entropy_lossy": clean + config.loss_rate}
+    clean = (
+        4.5 + 0.1 * config.network.seed - 0.4 * np.log2(config.optimizer.total_steps / 1250) + config.network.loss_rate
+    )
+    clean += np.random.default_rng([config.network.seed, config.optimizer.total_steps]).normal(0, 0.0005)
+    entropies = {"cross_entropy_clean": clean, "cross_entropy_lossy": clean + config.network.loss_rate}
     record["final"] = dict.fromkeys(record["final"]) | entropies
     record["data"] = {name: record["data"][name] for name in ("sha256", "real_token_share")} | {"majority_share": None}
     return record
 
 
 def made_up(template: dict, config: TrainConfig, processes: int) -> dict:
-    record = copy.deepcopy(template) | {"config": config.result_settings(), "seed": config.seed, "processes": processes}
-    noise = np.random.default_rng([config.seed, round(1000 * fall(config))]).normal(0, 0.0005)
-    learned = 0.08 * np.log(config.max_steps / 200) / np.log(3)  # a longer training learns more than losses cost
-    accuracy = 0.7 + 0.01 * config.seed + learned - fall(config) + noise
+    record = copy.deepcopy(template) | {
+        "config": config.result_settings(),
+        "seed": config.network.seed,
+        "processes": processes,
+    }
+    noise = np.random.default_rng([config.network.seed, round(1000 * fall(config))]).normal(0, 0.0005)
+    learned = (
+        0.08 * np.log(config.optimizer.max_steps / 200) / np.log(3)
+    )  # a longer training learns more than losses cost
+    accuracy = 0.7 + 0.01 * config.network.seed + learned - fall(config) + noise
     record["final"] |= {"accuracy_lossy": accuracy, "accuracy_clean": accuracy + fall(config) / 4}
     record["final"]["cross_entropy_lossy"] = 2 - 3 * accuracy
-    every = config.eval_steps or config.max_steps
+    every = config.output.eval_steps or config.optimizer.max_steps
     record["curves"]["eval"] = [
         record["curves"]["eval"][-1]
-        | {"step": step, "accuracy_lossy": accuracy - 0.4 * (1 - step / config.max_steps) ** 2}
-        | ({} if config.reliable_gather else {"stream_distance": [0.1, 0.2, 0.3, 0.4], "replica_drift": step / 1e4})
-        for step in range(every, config.max_steps + 1, every)
+        | {"step": step, "accuracy_lossy": accuracy - 0.4 * (1 - step / config.optimizer.max_steps) ** 2}
+        | (
+            {}
+            if config.network.reliable_gather
+            else {"stream_distance": [0.1, 0.2, 0.3, 0.4], "replica_drift": step / 1e4}
+        )
+        for step in range(every, config.optimizer.max_steps + 1, every)
     ]
     traffic = record["network"]["training"]
-    lost = int(config.loss_rate * traffic["packets"])
-    extra = traffic["packets"] // 5 if config.repair.startswith(("fec", "retransmit")) else 0
+    lost = int(config.network.loss_rate * traffic["packets"])
+    extra = traffic["packets"] // 5 if config.network.repair.startswith(("fec", "retransmit")) else 0
     traffic |= {"lost": lost, "missing": lost, "extra": extra}
-    record["timing"]["steps"] = config.max_steps
+    record["timing"]["steps"] = config.optimizer.max_steps
     return record
 
 
@@ -71,20 +83,20 @@ def make_up_records(place: Path, profile: str) -> None:
         shutil.copy(COMMITTED / name, place)
     templates: dict[str, dict] = {}
     for cell in load_experiments(EXPERIMENTS, "paper", COMMITTED)[0].cells:
-        found = None if cell.config.dataset in templates else read_record(Path(cell.config.output_dir))
+        found = None if cell.config.data.dataset in templates else read_record(Path(cell.config.output.output_dir))
         if found is not None:
-            templates[cell.config.dataset] = found
+            templates[cell.config.data.dataset] = found
     for experiment in load_experiments(EXPERIMENTS, profile, place):
         first = experiment.cells[0].config.seed
         for cell in experiment.cells:
-            if cell.config.seed < first + SEEDS:
-                template = templates.get(cell.config.dataset, templates["docstrings"])
+            if cell.config.network.seed < first + SEEDS:
+                template = templates.get(cell.config.data.dataset, templates["docstrings"])
                 record = (
                     pretrained(template, cell.config)
                     if isinstance(cell.config, PretrainConfig)
                     else made_up(template, cell.config, experiment.processes)
                 )
-                write_record(Path(cell.config.output_dir), record)
+                write_record(Path(cell.config.output.output_dir), record)
 
 
 @pytest.fixture(scope="module")

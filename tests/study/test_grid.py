@@ -41,7 +41,7 @@ def test_cells_are_the_product_of_arms_and_seeds(tmp_path):
     one_seed = [("alone", "ber", 0.0, 4), ("alone", "ber", 0.1, 4), ("bursts of 8", "g-e", 0.1, 2)]
     assert cells == [(seed, *cell) for seed in (0, 1) for cell in one_seed]
     assert [len(batch) for batch in experiment.batches()] == [2, 2, 2]
-    assert {cell.config.max_steps for cell in experiment.cells} == {5}
+    assert {cell.config.optimizer.max_steps for cell in experiment.cells} == {5}
 
 
 def test_seeds_may_be_fresh_ones(tmp_path):
@@ -54,7 +54,7 @@ def test_seeds_may_be_fresh_ones(tmp_path):
         return load_experiment(file, "tiny", tmp_path / "results")
 
     fresh = beginning_at(5)
-    assert [cell.config.seed for cell in fresh.cells] == [5] * 3 + [6] * 3
+    assert [cell.config.network.seed for cell in fresh.cells] == [5] * 3 + [6] * 3
     assert not fresh.folders & first.folders
     assert beginning_at(0) == first
     for wrong in ("-1", "1.5", "two", "true"):
@@ -199,15 +199,15 @@ def test_the_studys_own_grids_are_valid(profile):
         experiment.name: experiment for experiment in load_experiments(EXPERIMENTS, profile, Path("results"))
     }
     cells = experiments["01_tolerance"].cells
-    assert len({cell.config.output_dir for cell in cells}) == len(cells)
+    assert len({cell.config.output.output_dir for cell in cells}) == len(cells)
     assert cells[0].arm == "no loss"
-    assert {cell.config.tensor_parallel_size for cell in cells} == {4}
+    assert {cell.config.network.tensor_parallel_size for cell in cells} == {4}
 
 
 def test_cells_that_two_experiments_have_run_once(tmp_path):
     (first,), (other,) = [(load(tmp_path, rate=rate),) for rate in ("0.1", "0.2")]
     own = other.batches(first.folders)
-    assert {config.loss_rate for batch in own for config in batch} == {0.2}
+    assert {config.network.loss_rate for batch in own for config in batch} == {0.2}
     assert sum(len(batch) for batch in own) == 2
     assert other.batches(other.folders) == []
 
@@ -261,7 +261,7 @@ def test_profiles_that_no_grid_has_are_refused(tmp_path):
 
 def test_a_folder_hashes_only_what_differs_from_the_defaults(tmp_path, monkeypatch):
     def places(**values):
-        return [cell.config.output_dir for cell in load(tmp_path, **values).cells]
+        return [cell.config.output.output_dir for cell in load(tmp_path, **values).cells]
 
     folders = places(name="batch_size", two="[32]")  # the default
     assert places(name="max_length", two="[64]") == folders
@@ -284,14 +284,18 @@ def test_the_papers_committed_records_are_of_their_cells_and_whole_seeds():
     having = Counter(folder for experiment in experiments for folder in experiment.folders)
     for experiment in experiments:
         own = [
-            config for _, config in experiment.cells if having[config.output_dir] == 1
+            config for _, config in experiment.cells if having[config.output.output_dir] == 1
         ]  # no other's seeds ask for it
-        finished = {(config.dataset, config.seed) for config in own if Path(config.output_dir, "record.json").exists()}
+        finished = {
+            (config.data.dataset, config.network.seed)
+            for config in own
+            if Path(config.output.output_dir, "record.json").exists()
+        }
         for config in own:
-            if (config.dataset, config.seed) in finished:
+            if (config.data.dataset, config.network.seed) in finished:
                 record = check_output_folder(config)
-                assert record is not None, f"{config.output_dir} ({experiment.name}) has no record"
-                assert record["seed"] == config.seed
+                assert record is not None, f"{config.output.output_dir} ({experiment.name}) has no record"
+                assert record["seed"] == config.network.seed
 
 
 def test_cells_that_name_total_steps_pretrain(tmp_path):
@@ -304,7 +308,7 @@ def test_cells_that_name_total_steps_pretrain(tmp_path):
         "    arms: [{arm: both, loss_rate: [0.0, 0.05], reliable_gather: [false]}]\n"
     )
     cells = load_experiment(file, "tiny", tmp_path / "results").cells
-    assert [(type(cell.config), cell.config.loss_rate) for cell in cells] == [
+    assert [(type(cell.config), cell.config.network.loss_rate) for cell in cells] == [
         (PretrainConfig, 0.0),
         (PretrainConfig, 0.05),
     ]

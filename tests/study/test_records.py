@@ -82,8 +82,8 @@ def test_seeds_without_all_their_arms_are_left_out(tmp_path, record):
     ]
     experiment = Experiment("e", "20_cells", tuple(cells), 1)
     for cell in [*cells[:3], *cells[4:]]:  # seed 1 lacks an arm
-        made = record(loss_rate=cell.config.loss_rate, seed=cell.config.seed, accuracy=0.5)
-        write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
+        made = record(loss_rate=cell.config.network.loss_rate, seed=cell.config.network.seed, accuracy=0.5)
+        write_record(Path(cell.config.output.output_dir), {**made, "config": cell.config.result_settings()})
     table, records = read_experiment(experiment)
     learnt = unlearned_trainings(table.head(0))
     whole, theirs = complete_seeds(experiment, table, records, learnt)
@@ -103,9 +103,9 @@ def test_an_arm_without_enough_runs_hides_no_other_unless_all_are_compared_with_
         for seed in range(3)
     ]
     for cell in cells:
-        if (cell.arm, cell.config.seed) != (lacks, 1):
-            made = record(loss_rate=cell.config.loss_rate, seed=cell.config.seed, accuracy=0.5)
-            write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
+        if (cell.arm, cell.config.network.seed) != (lacks, 1):
+            made = record(loss_rate=cell.config.network.loss_rate, seed=cell.config.network.seed, accuracy=0.5)
+            write_record(Path(cell.config.output.output_dir), {**made, "config": cell.config.result_settings()})
     experiment = Experiment("e", "20_cells", tuple(cells), 1)
     table, records = read_experiment(experiment)
     whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)), min_seeds=3)
@@ -125,8 +125,8 @@ def test_the_presets_of_an_arm_are_told_apart_by_their_own_rates(tmp_path, recor
         for seed in range(3)
     ]
     for cell in cells[:-1]:  # the second preset lacks a seed
-        made = record(loss_rate=0.0, seed=cell.config.seed, accuracy=0.5)
-        write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
+        made = record(loss_rate=0.0, seed=cell.config.network.seed, accuracy=0.5)
+        write_record(Path(cell.config.output.output_dir), {**made, "config": cell.config.result_settings()})
     experiment = Experiment("e", "20_cells", tuple(cells), 1)
     table, records = read_experiment(experiment)
     whole, _ = complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)), min_seeds=3)
@@ -145,9 +145,11 @@ def test_a_training_that_does_not_learn_is_not_required(tmp_path, record):
     experiment = Experiment("e", "20_cells", tuple(cells), 1)
     for cell in cells[:3]:  # of the second model, the run without losses alone
         made = record(
-            loss_rate=cell.config.loss_rate, seed=0, accuracy=0.31 if "scratch" in cell.config.model_name else 0.5
+            loss_rate=cell.config.network.loss_rate,
+            seed=0,
+            accuracy=0.31 if "scratch" in cell.config.model_name else 0.5,
         )
-        write_record(Path(cell.config.output_dir), {**made, "config": cell.config.result_settings()})
+        write_record(Path(cell.config.output.output_dir), {**made, "config": cell.config.result_settings()})
     table, records = read_experiment(experiment)
     assert unlearned_trainings(table)["model_name"].tolist() == ["gpt2-nano-scratch"]
     whole, theirs = complete_seeds(experiment, table, records, unlearned_trainings(table))

@@ -156,27 +156,29 @@ ROOT_SHAPES = [(VOCABULARY, WIDTH), (POSITIONS, WIDTH), (WIDTH,), (WIDTH,), (2, 
 
 def expected_packets(shapes: list[tuple[int, int]], processes: int, config: TrainConfig) -> int:
     """Count the packets of training on batches of these shapes (B, T)."""
-    ranks, replicas = config.tensor_parallel_size, config.data_parallel_size
-    tensor_processes = processes // replicas // config.pipeline_parallel_size
+    ranks, replicas = config.network.tensor_parallel_size, config.parallelism.data_parallel_size
+    tensor_processes = processes // replicas // config.parallelism.pipeline_parallel_size
     total = 0
     for step, (examples, tokens) in enumerate(shapes):
         if ranks > 1:
-            all_reduce = direct if config.implementation == "lossytp" else backend
+            all_reduce = direct if config.parallelism.implementation == "lossytp" else backend
             total += replicas * ALL_REDUCES * all_reduce(examples // replicas * tokens * WIDTH, ranks)
-        if config.pipeline_parallel_size > 1:
+        if config.parallelism.pipeline_parallel_size > 1:
             message = math.ceil(examples // MICROBATCHES * tokens * WIDTH / ELEMENTS)
             total += 2 * MICROBATCHES * (message if message > 1 else 0)
         if replicas > 1:
             block = block_shapes(ranks, tensor_processes)
-            total += tensor_processes * (_fsdp(block) if config.data_parallel_type == "fsdp" else _ddp(block, step))
+            total += tensor_processes * (
+                _fsdp(block) if config.parallelism.data_parallel_type == "fsdp" else _ddp(block, step)
+            )
     return total
 
 
 def expected_links(processes: int, config: TrainConfig) -> set[str]:
     """Return the links in use: tensor-parallel ones by rank, those of other parallelisms by process."""
-    ranks, replicas = config.tensor_parallel_size, config.data_parallel_size
+    ranks, replicas = config.network.tensor_parallel_size, config.parallelism.data_parallel_size
     groups = [range(ranks * replica, ranks * (replica + 1)) for replica in range(replicas)]
-    apart = processes // (replicas * config.pipeline_parallel_size)
+    apart = processes // (replicas * config.parallelism.pipeline_parallel_size)
     groups += [range(first, processes, apart) for first in range(apart) if apart < processes]
     return {f"{src}->{dst}" for group in groups for src in group for dst in group if src != dst}
 

@@ -153,13 +153,13 @@ def test_labs(kind, line):
             "--local_rank = '' is not a whole number: leave it out",
         ),
         (TrainConfig, "--local_rank one", "--local_rank = 'one' is not a whole number: leave it out"),
-        (TrainConfig, "--gradient_clipping much", "--gradient-clipping = much is not a number: give one"),
+        (TrainConfig, "--gradient_clipping much", "gradient_clipping = 'much'"),
         (
             TrainConfig,
             "--gradient_clipping --gradient-clipping 1",
-            "--gradient_clipping is given 2 times",
+            "--gradient_clipping is given twice",
         ),
-        (TrainConfig, "--eval_interval 5 --eval_steps 5", "--eval_steps is given 2 times: give it once"),
+        (TrainConfig, "--eval_interval 5 --eval_steps 5", "--eval_steps is given twice"),
         (EvaluateConfig, "--eval_interval 5", "eval"),
     ],
 )

@@ -35,6 +35,6 @@ def test_a_gpu_never_holds_the_dense_model_beside_its_shard() -> None:
     dense = tiny_gpt2("classifier", dtype=torch.float32, n_embd=512, n_head=8, n_layer=4)
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    built = Engine(config, dense, config.network(), config.layout(0, 1), torch.device("cuda:0"))
+    built = Engine(config, dense, config.network.build(), config.layout(0, 1), torch.device("cuda:0"))
     held = sum(parameter.nbytes for parameter in built.module.parameters())
     assert torch.cuda.max_memory_allocated() - before < 1.5 * held

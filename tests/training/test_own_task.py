@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,7 @@ def test_evaluation_finds_the_rows_of_a_saved_models_task_in_another_folder(tmp_
 def test_the_configuration_is_the_files_content_however_it_is_given(tmp_path, monkeypatch):
     file = declare(tmp_path / "tasks")
     config = config_of(file)
-    assert (config.dataset, config.task_folder) == ("mine", str(tmp_path / "tasks"))
+    assert (config.data.dataset, config.data.task_folder) == ("mine", str(tmp_path / "tasks"))
     assert config == TrainConfig.from_dict(config.as_dict())
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**config.changes(), "dataset": str(file), "declaration": None}))
     assert parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml")]) == config
@@ -93,7 +92,7 @@ def test_the_configuration_is_the_files_content_however_it_is_given(tmp_path, mo
     with pytest.raises(
         ValueError, match=r"^dataset = 'sst2' does not go with the declaration of 'mine': leave declara"
     ):
-        replace(config, dataset="sst2")
+        config.replace(dataset="sst2")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.changes()))
     other = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--dataset", "docstrings"])
     assert (other.dataset, other.declaration, other.task_folder) == ("docstrings", None, None)
@@ -130,7 +129,7 @@ def test_a_grid_of_the_study_runs_it(tmp_path, monkeypatch):
     grid.write_text(yaml.safe_dump({"notebook": "20_cells", "profiles": {"laptop": profile}}))
     monkeypatch.chdir(tmp_path)
     experiment = load_experiment(grid, "laptop", Path("results"))
-    assert all(cell.config.output_dir.startswith("results/runs/mine_ber_") for cell in experiment.cells)
+    assert all(cell.config.output.output_dir.startswith("results/runs/mine_ber_") for cell in experiment.cells)
     for config in run_settings([cell.config.as_dict() for cell in experiment.cells]):  # as notebooks get them
         run(config)
     table, records = read_experiment(experiment)
@@ -170,6 +169,6 @@ def test_the_readmes_declaration_and_command(tmp_path, monkeypatch):
     (tmp_path / "reviews.yaml").write_text(lines)
     monkeypatch.chdir(tmp_path)
     config = parse(TrainConfig, None, shlex.split(command))
-    record = run(replace(config, model_name="gpt2-nano-scratch", max_steps=1, warmup_steps=0, batch_size=4))
+    record = run(config.replace(model_name="gpt2-nano-scratch", max_steps=1, warmup_steps=0, batch_size=4))
     assert record["data"]["metric"] == told["metrics"][0]
-    assert os.path.isfile(f"{config.output_dir}/record.json")
+    assert os.path.isfile(f"{config.output.output_dir}/record.json")

@@ -21,8 +21,6 @@ from lossytp.training.command_line import read_yaml, read_yaml_file
         (".5", 0.5),
         ("-.inf", -math.inf),
         ("1:30", "1:30"),
-        ("0x1f", "0x1f"),
-        ("1_000", "1_000"),
         ("2024-01-01", "2024-01-01"),
         ("no", "no"),
         ("on", "on"),
@@ -54,11 +52,11 @@ def test_dumped_values_are_read_back(write):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "cannot be read as YAML: while parsing"),
-        ("a: 1\nb: {c: 1, c: 2}", "key 'c' is given twice in one mapping: leave one out"),
-        ("1: 1\n01: 2", "key 1 is given twice"),
-        ("[" * 3000, "cannot be read as YAML: maximum recursion depth"),
-        ("9" * 5000, "is not a valid decimal number: write one, such as 10"),
+        ("{", "cannot be read as YAML"),
+        ("a: 1\nb: {c: 1, c: 2}", 'duplicate key "c"'),
+        ("1: 1\n01: 2", "duplicate key"),
+        ("[" * 3000, "cannot be read as YAML"),
+        ("9" * 5000, "cannot be read as YAML"),
     ],
 )
 def test_text_that_is_no_yaml_is_one_line(text, words):

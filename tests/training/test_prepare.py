@@ -85,5 +85,5 @@ def test_virtual_ranks_are_moved_once():
     """The dense model stays where it is."""
     config, dense = TrainConfig(tensor_parallel_size=2), tiny_gpt2("classifier", dtype=torch.float32)
     with patch.object(torch.nn.Module, "to", autospec=True, side_effect=lambda module, *_: module) as to:
-        built = engine.Engine(config, dense, config.network(), Layout(2), torch.device("cpu"))
+        built = engine.Engine(config, dense, config.network.build(), Layout(2), torch.device("cpu"))
     assert {id(call.args[0]) for call in to.call_args_list} == {id(built.module)}

@@ -52,7 +52,7 @@ def arms(*changes, **columns):
         {
             "task": "docstrings",
             "arm": [f"arm {number}" for number in range(len(configs))],
-            "loss_rate": [config.loss_rate for config in configs],
+            "loss_rate": [config.network.loss_rate for config in configs],
             "seeds": 5,
             "difference": -0.02,
             "low": -0.03,

@@ -26,12 +26,12 @@ def test_core_hours_are_new_cells_times_seconds_times_processes(tmp_path, record
         Experiment("3", "20_cells", (cell("other", 0.3, 0),), 1),
     ]
     took = {(0.0, 0): 10, (0.0, 1): 900, (0.0, 2): 12, (0.1, 0): 20, (0.2, 1): 100}  # 900: suspended
-    for each in {each.config.output_dir: each for each in curve + shared}.values():
-        key = each.config.loss_rate, each.config.seed
+    for each in {each.config.output.output_dir: each for each in curve + shared}.values():
+        key = each.config.network.loss_rate, each.config.network.seed
         if key in took:
             made = record(loss_rate=key[0], seed=key[1], accuracy=0.5)
             made["timing"]["total_seconds"] = took[key]
-            write_record(Path(each.config.output_dir), {**made, "config": each.config.result_settings()})
+            write_record(Path(each.config.output.output_dir), {**made, "config": each.config.result_settings()})
     found = compute_hours(experiments, {each.name: read_experiment(each)[1] for each in experiments})
     columns = ["experiment", "cells", "finished", "of"]
     assert found[columns].values.tolist() == [["1", 6, 4, 6], ["2", 3, 4, 6], ["3", 1, 0, 1]]

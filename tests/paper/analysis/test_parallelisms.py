@@ -44,7 +44,7 @@ def record(**values):
     config = TrainConfig(**values)
     return {
         "config": config.as_dict(),
-        "implementation": config.implementation,
+        "implementation": config.parallelism.implementation,
         "processes": 2,
         "status": "finished",
         "curves": {

@@ -37,12 +37,12 @@ def runs(config: PretrainConfig) -> pd.DataFrame:
 
 def test_each_run_starts_from_the_pretrained_model_and_loses_packets_of_its_size(config, runs):
     assert runs[["loss_rate", "seed"]].to_numpy().tolist() == [[0.0, 0], [0.5, 0], [0.0, 1], [0.5, 1]]
-    pretrained = read_record(Path(config.output_dir))
+    pretrained = read_record(Path(config.output.output_dir))
     assert set(runs["pretrained"]) == {pretrained["final"]["cross_entropy_clean"]}
     assert set(runs["parameters"]) == {pretrained["parameters"]}
     for row in runs.to_dict("records"):
-        record = read_record(Path(config.output_dir, f"fine_tuned_{row['loss_rate']:g}_seed{row['seed']}"))
-        assert record["config"]["model_name"] == config.output_dir
+        record = read_record(Path(config.output.output_dir, f"fine_tuned_{row['loss_rate']:g}_seed{row['seed']}"))
+        assert record["config"]["model_name"] == config.output.output_dir
         assert record["config"]["mtu_bytes"] == row["mtu_bytes"] == 44 + 2 * 43, "bf16: 2 bytes for each of 43 elements"
         assert record["final"]["accuracy_lossy"] == row["accuracy_lossy"]
         assert (record["network"]["training"]["observed_loss_rate"] > 0) == (row["loss_rate"] > 0)
@@ -50,7 +50,7 @@ def test_each_run_starts_from_the_pretrained_model_and_loses_packets_of_its_size
 
 def test_finished_runs_are_read_even_without_the_model(config, runs, monkeypatch):
     monkeypatch.setattr(sizes, "run", lambda asked: read_record(Path(asked.output_dir)) or pytest.fail("trained again"))
-    weights = Path(config.output_dir, "config.json")
+    weights = Path(config.output.output_dir, "config.json")
     hidden = weights.rename(weights.with_suffix(".hidden"))
     try:
         again = fine_tuned(config, SETTINGS, loss_rates=[0.0, 0.5], seeds=2)

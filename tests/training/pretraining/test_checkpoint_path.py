@@ -62,13 +62,13 @@ def test_a_new_folder_is_where_checkpoints_are_written_and_resumed_from(pretrain
 def test_two_runs_that_begin_with_one_new_folder_do_not_share_it(pretrain, tmp_path, capsys):
     folder = tmp_path / "checkpoints"
     configs = [pretrain(name, checkpoint_path=str(folder)) for name in ("first", "second")]
-    both = [Checkpoints(config, Layout(), config.network()) for config in configs]
+    both = [Checkpoints(config, Layout(), config.network.build()) for config in configs]
     for each in (*both, *both):  # each saves twice
         each.save(3, {"x": whole(torch.zeros(3))}, {})
     assert [each.folder for each in both] == [folder, tmp_path / "second" / "checkpoint"]
     assert capsys.readouterr().err == f"{folder} is no longer this run's to write: checkpoints go to {both[1].folder}\n"
     for config, each in zip(configs, both, strict=True):
-        again = Checkpoints(config, Layout(), config.network())
+        again = Checkpoints(config, Layout(), config.network.build())
         assert again.find().folder == each.folder / "step-3"
 
 
@@ -111,7 +111,7 @@ def dense_weights(config, seed):
     """Return the weights of a model of this configuration, with another seed."""
     tokenizer = tokenizer_for(config)
     return build_language_model(
-        config.model_name, tokenizer, positions=config.block_size, dropout=0.0, seed=seed
+        config.model_name, tokenizer, positions=config.data.block_size, dropout=0.0, seed=seed
     ).state_dict()
 
 
@@ -154,7 +154,7 @@ def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):
         ValueError, match=r"checkpoint/step-\d+ is of a run that did not begin from .*w.pth: name the file"
     ):
         run(config)
-    stopped(replace(config, checkpoint_path=None), 8)
+    stopped(config.replace(checkpoint_path=None), 8)
     (tmp_path / "w.pth").unlink()  # its weights are no longer needed
     assert run(config)["first_weights"]["file"] == "w.pth"
 

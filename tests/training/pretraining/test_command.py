@@ -28,7 +28,7 @@ def test_a_damaged_record_is_named(pretrain, tmp_path, monkeypatch):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.changes()))
     monkeypatch.setattr(sys, "argv", ["pretrain", "--config", str(tmp_path / "run.yaml")])
     main()
-    file = Path(config.output_dir) / "record.json"
+    file = Path(config.output.output_dir) / "record.json"
     record = json.loads(file.read_text())
     del record["status"]
     file.write_text(json.dumps(record))

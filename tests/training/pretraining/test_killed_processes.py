@@ -68,7 +68,7 @@ def test_a_run_of_which_one_process_is_killed_equals_an_unbroken_one(pretrain, w
     assert -signal.SIGKILL in started(broken, (random.randint(0, 1), at_step))
     assert started(broken) == [0, 0]
     assert started(unbroken) == [0, 0]
-    records = [read_record(Path(config.output_dir)) for config in (broken, unbroken)]
+    records = [read_record(Path(config.output.output_dir)) for config in (broken, unbroken)]
     assert records[0]["timing"]["resumed_behind_steps"] == ([] if at_step <= 3 else [3] if at_step <= 6 else [6])
     assert records[0]["network"]["training"]["lost"] > 0
     assert_same(broken, records[0], unbroken, records[1])

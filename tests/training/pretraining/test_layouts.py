@@ -99,7 +99,7 @@ def test_a_run_goes_on_at_another_layout(pretrain, at, capsys, before, after):
     unbroken, batches, _ = at("one", pretrain("unbroken"))[0]
     config = pretrain("broken")
     at(before, config, stop_at=5)
-    kept = contents(Path(config.output_dir) / "checkpoint" / "step-3")
+    kept = contents(Path(config.output.output_dir) / "checkpoint" / "step-3")
     found = at(after, config)
     for record, seen, _ in found:
         assert all(

@@ -39,7 +39,7 @@ def test_it_learns_and_writes_its_record(pretrain, capfd):
     line = rf"pretraining: step 30 of 60, loss \d\.\d+, {tokens // 2:,} tokens, [\d,]+ tokens/s, learning rate "
     assert re.search(line + r"\d\.\d+e-03, pass \d, file [01], document \d+\n", told)
     assert re.search(r"evaluation: step 30 of 60, cross_entropy_clean \d\.\d+, cross_entropy_lossy .*\nsample: '", told)
-    assert json.loads((Path(config.output_dir) / "record.json").read_text()) == record
+    assert json.loads((Path(config.output.output_dir) / "record.json").read_text()) == record
     assert record["config"]["data_glob"].endswith("data/train-*.parquet")
     assert not Path(record["config"]["data_glob"]).is_absolute()
     assert (record["timing"]["steps"], len(losses(record))) == (60, 60)
@@ -53,7 +53,9 @@ def test_it_learns_and_writes_its_record(pretrain, capfd):
 def test_numbers_position_and_samples_are_written_while_it_runs(pretrain):
     config = pretrain(total_steps=4, eval_steps=2, prompt="four")
     run(config)
-    lines = [json.loads(line) for line in (Path(config.output_dir) / "statistics.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (Path(config.output.output_dir) / "statistics.jsonl").read_text().splitlines()
+    ]
     assert [(line["step"], "train/loss" in line) for line in lines] == [
         *((1, True), (2, True), (2, False)),
         *((3, True), (4, True), (4, False)),
@@ -69,7 +71,7 @@ def test_numbers_position_and_samples_are_written_while_it_runs(pretrain):
 def test_tensorboard_has_a_pretraining_runs_numbers_and_samples(pretrain):
     config = pretrain(total_steps=4, eval_steps=2, tensorboard=True)
     run(config)
-    board = EventAccumulator(str(Path(config.output_dir) / "tensorboard"))
+    board = EventAccumulator(str(Path(config.output.output_dir) / "tensorboard"))
     board.Reload()
     for name in ("train/loss", "train/tokens_per_second", "train/gradient_norm", "train/learning_rate", "train/tokens"):
         assert [event.step for event in board.Scalars(name)] == [1, 2, 3, 4]
@@ -138,7 +140,7 @@ def test_it_begins_as_the_edition_that_trained_the_base_models(pretrain, monkeyp
 def test_the_exported_folder_is_read_by_transformers_and_gives_the_cards_loss(pretrain):
     config = pretrain()
     record = run(config)
-    folder = Path(config.output_dir)
+    folder = Path(config.output.output_dir)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
@@ -166,7 +168,7 @@ def test_blocks_and_the_record_follow_a_tokenizer_that_asks_for_a_first_token(pr
     assert "first_tokens" not in bare["data"]
     assert losses(record) != losses(bare)
     blocks = all_blocks(validation_text(config), tokenizer, block_size=16)
-    model = AutoModelForCausalLM.from_pretrained(config.output_dir, dtype="float32").eval()
+    model = AutoModelForCausalLM.from_pretrained(config.output.output_dir, dtype="float32").eval()
     with torch.no_grad():
         loss = model(blocks, labels=blocks).loss.item()
     assert loss == pytest.approx(record["final"]["cross_entropy_clean"], rel=1e-5)
@@ -234,8 +236,8 @@ def test_the_number_of_torchs_threads_is_restored(pretrain):
 def test_a_loss_that_is_not_finite_is_recorded_and_exports_nothing(pretrain):
     config = pretrain(learning_rate=1e30)
     assert run(config)["status"] == "not finite"
-    assert not (Path(config.output_dir) / "model.safetensors").exists()
-    assert not (Path(config.output_dir) / "README.md").exists()
+    assert not (Path(config.output.output_dir) / "model.safetensors").exists()
+    assert not (Path(config.output.output_dir) / "README.md").exists()
 
 
 @pytest.mark.parametrize("evaluated", [{"eval_steps": 1}, {"total_steps": 1, "warmup_steps": 0}])
@@ -247,7 +249,7 @@ def test_an_evaluation_that_is_not_finite_ends_the_run_with_a_record(pretrain, e
     (point,) = record["curves"]["eval"]
     assert point["cross_entropy_clean"] is None
     assert record["final"]["cross_entropy_clean"] is None
-    assert read_record(Path(config.output_dir)) == record
+    assert read_record(Path(config.output.output_dir)) == record
 
 
 def test_without_validation_files_some_documents_are_held_out(pretrain):

@@ -24,7 +24,9 @@ from tests.training.pretraining.tiny_runs import STEPS, TINY, assert_same, losse
 
 def kept(config):
     """Return the steps of a run's checkpoints."""
-    return sorted(int(path.name.removeprefix("step-")) for path in Path(config.output_dir).glob("checkpoint/step-*"))
+    return sorted(
+        int(path.name.removeprefix("step-")) for path in Path(config.output.output_dir).glob("checkpoint/step-*")
+    )
 
 
 @pytest.mark.parametrize("at_step", [2, 4, STEPS])
@@ -116,7 +118,7 @@ def test_a_finished_run_is_not_repeated_and_another_configuration_is_refused(pre
 
 def change_text(config):
     """Change one document of the training text."""
-    file = Path(config.data_glob.replace("*", "1"))
+    file = Path(config.data.data_glob.replace("*", "1"))
     texts = pa.parquet.read_table(file)["text"].to_pylist()
     pa.parquet.write_table(pa.table({"text": [*texts[:-1], "nine"]}), file)
 
@@ -138,7 +140,7 @@ def test_text_that_has_changed_is_refused(pretrain):
 @pytest.mark.parametrize("name", ["README.md", "config.json", "model.safetensors", "tokenizer.json"])
 def test_a_users_files_are_refused_before_the_first_step_and_stay(pretrain, monkeypatch, name):
     config = pretrain()
-    file = Path(config.output_dir) / name
+    file = Path(config.output.output_dir) / name
     file.parent.mkdir()
     file.write_text("x")
     (file.parent / "thesis").touch()
@@ -152,7 +154,7 @@ def test_a_users_files_are_refused_before_the_first_step_and_stay(pretrain, monk
 def test_a_position_of_another_text_is_one_line(pretrain):
     config = pretrain()
     stopped(config, 5)
-    folder = Path(config.output_dir) / "checkpoint" / "step-3"
+    folder = Path(config.output.output_dir) / "checkpoint" / "step-3"
     for position in ({"start": 3}, {}, None):
         rewrite(folder, lambda tensors, state, position=position: (tensors, {**state, "position": position}))
         with pytest.raises(ValueError, match=r"^.*step-3 does not belong .*: delete .*step-3 to start over$") as error:

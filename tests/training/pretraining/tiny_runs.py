@@ -22,7 +22,7 @@ def validation_losses(record):
 
 
 def weights(config):
-    return AutoModelForCausalLM.from_pretrained(config.output_dir).state_dict()
+    return AutoModelForCausalLM.from_pretrained(config.output.output_dir).state_dict()
 
 
 def assert_same(config, record, other, other_record):

@@ -1,0 +1,383 @@
+"""The settings of runs: what they mean, which are refused, and how they are written and read."""
+
+import hashlib
+import itertools
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lossytp.labs.lab import LabConfig
+from lossytp.network import Bernoulli, GilbertElliott, Scope
+from lossytp.network.lossy_network import Wiring
+from lossytp.network.routes import Wire
+from lossytp.probe.import_trace import ImportConfig
+from lossytp.probe.report import ReportConfig
+from lossytp.tolerance.config import ToleranceConfig
+from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig, run_settings, settings_class
+from lossytp.training.models import MODELS
+from tests.training.killed_runs import FSDP
+
+OWN = {"reliable_gather": False}
+PIPELINE = {"pipeline_parallel_size": 2}
+NANO = str(MODELS / "gpt2-nano")
+
+
+def refused(kind, values):
+    """Return the message, of one line, with which a configuration refuses these values."""
+    with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as error:
+        kind.from_dict(values)
+    assert type(error.value) is ValueError
+    return str(error.value)
+
+
+# what settings mean
+
+
+def test_groups_hold_flat_settings():
+    config = TrainConfig(loss_rate=0.25, max_steps=9, model_name="gpt2-nano")
+    assert (config.network.loss_rate, config.optimizer.max_steps) == (0.25, 9)
+    assert TrainConfig(network=config.network, max_steps=9) == config
+    assert config.replace(loss_rate=0.0, seed=3).changes() == {"max_steps": 9, "seed": 3}
+    assert TrainConfig.from_dict(config.as_dict()) == config
+    assert TrainConfig().changes() == {}
+    assert TrainConfig(gradient_clipping=1, dropout=0).changes() == {"gradient_clipping": 1.0}
+    with pytest.raises(ValueError, match="frozen"):
+        config.network.loss_rate = 0.5
+
+
+def test_wiring_and_network_are_what_was_asked_for():
+    plain = TrainConfig()
+    assert plain.wiring() == Wiring()
+    network = plain.network.build()
+    assert (network.scope, network.wire, network.seed) == (Scope(), Wire(), 1234)
+    config = TrainConfig(**OWN, algorithm="tree", repair="hadamard(16)", wire_dtype="bf16")
+    expected = {"algorithm": "tree", "repair": "hadamard(16)", "wire_dtype": "bf16"}
+    assert config.wiring() == Wiring.named(reliable_gather=False, **expected)
+    for name in ("sequence_parallel", "exact_adjoint"):
+        assert TrainConfig(**{name: True}).wiring() == Wiring(**{name: True})
+    assert TrainConfig(control="noise").wiring() == Wiring(control="noise")
+    assert TrainConfig(control="elements").wiring() == Wiring()
+    elements = TrainConfig(control="elements", mtu_bytes=900).network.build()
+    assert elements.wire == Wire(mtu_bytes=900, elements=1)
+    parts = {"lossy_direction": "forward", "lossy_module": "mlp", "lossy_layers": " 1 : 3 ", "lossy_phase": "gather"}
+    scope = Scope(direction="forward", module="mlp", layers=(1, 3), phase="gather")
+    assert TrainConfig(**OWN, **parts).network.build().scope == scope
+
+
+def test_links_that_are_not_named_lose_nothing():
+    config = TrainConfig(loss_rate=0.25, lossy_links="0>-1, 2 > -1,-1>3", algorithm="switch", **OWN)
+    network = config.network.build()
+    lossy = {link for link in itertools.product(range(-1, 4), repeat=2) if network.process(*link).loss_rate}
+    assert lossy == {(0, -1), (2, -1), (-1, 3)}
+
+
+def test_processes():
+    assert TrainConfig(loss_rate=0.1).network.process() == Bernoulli(loss_rate=0.1)
+    bursty = TrainConfig(loss_type="g-e", loss_rate=0.1, mean_burst_packets=8.0).network.process()
+    assert bursty == GilbertElliott.from_loss_and_burst(loss_rate=0.1, mean_burst_packets=8)
+    assert TrainConfig(loss_type="g-e", ge_config="one").network.process_rate == pytest.approx(0.05)
+
+
+def test_zero_means_none_where_earlier_studies_wrote_it():
+    assert TrainConfig(max_samples=0, gradient_clipping=0) == TrainConfig()
+    assert PretrainConfig(gradient_clipping=0).optimizer.gradient_clipping is None
+
+
+def test_a_budget_of_tokens_is_that_many_blocks():
+    config = PretrainConfig(model_name="gpt2", block_size=1024, tokens_per_step=524288, microbatch_size=8)
+    assert (config.optimizer.batch_size, config.microbatches) == (512, 64)
+    assert PretrainConfig(**config.as_dict()) == config
+    assert config.replace(data_parallel_size=4).microbatches == 16
+
+
+def test_shapes_from_scratch_take_blocks_of_up_to_4096_tokens():
+    for name in ("gpt2-nano", "gpt2-nano-scratch", "gpt2", "llama-nano", "llama-124m"):
+        assert PretrainConfig(model_name=name, block_size=4096, tensor_parallel_size=2).microbatches == 16
+
+
+def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for kind in (TrainConfig, EvaluateConfig, PretrainConfig):
+        for path, expected in (("~/x", f"{tmp_path}/x"), ("a~/~x", "a~/~x"), ("./~x", "./~x")):
+            assert kind(output_dir=path).output.output_dir == expected
+        for path in ("\n", "a\nb", "a\u2028b", "~nobody-here/x"):
+            assert "output_dir" in refused(kind, {"output_dir": path})
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"los_rate": 0.1}, "did you mean loss_rate"),
+        *(({"loss_rate": value}, "loss_rate") for value in (1.5, -0.1, float("nan"), "0.1", True)),
+        *(({name: 0}, name) for name in ("batch_size", "eval_samples", "data_parallel_size", "checkpoint_steps")),
+        *(({name: -1}, name) for name in ("warmup_steps", "max_samples", "unfreeze_last_layers", "learning_rate")),
+        *(({"gradient_clipping": value}, "gradient_clipping") for value in (-1.0, float("nan"), float("inf"))),
+        *(({"dropout": value}, "dropout") for value in (1.0, -0.1)),
+        ({"bf16": 1}, "bf16"),
+        ({"seed": 8.0}, "give a whole number, such as 8"),
+        ({"output_dir": 2024}, 'within quotes: "2024"'),
+        *(({name: "x"}, name) for name in ("schedule", "implementation", "data_parallel_type", "algorithm", "repair")),
+        ({"dataset": "sst3"}, "dataset = 'sst3'"),
+        ({"model_name": "gpt5"}, "model_name = 'gpt5'"),
+        ({"model_name": "output/none/best"}, "does not exist"),
+        ({"max_length": 129}, "max_length"),
+        ({"mtu_bytes": 40}, "mtu_bytes"),
+        ({"loss_type": "burst"}, "loss_type"),
+        ({"loss_type": "g-e"}, "ge_config"),
+        ({"loss_type": "g-e", "loss_rate": 0.8, "mean_burst_packets": 2.0}, "mean_burst_packets"),
+        ({"loss_type": "g-e", "ge_config": "nope"}, "ge_config"),
+        ({"loss_type": "g-e", "ge_config": "one", "loss_rate": 0.1}, "leave out loss_rate"),
+        ({"mean_burst_packets": 8.0}, "mean_burst_packets"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size"),
+        ({"tensor_parallel_size": 1, "loss_rate": 0.1}, "loss_rate = 0.1"),
+        ({"bf16": True, "fp16": True}, "fp16"),
+        ({"target_accuracy": 1.5, "eval_steps": 5}, "target_accuracy"),
+        ({"target_accuracy": 0.5}, "eval_steps"),
+        ({"patience": 2}, "eval_steps"),
+        ({"warmup_steps": 31, "max_steps": 30}, "warmup_steps"),
+        ({"gradient_accumulation_steps": 33}, "gradient_accumulation_steps"),
+        ({"unfreeze_last_layers": 5}, "gpt2-nano's 4 blocks"),
+        ({"lossy_layers": "0:5"}, "gpt2-nano's 4 blocks"),
+        ({"pipeline_parallel_size": 5}, "gpt2-nano's 4 blocks"),
+        ({"unfreeze_last_layers": 1, "lossy_direction": "backward", "lossy_layers": "0:3"}, "lossy_direction"),
+        ({"implementation": "custom"}, "data_parallel_size"),
+        ({"implementation": "dtensor", "data_parallel_size": 2}, "choose fsdp"),
+        ({"implementation": "dtensor", "fp16": True}, "choose bf16"),
+        ({"implementation": "megatron", "sequence_parallel": True}, "sequence_parallel"),
+        ({"implementation": "megatron", "repair": "stale"}, "repair"),
+        ({"data_parallel_size": 3}, "batch_size"),
+        ({**PIPELINE, "data_parallel_size": 2}, "pipeline_parallel_size"),
+        ({**PIPELINE, "fp16": True}, "fp16"),
+        ({**PIPELINE, "batch_size": 6}, "pipeline_microbatches"),
+        ({**PIPELINE, "dataset": "squad"}, "dataset"),
+        ({**PIPELINE, **OWN}, "reliable_gather"),
+        ({**PIPELINE, "repair": "local"}, "repair"),
+        ({**PIPELINE, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
+        ({**PIPELINE, "unfreeze_last_layers": 1}, "unfreeze_last_layers"),
+        ({**PIPELINE, "exact_adjoint": True, "repair": "rescale"}, "exact_adjoint"),
+        (
+            {"pipeline_parallel_size": 4, "pipeline_schedule": "1f1b", "pipeline_microbatches": 2},
+            "pipeline_microbatches",
+        ),
+        ({**FSDP, "gradient_checkpointing": True}, "gradient_checkpointing"),
+        ({**FSDP, "dataset": "squad"}, "dataset"),
+        ({"control": "noise", "loss_type": "g-e", "loss_rate": 0.1, "mean_burst_packets": 8.0}, "control"),
+        ({"exact_adjoint": True, "lossy_direction": "backward"}, "exact_adjoint"),
+        ({"lossy_phase": "gather"}, "lossy_phase"),
+        ({"lossy_links": "0>9"}, "lossy_links"),
+        ({"tensor_parallel_size": 1, **OWN}, "reliable_gather"),
+        ({"replicated_gradients": "none"}, "replicated_gradients"),
+        ({**OWN, "replicated_gradients": "lossy", "repair": "local"}, "replicated_gradients"),
+        ({**OWN, "resync_every": 5}, "resync_every"),
+        ({"transport": "udp"}, "transport"),
+        ({"link_gbits": 10.0}, "link_gbits"),
+    ],
+    ids=str,
+)
+def test_fine_tuning_refuses(values, name):
+    assert name in refused(TrainConfig, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"block_size": 1}, "block_size"),
+        ({"model_name": NANO, "block_size": 129}, "128 positions"),
+        ({"model_name": "a" * 600}, "model_name"),
+        ({"min_learning_rate": 1e38}, "min_learning_rate"),
+        ({"learning_rate": 5e-5}, "min_learning_rate"),
+        ({"dataset": "shakespeare", "data_glob": "*.txt"}, "data_glob"),
+        ({"tokens_per_step": 1000}, "tokens_per_step"),
+        ({"tokens_per_step": 1280, "batch_size": 9}, "batch_size = 9"),
+        ({"data_parallel_size": 3}, "batch_size"),
+        (PIPELINE, "a pipeline"),
+        ({"loss_rate": 0.1}, "loss_rate"),
+        ({"warmup_steps": 9, "total_steps": 8}, "warmup_steps"),
+        ({"deferred_init": True}, "deferred_init"),
+        ({"enable_loss_parallelism": True}, "enable_loss_parallelism"),
+        ({"lossy_logits": True, "tensor_parallel_size": 2}, "lossy_logits"),
+        ({"max_steps": 5}, "max_steps"),
+    ],
+)
+def test_pretraining_refuses(values, name):
+    assert name in refused(PretrainConfig, values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (TrainConfig, "checkpoint_path"),
+        (TrainConfig, "lossy_links"),
+        (PretrainConfig, "tokenizer_path"),
+        (EvaluateConfig, "task_folder"),
+        (ToleranceConfig, "loss_rates"),
+        (LabConfig, "data_dir"),
+        (ImportConfig, "column"),
+        (ReportConfig, "output_dir"),
+    ],
+)
+def test_no_text_is_empty_or_has_bytes_that_are_no_text(kind, name):
+    """Empty, it would mean the current folder; with such bytes, a run would end without its record."""
+    needed = {"file": "a.csv"} if kind is ImportConfig else {"trace": "a.parquet"} if kind is ReportConfig else {}
+    for value in ("", "a\udcff", "a\0"):
+        assert name in refused(kind, {**needed, name: value})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data_parallel_size": 2, "fp16": True, "batch_size": 6},  # only a pipeline scales no loss, or cuts batches
+        {"pipeline_parallel_size": 4, "pipeline_microbatches": 2},
+        {**PIPELINE, "pipeline_schedule": "1f1b", "pipeline_microbatches": 2},
+        {**PIPELINE, "bf16": True},
+        {"implementation": "dtensor", "bf16": True, "data_parallel_size": 2, "data_parallel_type": "fsdp"},
+        {"implementation": "megatron", "data_parallel_size": 2},
+        {"implementation": "dtensor", "data_parallel_size": 2, "tensor_parallel_size": 1, "fp16": True},
+        {"unfreeze_last_layers": 1, "lossy_direction": "backward", "lossy_layers": "3:4"},
+        {"warmup_steps": 30, "max_steps": 30},
+        {"max_steps": 2},  # below the default of warmup_steps: a short trial
+    ],
+)
+def test_what_can_be_combined_is_not_refused(values):
+    assert TrainConfig.from_dict(values).changes() == values
+
+
+def test_a_folder_of_a_declaration_without_one_is_refused(tmp_path):
+    for rows in ("a.csv", "b.csv"):
+        (tmp_path / rows).write_text("a,b\nword,x\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("{kind: classification, train: a.csv, test: b.csv, body: '{a}', label: b, labels: [x, y]}")
+    for values in ({}, {"dataset": "sst2"}, {"dataset": str(file)}):
+        assert "task_folder" in refused(TrainConfig, {"task_folder": "elsewhere", **values})
+    found = TrainConfig(dataset=str(file), task_folder=str(tmp_path))
+    assert found.data.declaration["name"] == found.data.dataset == "mine"
+    assert TrainConfig(**found.changes()) == found
+
+
+# processes
+
+
+@pytest.mark.parametrize(
+    ("values", "rank", "world_size", "expected"),
+    [  # of the processes: a replica's, which replica, which stage
+        ({}, 0, 1, (1, 0, 0)),
+        ({}, 1, 2, (2, 0, 0)),
+        ({"data_parallel_size": 2}, 4, 8, (4, 1, 0)),
+        (PIPELINE, 4, 8, (4, 0, 1)),
+        ({"implementation": "dtensor", "data_parallel_size": 2, "data_parallel_type": "fsdp"}, 5, 8, (4, 1, 0)),
+        ({"implementation": "megatron", "tensor_parallel_size": 1}, 0, 1, (1, 0, 0)),
+    ],
+)
+def test_layout_is_the_place_of_this_process(values, rank, world_size, expected):
+    layout = TrainConfig.from_dict(values).layout(rank, world_size)
+    assert (layout.tensor_processes, layout.data_index, layout.pipeline_index) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "world_size", "needed"),
+    [
+        ({}, 3, 4),
+        ({"data_parallel_size": 2}, 1, 2),
+        (PIPELINE, 3, 2),
+        ({"implementation": "dtensor"}, 1, 4),
+        ({"implementation": "megatron", "data_parallel_size": 2}, 2, 8),
+        ({**OWN, "replicated_gradients": "none", **FSDP}, 2, 8),  # virtual ranks' copies are not sharded
+    ],
+)
+def test_too_few_or_too_many_processes_are_refused(values, world_size, needed):
+    config = TrainConfig.from_dict({**values, "tensor_parallel_size": 4})
+    with pytest.raises(ValueError, match=f"--nproc_per_node {needed}"):
+        config.layout(0, world_size)
+
+
+@pytest.fixture
+def over(monkeypatch):
+    """Return `over(processes, **values)`, which makes a configuration in one of so many processes."""
+
+    def make(processes, **values):
+        place = {"RANK": "0", "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        for name, value in place.items():
+            monkeypatch.setenv(name, value)
+        return PretrainConfig(**values)
+
+    return make
+
+
+def test_without_a_number_of_ranks_each_process_that_replicas_leave_is_one(over):
+    for values, processes, ranks in (
+        ({}, 1, 1),
+        ({"loss_rate": 0.1}, 2, 2),
+        ({"enable_loss_parallelism": True, "lossy_logits": True, "loss_rate": 0.1}, 2, 2),
+        ({"deferred_init": True}, 2, 2),
+        ({"data_parallel_size": 2}, 2, 1),
+        ({"data_parallel_size": 2, "lossy_links": "2>3", "lossy_direction": "forward", "loss_rate": 0.1}, 4, 2),
+        ({"tensor_parallel_size": 4}, 2, 4),
+    ):
+        config = over(processes, **values)
+        assert config.network.tensor_parallel_size == ranks
+        config.layout(0, processes)
+        assert PretrainConfig.from_dict(config.as_dict()) == config
+    with pytest.raises(ValueError, match="link 2>3"):
+        over(2, data_parallel_size=2, lossy_links="2>3", loss_rate=0.1)
+
+
+# records and cells
+
+
+def test_committed_records_are_recognised():
+    """Folders of records are named by what their configuration changes."""
+    records = Path(__file__).parents[2] / "results" / "paper" / "runs"
+    folders = [file.parent for file in records.glob("*/record.json")]
+    assert len(folders) > 1000
+    for folder in folders[::4]:
+        record = json.loads((folder / "record.json").read_text())
+        kind = settings_class(record["config"])
+        config = kind.from_dict(record["config"])
+        written = kind.result_of(record["config"])
+        assert written.items() <= config.result_settings().items()
+        if kind is PretrainConfig:
+            continue  # pretraining cells set what records leave out, such as eval_steps; the grids' tests cover them
+        changes = config.changes() | ({"processes": record["processes"]} if record["processes"] > 1 else {})
+        digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
+        assert folder.name.endswith(digest)
+
+
+def test_settings_that_differ_are_named_with_both_values():
+    config = TrainConfig(loss_rate=0.2, output_dir="somewhere")
+    written = {"loss_rate": 0.1, "wire_dtype": None, "data": {"rows": 3}}
+    assert config.compared(["loss_rate", "data"], written) == "loss_rate = 0.1, not 0.2; another data"
+    assert config.compared(["algorithm"], written) == "no algorithm", "a record from before the setting existed"
+
+
+@pytest.mark.parametrize(
+    ("cells", "fault"),
+    [
+        (5, "cells = 5"),
+        ([], "cells = []"),
+        ([5], "5 is not a configuration"),
+        ([{"sed": 5}], "did you mean seed"),
+        ([{"output_dir": "a", "seed": 1}, {"output_dir": "a", "seed": 2}], "output_dir = 'a'"),
+        ([{"total_steps": 3, "max_steps": 3}], "max_steps"),
+    ],
+)
+def test_cells_are_refused(cells, fault):
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        run_settings(cells)
+
+
+def test_cells_are_of_pretraining_if_they_name_what_it_alone_has():
+    cells = run_settings([{"max_steps": 3}, {"total_steps": 3}, {"loss_rate": 0.1}])
+    assert [type(each) for each in cells] == [TrainConfig, PretrainConfig, TrainConfig]
+
+
+def test_checking_a_configuration_does_not_wait_for_torch():
+    heavy = "{'torch', 'pandas', 'pyarrow', 'transformers', 'datasets'}"
+    code = f"import sys, lossytp.study.grid, lossytp.training.config; sys.exit(bool({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
