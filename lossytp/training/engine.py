@@ -20,9 +20,8 @@ from transformers import PreTrainedModel
 
 import lossytp
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.udp import UdpNetwork
 from lossytp.parallel import backend as initialize
-from lossytp.parallel.backend import init_process_group, over_udp, wrapped_backend
+from lossytp.parallel.backend import init_process_group, wrapped_backend
 from lossytp.parallel.convert import fuse_gelu_, parallelize
 from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
 from lossytp.parallel.group import Layout
@@ -556,8 +555,7 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
         over = "nccl" if wrapped_backend() == "nccl" else f"gloo{why}"
         print(f"{layout.world_size} processes send over {over}", file=sys.stderr, flush=True)
     try:
-        with over_udp(network) if isinstance(network, UdpNetwork) else nullcontext():
-            yield network
+        yield network
     finally:
         dist.destroy_process_group()
 

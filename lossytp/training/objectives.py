@@ -20,9 +20,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lossytp.parallel.convert import gather
 from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
 from lossytp.parallel.pipeline import Stage
-from lossytp.parallel.places import dense_weights, places
 from lossytp.parallel.plans import deferred
 from lossytp.parallel.replicas import gathered, local, on_rank_zero
+from lossytp.parallel.shards import dense_weights
 from lossytp.training.batches import ANSWER_TOKENS, Dataset, evaluation_batches, load_dataset, training_batches
 from lossytp.training.config import EvaluateConfig, PretrainConfig, RunSettings, TrainConfig
 from lossytp.training.engine import Engine
@@ -159,7 +159,7 @@ class Objective(ABC, Generic[Config]):
     def described(self) -> dict[str, Any]:
         """Return the record's entry `data`."""
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
         """Return further entries of the record, such as when scores were reached."""
         return {"time_to_accuracy": None, "times_to_targets": []}
 
@@ -413,7 +413,7 @@ def _dense_model(engine: Engine) -> Any:
     if isinstance(module, DistributedDataParallel | BucketedDDP):
         module = module.module
     if isinstance(module, FlatFSDP | FSDPModule | Stage) or engine.implementation in ("dtensor", "megatron"):
-        weights = dense_weights(places(engine.module, engine.layout), engine.network)
+        weights = dense_weights(engine.module, engine.layout, engine.network)
         return engine.dense_model(weights) if engine.layout.rank == 0 else None
     with engine.network.reliable(), torch.no_grad():
         return gather(module) if engine.implementation == "lossytp" else module
@@ -544,7 +544,7 @@ class FineTuning(Objective[TrainConfig]):
             "incomplete_rows": {"train": self.data.train.incomplete, "test": test.incomplete},
         }
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
         times = [time_to_accuracy(evaluations, target, simulated_step_s) for target in self.data.task.targets]
         return {
             "time_to_accuracy": time_to_accuracy(evaluations, self.config.target_accuracy, simulated_step_s),
@@ -691,7 +691,7 @@ class Pretraining(Objective[PretrainConfig]):
             **(self._trigram() if self.config.save_model else {}),
         }
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
         return {**super().outcome(evaluations, simulated_step_s), "parameters": self._parameters}
 
     def leave(self, record: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Read and write records. A finished run leaves one, `record.json`, in its output folder; it is written last."""
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -9,10 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lossytp.network import timing as transport
-from lossytp.network.routes import Wire
-from lossytp.network.timing import AllReduce, BestEffort, Channel, SelectiveRepeat, Transport, step_seconds
-from lossytp.network.traces import Replay
+from lossytp.network.traces import Replay, Trace
 from lossytp.training.config import NetworkSettings, PretrainConfig, RunSettings, TrainConfig, settings_class
 from lossytp.training.files import check_writable, write_atomically
 
@@ -136,82 +134,54 @@ def commit() -> str | None:
         return None
 
 
-# Simulate how long a training step would take on the link that a configuration describes.
+# A run's result depends on files, besides its configuration: its data, a trace of packet losses, first weights.
 
 
-SAMPLES = 20  # simulated steps, each with a few dozen collectives
-MOST_LOST, MOST_LOSSES = 0.9, 2**27  # loss rate, and losses in all samples, above which timing takes minutes
+def trace_sha256(config: NetworkSettings) -> str | None:
+    """Return the hash of the recorded losses that the configuration replays; None if it replays none."""
+    process = config.process()
+    if isinstance(process, Replay):
+        links = "".join(f"{link} {_sha256(trace)}\n" for link, trace in process.links)
+        return hashlib.sha256(links.encode()).hexdigest()
+    return _sha256(process) if isinstance(process, Trace) else None
 
 
-def simulated_step_seconds(config: RunSettings, shape: Any, tokens: float, compute_s: float) -> float | None:
-    """Return the expected seconds of a training step over the configured link.
+def _sha256(trace: Trace) -> str:
+    lost = np.asarray(trace.lost, dtype="<i8").tobytes()
+    return hashlib.sha256(f"{trace.num_packets} ".encode() + lost).hexdigest()
 
-    Messages that may lose packets are best-effort, with a deadline so late that only lost packets are missing. If sums
-    return reliably, the other half of the messages is retransmitted until delivered, by ideal selective repeat.
+
+def sha256_of(file: Path) -> str:
+    """Return the hash of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix: str) -> None:
+    """Raise ValueError if the trace's hash is no longer `then`, its value when `where` was written."""
+    if trace_sha256(config) != then:
+        raise ValueError(f"the file of {config.loss_type} has changed since {where} was written: {fix}")
+
+
+def check_inputs(
+    config: RunSettings, then: dict[str, Any], data: str | None, weights: Path | None, where: Path, fix: str
+) -> None:
+    """Raise ValueError if a run's files have changed since `where` was written.
 
     Args:
         config: the run's configuration.
-        shape: the model's configuration, as in transformers.
-        tokens: mean tokens of a step, padding included.
-        compute_s: measured seconds of a step. With virtual ranks they hold the work of all ranks in one process; under
-            torchrun they hold the real messages too.
-
-    Returns:
-        The seconds; None if no link is configured, and in these cases, which `lossytp.network.timing` does not cover:
-
-        - data, pipeline or sequence parallelism, or a control;
-        - an algorithm without a schedule, a repair that sends extra packets, or a recording of each link;
-        - losses limited to a direction, module, layer range, phase or some links;
-        - frozen blocks, or gradient checkpointing, which repeats forward messages;
-        - a lossy all-reduce of the gradients of copies (a reliable one is not counted);
-        - retransmission at a loss rate above `MOST_LOST`, or with more losses than `MOST_LOSSES`.
+        then: what `where` holds: "data" and "trace", hashes or None, and "first_weights", with a hash, or None.
+        data: the hash of the data now; None if it is not on this machine.
+        weights: the file of weights to begin from, if any.
+        where: a record or a checkpoint.
+        fix: what the user can do.
     """
-    wiring, ranks, process = config.wiring(), config.tensor_parallel_size, config.process()
-    algorithm = wiring.algorithm
-    scope = (config.lossy_direction, config.lossy_module, config.lossy_layers, config.lossy_phase, config.lossy_links)
-    if (
-        config.link_gbits is None
-        or ranks == 1
-        or config.data_parallel_size * config.pipeline_parallel_size > 1
-        or config.sequence_parallel
-        or config.control is not None
-        or config.unfreeze_last_layers is not None
-        or config.gradient_checkpointing
-        or config.replicated_gradients == "lossy"
-        or any(value is not None for value in scope)
-        or wiring.repair.sends_more
-        or algorithm.schedule is None
-        or isinstance(process, Replay)
-    ):
-        return None
-    sent_again = config.reliable_gather and not algorithm.sum_reaches_all and process.loss_rate > 0
-    if sent_again and process.loss_rate > MOST_LOST:
-        return None
-    path = transport.Path(
-        bandwidth_bits_per_s=config.link_gbits * 1e9,
-        round_trip_s=config.round_trip_us * 1e-6,
-        wire=Wire(mtu_bytes=config.mtu_bytes),
-    )
-    computed = "bf16" if config.bf16 or config.fp16 else "fp32"
-    microbatches, itemsize = config.microbatches, 4 if (config.wire_dtype or computed) == "fp32" else 2
-    elements = max(1, round(tokens / microbatches)) * shape.hidden_size
-    schedule, layers = algorithm.schedule, shape.num_hidden_layers * microbatches
-    num_packets = schedule.num_packets(elements, itemsize, ranks, path.wire)
-    transports: list[Transport] = [BestEffort.patient(num_packets, path)]
-    if sent_again:
-        packets = SAMPLES * 4 * layers * schedule.links(ranks) * schedule.messages(ranks) * num_packets
-        if packets * process.loss_rate / (1 - process.loss_rate) > MOST_LOSSES:
-            return None
-        transports.append(SelectiveRepeat.prompt(path))
-    seconds = [
-        step_seconds(
-            AllReduce(algorithm=config.algorithm, num_elements=elements, itemsize=itemsize, ranks=ranks),
-            Channel(path=path, transport=transport, process=process),
-            num_layers=layers,
-            compute_s=compute_s,
-            samples=SAMPLES,
-            seed=config.seed,
+    if then["trace"] is not None:
+        check_same_trace(config, then["trace"], str(where), fix)
+    if data is not None and then["data"] is not None and data != then["data"]:
+        raise ValueError(f"the data of {config.task} has changed since {where} was written: {fix}")
+    if weights is not None and sha256_of(weights) != (then["first_weights"] or {}).get("sha256"):
+        raise ValueError(
+            f"{where} is of a run that did not begin from {weights}: name the file that it began from, leave "
+            "checkpoint_path out, or give another output_dir"
         )
-        for transport in transports
-    ]
-    return float(np.mean(seconds))

@@ -37,12 +37,12 @@ def assert_same(config, record, other, other_record):
 
 def stopped(config, at_step):
     """Run, and interrupt the run before a step."""
-    step = Run._timed_step
+    step = Run.train_step
 
     def stops(self, number, batch):
         if number == at_step:
             raise KeyboardInterrupt
         return step(self, number, batch)
 
-    with patch.object(Run, "_timed_step", stops), pytest.raises(KeyboardInterrupt):
+    with patch.object(Run, "train_step", stops), pytest.raises(KeyboardInterrupt):
         run(config)
