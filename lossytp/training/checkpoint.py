@@ -1,14 +1,12 @@
 """Save an unfinished run's state, so that the same command resumes it as if it had never been stopped: `resume`.
 
-A checkpoint is a folder `step-N`: a file of each process, and `checkpoint.json` with the run's configuration. It is
-written under another name, and renamed once it is whole and on the disk. So a run that is killed at any moment harms no
-earlier checkpoint.
+A checkpoint is a folder `step-N`: a file of each process, and `checkpoint.json`. It is written under another name, and
+renamed once it is whole and on the disk. So a run that is killed at any moment harms no earlier checkpoint.
 
 A process's file holds its shards, with their places in the dense model (`lossytp.parallel.shards`), and what it has
 alone: its random generator, its links, and what repairs remember. At the layout that wrote a checkpoint, each process
-reads its own file, and the run goes on to the last digit. Processes of another layout read all files, and take what
-they need. `torch.distributed.checkpoint` needs DTensors, which these shards are not, and its index is a pickle, which
-could run code.
+reads its own file, and the run goes on to the last digit. Processes of another layout read all files.
+`torch.distributed.checkpoint` needs DTensors, which these shards are not, and its index can run code.
 """
 
 import json
@@ -17,9 +15,10 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,7 +51,7 @@ PREFIXES = ("module.", "_orig_mod.")  # of wrapped and of compiled models
 
 @dataclass
 class History:
-    """What a run has counted so far, apart from packets."""
+    """What a run has counted so far, apart from packets at its present layout."""
 
     losses: list[float] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -60,21 +59,14 @@ class History:
     tokens: int = 0
     real_tokens: int = 0
     best: float = -math.inf
-    saved_best: float = -math.inf
-    """Of this output folder; `best` may be of the run that this one goes on from."""
+    saved_best: float = -math.inf  # of this output folder; `best` may be of the run that this one goes on from
     since_best: int = 0
-    drift: float = 0.0
-    """Replica drift after the last step before an evaluation."""
-    resumed: list[int] = field(default_factory=list)
-    """Steps after which the run was resumed."""
-    earlier_seconds: float = 0.0
-    """Total time of processes that were stopped."""
-    first_weights: dict[str, str] | None = None
-    """The file of another program's weights that the run began from."""
-    layouts: list[dict[str, Any]] = field(default_factory=list)
-    """Earlier layouts, each with the steps after which it ended."""
-    earlier_packets: dict[str, list] = field(default_factory=lambda: Counters().state_dict())
-    """Packets counted at these layouts."""
+    drift: float = 0.0  # replica drift after the last step before an evaluation
+    resumed: list[int] = field(default_factory=list)  # steps after which the run was resumed
+    earlier_seconds: float = 0.0  # total time of processes that were stopped
+    first_weights: dict[str, str] | None = None  # the file of another program's weights that the run began from
+    layouts: list[dict[str, Any]] = field(default_factory=list)  # earlier ones, with the steps after which they ended
+    earlier_packets: dict[str, list] = field(default_factory=lambda: Counters().state_dict())  # at these layouts
 
 
 def save(run: "Run", step: int) -> None:
@@ -87,7 +79,7 @@ def save(run: "Run", step: int) -> None:
     state = {
         "shards": [
             (
-                [*shard[:2], [tuple(part) for part in shard.parts], shard.replica],
+                shard,
                 {
                     kind: local(each).detach().cpu()
                     for kind, each in {"parameter": parameter, **moments.get(parameter, {})}.items()
@@ -122,18 +114,16 @@ def resume(run: "Run") -> None:
         _begin_from_weights(run)
         return
     same = found.layout == checkpoints.layout
-    states = [found.state(rank) for rank in ((run.layout.rank,) if same else range(found.processes))]
+    states = [found.state(rank) for rank in ((run.layout.rank,) if same else range(found.layout["processes"]))]
     state, history = states[0], History(**json.loads(states[0]["history"]))
     then = {**state["inputs"], "first_weights": history.first_weights}
-    fix = f"put the old file back, or {checkpoints.to_start_over(found.folder)}"
+    fix = f"put the old file back, or {checkpoints.to_start_over(found)}"
     check_inputs(run.config, then, run.objective.sha256, checkpoints.sources.weights, found.folder, fix)
     run.engine.warm_up(run.objective.batch, run.scaler)
     run.objective.load_state_dict(state["position"], len(history.losses))
-    if same:
-        _restore_tensors_(run, state)
-    else:
-        _reshard_(run, found, states)
+    if not same:
         state = _of_another_layout(run, found, states, history)
+    _restore_tensors_(run, states, copies=all(found.layout[name] == checkpoints.layout[name] for name in SIZES[:2]))
     run.scaler.load_state_dict(state["scaler"])
     if state["random"] is not None:
         torch.set_rng_state(state["random"])
@@ -143,55 +133,34 @@ def resume(run: "Run") -> None:
     collective = collective_of(run.engine.module)
     if collective is not None:
         collective.load_memories_state(state["memories"], run.device)
-    if not checkpoints.owns(found.folder):
+    if not checkpoints.owns(found):
         history.saved_best = -math.inf
     history.resumed.append(len(history.losses))
     run.history = history
 
 
-def _restore_tensors_(run: "Run", state: dict[str, Any]) -> None:
-    """Restore parameters and AdamW's state at the layout that saved them."""
-    for (parameter, _), (_, saved) in zip(shards(run.engine.module, run.layout), state["shards"], strict=True):
-        for kind, target in _tensors(run, parameter, saved):
-            target.copy_(saved[kind])
+def _restore_tensors_(run: "Run", states: list[dict[str, Any]], *, copies: bool) -> None:
+    """Take parameters and AdamW's state from the shards in `states`.
 
-
-def _reshard_(run: "Run", found: "Found", states: list[dict[str, Any]]) -> None:
-    """Take parameters and AdamW's state from the shards of another layout.
-
-    As many ranks and replicas take each their own copy; others take the first one.
+    With `copies`, each copy of a parameter takes its own, if it is there; else all take the first one.
     """
-    saved = [(saved_shard(shard), tensors) for state in states for shard, tensors in state["shards"]]
-    as_many = all(found.layout[name] == run.checkpoints.layout[name] for name in SIZES[:2])
+    saved: list[tuple[Shard, dict[str, Tensor]]] = [pair for state in states for pair in state["shards"]]
     for parameter, shard in shards(run.engine.module, run.layout):
-        of_first = next(tensors for each, tensors in saved if each.has(shard.parts[0].name, FIRST))
-        for kind, target in _tensors(run, parameter, of_first):
+
+        def dense(part: Part, kind: str, replica: int = shard.replica) -> Tensor:
+            own = (replica, part.rank)
+            copy = own if copies and any(each.has(part.name, own) for each, _ in saved) else FIRST
+            held = [(each, tensors[kind]) for each, tensors in saved if each.has(part.name, copy)]
+            return assembled(held, part.name, copy)
+
+        shard.take_(local(parameter).detach(), partial(dense, kind="parameter"))
+        like = next(tensors for each, tensors in saved if shard.parts[0].name in (part.name for part in each.parts))
+        for kind, value in like.items():
             if kind == "step":
-                target.copy_(of_first["step"])
-                continue
-
-            def dense(part: Part, kind: str = kind, replica: int = shard.replica) -> Tensor:
-                copy = (replica, part.rank)
-                copy = copy if as_many and any(each.has(part.name, copy) for each, _ in saved) else FIRST
-                held = [(each, tensors[kind]) for each, tensors in saved if each.has(part.name, copy)]
-                return assembled(held, part.name, copy)
-
-            shard.take_(target, dense)
-
-
-def saved_shard(values: Sequence[Any]) -> Shard:
-    """Return the shard whose values a checkpoint has as plain lists and tuples."""
-    shape, first, parts, replica = values
-    return Shard(shape, first, tuple(Part(*part) for part in parts), replica)
-
-
-def _tensors(run: "Run", parameter: torch.nn.Parameter, kinds: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameter, and what AdamW keeps for it, new if a run begins, as this process holds them."""
-    yield "parameter", local(parameter).detach()
-    for kind in kinds:
-        if kind != "parameter":
-            new = torch.tensor(0.0) if kind == "step" else torch.zeros_like(parameter)
-            yield kind, local(run.optimizer.state[parameter].setdefault(kind, new))
+                run.optimizer.state[parameter][kind] = value.clone()
+            elif kind != "parameter":
+                moment = run.optimizer.state[parameter][kind] = torch.zeros_like(parameter)
+                shard.take_(local(moment).detach(), partial(dense, kind=kind))
 
 
 def _of_another_layout(run: "Run", found: "Found", states: list[dict[str, Any]], history: History) -> dict[str, Any]:
@@ -199,15 +168,12 @@ def _of_another_layout(run: "Run", found: "Found", states: list[dict[str, Any]],
 
     Links that are in both layouts go on. What the earlier layout counted goes to the history.
     """
-    networks, packets, earlier = [json.loads(state["network"]) for state in states], Counters(), Counters()
+    networks, packets = [json.loads(state["network"]) for state in states], Counters()
     for network in networks:
-        each = Counters()
-        each.load_state_dict(network["counters"])
-        packets.merge(each)
-    earlier.load_state_dict(history.earlier_packets)
-    packets.add_all(earlier)
+        packets.merge(counters_of(network["counters"]))
+    packets.add_all(counters_of(history.earlier_packets))
     history.earlier_packets = packets.state_dict()
-    history.layouts.append({"steps": found.step, **found.layout})
+    history.layouts.append({"steps": len(history.losses), **found.layout})
     if run.layout.rank == 0:
         print(
             f"{found.folder} is of another layout ({run.checkpoints.changes(found)}). Links that are in both keep "
@@ -217,8 +183,8 @@ def _of_another_layout(run: "Run", found: "Found", states: list[dict[str, Any]],
     merged = {**networks[0], "counters": Counters().state_dict()}
     for kind in ("links", "normals"):
         merged[kind] = list({json.dumps(link): [link, kept] for each in networks for link, kept in each[kind]}.values())
-    sizes = {name: found.layout[name] for name in SIZES}
-    ranks = [Layout(**sizes, rank=rank, world_size=found.processes) for rank in range(found.processes)]
+    sizes, number = {name: found.layout[name] for name in SIZES}, len(states)
+    ranks = [Layout(**sizes, rank=rank, world_size=number) for rank in range(number)]
     here = run.layout.data_index, run.layout.pipeline_index
     like = [state for state, each in zip(states, ranks, strict=True) if (each.data_index, each.pipeline_index) == here]
     memories: dict[Any, list] = {}
@@ -232,6 +198,13 @@ def _of_another_layout(run: "Run", found: "Found", states: list[dict[str, Any]],
         "network": json.dumps(merged),
         "memories": [[site, memory] for site, memory in memories.items()],
     }
+
+
+def counters_of(state: dict[str, list]) -> Counters:
+    """Return the counters with this `state_dict()`."""
+    counters = Counters()
+    counters.load_state_dict(state)
+    return counters
 
 
 def _begin_from_weights(run: "Run") -> None:
@@ -277,24 +250,18 @@ def _is_state_dict(content: Any) -> bool:
 # Find checkpoints on the disk, write them and delete them.
 
 
-@dataclass(frozen=True)
-class Found:
-    """A whole checkpoint: its folder, and what its marker says."""
+class Found(NamedTuple):
+    """A whole checkpoint: its folder, the run that wrote it, that run's layout, by name, and its settings."""
 
     folder: Path
-    step: int
     run: str
-    processes: int
+    layout: dict[str, Any]
     config: dict[str, Any]
-
-    @property
-    def layout(self) -> dict[str, Any]:
-        """Return the layout that wrote it: settings by name."""
-        return layout_of(self.processes, self.config)
 
     def state(self, rank: int) -> dict[str, Any]:
         """Return the state of a process that wrote it."""
-        return torch.load(self.folder / f"process-{rank}.pt", map_location="cpu", mmap=True, weights_only=True)
+        with torch.serialization.safe_globals([Shard, Part]):
+            return torch.load(self.folder / f"process-{rank}.pt", map_location="cpu", mmap=True, weights_only=True)
 
 
 class Sources(NamedTuple):
@@ -302,59 +269,40 @@ class Sources(NamedTuple):
 
     home: Path
     checkpoints: list[Path]
-    weights: Path | None
-
-
-def layout_of(processes: int, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the number of processes, and the settings of `LAYOUT`."""
-    return {"processes": processes, **{name: config[name] for name in LAYOUT if name in config}}
-
-
-def run_name(config: RunSettings) -> str:
-    """Return what tells this run from all others on the machine: the path of its output folder."""
-    return os.path.abspath(config.output_dir)
+    weights: Path | None = None
 
 
 def sources(config: RunSettings) -> Sources:
     """Find a run's checkpoints, as its `checkpoint_path` and `output_dir` say."""
     own = Path(config.output_dir) / FOLDER
-    mine = steps_in(own)[::-1]
+    mine = steps_in(own)
     if config.checkpoint_path is None:
-        return Sources(own, mine, None)
+        return Sources(own, mine)
     given = Path(config.checkpoint_path)
-    if _is_home(given, run_name(config)):
-        return Sources(given, steps_in(given)[::-1], None)
-    markers = [given] if given.name == MARKER else [file for file in given.rglob(MARKER) if is_step(file.parent)]
+    if given.name == MARKER:
+        given = given.parent
+    if _is_home(given, config):
+        return Sources(given, steps_in(given))
+    theirs = [given] if (given / MARKER).is_file() else steps_in(given) or steps_in(given / FOLDER)
     files = [file for file in (given, *given.glob("*")) if file.suffix in SUFFIXES and file.is_file()]
-    weights = None if markers else max(files, key=_seconds, default=None)
-    if mine and own.resolve() not in given.resolve().parents:
-        return Sources(own, mine, weights)  # the run has gone on since it resumed from `checkpoint_path`
-    if given.name == MARKER or not markers:
-        return Sources(own, [file.parent for file in markers], weights)
-    newest = max(markers, key=_seconds).parent
-    return Sources(own, [each for each in steps_in(newest.parent)[::-1] if number_of(each) <= number_of(newest)], None)
+    weights = None if theirs else max(files, key=lambda file: file.stat().st_mtime, default=None)
+    gone_on = mine and own.resolve() not in given.resolve().parents  # since it resumed from `checkpoint_path`
+    return Sources(own, mine if gone_on else theirs, weights)
 
 
-def _is_home(given: Path, run: str) -> bool:
+def _is_home(given: Path, config: RunSettings) -> bool:
     """Return whether a run writes its checkpoints to `checkpoint_path`: it is new or empty, or the run's own."""
     if not given.is_dir():  # a file of weights, and a mistyped checkpoint, are no new folder
-        return not (given.exists() or given.suffix in SUFFIXES or is_step(given))
-    steps = steps_in(given)
-    if not steps:
-        return all(path.name.startswith(".") for path in given.iterdir())
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return bool(json.loads((steps[-1] / MARKER).read_text(encoding="utf-8"))["run"] == run)
-    return False
-
-
-def is_step(folder: Path) -> bool:
-    """Return whether a folder is named as a checkpoint is."""
-    return STEP.fullmatch(folder.name) is not None
+        return not (given.exists() or given.suffix in SUFFIXES or STEP.fullmatch(given.name))
+    for step in steps_in(given):
+        return _marker(step).get("run") == os.path.abspath(config.output_dir)
+    return all(path.name.startswith(".") for path in given.iterdir())
 
 
 def steps_in(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, in the order of their steps."""
-    return sorted((file.parent for file in folder.glob(f"*/{MARKER}") if is_step(file.parent)), key=number_of)
+    """Return the checkpoints in a folder, newest first."""
+    steps = {file.parent: STEP.fullmatch(file.parent.name) for file in folder.glob(f"step-*/{MARKER}")}
+    return sorted((step for step, named in steps.items() if named), key=number_of, reverse=True)
 
 
 def number_of(folder: Path) -> int:
@@ -362,47 +310,31 @@ def number_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def _seconds(file: Path) -> float:
-    return file.stat().st_mtime
+def _marker(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / MARKER).read_text(encoding="utf-8"))
 
 
 class Checkpoints:
-    """Write a run's checkpoints, find them, and keep the last ones. All processes must call each method."""
+    """Write a run's checkpoints, find them, and keep the last ones. All processes must call `save` and `find`."""
 
     def __init__(self, config: RunSettings, layout: Layout, network: LossyNetwork) -> None:
-        self.config, self.network, self.rank, self.processes = config, network, layout.rank, layout.world_size
+        self.config, self.network, self.rank = config, network, layout.rank
+        settings = config.result_settings()
+        self.layout = {"processes": layout.world_size, **{name: settings[name] for name in LAYOUT if name in settings}}
         self.sources = on_rank_zero(lambda: sources(config), network)
         self.folder = self.sources.home
-
-    @property
-    def layout(self) -> dict[str, Any]:
-        """Return the layout of this run: settings by name."""
-        return layout_of(self.processes, self.config.result_settings())
-
-    def changes(self, found: Found) -> str:
-        """Return how this run's layout differs from that of a checkpoint."""
-        mine = self.layout
-        return ", ".join(f"{name} {then} -> {mine[name]}" for name, then in found.layout.items() if then != mine[name])
-
-    def owns(self, folder: Path) -> bool:
-        """Return whether a checkpoint lies in this run's folder."""
-        return folder.parent.resolve() == self.folder.resolve()
-
-    def to_start_over(self, folder: Path) -> str:
-        """Return how to start without a checkpoint: delete it only if it is this run's."""
-        return f"{f'delete {folder}' if self.owns(folder) else 'leave checkpoint_path out'} to start over"
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Write a checkpoint with this process's state, and delete older ones."""
         part, finished = self.folder / f".step-{step}.part", self.folder / f"step-{step}"
         mine = part / f"process-{self.rank}.pt"
         with saving(finished):
-            on_rank_zero(lambda: self._begin(part, finished), self.network)
+            on_rank_zero(lambda: self._begin(part), self.network)
             try:
                 torch.save(state, mine)
                 sync(mine)
                 gathered(None, self.network)  # all have written
-                on_rank_zero(lambda: self._end(part, finished, step), self.network)
+                on_rank_zero(lambda: self._end(part, finished), self.network)
             except Exception:
                 delete(part)
                 raise
@@ -418,71 +350,82 @@ class Checkpoints:
     def remove(self) -> None:
         """Delete the checkpoints of a finished run, which needs none."""
         if self.rank == 0:
-            for folder in (*steps_in(self.folder), *self.folder.glob(".step-*.part")):
+            for folder in (*steps_in(self.folder), *self.folder.glob(".step-*.part"), self.folder):
                 delete(folder)
-            with suppress(OSError):  # the user's files are in it, or there is none
-                self.folder.rmdir()
 
-    def _begin(self, part: Path, finished: Path) -> None:
-        if finished.exists() and finished not in steps_in(self.folder):
-            refuse([finished])
+    def owns(self, found: Found) -> bool:
+        """Return whether a checkpoint lies in this run's folder."""
+        return found.folder.parent.resolve() == self.folder.resolve()
+
+    def changes(self, found: Found) -> str:
+        """Return how this run's layout differs from that of a checkpoint."""
+        pairs = ((name, then, self.layout[name]) for name, then in found.layout.items())
+        return ", ".join(f"{name} {then} -> {now}" for name, then, now in pairs if then != now)
+
+    def to_start_over(self, found: Found) -> str:
+        """Return how to start without a checkpoint: delete it only if it is this run's."""
+        return f"{f'delete {found.folder}' if self.owns(found) else 'leave checkpoint_path out'} to start over"
+
+    def _begin(self, part: Path) -> None:
         for each in self.folder.glob(".step-*.part"):  # of a killed run
             delete(each)
         part.mkdir(parents=True, exist_ok=True)
 
-    def _end(self, part: Path, finished: Path, step: int) -> None:
-        unseen = [rank for rank in range(self.processes) if not (part / f"process-{rank}.pt").is_file()]
+    def _end(self, part: Path, finished: Path) -> None:
+        unseen = [rank for rank in range(self.layout["processes"]) if not (part / f"process-{rank}.pt").is_file()]
         if unseen:
             raise ValueError(
                 f"{part} lacks the file of process {unseen[0]}, which another machine wrote: give an output_dir that "
                 "all machines see"
             )
-        found = Found(finished, step, run_name(self.config), self.processes, self.config.result_settings())
-        marker = {"version": VERSION, **{name: value for name, value in vars(found).items() if name != "folder"}}
+        found = Found(finished, os.path.abspath(self.config.output_dir), self.layout, self.config.result_settings())
+        marker = {**found._asdict(), "folder": finished.name, "version": VERSION}
         write_atomically(part / MARKER, json.dumps(marker))
         sync(part)
         delete(finished)  # of a run that went on from an earlier step
         part.rename(finished)
         sync(self.folder)
         steps = steps_in(self.folder)
-        kept = [each for each in steps if number_of(each) <= step][-self.config.keep_checkpoints :]
+        kept = [each for each in steps if number_of(each) <= number_of(finished)][: self.config.keep_checkpoints]
         for each in steps:
             if each not in kept:
                 delete(each)
 
     def _find(self) -> Found | None:
-        damage: list[tuple[Path, str]] = []
+        refuse([path for path in self.folder.glob("step-*") if not (path / MARKER).is_file()])
+        damage: list[tuple[Found, str]] = []
         for folder in self.sources.checkpoints:
             try:
                 found = _read(folder)
             except Exception as error:  # a damaged file can raise anything
-                damage.append((folder, first_line(error)))
+                damage.append((Found(folder, "", {}, {}), first_line(error)))
                 continue
             self._check(found)
             for damaged, reason in damage:
-                print(f"{damaged} cannot be read ({reason}): resuming from {folder} instead", file=sys.stderr)
+                print(f"{damaged.folder} cannot be read ({reason}): resuming from {folder} instead", file=sys.stderr)
             return found
         if damage:
-            folder, reason = damage[0]
-            raise ValueError(f"{folder} cannot be read ({reason}): {self.to_start_over(folder)}")
+            damaged, reason = damage[0]
+            raise ValueError(f"{damaged.folder} cannot be read ({reason}): {self.to_start_over(damaged)}")
         given = self.config.checkpoint_path
         if given is not None and self.sources.weights is None and Path(given) != self.folder:
             raise ValueError(
-                f"checkpoint_path = {given!r} has no {MARKER} below it, and is no .pth file: give one that does, or "
+                f"checkpoint_path = {given!r} is no checkpoint, no folder of some, and no .pth file: give one, or "
                 "leave it out to start over"
             )
         return None
 
     def _check(self, found: Found) -> None:
         """Raise ValueError if the run cannot go on from a checkpoint."""
-        written, mine = {**self.config.result_defaults(), **found.config}, self.layout
+        written = {**self.config.result_defaults(), **found.config}
         changed = [name for name in self.config.differences(written) if name not in LAYOUT]
         if changed:
             raise ValueError(
                 f"{found.folder} belongs to an unfinished run with {self.config.compared(changed, written)}: give "
-                f"another output_dir, or {self.to_start_over(found.folder)}"
+                f"another output_dir, or {self.to_start_over(found)}"
             )
-        if written["replicated_gradients"] != "reliable" and any(found.layout[n] != mine[n] for n in SIZES[:2]):
+        resized = any(found.layout[name] != self.layout[name] for name in SIZES[:2])
+        if resized and written["replicated_gradients"] != "reliable":
             raise ValueError(
                 f"{found.folder} is of another layout ({self.changes(found)}), and each rank's copies have drifted "
                 "apart (replicated_gradients): start the run as it was, or give another output_dir"
@@ -491,11 +434,11 @@ class Checkpoints:
 
 def _read(folder: Path) -> Found:
     """Return the checkpoint in a folder. Anything may be raised if it is damaged, or of another version."""
-    marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+    marker = _marker(folder)
     if marker.pop("version", None) != VERSION:
         raise ValueError("another version of lossytp wrote it")
-    found = Found(folder, **marker)
-    for rank in range(found.processes):
+    found = Found(**{**marker, "folder": folder})
+    for rank in range(found.layout["processes"]):
         with zipfile.ZipFile(folder / f"process-{rank}.pt") as file:
             if (damaged := file.testzip()) is not None:
                 raise ValueError(f"the checksum of {damaged} does not match")

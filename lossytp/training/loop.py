@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossytp.network.lossy_network import LossyNetwork
-from lossytp.network.scope import Counters
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import clip_gradients_, merge_counters, on_rank_zero, replica_drift
 from lossytp.training import checkpoint
@@ -98,9 +97,7 @@ class Run:
         finally:
             self.engine.close()
         merge_counters(self.network)
-        earlier = Counters()
-        earlier.load_state_dict(self.history.earlier_packets)
-        self.network.counters.add_all(earlier)
+        self.network.counters.add_all(checkpoint.counters_of(self.history.earlier_packets))
         record = self._described(status)
         on_rank_zero(lambda: self.objective.leave(record), self.network)
         on_rank_zero(lambda: write_record(Path(self.config.output_dir), record), self.network)

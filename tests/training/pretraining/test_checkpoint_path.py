@@ -17,20 +17,21 @@ from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, sto
 
 
 def steps(folder: Path) -> list[int]:
-    return [number_of(path) for path in steps_in(folder)]
+    return [number_of(path) for path in reversed(steps_in(folder))]
 
 
 def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
     unbroken = pretrain("unbroken")
     expected = run(unbroken)
     stopped(pretrain("older"), 4)
-    stopped(pretrain("both/newer"), 7)
-    oldest = tmp_path / "both" / "oldest" / "step-99" / MARKER
-    oldest.parent.mkdir(parents=True)
-    oldest.write_text("{}")
-    os.utime(oldest, (0, 0))
+    stopped(pretrain("newer", keep_checkpoints=2), 7)
     file = tmp_path / "older" / "checkpoint" / "step-3" / MARKER
-    for name, path, step in (("from file", file, 3), ("from folder", tmp_path / "both", 6)):
+    for name, path, step in (
+        ("from file", file, 3),
+        ("from run", tmp_path / "newer", 6),
+        ("from folder", tmp_path / "newer" / "checkpoint", 6),
+        ("from step", tmp_path / "newer" / "checkpoint" / "step-3", 3),
+    ):
         config = pretrain(name, checkpoint_path=str(path))
         record = run(config)
         assert record["timing"]["resumed_behind_steps"] == [step]

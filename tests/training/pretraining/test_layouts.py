@@ -12,7 +12,6 @@ from lossytp.parallel.replicas import local
 from lossytp.parallel.shards import Shard, assembled, shards
 from lossytp.training import checkpoint, models
 from lossytp.training import text as blocks
-from lossytp.training.checkpoint import saved_shard
 from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import Run, run
 from lossytp.training.objectives import Pretraining
@@ -94,8 +93,8 @@ def at(processes):
 
 def kept_in(folder: Path) -> list[tuple[Shard, dict[str, Tensor]]]:
     """Return the shards of all processes in a checkpoint."""
-    states = [torch.load(file, weights_only=True) for file in sorted(folder.glob("process-*.pt"))]
-    return [(saved_shard(shard), tensors) for state in states for shard, tensors in state["shards"]]
+    states = [torch.load(file, weights_only=False) for file in sorted(folder.glob("process-*.pt"))]
+    return [pair for state in states for pair in state["shards"]]
 
 
 def of_kind(held, kind: str) -> list[tuple[Shard, Tensor]]:
