@@ -32,8 +32,6 @@ from lossytp.parallel.vocabulary import IGNORED, split_vocabulary_
 from lossytp.training.config import NetworkSettings, RunSettings, check_blocks
 from lossytp.training.record import commit
 
-# Build AdamW, and compute learning rates that warm up and decay.
-
 
 def build_optimizer(
     model: nn.Module, *, learning_rate: float, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
@@ -84,9 +82,6 @@ def learning_rate_factor(
     return smallest + (1 - smallest) * remaining
 
 
-# Split a batch into microbatches, whose gradients are accumulated before the optimizer's step.
-
-
 def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[str, Tensor], float]]:
     """Split a batch into `number` microbatches of nearly equal size; fewer if there are fewer examples.
 
@@ -109,22 +104,15 @@ def loss_terms(labels: Tensor) -> int:
     return len(labels) if labels.ndim == 1 else int((labels[:, 1:] != IGNORED).sum())
 
 
-# Compute the microbatches of a small model side by side.
-#
-# A few Python threads, each with one torch thread, compute microbatches. With small models this is faster than torch's
-# own threads, which wait for each other at every kernel. Gradients are added in the order of the microbatches, so the
-# number of threads changes no result.
-
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class SideBySide:
-    """Threads that share a model. `close` ends them.
+    """A few threads, each with one torch thread, that compute microbatches of one model. `close` ends them.
 
-    Args:
-        threads: number of threads.
+    With small models this is faster than torch's own threads, which wait for each other at every kernel. Gradients are
+    added in the order of the microbatches, so the number of threads changes no result.
     """
 
     def __init__(self, threads: int) -> None:
@@ -138,16 +126,7 @@ class SideBySide:
     def accumulate_(
         self, loss: Callable[[Item], Tensor], parts: list[tuple[Item, float]], parameters: list[nn.Parameter]
     ) -> list[float]:
-        """Add the gradients of all parts to the parameters.
-
-        Args:
-            loss: computes the training loss of a part.
-            parts: each part, and the weight of its gradients.
-            parameters: all of them must take part in the loss.
-
-        Returns:
-            The loss of each part, without its weight.
-        """
+        """Add the weighted gradients of all parts to the parameters, and return each part's loss without its weight."""
 
         def gradients(part: tuple[Item, float]) -> tuple[float, tuple[Tensor, ...]]:
             value = loss(part[0])
@@ -167,9 +146,6 @@ class SideBySide:
         """End the threads, and restore torch's number of threads, which they changed."""
         self._pool.shutdown()
         torch.set_num_threads(self._torch_threads)
-
-
-# Prepare a converted model for training: check that it computes what the dense model does, freeze blocks.
 
 
 def check_same_function(
@@ -335,27 +311,20 @@ class Engine:
             return sum(loss * share for loss, (_, share) in zip(losses, parts, strict=True))
         total = 0.0
         for number, (microbatch, share) in enumerate(parts, 1):
-            with self._averaging_gradients(number == len(parts)):
-                total += self._backward(microbatch, share, scaler)
+            rows, weight = self._share(microbatch["labels"])
+            module: Any = self.module
+            # DDP averages a batch's gradients in one message, FSDP each microbatch's
+            early = number < len(parts) and isinstance(module, DistributedDataParallel | BucketedDDP)
+            with module.no_sync() if early else nullcontext():
+                loss = share * weight * self._loss(microbatch, rows)
+                scaler.scale(loss).backward()
+            total += float(loss.item())
         return mean_over_processes(total, self.network)
-
-    def _backward(self, microbatch: dict[str, Tensor], share: float, scaler: torch.amp.GradScaler) -> float:
-        """Add the gradients of a microbatch that is `share` of its batch; return its part of the training loss."""
-        rows, weight = self._share(microbatch["labels"])
-        loss = share * weight * self._loss(microbatch, rows)
-        scaler.scale(loss).backward()
-        return float(loss.item())
 
     def _loss(self, batch: dict[str, Tensor], rows: slice = slice(None)) -> Tensor:
         with self._autocast():
             loss: Tensor = self.module(**self._to_device(batch, rows)).loss
         return loss
-
-    def _averaging_gradients(self, last: bool) -> AbstractContextManager:
-        """Average a batch's gradients in one message, with its last microbatch, under DDP; FSDP does so each time."""
-        if isinstance(self.module, DistributedDataParallel | BucketedDDP) and not last:
-            return self.module.no_sync()
-        return nullcontext()
 
     def warm_up(self, next_batch: Callable[[], dict[str, Tensor]], scaler: torch.amp.GradScaler) -> None:
         """Let DDP build the buckets that an unbroken run has, before a resumed run's first step.
@@ -408,16 +377,13 @@ class Engine:
         There is one row for each rank of this process if ranks have streams of their own, else a single row.
         """
         batch = self._to_device(batch)
-        self.module.eval()
-        with self._autocast(), torch.no_grad():
+        with self._inference():
             if self.pipeline is not None:
                 logits = self.pipeline.logits(batch)
                 logits = None if logits is None else logits.unsqueeze(0)
             else:
                 output = self.module(**batch)
                 logits = getattr(output, "rank_logits", output.logits.unsqueeze(0))
-        if isinstance(self.module, FSDPModule):
-            self.module.reshard()  # the next pass must not use what this one gathered
         return None if logits is None else logits.float().cpu()
 
     def cross_entropies(self, batches: Iterable[dict[str, Tensor]]) -> list[float]:
@@ -430,9 +396,8 @@ class Engine:
             The mean for each rank of the tensor-parallel group that has a stream, or logits, of its own; else one mean
             for each tensor-parallel process, all equal.
         """
-        self.module.eval()
         totals, blocks = torch.zeros(1, dtype=torch.float64), 0
-        for examples, losses in self._each(self._losses, batches):
+        for examples, losses in (map if self._threads is None else self._threads.map)(self._losses, batches):
             totals = totals + examples * losses
             blocks += examples
         everyones = torch.stack(gathered(totals / blocks, self.network))  # (processes, streams)
@@ -443,18 +408,13 @@ class Engine:
         """Return the number of examples in a batch, and this replica's part of the loss of each stream (L,)."""
         rows, weight = self._share(batch["labels"])
         here = self._to_device(batch, rows)
-        with self._autocast(), torch.no_grad():
+        with self._inference():
             output = self.module(**here)
-        if isinstance(self.module, FSDPModule):
-            self.module.reshard()
         if not hasattr(output, "rank_logits"):
             return len(batch["labels"]), weight * output.loss.double().cpu().view(1)
         targets = here["labels"][:, 1:].flatten()
         each = [F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets) for logits in output.rank_logits]
         return len(batch["labels"]), weight * torch.stack(each).double().cpu()
-
-    def _each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        return map(function, items) if self._threads is None else self._threads.map(function, items)
 
     def generate(self, prompts: dict[str, Tensor], *, new_tokens: int, tokenizer: Any, **sampling: Any) -> Tensor:
         """Return token ids (B, T + new ones) of the prompts, padded on the left, and their greedy continuations.
@@ -462,9 +422,8 @@ class Engine:
         `sampling` goes to transformers. If ranks of this project's layers have streams of their own, the tokens are the
         first rank's.
         """
-        self.module.eval()
         model: Any = self.module.module if isinstance(self.module, WRAPPERS) else self.module
-        with self._autocast(), torch.no_grad():
+        with self._inference():
             ids: Tensor = model.generate(
                 **self._to_device(prompts),
                 max_new_tokens=new_tokens,
@@ -472,9 +431,15 @@ class Engine:
                 eos_token_id=tokenizer.eos_token_id,
                 **{"do_sample": False, "use_cache": True, **sampling},
             )
-        if isinstance(self.module, FSDPModule):
-            self.module.reshard()
         return ids.cpu()
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        self.module.eval()
+        with self._autocast(), torch.no_grad():
+            yield
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()  # the next pass must not use what this one gathered
 
     def _autocast(self) -> Any:
         if not (self.config.bf16 or self.config.fp16):
@@ -498,34 +463,26 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
     return config.tensor_parallel_layers
 
 
-# Keep freed memory in the process, so that large tensors do not fault their pages in again.
-#
-# glibc's malloc gives blocks above 32 MiB back to the kernel as soon as they are freed, and each new one costs a page
-# fault for every 4 KiB. Logits, their softmax and its gradient are such blocks: pretraining over losses in both phases
-# spent a third of its time on page faults (`python -m tests.bench.pretraining`).
-
-
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # in malloc.h
-MOST = 2**31 - 1  # bytes at the heap's end before they go back to the kernel
-PAD = 2**26  # bytes by which the heap grows at once
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc keep what is freed until the process ends. Other C libraries are left alone."""
-    if platform.libc_ver()[0] != "glibc":
-        return
-    mallopt = ctypes.CDLL(None).mallopt
-    for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, MOST), (M_TOP_PAD, PAD)):
-        mallopt(option, value)
+    """Let glibc's malloc keep what is freed until the process ends. Other C libraries are left alone.
+
+    It would give blocks above 32 MiB, such as logits, back to the kernel, and each new one costs a page fault for every
+    4 KiB: a third of the time of pretraining over losses (`python -m tests.bench.pretraining`).
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # bytes at the heap's end before they go back
+        mallopt(M_TOP_PAD, 2**26)  # bytes by which the heap grows at once
 
 
 def give_back_freed_memory() -> None:
     """Give back to the kernel what is free now, such as a dense model's memory after sharding."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
-
-
-# Connect the processes of a run: a single one, or several under torchrun over the lossy backend.
 
 
 @contextmanager
