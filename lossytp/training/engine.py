@@ -86,7 +86,7 @@ def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[s
     """Split a batch into `number` microbatches of nearly equal size; fewer if there are fewer examples.
 
     Yields:
-        Each microbatch, and its weight: its mean training loss counts by this much in the batch's. Weights add up to 1.
+        Each microbatch, and the weight of its mean training loss in the batch's; weights add up to 1.
     """
     if number == 1:
         yield batch, 1.0
@@ -180,7 +180,6 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
         module.requires_grad_(True)
 
 
-INSTALL_MEGATRON = "pip install megatron-core"
 WRAPPERS = (DistributedDataParallel, BucketedDDP, FlatFSDP)  # hold the model as `module`
 
 
@@ -294,11 +293,7 @@ class Engine:
         return parallel
 
     def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
-        """Compute the gradients of the mean training loss over this process's share of `batch`.
-
-        Returns:
-            The training loss, averaged over replicas.
-        """
+        """Compute the gradients of the training loss over this process's share of `batch`; return its mean."""
         self.module.train()
         if self.pipeline is not None:
             with self._autocast():
@@ -329,8 +324,8 @@ class Engine:
     def warm_up(self, next_batch: Callable[[], dict[str, Tensor]], scaler: torch.amp.GradScaler) -> None:
         """Let DDP build the buckets that an unbroken run has, before a resumed run's first step.
 
-        DDP groups the gradients of its very first step differently. This step loses, counts and learns nothing. Other
-        models need no such step, and take no batch.
+        DDP groups its very first step's gradients differently. This step loses, counts and learns nothing; other models
+        need none, and take no batch.
         """
         if isinstance(self.module, DistributedDataParallel):
             with self.network.reliable():
@@ -359,8 +354,7 @@ class Engine:
     def _share(self, labels: Tensor) -> tuple[slice, float]:
         """Return this replica's examples of a batch, and the weight of its mean in the mean over replicas.
 
-        The weights are 1 if all replicas have equally many examples, or tokens to predict in generation. A replica
-        without examples computes one with weight 0, because the others wait for its gradients.
+        A replica without examples computes one with weight 0, because the others wait for its gradients.
         """
         replicas, index, examples = self.layout.data_parallel_size, self.layout.data_index, len(labels)
         first, stop = examples * index // replicas, examples * (index + 1) // replicas
@@ -374,7 +368,7 @@ class Engine:
     def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Return the logits (ranks, examples, classes) on the CPU; None if a pipeline's results are elsewhere.
 
-        There is one row for each rank of this process if ranks have streams of their own, else a single row.
+        Ranks that share a stream have a single row.
         """
         batch = self._to_device(batch)
         with self._inference():
@@ -387,14 +381,10 @@ class Engine:
         return None if logits is None else logits.float().cpu()
 
     def cross_entropies(self, batches: Iterable[dict[str, Tensor]]) -> list[float]:
-        """Return the mean cross-entropy of the next token over blocks of text.
+        """Return the mean cross-entropy of the next token over blocks of text: `input_ids` and `labels` (B, T).
 
-        Args:
-            batches: `input_ids` and `labels` (B, T), and no padding. Replicas share out each batch.
-
-        Returns:
-            The mean for each rank of the tensor-parallel group that has a stream, or logits, of its own; else one mean
-            for each tensor-parallel process, all equal.
+        There is one mean for each tensor-parallel rank with a stream, or logits, of its own; else one for each
+        tensor-parallel process, all equal.
         """
         totals, blocks = torch.zeros(1, dtype=torch.float64), 0
         for examples, losses in (map if self._threads is None else self._threads.map)(self._losses, batches):
@@ -419,8 +409,7 @@ class Engine:
     def generate(self, prompts: dict[str, Tensor], *, new_tokens: int, tokenizer: Any, **sampling: Any) -> Tensor:
         """Return token ids (B, T + new ones) of the prompts, padded on the left, and their greedy continuations.
 
-        `sampling` goes to transformers. If ranks of this project's layers have streams of their own, the tokens are the
-        first rank's.
+        `sampling` goes to transformers. If ranks have streams of their own, the tokens are the first rank's.
         """
         model: Any = self.module.module if isinstance(self.module, WRAPPERS) else self.module
         with self._inference():
@@ -455,10 +444,8 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
 
         if not megatron_is_installed():
             if layout.rank == 0:
-                print(
-                    f"megatron-core is not installed ({INSTALL_MEGATRON}): this project's layers run in its place",
-                    file=sys.stderr,
-                )
+                what = "megatron-core is not installed (pip install megatron-core)"
+                print(f"{what}: this project's layers run in its place", file=sys.stderr)
             return "lossytp"
     return config.tensor_parallel_layers
 

@@ -17,14 +17,9 @@ RUST_ERROR = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers rai
 
 @contextmanager
 def saving(path: Path, *, reads_too: bool = False) -> Iterator[None]:
-    """Turn the operating system's errors within the block into a ValueError of one line.
+    """Turn the operating system's refusal to write `path` within the block into a ValueError of one line.
 
-    Args:
-        path: what the block writes, for the message.
-        reads_too: whether the block also reads. If so, only a full disk counts as a failure to write.
-
-    Raises:
-        ValueError: if the operating system refuses to write.
+    If the block `reads_too`, only a full disk counts as a failure to write.
     """
     try:
         yield
@@ -55,7 +50,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Write `text` so that `path` either holds all of it or does not change, even if the process is killed.
 
     Raises:
-        ValueError: if the operating system refuses to write, for example because the disk is full.
+        ValueError: if the operating system refuses to write.
     """
     part = path.with_name(f".{path.name}.part")
     with saving(path):
@@ -81,15 +76,10 @@ def sync(path: Path) -> None:
 
 
 def check_writable(output_dir: str) -> None:
-    """Make the folder.
-
-    Raises:
-        ValueError: if it cannot be made or written.
-    """
-    folder = Path(output_dir)
+    """Make the folder, or raise ValueError if it cannot be made or written."""
+    probe = Path(output_dir) / ".probe.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / ".probe.part"
+        probe.parent.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
@@ -151,22 +141,14 @@ def refuse(paths: list[Path]) -> None:
 
 
 def claim(folder: Path, patterns: Iterable[str]) -> None:
-    """Mark a folder that is new or empty, or leave one that is marked.
-
-    Raises:
-        ValueError: if a folder without a mark is not empty.
-    """
+    """Mark a folder that is new or empty, or leave one that is marked; raise ValueError for any other."""
     if not is_marked(folder):
         refuse(others(folder))
         mark(folder, patterns)
 
 
 def claim_files(folder: Path, patterns: Iterable[str]) -> None:
-    """Mark files of these names in a folder that may also hold the user's files.
-
-    Raises:
-        ValueError: if a folder without a mark holds a file of such a name.
-    """
+    """Mark files of these names among the user's; raise ValueError if a folder without a mark has one of them."""
     patterns = list(patterns)
     if not is_marked(folder):
         refuse([path for path in others(folder) if _matches(path, patterns)])

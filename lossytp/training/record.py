@@ -39,14 +39,12 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     file = folder / RECORD
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
+        kind = settings_class(record["config"])
+        written, _ = kind.result_of(record["config"]), dict(record["final"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): delete it to run again") from error
-    if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
-        raise ValueError(f"{file} is not a record: delete it to run again")
-    kind = settings_class(record["config"])
-    written = kind.result_of(record["config"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
     newer = {name: value for name, value in kind.result_defaults().items() if name not in written}
     record["config"] = written | newer
     if newer:
@@ -55,10 +53,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
-    """Make the output folder, and return the record of this configuration.
-
-    Returns:
-        None if the folder has no record, or that of a run that this one continues.
+    """Make the output folder; return the record of this configuration, or None if there is none, or one to continue.
 
     Raises:
         ValueError: if the folder cannot be written, or holds the record of another configuration.
@@ -74,10 +69,8 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
         raise ValueError(f"output_dir = {config.output_dir!r} holds a run of {which}: give another folder")
     changed = config.differences(record["config"])
     if changed:
-        raise ValueError(
-            f"output_dir = {config.output_dir!r} holds a run with {config.compared(changed, record['config'])}: "
-            "give another folder"
-        )
+        which = config.compared(changed, record["config"])
+        raise ValueError(f"output_dir = {config.output_dir!r} holds a run with {which}: give another folder")
     return record if record["config"] == config.result_settings() else None
 
 
@@ -166,14 +159,14 @@ def check_same_trace(config: NetworkSettings, then: str | None, where: str, fix:
 def check_inputs(
     config: RunSettings, then: dict[str, Any], data: str | None, weights: Path | None, where: Path, fix: str
 ) -> None:
-    """Raise ValueError if a run's files have changed since `where` was written.
+    """Raise ValueError if a run's files have changed since a record or a checkpoint was written.
 
     Args:
         config: the run's configuration.
-        then: what `where` holds: "data" and "trace", hashes or None, and "first_weights", with a hash, or None.
+        then: what it holds: the hashes "data" and "trace", and "first_weights", or None.
         data: the hash of the data now; None if it is not on this machine.
         weights: the file of weights to begin from, if any.
-        where: a record or a checkpoint.
+        where: the record or the checkpoint.
         fix: what the user can do.
     """
     if then["trace"] is not None:
