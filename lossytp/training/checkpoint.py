@@ -75,18 +75,12 @@ def save(run: "Run", step: int) -> None:
     Raises:
         ValueError: if it cannot be written; the previous checkpoint stays.
     """
-    collective, moments = collective_of(run.engine.module), run.optimizer.state
+    collective, tensors = collective_of(run.engine.module), []
+    for parameter, shard in shards(run.engine.module, run.layout):
+        values = {"parameter": parameter, **run.optimizer.state.get(parameter, {})}
+        tensors.append((shard, {kind: local(each).detach().cpu() for kind, each in values.items()}))
     state = {
-        "shards": [
-            (
-                shard,
-                {
-                    kind: local(each).detach().cpu()
-                    for kind, each in {"parameter": parameter, **moments.get(parameter, {})}.items()
-                },
-            )
-            for parameter, shard in shards(run.engine.module, run.layout)
-        ],
+        "shards": tensors,
         "scaler": run.scaler.state_dict(),
         "random": torch.get_rng_state(),
         "random_cuda": torch.cuda.get_rng_state(run.device) if run.device.type == "cuda" else None,
@@ -117,7 +111,7 @@ def resume(run: "Run") -> None:
     states = [found.state(rank) for rank in ((run.layout.rank,) if same else range(found.layout["processes"]))]
     state, history = states[0], History(**json.loads(states[0]["history"]))
     then = {**state["inputs"], "first_weights": history.first_weights}
-    fix = f"put the old file back, or {checkpoints.to_start_over(found)}"
+    fix = f"put the old file back, or {checkpoints.to_start_over(found.folder)}"
     check_inputs(run.config, then, run.objective.sha256, checkpoints.sources.weights, found.folder, fix)
     run.engine.warm_up(run.objective.batch, run.scaler)
     run.objective.load_state_dict(state["position"], len(history.losses))
@@ -133,7 +127,7 @@ def resume(run: "Run") -> None:
     collective = collective_of(run.engine.module)
     if collective is not None:
         collective.load_memories_state(state["memories"], run.device)
-    if not checkpoints.owns(found):
+    if not checkpoints.owns(found.folder):
         history.saved_best = -math.inf
     history.resumed.append(len(history.losses))
     run.history = history
@@ -294,8 +288,8 @@ def _is_home(given: Path, config: RunSettings) -> bool:
     """Return whether a run writes its checkpoints to `checkpoint_path`: it is new or empty, or the run's own."""
     if not given.is_dir():  # a file of weights, and a mistyped checkpoint, are no new folder
         return not (given.exists() or given.suffix in SUFFIXES or STEP.fullmatch(given.name))
-    for step in steps_in(given):
-        return _marker(step).get("run") == os.path.abspath(config.output_dir)
+    if steps := steps_in(given):
+        return bool(_marker(steps[0]).get("run") == os.path.abspath(config.output_dir))
     return all(path.name.startswith(".") for path in given.iterdir())
 
 
@@ -350,21 +344,23 @@ class Checkpoints:
     def remove(self) -> None:
         """Delete the checkpoints of a finished run, which needs none."""
         if self.rank == 0:
-            for folder in (*steps_in(self.folder), *self.folder.glob(".step-*.part"), self.folder):
+            for folder in (*steps_in(self.folder), *self.folder.glob(".step-*.part")):
                 delete(folder)
+            with suppress(OSError):  # the user's files are in it, or there is none
+                self.folder.rmdir()
 
-    def owns(self, found: Found) -> bool:
+    def owns(self, folder: Path) -> bool:
         """Return whether a checkpoint lies in this run's folder."""
-        return found.folder.parent.resolve() == self.folder.resolve()
+        return folder.parent.resolve() == self.folder.resolve()
 
     def changes(self, found: Found) -> str:
         """Return how this run's layout differs from that of a checkpoint."""
         pairs = ((name, then, self.layout[name]) for name, then in found.layout.items())
         return ", ".join(f"{name} {then} -> {now}" for name, then, now in pairs if then != now)
 
-    def to_start_over(self, found: Found) -> str:
+    def to_start_over(self, folder: Path) -> str:
         """Return how to start without a checkpoint: delete it only if it is this run's."""
-        return f"{f'delete {found.folder}' if self.owns(found) else 'leave checkpoint_path out'} to start over"
+        return f"{f'delete {folder}' if self.owns(folder) else 'leave checkpoint_path out'} to start over"
 
     def _begin(self, part: Path) -> None:
         for each in self.folder.glob(".step-*.part"):  # of a killed run
@@ -393,20 +389,20 @@ class Checkpoints:
 
     def _find(self) -> Found | None:
         refuse([path for path in self.folder.glob("step-*") if not (path / MARKER).is_file()])
-        damage: list[tuple[Found, str]] = []
+        damage: list[tuple[Path, str]] = []
         for folder in self.sources.checkpoints:
             try:
                 found = _read(folder)
             except Exception as error:  # a damaged file can raise anything
-                damage.append((Found(folder, "", {}, {}), first_line(error)))
+                damage.append((folder, first_line(error)))
                 continue
             self._check(found)
             for damaged, reason in damage:
-                print(f"{damaged.folder} cannot be read ({reason}): resuming from {folder} instead", file=sys.stderr)
+                print(f"{damaged} cannot be read ({reason}): resuming from {folder} instead", file=sys.stderr)
             return found
         if damage:
-            damaged, reason = damage[0]
-            raise ValueError(f"{damaged.folder} cannot be read ({reason}): {self.to_start_over(damaged)}")
+            folder, reason = damage[0]
+            raise ValueError(f"{folder} cannot be read ({reason}): {self.to_start_over(folder)}")
         given = self.config.checkpoint_path
         if given is not None and self.sources.weights is None and Path(given) != self.folder:
             raise ValueError(
@@ -422,7 +418,7 @@ class Checkpoints:
         if changed:
             raise ValueError(
                 f"{found.folder} belongs to an unfinished run with {self.config.compared(changed, written)}: give "
-                f"another output_dir, or {self.to_start_over(found)}"
+                f"another output_dir, or {self.to_start_over(found.folder)}"
             )
         resized = any(found.layout[name] != self.layout[name] for name in SIZES[:2])
         if resized and written["replicated_gradients"] != "reliable":

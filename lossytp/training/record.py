@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from lossytp.network.routes import Wire
 from lossytp.network.traces import Replay, Trace
 from lossytp.training.config import NetworkSettings, PretrainConfig, RunSettings, TrainConfig, settings_class
 from lossytp.training.files import check_writable, write_atomically
+from lossytp.training.shapes import shape_of
 
 RECORD = "record.json"
 NEWER = "newer_settings"  # of a record that was read: settings that it lacks
@@ -178,3 +180,64 @@ def check_inputs(
             f"{where} is of a run that did not begin from {weights}: name the file that it began from, leave "
             "checkpoint_path out, or give another output_dir"
         )
+
+
+NOT_TIMED = ("lossy_direction", "lossy_module", "lossy_layers", "lossy_phase", "lossy_links", "control")
+NOT_TIMED += ("sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers")
+SAMPLES = 20  # simulated steps, each with a few dozen collectives
+
+
+def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: float = 100.0) -> float | None:
+    """Return the seconds that a training step of a recorded run would take over such a link.
+
+    Messages that may lose packets are best-effort, with a deadline so late that only lost packets are missing. If sums
+    return reliably, the other half of the messages is retransmitted until delivered, by ideal selective repeat.
+
+    Returns:
+        The expected seconds; None for what `lossytp.network.timing` does not cover: other parallelisms, settings of
+        `NOT_TIMED`, lossy gradients of copies, an algorithm without a schedule, a repair that sends more packets, a
+        recording of each link, retransmission at a loss rate above 0.9, or a model of unknown shape.
+    """
+    from lossytp.network.timing import AllReduce, BestEffort, Channel, Path, SelectiveRepeat, Transport, step_seconds
+
+    values, timing = record["config"], record["timing"]
+    config = settings_class(values).from_dict(values)
+    shape, wiring, process, ranks = (
+        shape_of(config.model_name),
+        config.wiring(),
+        config.process(),
+        config.tensor_parallel_size,
+    )
+    schedule, sent_again = wiring.algorithm.schedule, config.reliable_gather and not wiring.algorithm.sum_reaches_all
+    if (
+        shape is None
+        or schedule is None
+        or ranks == 1
+        or config.data_parallel_size * config.pipeline_parallel_size > 1
+        or config.replicated_gradients == "lossy"
+        or any(values.get(name) is not None and values[name] is not False for name in NOT_TIMED)
+        or wiring.repair.sends_more
+        or isinstance(process, Replay)
+        or (sent_again and process.loss_rate > 0.9)
+    ):
+        return None
+    wire = Wire(mtu_bytes=config.mtu_bytes)
+    path = Path(bandwidth_bits_per_s=link_gbits * 1e9, round_trip_s=round_trip_us * 1e-6, wire=wire)
+    tokens = timing["tokens_per_second"] * timing["train_seconds"] / timing["steps"] / config.microbatches
+    elements = max(1, round(tokens)) * shape.width
+    itemsize = 4 if (config.wire_dtype or ("bf16" if config.bf16 or config.fp16 else "fp32")) == "fp32" else 2
+    ways: list[Transport] = [BestEffort.patient(schedule.num_packets(elements, itemsize, ranks, wire), path)]
+    ways += [SelectiveRepeat.prompt(path)] if sent_again and process.loss_rate > 0 else []
+    all_reduce = AllReduce(algorithm=config.algorithm, num_elements=elements, itemsize=itemsize, ranks=ranks)
+    seconds = [
+        step_seconds(
+            all_reduce,
+            Channel(path=path, transport=way, process=process),
+            num_layers=shape.layers * config.microbatches,
+            compute_s=timing["step_seconds"],
+            samples=SAMPLES,
+            seed=config.seed,
+        )
+        for way in ways
+    ]
+    return float(np.mean(seconds))

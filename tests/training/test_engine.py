@@ -22,8 +22,6 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.engine import (
     build_optimizer,
     connected_processes,
-    give_back_freed_memory,
-    keep_freed_memory,
     learning_rate_factor,
     loss_terms,
     microbatches,
@@ -223,13 +221,6 @@ def test_runs_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig()
     with connected_processes(config, config.layout(0, 1)):
         assert called
-
-
-def test_other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("platform.libc_ver", lambda: ("", ""))
-    monkeypatch.setattr("ctypes.CDLL", None)  # fails if it is called
-    keep_freed_memory()
-    give_back_freed_memory()
 
 
 GIVEN_BACK = """
