@@ -184,22 +184,13 @@ WRAPPERS = (DistributedDataParallel, BucketedDDP, FlatFSDP)  # hold the model as
 
 
 class Engine:
-    """Forward and backward passes of `dense`, spread over the processes of `layout`.
+    """Forward and backward passes of `dense`, spread over the processes of `layout`. Call `close` after the last pass.
 
     `module` holds this process's parameters. `implementation` names whose tensor-parallel layers run, or is "dense".
-    Call `close` after the last pass.
-
-    Raises:
-        ValueError: if `config` asks for blocks that `dense` does not have.
     """
 
     def __init__(
-        self,
-        config: RunSettings,
-        dense: PreTrainedModel,
-        network: LossyNetwork,
-        layout: Layout,
-        device: torch.device,
+        self, config: RunSettings, dense: PreTrainedModel, network: LossyNetwork, layout: Layout, device: torch.device
     ) -> None:
         check_blocks(config, dense.config.num_hidden_layers)
         self.config, self.network, self.layout, self.device = config, network, layout, device

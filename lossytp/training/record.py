@@ -182,8 +182,8 @@ def check_inputs(
         )
 
 
-NOT_TIMED = ("lossy_direction", "lossy_module", "lossy_layers", "lossy_phase", "lossy_links", "control")
-NOT_TIMED += ("sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers")
+LIMITED = ("lossy_direction", "lossy_module", "lossy_layers", "lossy_phase", "lossy_links")
+NOT_TIMED = (*LIMITED, "control", "sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers")
 SAMPLES = 20  # simulated steps, each with a few dozen collectives
 
 
@@ -202,12 +202,8 @@ def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: floa
 
     values, timing = record["config"], record["timing"]
     config = settings_class(values).from_dict(values)
-    shape, wiring, process, ranks = (
-        shape_of(config.model_name),
-        config.wiring(),
-        config.process(),
-        config.tensor_parallel_size,
-    )
+    shape, ranks = shape_of(config.model_name), config.tensor_parallel_size
+    wiring, process = config.wiring(), config.process()
     schedule, sent_again = wiring.algorithm.schedule, config.reliable_gather and not wiring.algorithm.sum_reaches_all
     if (
         shape is None

@@ -1,7 +1,6 @@
 """Test a repair and an algorithm from outside: a definition and a registry line reach every part of the library."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from lossytp.training.loop import run
 from lossytp.training.record import read_record, seconds_of
 
 LOSS_RATE, RANKS = 0.3, 4
-NANO = SimpleNamespace(hidden_size=128, num_hidden_layers=4)
 
 
 @dataclass(frozen=True)
