@@ -329,9 +329,8 @@ class Checkpoints:
                 sync(mine)
                 gathered(None, self.network)  # all have written
                 on_rank_zero(lambda: self._end(part, finished), self.network)
-            except Exception:
-                delete(part)
-                raise
+            finally:
+                delete(part)  # if it could not be finished
 
     def find(self) -> Found | None:
         """Return the newest whole checkpoint to resume from, or None if there is none.

@@ -23,10 +23,8 @@ def saving(path: Path, *, reads_too: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except ValueError:
-        raise
     except Exception as error:
-        cause = os_error(error)
+        cause = None if isinstance(error, ValueError) else os_error(error)
         if cause is None or (reads_too and cause.errno not in NO_ROOM):
             raise
         fix = "make room" if cause.errno in NO_ROOM else "fix this"
@@ -59,9 +57,8 @@ def write_atomically(path: Path, text: str) -> None:
             part.write_text(text, encoding="utf-8")
             sync(part)
             os.replace(part, path)
-        except OSError:
+        finally:
             part.unlink(missing_ok=True)
-            raise
 
 
 def sync(path: Path) -> None:
