@@ -5,8 +5,6 @@ python -m lossytp.pretrain --data_glob "FOLDER/train-*.parquet" --validation_glo
 torchrun --standalone --nproc_per_node 2 -m lossytp.pretrain --tensor_parallel_size 2 --loss_rate 0.05
 """
 
-from typing import Any
-
 from lossytp.parallel.group import rank_and_world_size
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.config import PretrainConfig
@@ -26,26 +24,17 @@ def main() -> None:
     record = run(config)
     if layout.rank > 0:
         return
-    file = f"{config.output.output_dir}/record.json"
-    try:
-        status, steps = record["status"], record["timing"]["steps"]
-        outcome = None if status == "not finite" else _outcome(config, record["final"])
-    except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
-        raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
-    if outcome is None:
+    if record["status"] == "not finite":
         raise ValueError(
-            f"the training or validation loss is not finite at step {steps}: lower learning_rate = "
+            f"the training or validation loss is not finite at step {record['timing']['steps']}: lower learning_rate = "
             f"{config.optimizer.learning_rate:g}, and give another output_dir"
         )
-    print(f"{outcome}: see {file}")
-
-
-def _outcome(config: PretrainConfig, final: dict[str, Any]) -> str:
-    loses = config.network.process().loss_rate > 0
-    over = final["cross_entropy_lossy"]
-    lossy = f", {'not finite' if over is None else f'{over:.4f}'} over the lossy network" if loses else ""
-    clean = final["cross_entropy_clean"]
-    return f"validation loss {clean:.4f} nats a token{lossy}, after {config.tokens:,} tokens"
+    final, lossy = record["final"], ""
+    if config.network.process().loss_rate > 0:
+        over = final["cross_entropy_lossy"]
+        lossy = f", {'not finite' if over is None else f'{over:.4f}'} over the lossy network"
+    clean = f"validation loss {final['cross_entropy_clean']:.4f} nats a token"
+    print(f"{clean}{lossy}, after {config.tokens:,} tokens: see {config.output.output_dir}/record.json")
 
 
 if __name__ == "__main__":

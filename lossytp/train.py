@@ -24,32 +24,22 @@ def main() -> None:
         from lossytp.training.loop import run  # torch takes seconds to import: check the arguments first
 
     record = run(config)
-    if layout.rank > 0:
-        return
-    file = f"{config.output.output_dir}/record.json"
-    try:
-        outcome = _outcome(config.data.dataset, record)
-    except (KeyError, TypeError, ValueError) as error:  # an earlier run's record is damaged
-        raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
-    saved = ", and the model beside it, in float32" if config.output.save_model else ""
-    print(f"{outcome}: see {file}{saved}")
+    if layout.rank == 0:
+        saved = ", and the model beside it, in float32" if config.output.save_model else ""
+        print(f"{_outcome(config.data.dataset, record)}: see {config.output.output_dir}/record.json{saved}")
 
 
 def _outcome(dataset: str, record: dict) -> str:
     if record["status"] == "not finite":
         return f"the training loss was not finite at step {record['timing']['steps']}"
     data, final = record["data"], record["final"]
+    share = data["majority_share"]  # of classes that are not scored by accuracy
+    frequent = "" if share in (None, data["chance"]) else f", most frequent class {share:.4f}"
     return (
         f"{dataset}{' (subset)' if data['subsets'] else ''}: {data['metric']} {final['score_lossy']:.4f} with "
-        f"packet loss, {final['score_clean']:.4f} without, {data['chance']:.4f} by chance{_beside(data)} "
+        f"packet loss, {final['score_clean']:.4f} without, {data['chance']:.4f} by chance{frequent} "
         f"({record['status']})"
     )
-
-
-def _beside(data: dict) -> str:
-    """Return the share of the most frequent class, for classes that are not scored by accuracy; else ""."""
-    share = data["majority_share"]
-    return "" if share in (None, data["chance"]) else f", most frequent class {share:.4f}"
 
 
 if __name__ == "__main__":

@@ -414,8 +414,8 @@ def evaluate_at(config: TrainConfig, rate: float, repair: str | None = None) -> 
     elif not model.is_dir():
         with_repair = "" if repair is None else f" with repair = {repair!r}"
         raise ValueError(
-            f"{config.output.output_dir} has no evaluation at {rate:g}{with_repair}, and its model was deleted: delete this "
-            "folder and train again"
+            f"{config.output.output_dir} has no evaluation at {rate:g}{with_repair}, and its model was deleted: delete "
+            "this folder and train again"
         )
     else:
         shared = config.network.as_dict() | config.compute.as_dict()

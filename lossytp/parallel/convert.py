@@ -33,7 +33,6 @@ from lossytp.parallel.layers import (
     TensorParallelBlock,
 )
 from lossytp.parallel.own_streams import OwnStreams, give_own_streams_, shared_again, take_first_ranks_
-from lossytp.parallel.places import places
 from lossytp.parallel.plans import (
     GPT2_PLAN,
     SUMMED,
@@ -47,6 +46,7 @@ from lossytp.parallel.plans import (
     values_of,
     weight_and_bias,
 )
+from lossytp.parallel.shards import shards
 from lossytp.parallel.vocabulary import dense_vocabulary
 
 # Turn a tensor-parallel model back into the dense one that it was made of.
@@ -90,8 +90,8 @@ class SavesDense:
         keys = dense.load_state_dict(state_dict, strict)
         values = dict(dense.named_parameters(remove_duplicate=False))
         with torch.no_grad():
-            for box in (box for place in places(model, Layout()) for box in place.boxes(place.parameter)):
-                box.view.copy_(values[box.name][box.slices])
+            for parameter, shard in shards(model, Layout()):
+                shard.take_(parameter, lambda part: values[part.name])
         return keys
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -30,7 +30,7 @@ def torchrun(config: RunSettings, *, processes: int | None = None) -> dict[str, 
     Raises:
         ValueError: with the failing rank's own error, if the run fails.
     """
-    from lossytp.training.loop import finished_record  # torch takes seconds to import
+    from lossytp.training.folder import finished_record  # torch takes seconds to import
 
     done = finished_record(config)
     if done is not None:

@@ -32,7 +32,7 @@ def measure_and_print(config: ToleranceConfig) -> None:
     config.files()
 
     with waiting("importing torch"):
-        from lossytp.training.loop import exclusive_run  # it takes seconds: check arguments first
+        from lossytp.training.folder import exclusive_run  # it takes seconds: check arguments first
 
     with exclusive_run(config.output_dir):  # another measurement there would overwrite this one's rows
         _measure_and_print(config)

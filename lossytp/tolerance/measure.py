@@ -24,10 +24,9 @@ from lossytp.study.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance import COLLAPSE_NATS
 from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig, first_size
 from lossytp.training.files import write_atomically
-from lossytp.training.loop import check_same_trace, trace_sha256
 from lossytp.training.models import GENERATION, answers, check_tokenizer, load_model, load_tokenizer, told_first_tokens
 from lossytp.training.progress import waiting
-from lossytp.training.record import commit, environment
+from lossytp.training.record import check_same_trace, commit, environment, trace_sha256
 from lossytp.training.shapes import Shape, check_positions
 from lossytp.training.text import all_blocks, corpus, losses_by_block
 

@@ -29,10 +29,8 @@ from lossytp.parallel.own_streams import PerRank, stream_distance
 from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.replicas import gathered, mean_over_processes, resynchronise_, synchronise_gradients_
 from lossytp.parallel.vocabulary import IGNORED, split_vocabulary_
-from lossytp.training.config import NetworkSettings, RunSettings, check_blocks
+from lossytp.training.config import EvaluateConfig, NetworkSettings, RunSettings, check_blocks
 from lossytp.training.record import commit
-
-# Build AdamW, and compute learning rates that warm up and decay.
 
 
 def build_optimizer(
@@ -84,14 +82,11 @@ def learning_rate_factor(
     return smallest + (1 - smallest) * remaining
 
 
-# Split a batch into microbatches, whose gradients are accumulated before the optimizer's step.
-
-
 def microbatches(batch: dict[str, Tensor], number: int) -> Iterator[tuple[dict[str, Tensor], float]]:
     """Split a batch into `number` microbatches of nearly equal size; fewer if there are fewer examples.
 
     Yields:
-        Each microbatch, and its weight: its mean training loss counts by this much in the batch's. Weights add up to 1.
+        Each microbatch, and the weight of its mean training loss in the batch's; weights add up to 1.
     """
     if number == 1:
         yield batch, 1.0
@@ -109,22 +104,15 @@ def loss_terms(labels: Tensor) -> int:
     return len(labels) if labels.ndim == 1 else int((labels[:, 1:] != IGNORED).sum())
 
 
-# Compute the microbatches of a small model side by side.
-#
-# A few Python threads, each with one torch thread, compute microbatches. With small models this is faster than torch's
-# own threads, which wait for each other at every kernel. Gradients are added in the order of the microbatches, so the
-# number of threads changes no result.
-
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class SideBySide:
-    """Threads that share a model. `close` ends them.
+    """A few threads, each with one torch thread, that compute microbatches of one model. `close` ends them.
 
-    Args:
-        threads: number of threads.
+    With small models this is faster than torch's own threads, which wait for each other at every kernel. Gradients are
+    added in the order of the microbatches, so the number of threads changes no result.
     """
 
     def __init__(self, threads: int) -> None:
@@ -138,16 +126,7 @@ class SideBySide:
     def accumulate_(
         self, loss: Callable[[Item], Tensor], parts: list[tuple[Item, float]], parameters: list[nn.Parameter]
     ) -> list[float]:
-        """Add the gradients of all parts to the parameters.
-
-        Args:
-            loss: computes the training loss of a part.
-            parts: each part, and the weight of its gradients.
-            parameters: all of them must take part in the loss.
-
-        Returns:
-            The loss of each part, without its weight.
-        """
+        """Add the weighted gradients of all parts to the parameters, and return each part's loss without its weight."""
 
         def gradients(part: tuple[Item, float]) -> tuple[float, tuple[Tensor, ...]]:
             value = loss(part[0])
@@ -167,9 +146,6 @@ class SideBySide:
         """End the threads, and restore torch's number of threads, which they changed."""
         self._pool.shutdown()
         torch.set_num_threads(self._torch_threads)
-
-
-# Prepare a converted model for training: check that it computes what the dense model does, freeze blocks.
 
 
 def check_same_function(
@@ -204,27 +180,17 @@ def freeze_(model: PreTrainedModel, blocks_trained: int) -> None:
         module.requires_grad_(True)
 
 
-INSTALL_MEGATRON = "pip install megatron-core"
 WRAPPERS = (DistributedDataParallel, BucketedDDP, FlatFSDP)  # hold the model as `module`
 
 
 class Engine:
-    """Forward and backward passes of `dense`, spread over the processes of `layout`.
+    """Forward and backward passes of `dense`, spread over the processes of `layout`. Call `close` after the last pass.
 
     `module` holds this process's parameters. `implementation` names whose tensor-parallel layers run, or is "dense".
-    Call `close` after the last pass.
-
-    Raises:
-        ValueError: if `config` asks for blocks that `dense` does not have.
     """
 
     def __init__(
-        self,
-        config: RunSettings,
-        dense: PreTrainedModel,
-        network: LossyNetwork,
-        layout: Layout,
-        device: torch.device,
+        self, config: RunSettings, dense: PreTrainedModel, network: LossyNetwork, layout: Layout, device: torch.device
     ) -> None:
         check_blocks(config, dense.config.num_hidden_layers)
         self.config, self.network, self.layout, self.device = config, network, layout, device
@@ -324,11 +290,7 @@ class Engine:
         return parallel
 
     def forward_backward(self, batch: dict[str, Tensor], scaler: torch.amp.GradScaler) -> float:
-        """Compute the gradients of the mean training loss over this process's share of `batch`.
-
-        Returns:
-            The training loss, averaged over replicas.
-        """
+        """Compute the gradients of the training loss over this process's share of `batch`; return its mean."""
         self.module.train()
         if self.pipeline is not None:
             with self._autocast():
@@ -341,33 +303,26 @@ class Engine:
             return sum(loss * share for loss, (_, share) in zip(losses, parts, strict=True))
         total = 0.0
         for number, (microbatch, share) in enumerate(parts, 1):
-            with self._averaging_gradients(number == len(parts)):
-                total += self._backward(microbatch, share, scaler)
+            rows, weight = self._share(microbatch["labels"])
+            module: Any = self.module
+            # DDP averages a batch's gradients in one message, FSDP each microbatch's
+            early = number < len(parts) and isinstance(module, DistributedDataParallel | BucketedDDP)
+            with module.no_sync() if early else nullcontext():
+                loss = share * weight * self._loss(microbatch, rows)
+                scaler.scale(loss).backward()
+            total += float(loss.item())
         return mean_over_processes(total, self.network)
-
-    def _backward(self, microbatch: dict[str, Tensor], share: float, scaler: torch.amp.GradScaler) -> float:
-        """Add the gradients of a microbatch that is `share` of its batch; return its part of the training loss."""
-        rows, weight = self._share(microbatch["labels"])
-        loss = share * weight * self._loss(microbatch, rows)
-        scaler.scale(loss).backward()
-        return float(loss.item())
 
     def _loss(self, batch: dict[str, Tensor], rows: slice = slice(None)) -> Tensor:
         with self._autocast():
             loss: Tensor = self.module(**self._to_device(batch, rows)).loss
         return loss
 
-    def _averaging_gradients(self, last: bool) -> AbstractContextManager:
-        """Average a batch's gradients in one message, with its last microbatch, under DDP; FSDP does so each time."""
-        if isinstance(self.module, DistributedDataParallel | BucketedDDP) and not last:
-            return self.module.no_sync()
-        return nullcontext()
-
     def warm_up(self, next_batch: Callable[[], dict[str, Tensor]], scaler: torch.amp.GradScaler) -> None:
         """Let DDP build the buckets that an unbroken run has, before a resumed run's first step.
 
-        DDP groups the gradients of its very first step differently. This step loses, counts and learns nothing. Other
-        models need no such step, and take no batch.
+        DDP groups its very first step's gradients differently. This step loses, counts and learns nothing; other models
+        need none, and take no batch.
         """
         if isinstance(self.module, DistributedDataParallel):
             with self.network.reliable():
@@ -396,8 +351,7 @@ class Engine:
     def _share(self, labels: Tensor) -> tuple[slice, float]:
         """Return this replica's examples of a batch, and the weight of its mean in the mean over replicas.
 
-        The weights are 1 if all replicas have equally many examples, or tokens to predict in generation. A replica
-        without examples computes one with weight 0, because the others wait for its gradients.
+        A replica without examples computes one with weight 0, because the others wait for its gradients.
         """
         replicas, index, examples = self.layout.data_parallel_size, self.layout.data_index, len(labels)
         first, stop = examples * index // replicas, examples * (index + 1) // replicas
@@ -411,34 +365,26 @@ class Engine:
     def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Return the logits (ranks, examples, classes) on the CPU; None if a pipeline's results are elsewhere.
 
-        There is one row for each rank of this process if ranks have streams of their own, else a single row.
+        Ranks that share a stream have a single row.
         """
         batch = self._to_device(batch)
-        self.module.eval()
-        with self._autocast(), torch.no_grad():
+        with self._inference():
             if self.pipeline is not None:
                 logits = self.pipeline.logits(batch)
                 logits = None if logits is None else logits.unsqueeze(0)
             else:
                 output = self.module(**batch)
                 logits = getattr(output, "rank_logits", output.logits.unsqueeze(0))
-        if isinstance(self.module, FSDPModule):
-            self.module.reshard()  # the next pass must not use what this one gathered
         return None if logits is None else logits.float().cpu()
 
     def cross_entropies(self, batches: Iterable[dict[str, Tensor]]) -> list[float]:
-        """Return the mean cross-entropy of the next token over blocks of text.
+        """Return the mean cross-entropy of the next token over blocks of text: `input_ids` and `labels` (B, T).
 
-        Args:
-            batches: `input_ids` and `labels` (B, T), and no padding. Replicas share out each batch.
-
-        Returns:
-            The mean for each rank of the tensor-parallel group that has a stream, or logits, of its own; else one mean
-            for each tensor-parallel process, all equal.
+        There is one mean for each tensor-parallel rank with a stream, or logits, of its own; else one for each
+        tensor-parallel process, all equal.
         """
-        self.module.eval()
         totals, blocks = torch.zeros(1, dtype=torch.float64), 0
-        for examples, losses in self._each(self._losses, batches):
+        for examples, losses in (map if self._threads is None else self._threads.map)(self._losses, batches):
             totals = totals + examples * losses
             blocks += examples
         everyones = torch.stack(gathered(totals / blocks, self.network))  # (processes, streams)
@@ -449,28 +395,21 @@ class Engine:
         """Return the number of examples in a batch, and this replica's part of the loss of each stream (L,)."""
         rows, weight = self._share(batch["labels"])
         here = self._to_device(batch, rows)
-        with self._autocast(), torch.no_grad():
+        with self._inference():
             output = self.module(**here)
-        if isinstance(self.module, FSDPModule):
-            self.module.reshard()
         if not hasattr(output, "rank_logits"):
             return len(batch["labels"]), weight * output.loss.double().cpu().view(1)
         targets = here["labels"][:, 1:].flatten()
         each = [F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets) for logits in output.rank_logits]
         return len(batch["labels"]), weight * torch.stack(each).double().cpu()
 
-    def _each(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        return map(function, items) if self._threads is None else self._threads.map(function, items)
-
     def generate(self, prompts: dict[str, Tensor], *, new_tokens: int, tokenizer: Any, **sampling: Any) -> Tensor:
         """Return token ids (B, T + new ones) of the prompts, padded on the left, and their greedy continuations.
 
-        `sampling` goes to transformers. If ranks of this project's layers have streams of their own, the tokens are the
-        first rank's.
+        `sampling` goes to transformers. If ranks have streams of their own, the tokens are the first rank's.
         """
-        self.module.eval()
         model: Any = self.module.module if isinstance(self.module, WRAPPERS) else self.module
-        with self._autocast(), torch.no_grad():
+        with self._inference():
             ids: Tensor = model.generate(
                 **self._to_device(prompts),
                 max_new_tokens=new_tokens,
@@ -478,9 +417,15 @@ class Engine:
                 eos_token_id=tokenizer.eos_token_id,
                 **{"do_sample": False, "use_cache": True, **sampling},
             )
-        if isinstance(self.module, FSDPModule):
-            self.module.reshard()
         return ids.cpu()
+
+    @contextmanager
+    def _inference(self) -> Iterator[None]:
+        self.module.eval()
+        with self._autocast(), torch.no_grad():
+            yield
+        if isinstance(self.module, FSDPModule):
+            self.module.reshard()  # the next pass must not use what this one gathered
 
     def _autocast(self) -> Any:
         if not (self.config.compute.bf16 or self.config.compute.fp16):
@@ -496,33 +441,26 @@ def _implementation(config: RunSettings, layout: Layout) -> str:
 
         if not megatron_is_installed():
             if layout.rank == 0:
-                print(
-                    f"megatron-core is not installed ({INSTALL_MEGATRON}): this project's layers run in its place",
-                    file=sys.stderr,
-                )
+                what = "megatron-core is not installed (pip install megatron-core)"
+                print(f"{what}: this project's layers run in its place", file=sys.stderr)
             return "lossytp"
     return config.parallelism.tensor_parallel_layers
 
 
-# Keep freed memory in the process, so that large tensors do not fault their pages in again.
-#
-# glibc's malloc gives blocks above 32 MiB back to the kernel as soon as they are freed, and each new one costs a page
-# fault for every 4 KiB. Logits, their softmax and its gradient are such blocks: pretraining over losses in both phases
-# spent a third of its time on page faults (`python -m tests.bench.pretraining`).
-
-
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # in malloc.h
-MOST = 2**31 - 1  # bytes at the heap's end before they go back to the kernel
-PAD = 2**26  # bytes by which the heap grows at once
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc keep what is freed until the process ends. Other C libraries are left alone."""
-    if platform.libc_ver()[0] != "glibc":
-        return
-    mallopt = ctypes.CDLL(None).mallopt
-    for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, MOST), (M_TOP_PAD, PAD)):
-        mallopt(option, value)
+    """Let glibc's malloc keep what is freed until the process ends. Other C libraries are left alone.
+
+    It would give blocks above 32 MiB, such as logits, back to the kernel, and each new one costs a page fault for every
+    4 KiB: a third of the time of pretraining over losses (`python -m tests.bench.pretraining`).
+    """
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)  # bytes at the heap's end before they go back
+        mallopt(M_TOP_PAD, 2**26)  # bytes by which the heap grows at once
 
 
 def give_back_freed_memory() -> None:
@@ -531,18 +469,18 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-# Connect the processes of a run: a single one, or several under torchrun over the lossy backend.
-
-
 @contextmanager
-def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[LossyNetwork]:
+def connected_processes(
+    config: NetworkSettings | RunSettings | EvaluateConfig, layout: Layout
+) -> Iterator[LossyNetwork]:
     """Initialise the process group if there are several processes; yield the configured network.
 
     Raises:
         ValueError: if MASTER_ADDR names no machine, or the processes do not meet, or their settings differ.
     """
     keep_freed_memory()
-    network = config.network.build()
+    settings = config if isinstance(config, NetworkSettings) else config.network
+    network = settings.build()
     if layout.world_size == 1:
         yield network
         return
@@ -550,11 +488,11 @@ def connected_processes(config: NetworkSettings, layout: Layout) -> Iterator[Los
     init_process_group(
         network,
         wraps="auto",
-        timeout_s=config.network.timeout_s,
+        timeout_s=settings.timeout_s,
         compared={"kind of run": type(config).__name__.removesuffix("Config").lower(), **config.as_dict(), **versions},
-        algorithm=config.network.algorithm,
-        repair=config.network.repair,
-        reliable_gather=config.network.reliable_gather,
+        algorithm=settings.algorithm,
+        repair=settings.repair,
+        reliable_gather=settings.reliable_gather,
     )
     if layout.rank == 0:
         why = ", because some share a GPU, which NCCL refuses" if torch.cuda.is_available() else ""

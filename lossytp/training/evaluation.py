@@ -16,7 +16,7 @@ from lossytp.parallel.replicas import merge_counters, on_rank_zero
 from lossytp.training.batches import load_dataset
 from lossytp.training.config import EvaluateConfig
 from lossytp.training.engine import Engine, connected_processes, give_back_freed_memory, this_device
-from lossytp.training.files import check_writable, first_line, write_atomically
+from lossytp.training.files import check_writable, refuse, write_atomically
 from lossytp.training.models import (
     GENERATION,
     answers,
@@ -49,11 +49,14 @@ def run(config: EvaluateConfig) -> dict[str, Any]:
     """
     layout = config.layout(*rank_and_world_size())
     with connected_processes(config, layout) as network:
-        return _evaluate(config, layout, network)
+        on_rank_zero(lambda: _check_output_folder(config), network)
+        result = _evaluate(config, layout, network)
+        text = json.dumps(result, indent=1, allow_nan=False) + "\n"
+        on_rank_zero(lambda: write_atomically(Path(config.output.output_dir) / EVALUATION, text), network)
+    return result
 
 
 def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> dict[str, Any]:
-    on_rank_zero(lambda: _check_output_folder(config), network)
     tokenizer = load_tokenizer(config.model_name)
     dense = load_model(config.model_name)
     check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
@@ -63,10 +66,9 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     max_length = config.data.max_length or getattr(
         dense.config, "finetuning_max_length", min(DEFAULT_LENGTH, positions)
     )
-    check_at_least(f"{config.model_name}'s finetuning_max_length", max_length, 1)
     check_positions(config.model_name, positions, max_length)
-    if config.data.data_glob is not None and max_length < 2:
-        raise ValueError(f"max_length = {max_length} leaves no token to predict from earlier ones: give 2 or more")
+    if config.data.data_glob is not None:
+        check_at_least("max_length", max_length, 2)  # a token is predicted from earlier ones
     prompts = None if config.data.prompt is None else _prompts(config, dense, tokenizer)
     engine = Engine(config.training(), dense, network, layout, this_device(layout))
     del dense
@@ -100,8 +102,6 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
         result["text"] = {how: tokenizer.decode(ids[0]) for how, ids in written.items()}
     merge_counters(network)
     result["network"] = network.summary("evaluation")
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
-    on_rank_zero(lambda: write_atomically(Path(config.output.output_dir) / EVALUATION, text), network)
     return result
 
 
@@ -118,14 +118,11 @@ def _check_output_folder(config: EvaluateConfig) -> None:
     check_writable(config.output.output_dir)
     file = Path(config.output.output_dir) / EVALUATION
     try:
-        if not {"config", "network"} <= json.loads(file.read_text(encoding="utf-8")).keys():
-            raise ValueError("it lacks config or network")
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"{file} is not an evaluation ({first_line(error)}): move it elsewhere, or give another output_dir"
-        ) from error
+        ours = {"config", "network"} <= json.loads(file.read_text(encoding="utf-8")).keys() if file.exists() else True
+    except (OSError, ValueError, AttributeError):
+        ours = False
+    if not ours:
+        refuse([file])
 
 
 def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
@@ -137,12 +134,10 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     assert config.data.prompt is not None
     encoded = prompt(tokenizer, config.data.prompt)
     length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
-    if length == 0:
-        raise ValueError(f"prompt = {config.data.prompt!r} has no token to continue: give a word, or leave it out")
-    if length + config.data.new_tokens > positions:
+    if not 0 < length <= positions - config.data.new_tokens:
         raise ValueError(
-            f"new_tokens = {config.data.new_tokens} after a prompt of {length} tokens exceeds the model's {positions} "
-            "positions: give fewer, or a shorter prompt"
+            f"prompt = {config.data.prompt!r} has {length} tokens: with new_tokens = {config.data.new_tokens}, give at least one "
+            f"and at most {positions - config.data.new_tokens}, as the model has {positions} positions"
         )
     return encoded
 
@@ -156,27 +151,18 @@ def _perplexity(blocks: torch.Tensor, engine: Engine) -> float | None:
 
 def _check_head(config: EvaluateConfig, dense: Any) -> None:
     """Raise ValueError if the model lacks the head that `config` needs, or `config` names nothing to evaluate."""
-    generates = answers(dense, GENERATION)
-    for name in ("data_glob", "prompt"):
-        if getattr(config, name) is not None and not generates:
-            raise ValueError(
-                f"{name} = {getattr(config, name)!r} needs a language model, which {config.model_name} is not: give one"
-            )
-    dataset = config.data.dataset
+    name, dataset = config.model_name, config.data.dataset
+    if (config.data.data_glob or config.data.prompt) is not None and not answers(dense, GENERATION):
+        raise ValueError(f"data_glob and prompt need a language model, which {name} is not: give one")
     if dataset is None:
         if config.data.data_glob is None and config.data.prompt is None:
-            raise ValueError(f"nothing to evaluate {config.model_name} on: give dataset, data_glob or prompt")
+            raise ValueError(f"nothing to evaluate {name} on: give dataset, data_glob or prompt")
         return
     task = config.definition()
-    if not answers(dense, task.kind) or task.num_logits not in (None, dense.config.num_labels):
-        raise ValueError(
-            f"dataset = {dataset!r} needs a model fine-tuned on it, which {config.model_name} is not: run "
-            f"lossytp.train --dataset {dataset} --save_model, and give the folder it wrote"
-        )
     labels = list(getattr(task, "labels", ()))
-    learnt = list(dense.config.id2label.values()) if labels else []
-    if learnt != labels:
+    fits = answers(dense, task.kind) and task.num_logits in (None, dense.config.num_labels)
+    if not fits or (labels and labels != list(dense.config.id2label.values())):
         raise ValueError(
-            f"dataset = {dataset!r} has the classes {', '.join(labels)}, but {config.model_name} learnt "
-            f"{', '.join(map(str, learnt))}: give a model fine-tuned on {dataset}"
+            f"dataset = {dataset!r} needs a model fine-tuned on it, with its labels, "
+            f"which {name} is not: run lossytp.train --dataset {dataset} --save_model, and give the folder it wrote"
         )

@@ -6,7 +6,6 @@ import glob
 import json
 import os
 import re
-import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -18,70 +17,19 @@ RUST_ERROR = re.compile(r"\(os error (\d+)\)")  # safetensors and tokenizers rai
 
 @contextmanager
 def saving(path: Path, *, reads_too: bool = False) -> Iterator[None]:
-    """Turn the operating system's errors within the block into a ValueError of one line.
+    """Turn the operating system's refusal to write `path` within the block into a ValueError of one line.
 
-    Args:
-        path: what the block writes, for the message.
-        reads_too: whether the block also reads. If so, only a full disk counts as a failure to write.
-
-    Raises:
-        ValueError: if the operating system refuses to write.
+    If the block `reads_too`, only a full disk counts as a failure to write.
     """
     try:
         yield
-    except ValueError:
-        raise
     except Exception as error:
-        cause = os_error(error)
+        cause = None if isinstance(error, ValueError) else os_error(error)
         if cause is None or (reads_too and cause.errno not in NO_ROOM):
             raise
         fix = "make room" if cause.errno in NO_ROOM else "fix this"
         reason = cause.strerror or str(cause)
         raise ValueError(f"{path} cannot be written ({reason}): {fix}, then start the same command again") from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that `path` either holds all of it or does not change, even if the process is killed.
-
-    Raises:
-        ValueError: if the operating system refuses to write, for example because the disk is full.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    with saving(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with part.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
-
-
-def matching(pattern: str) -> list[str]:
-    """Return the files that a path or a pattern names, sorted. What exists as it is written is no pattern."""
-    path = Path(os.path.expanduser(pattern))
-    there = next(each for each in (path, *path.parents) if each == each.parent or os.path.exists(each))
-    found = glob.glob(os.path.join(glob.escape(str(there)), *path.relative_to(there).parts), recursive=True)
-    return sorted(str(Path(name)) for name in found if os.path.isfile(name) or not os.path.exists(name))
-
-
-def check_writable(output_dir: str) -> None:
-    """Make the folder.
-
-    Raises:
-        ValueError: if it cannot be made or written.
-    """
-    folder = Path(output_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): give another") from error
 
 
 def os_error(error: BaseException | None) -> OSError | None:
@@ -96,16 +44,27 @@ def os_error(error: BaseException | None) -> OSError | None:
     return None
 
 
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that `path` either holds all of it or does not change, even if the process is killed.
+
+    Raises:
+        ValueError: if the operating system refuses to write.
+    """
+    part = path.with_name(f".{path.name}.part")
+    with saving(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text, encoding="utf-8")
+            sync(part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Wait until a file is on the disk, or a folder with all files in it."""
-    if path.is_dir():
-        for inner in path.iterdir():
-            sync(inner)
-    sync_names(path)
-
-
-def sync_names(path: Path) -> None:
-    """Wait until a file is on the disk, or the names of the files in a folder, but not the files."""
+    for inner in path.iterdir() if path.is_dir() else ():
+        sync(inner)
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -113,17 +72,23 @@ def sync_names(path: Path) -> None:
         os.close(handle)
 
 
-def crc32_of(path: Path) -> int:
-    """Return the checksum (CRC-32) of a file's contents.
+def check_writable(output_dir: str) -> None:
+    """Make the folder, or raise ValueError if it cannot be made or written."""
+    probe = Path(output_dir) / ".probe.part"
+    try:
+        probe.parent.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): give another") from error
 
-    Raises:
-        OSError: if it cannot be read.
-    """
-    crc = 0
-    with path.open("rb") as file:
-        while part := file.read(2**20):
-            crc = zlib.crc32(part, crc)
-    return crc
+
+def matching(pattern: str) -> list[str]:
+    """Return the files that a path or a pattern names, sorted. What exists as it is written is no pattern."""
+    path = Path(os.path.expanduser(pattern))
+    there = next(each for each in (path, *path.parents) if each == each.parent or os.path.exists(each))
+    found = glob.glob(os.path.join(glob.escape(str(there)), *path.relative_to(there).parts), recursive=True)
+    return sorted(str(Path(name)) for name in found if os.path.isfile(name) or not os.path.exists(name))
 
 
 def first_line(error: Exception) -> str:
@@ -132,46 +97,34 @@ def first_line(error: Exception) -> str:
     return f"{first} {rest[0].strip()}" if rest and first.endswith(":") else first
 
 
-# Tell this program's files in a user's folder from all others, which it never deletes or overwrites.
-#
-# A hidden file in the folder, the mark, lists the names of the program's files as patterns. The program writes the mark
-# before any of these files and deletes it after all of them. So the next run recognises what a killed run left behind.
-# A folder within such a folder needs a mark of its own.
+# A model's folder may hold the user's files, which this program never deletes or overwrites. A hidden file in it lists
+# the program's own as patterns. It is written before any of them, and deleted after all of them.
 
 
 MARK = ".lossytp.json"
-PART = re.compile(r"\.(.+)\.\d+")  # the partial file that `write_atomically` leaves if it is killed
 
 
 def is_marked(folder: Path) -> bool:
-    """Return whether this program marked the folder."""
+    """Return whether this program listed its files in the folder."""
     return (folder / MARK).is_file()
 
 
-def mark(folder: Path, patterns: Iterable[str], run: str | None = None) -> None:
-    """Make the folder, and declare that files of these names in it are this program's and, with `run`, that run's."""
-    write_atomically(folder / MARK, json.dumps({"files": sorted(patterns), **({"run": run} if run else {})}))
-
-
-def run_of(folder: Path) -> str | None:
-    """Return the run that marked the folder; None if no run did."""
-    try:
-        run = json.loads((folder / MARK).read_text(encoding="utf-8"))["run"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return run if isinstance(run, str) else None
+def mark(folder: Path, patterns: Iterable[str]) -> None:
+    """Make the folder, and declare that files of these names in it are this program's."""
+    write_atomically(folder / MARK, json.dumps({"files": sorted(patterns)}))
 
 
 def others(folder: Path) -> list[Path]:
     """Return the paths in the folder that this program did not write; the path itself if it is not a folder."""
+    if not folder.is_dir():
+        return [folder] if folder.is_symlink() or folder.exists() else []
+    own = [MARK, f".{MARK}.part"]
     try:
-        paths = list(folder.iterdir())  # before the mark is read: another process may be writing both
-    except FileNotFoundError:
-        return [folder] if folder.is_symlink() else []
-    except NotADirectoryError:
-        return [folder]
-    patterns = _patterns(folder)
-    return sorted(path for path in paths if not (_matches(path.name, patterns) and _is_file_or_marked(path)))
+        if is_marked(folder):
+            own += json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / MARK} is damaged: delete {folder}, or give another output_dir") from error
+    return sorted(path for path in folder.iterdir() if path.is_dir() or not _matches(path, own))
 
 
 def refuse(paths: list[Path]) -> None:
@@ -184,77 +137,32 @@ def refuse(paths: list[Path]) -> None:
         )
 
 
-def claim(folder: Path, patterns: Iterable[str], run: str | None = None) -> None:
-    """Mark a folder that is new, empty, or already marked.
-
-    Args:
-        folder: the folder.
-        patterns: names of the program's files in it.
-        run: the output folder of the run that alone may write there; None for any run.
-
-    Raises:
-        ValueError: if a folder without a mark is not empty.
-    """
+def claim(folder: Path, patterns: Iterable[str]) -> None:
+    """Mark a folder that is new or empty, or leave one that is marked; raise ValueError for any other."""
     if not is_marked(folder):
         refuse(others(folder))
-        mark(folder, patterns, run)
+        mark(folder, patterns)
 
 
 def claim_files(folder: Path, patterns: Iterable[str]) -> None:
-    """Mark files of these names in a folder that may also hold the user's files.
-
-    Raises:
-        ValueError: if a folder without a mark holds a file of such a name.
-    """
+    """Mark files of these names among the user's; raise ValueError if a folder without a mark has one of them."""
     patterns = list(patterns)
     if not is_marked(folder):
-        refuse([path for path in others(folder) if _matches(path.name, patterns)])
+        refuse([path for path in others(folder) if _matches(path, patterns)])
         mark(folder, patterns)
 
 
 def remove(folder: Path) -> None:
-    """Delete this program's files in a marked folder, and the folder itself if it is then empty.
-
-    Several processes may do so at the same time.
-    """
-    if not folder.is_dir():
-        return
-    kept = others(folder)
-    with contextlib.suppress(FileNotFoundError):  # another process has removed the folder
-        for path in list(folder.iterdir()):
-            if path not in kept and path.is_dir():
-                remove(path)
-            elif path not in kept and path.name != MARK:
+    """Delete this program's files in a marked folder, and the folder itself if it is then empty."""
+    if is_marked(folder):
+        kept = others(folder)
+        for path in folder.iterdir():
+            if path not in kept and path.name != MARK:
                 path.unlink(missing_ok=True)
-    (folder / MARK).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # the user's files are in it, or it is a link
-        folder.rmdir()
+        (folder / MARK).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the user's files are in it, or it is a link
+            folder.rmdir()
 
 
-def remove_parts(folder: Path, names: Iterable[str]) -> None:
-    """Delete partial files of these names that killed runs left. No other run may be using the folder."""
-    patterns = [*names, MARK]
-    for path in list(folder.iterdir()):
-        part = PART.fullmatch(path.name)
-        if part is not None and path.is_file() and _matches(part[1], patterns):
-            path.unlink(missing_ok=True)
-
-
-def _is_file_or_marked(path: Path) -> bool:
-    return not path.is_dir() or (is_marked(path) and not path.is_symlink())
-
-
-def _patterns(folder: Path) -> list[str]:
-    try:
-        listed = json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
-        return [pattern for pattern in listed if isinstance(pattern, str)]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / MARK} is damaged: delete {folder}, or give another output_dir") from error
-
-
-def _matches(name: str, patterns: list[str]) -> bool:
-    part = PART.fullmatch(name)
-    names = (name, part[1]) if part is not None else (name,)
-    return any(fnmatchcase(each, pattern) for each in names for pattern in (*patterns, MARK))
+def _matches(path: Path, patterns: list[str]) -> bool:
+    return any(fnmatchcase(path.name, pattern) for pattern in patterns)

@@ -1,28 +1,22 @@
 """Log curves to watch while a run trains: a file of JSON lines, TensorBoard, and Weights & Biases."""
 
-import errno
 import importlib.util
 import json
 import math
-import os
-import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lossytp.training.config import RunSettings
 from lossytp.training.files import refuse, saving, write_atomically
 
-# Write a run's numbers while it runs: a line of JSON for each step, and for each evaluation.
-
-
 STATISTICS = "statistics.jsonl"
 Key = tuple[int, str]  # a line's step, and what its names begin with: "train" or "eval"
 
 
 class StatisticsFile:
-    """Append lines to a file, each with its `step`.
+    """Append lines of JSON to a file, each with its `step`.
 
     Each line is written at once, so a killed run leaves whole lines. A resumed run repeats none: lines after the step
     that it resumes from are dropped, and lines that are there already are not written again.
@@ -40,41 +34,36 @@ class StatisticsFile:
         self._path, self._kept = path, set(kept)
         write_atomically(path, "".join(f"{line}\n" for line in kept.values()))
         with saving(path):
-            self._file = path.open("ab", buffering=0)
+            self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Append a line, unless it is there."""
-        if not values or _key(step, values) in self._kept:
-            return
-        line = json.dumps({"step": step, **values}, allow_nan=False).encode() + b"\n"
-        with saving(self._path):
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if values and _key(step, values) not in self._kept:
+            with saving(self._path):
+                print(json.dumps({"step": step, **values}, allow_nan=False), file=self._file, flush=True)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with saving(self._path):
+            self._file.close()
 
 
 def written_lines(path: Path) -> dict[Key, str]:
     """Return the whole lines of the file, by key; none if there is no file.
 
     Raises:
-        ValueError: if it cannot be read, or has lines that this program did not write.
+        ValueError: if it has lines that this program did not write.
     """
+    found: dict[Key, str] = {}
     try:
         *lines, _ = path.read_text(encoding="utf-8").split("\n")  # a full disk may have cut the last line
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError):
-        refuse([path])
-    found = {}
-    for line in lines:
-        try:
+        for line in lines:
             values = json.loads(line)
             found[_key(values.pop("step"), values)] = line
-        except (ValueError, KeyError, TypeError, AttributeError):
-            refuse([path])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        refuse([path])
     return found
 
 
@@ -110,7 +99,6 @@ class Logs:
     def __init__(self, config: RunSettings, *, done: int = 0, shown: bool = True) -> None:
         folder = Path(config.output.output_dir)
         self._folder = folder / "tensorboard"
-        self._hook = threading.excepthook
         self._board: Any = None
         self._wandb: Any = None
         self._statistics: StatisticsFile | None = None
@@ -119,7 +107,6 @@ class Logs:
         if config.output.tensorboard and shown:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._hook, threading.excepthook = threading.excepthook, _silent_on_os_errors(threading.excepthook)
             with saving(self._folder):
                 self._board = SummaryWriter(str(self._folder), purge_step=done + 1)
         if config.output.wandb and shown:
@@ -163,21 +150,7 @@ class Logs:
         if self._statistics is not None:
             self._statistics.close()
         if self._board is not None:
-            board, self._board = self._board, None
-            try:
-                with saving(self._folder):
-                    board.close()
-            finally:
-                threading.excepthook = self._hook
+            with saving(self._folder):
+                self._board.close()
         if self._wandb is not None:
             self._wandb.finish()
-
-
-def _silent_on_os_errors(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `hook` without the tracebacks of TensorBoard's writing thread; `Logs` raises the same errors."""
-
-    def silent(arguments: Any) -> None:
-        if not issubclass(arguments.exc_type, OSError):
-            hook(arguments)
-
-    return silent

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from lossytp.parallel.convert import gather
 from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
 from lossytp.parallel.pipeline import Stage
-from lossytp.parallel.places import dense_weights, places
 from lossytp.parallel.plans import deferred
 from lossytp.parallel.replicas import gathered, local, on_rank_zero
+from lossytp.parallel.shards import dense_weights
 from lossytp.training.batches import ANSWER_TOKENS, Dataset, evaluation_batches, load_dataset, training_batches
 from lossytp.training.config import EvaluateConfig, PretrainConfig, RunSettings, TrainConfig
 from lossytp.training.engine import Engine
@@ -158,7 +158,7 @@ class Objective(ABC, Generic[Config]):
     def described(self) -> dict[str, Any]:
         """Return the record's entry `data`."""
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
         """Return further entries of the record, such as when scores were reached."""
         return {"time_to_accuracy": None, "times_to_targets": []}
 
@@ -188,8 +188,8 @@ def with_its_task(config: EvaluateConfig, model_config: Any) -> EvaluateConfig:
     declaration = getattr(model_config, "finetuning_declaration", None)
     if config.data.task_folder is not None and declaration is None:
         raise ValueError(
-            f"task_folder = {config.data.task_folder!r} is for a task that a YAML file declares, and {config.model_name} was"
-            " fine-tuned on none: leave it out"
+            f"task_folder = {config.data.task_folder!r} is for a task that a YAML file declares, and "
+            f"{config.model_name} was fine-tuned on none: leave it out"
         )
     return config.replace(
         dataset=getattr(model_config, "finetuning_task", None),
@@ -411,7 +411,7 @@ def _dense_model(engine: Engine) -> Any:
     if isinstance(module, DistributedDataParallel | BucketedDDP):
         module = module.module
     if isinstance(module, FlatFSDP | FSDPModule | Stage) or engine.implementation in ("dtensor", "megatron"):
-        weights = dense_weights(places(engine.module, engine.layout), engine.network)
+        weights = dense_weights(engine.module, engine.layout, engine.network)
         return engine.dense_model(weights) if engine.layout.rank == 0 else None
     with engine.network.reliable(), torch.no_grad():
         return gather(module) if engine.implementation == "lossytp" else module
@@ -544,7 +544,7 @@ class FineTuning(Objective[TrainConfig]):
             "incomplete_rows": {"train": self.data.train.incomplete, "test": test.incomplete},
         }
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
         times = [time_to_accuracy(evaluations, target, simulated_step_s) for target in self.data.task.targets]
         return {
             "time_to_accuracy": time_to_accuracy(evaluations, self.config.output.target_accuracy, simulated_step_s),
@@ -697,7 +697,7 @@ class Pretraining(Objective[PretrainConfig]):
             **(self._trigram() if self.config.output.save_model else {}),
         }
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None) -> dict[str, Any]:
+    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
         return {**super().outcome(evaluations, simulated_step_s), "parameters": self._parameters}
 
     def leave(self, record: dict[str, Any]) -> None:

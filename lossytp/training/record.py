@@ -1,5 +1,6 @@
 """Read and write records. A finished run leaves one, `record.json`, in its output folder; it is written last."""
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -9,12 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from lossytp.network import timing as transport
 from lossytp.network.routes import Wire
-from lossytp.network.timing import AllReduce, BestEffort, Channel, SelectiveRepeat, Transport, step_seconds
-from lossytp.network.traces import Replay
-from lossytp.training.config import NetworkSettings, PretrainConfig, RunSettings, TrainConfig, settings_class
+from lossytp.network.traces import Replay, Trace
+from lossytp.training.config import (
+    EvaluateConfig,
+    NetworkSettings,
+    PretrainConfig,
+    RunSettings,
+    TrainConfig,
+    settings_class,
+)
 from lossytp.training.files import check_writable, write_atomically
+from lossytp.training.shapes import shape_of
 
 RECORD = "record.json"
 NEWER = "newer_settings"  # of a record that was read: settings that it lacks
@@ -41,14 +48,12 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     file = folder / RECORD
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
+        kind = settings_class(record["config"])
+        written, _ = kind.result_of(record["config"]), dict(record["final"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): delete it to run again") from error
-    if not isinstance(record, dict) or not all(isinstance(record.get(part), dict) for part in ("config", "final")):
-        raise ValueError(f"{file} is not a record: delete it to run again")
-    kind = settings_class(record["config"])
-    written = kind.result_of(record["config"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is not a record ({error!r}): delete it to run again") from error
     newer = {name: value for name, value in kind.result_defaults().items() if name not in written}
     record["config"] = written | newer
     if newer:
@@ -57,10 +62,7 @@ def read_record(folder: Path) -> dict[str, Any] | None:
 
 
 def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
-    """Make the output folder, and return the record of this configuration.
-
-    Returns:
-        None if the folder has no record, or that of a run that this one continues.
+    """Make the output folder; return the record of this configuration, or None if there is none, or one to continue.
 
     Raises:
         ValueError: if the folder cannot be written, or holds the record of another configuration.
@@ -76,16 +78,14 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
         raise ValueError(f"output_dir = {config.output.output_dir!r} holds a run of {which}: give another folder")
     changed = config.differences(record["config"])
     if changed:
-        raise ValueError(
-            f"output_dir = {config.output.output_dir!r} holds a run with {config.compared(changed, record['config'])}: "
-            "give another folder"
-        )
+        which = config.compared(changed, record["config"])
+        raise ValueError(f"output_dir = {config.output.output_dir!r} holds a run with {which}: give another folder")
     return record if record["config"] == config.result_settings() else None
 
 
-def describe(config: NetworkSettings) -> dict[str, Any]:
+def describe(config: RunSettings | EvaluateConfig) -> dict[str, Any]:
     """Return the part of a record that is known before the run: configuration, seed, commit and environment."""
-    folder = getattr(config, "task_folder", None)
+    folder = config.as_dict().get("task_folder")
     return {
         "config": config.result_settings(),
         **({"task_folder": folder} if folder else {}),
@@ -136,88 +136,118 @@ def commit() -> str | None:
         return None
 
 
-# Simulate how long a training step would take on the link that a configuration describes.
+# A run's result depends on files, besides its configuration: its data, a trace of packet losses, first weights.
 
 
+def trace_sha256(network: NetworkSettings) -> str | None:
+    """Return the hash of the recorded losses that the network replays; None if it replays none."""
+    process = network.process()
+    if isinstance(process, Replay):
+        links = "".join(f"{link} {_sha256(trace)}\n" for link, trace in process.links)
+        return hashlib.sha256(links.encode()).hexdigest()
+    return _sha256(process) if isinstance(process, Trace) else None
+
+
+def _sha256(trace: Trace) -> str:
+    lost = np.asarray(trace.lost, dtype="<i8").tobytes()
+    return hashlib.sha256(f"{trace.num_packets} ".encode() + lost).hexdigest()
+
+
+def sha256_of(file: Path) -> str:
+    """Return the hash of a file."""
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def check_same_trace(network: NetworkSettings, then: str | None, where: str, fix: str) -> None:
+    """Raise ValueError if the trace's hash is no longer `then`, its value when `where` was written."""
+    if trace_sha256(network) != then:
+        raise ValueError(f"the file of {network.loss_type} has changed since {where} was written: {fix}")
+
+
+def check_inputs(
+    config: RunSettings, then: dict[str, Any], data: str | None, weights: Path | None, where: Path, fix: str
+) -> None:
+    """Raise ValueError if a run's files have changed since a record or a checkpoint was written.
+
+    Args:
+        config: the run's configuration.
+        then: what it holds: the hashes "data" and "trace", and "first_weights", or None.
+        data: the hash of the data now; None if it is not on this machine.
+        weights: the file of weights to begin from, if any.
+        where: the record or the checkpoint.
+        fix: what the user can do.
+    """
+    if then["trace"] is not None:
+        check_same_trace(config.network, then["trace"], str(where), fix)
+    if data is not None and then["data"] is not None and data != then["data"]:
+        raise ValueError(f"the data of {config.task} has changed since {where} was written: {fix}")
+    if weights is not None and sha256_of(weights) != (then["first_weights"] or {}).get("sha256"):
+        raise ValueError(
+            f"{where} is of a run that did not begin from {weights}: name the file that it began from, leave "
+            "checkpoint_path out, or give another output_dir"
+        )
+
+
+LIMITED = ("lossy_direction", "lossy_module", "lossy_layers", "lossy_phase", "lossy_links")
+NOT_TIMED = (*LIMITED, "control", "sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers")
 SAMPLES = 20  # simulated steps, each with a few dozen collectives
-MOST_LOST, MOST_LOSSES = 0.9, 2**27  # loss rate, and losses in all samples, above which timing takes minutes
 
 
-def simulated_step_seconds(config: RunSettings, shape: Any, tokens: float, compute_s: float) -> float | None:
-    """Return the expected seconds of a training step over the configured link.
+def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: float = 100.0) -> float | None:
+    """Return the seconds that a training step of a recorded run would take over such a link.
 
     Messages that may lose packets are best-effort, with a deadline so late that only lost packets are missing. If sums
     return reliably, the other half of the messages is retransmitted until delivered, by ideal selective repeat.
 
-    Args:
-        config: the run's configuration.
-        shape: the model's configuration, as in transformers.
-        tokens: mean tokens of a step, padding included.
-        compute_s: measured seconds of a step. With virtual ranks they hold the work of all ranks in one process; under
-            torchrun they hold the real messages too.
-
     Returns:
-        The seconds; None if no link is configured, and in these cases, which `lossytp.network.timing` does not cover:
-
-        - data, pipeline or sequence parallelism, or a control;
-        - an algorithm without a schedule, a repair that sends extra packets, or a recording of each link;
-        - losses limited to a direction, module, layer range, phase or some links;
-        - frozen blocks, or gradient checkpointing, which repeats forward messages;
-        - a lossy all-reduce of the gradients of copies (a reliable one is not counted);
-        - retransmission at a loss rate above `MOST_LOST`, or with more losses than `MOST_LOSSES`.
+        The expected seconds; None for what `lossytp.network.timing` does not cover: other parallelisms, settings of
+        `NOT_TIMED`, lossy gradients of copies, an algorithm without a schedule, a repair that sends more packets, a
+        recording of each link, retransmission at a loss rate above 0.9, or a model of unknown shape.
     """
-    wiring, ranks, process = config.wiring(), config.network.tensor_parallel_size, config.network.process()
-    algorithm = wiring.algorithm
-    scope = (
-        config.network.lossy_direction,
-        config.network.lossy_module,
-        config.network.lossy_layers,
-        config.network.lossy_phase,
-        config.network.lossy_links,
+    from lossytp.network.timing import AllReduce, BestEffort, Channel, Path, SelectiveRepeat, Transport, step_seconds
+
+    values, timing = record["config"], record["timing"]
+    config = settings_class(values).from_dict(values)
+    shape, ranks = shape_of(config.model_name), config.network.tensor_parallel_size
+    wiring, process = config.wiring(), config.network.process()
+    schedule, sent_again = (
+        wiring.algorithm.schedule,
+        config.network.reliable_gather and not wiring.algorithm.sum_reaches_all,
     )
     if (
-        config.link_gbits is None
+        shape is None
+        or schedule is None
         or ranks == 1
         or config.parallelism.data_parallel_size * config.parallelism.pipeline_parallel_size > 1
-        or config.network.sequence_parallel
-        or config.network.control is not None
-        or config.optimizer.unfreeze_last_layers is not None
-        or config.optimizer.gradient_checkpointing
         or config.parallelism.replicated_gradients == "lossy"
-        or any(value is not None for value in scope)
+        or any(values.get(name) is not None and values[name] is not False for name in NOT_TIMED)
         or wiring.repair.sends_more
-        or algorithm.schedule is None
         or isinstance(process, Replay)
+        or (sent_again and process.loss_rate > 0.9)
     ):
         return None
-    sent_again = config.network.reliable_gather and not algorithm.sum_reaches_all and process.loss_rate > 0
-    if sent_again and process.loss_rate > MOST_LOST:
-        return None
-    path = transport.Path(
-        bandwidth_bits_per_s=config.link_gbits * 1e9,
-        round_trip_s=config.round_trip_us * 1e-6,
-        wire=Wire(mtu_bytes=config.network.mtu_bytes),
+    wire = Wire(mtu_bytes=config.network.mtu_bytes)
+    path = Path(bandwidth_bits_per_s=link_gbits * 1e9, round_trip_s=round_trip_us * 1e-6, wire=wire)
+    tokens = timing["tokens_per_second"] * timing["train_seconds"] / timing["steps"] / config.microbatches
+    elements = max(1, round(tokens)) * shape.width
+    itemsize = (
+        4
+        if (config.network.wire_dtype or ("bf16" if config.compute.bf16 or config.compute.fp16 else "fp32")) == "fp32"
+        else 2
     )
-    computed = "bf16" if config.compute.bf16 or config.compute.fp16 else "fp32"
-    microbatches, itemsize = config.microbatches, 4 if (config.network.wire_dtype or computed) == "fp32" else 2
-    elements = max(1, round(tokens / microbatches)) * shape.hidden_size
-    schedule, layers = algorithm.schedule, shape.num_hidden_layers * microbatches
-    num_packets = schedule.num_packets(elements, itemsize, ranks, path.wire)
-    transports: list[Transport] = [BestEffort.patient(num_packets, path)]
-    if sent_again:
-        packets = SAMPLES * 4 * layers * schedule.links(ranks) * schedule.messages(ranks) * num_packets
-        if packets * process.loss_rate / (1 - process.loss_rate) > MOST_LOSSES:
-            return None
-        transports.append(SelectiveRepeat.prompt(path))
+    ways: list[Transport] = [BestEffort.patient(schedule.num_packets(elements, itemsize, ranks, wire), path)]
+    ways += [SelectiveRepeat.prompt(path)] if sent_again and process.loss_rate > 0 else []
+    all_reduce = AllReduce(algorithm=config.network.algorithm, num_elements=elements, itemsize=itemsize, ranks=ranks)
     seconds = [
         step_seconds(
-            AllReduce(algorithm=config.network.algorithm, num_elements=elements, itemsize=itemsize, ranks=ranks),
-            Channel(path=path, transport=transport, process=process),
-            num_layers=layers,
-            compute_s=compute_s,
+            all_reduce,
+            Channel(path=path, transport=way, process=process),
+            num_layers=shape.layers * config.microbatches,
+            compute_s=timing["step_seconds"],
             samples=SAMPLES,
             seed=config.network.seed,
         )
-        for transport in transports
+        for way in ways
     ]
     return float(np.mean(seconds))

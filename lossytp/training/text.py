@@ -564,8 +564,8 @@ def validation_text(config: PretrainConfig) -> Corpus:
     both = set(map(os.path.realpath, found.files)).intersection(map(os.path.realpath, training_text(config).files))
     if both:
         raise ValueError(
-            f"validation_glob = {config.data.validation_glob!r} names {min(both)}, which is training text too: name other "
-            "files, or leave it out to hold some of the text out"
+            f"validation_glob = {config.data.validation_glob!r} names {min(both)}, which is training text too: name "
+            "other files, or leave it out to hold some of the text out"
         )
     return found
 

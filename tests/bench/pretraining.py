@@ -73,7 +73,7 @@ def speed_ratio(pattern: str, folder: str) -> dict:
     ours_s: list[float] = []
     plain_s: list[float] = []
     losses: list[tuple[float, float]] = []
-    step, left = Run._timed_step, [0.0]
+    step, left = Run.train_step, [0.0]
 
     def both(self: Run, number: int, batch: dict[str, Tensor]) -> float:
         between = time.process_time() - left[0]
@@ -99,7 +99,7 @@ def speed_ratio(pattern: str, folder: str) -> dict:
         return loss[0]
 
     plain: list[PlainLoop] = []
-    with patch.object(Run, "_timed_step", both):
+    with patch.object(Run, "train_step", both):
         run(config)
     apart = max(abs(ours - theirs) / theirs for ours, theirs in losses)
     assert apart < 1e-4, f"the loops train apart: {losses}"
@@ -210,7 +210,7 @@ def seconds_of_a_step(how: str, pattern: str, folder: str) -> float:
     """Return the processor's seconds of the fastest of five steps, with memory kept or returned."""
     both: dict[str, Any] = {"tensor_parallel_size": 4, "loss_rate": 0.1, "reliable_gather": False}
     config = configured(pattern, f"{folder}/{how}", total_steps=6, warmup_steps=1, microbatch_size=8, **both)
-    step, seconds = Run._timed_step, []
+    step, seconds = Run.train_step, []
 
     def timed(self: Run, number: int, batch: dict[str, Tensor]) -> float:
         start = time.process_time()
@@ -220,7 +220,7 @@ def seconds_of_a_step(how: str, pattern: str, folder: str) -> float:
 
     keep = connected_processes.keep_freed_memory if how == "kept" else lambda: None
     with (
-        patch.object(Run, "_timed_step", timed),
+        patch.object(Run, "train_step", timed),
         patch.object(connected_processes, "keep_freed_memory", keep),
         tempfile.TemporaryDirectory() as output,
     ):

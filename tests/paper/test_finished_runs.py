@@ -27,5 +27,9 @@ def test_each_row_of_a_comparison_has_its_own_trainings_configuration():
         for row, config in zip(rows.itertuples(), study.configs(name), strict=True):
             asked = (row.task, row.model_name, row.max_steps, row.learning_rate, row.loss_rate)
             assert asked == (
-                config.data.dataset, config.model_name, config.optimizer.max_steps, config.optimizer.learning_rate, config.network.loss_rate,
-            )  # fmt: skip
+                config.data.dataset,
+                config.model_name,
+                config.optimizer.max_steps,
+                config.optimizer.learning_rate,
+                config.network.loss_rate,
+            )

@@ -17,7 +17,7 @@ from lossytp.tolerance import measure
 from lossytp.tolerance.__main__ import measure_and_print
 from lossytp.tolerance.config import Setup, ToleranceConfig, parts
 from lossytp.tolerance.measure import Measurement, Row, advice, keep_advice, keep_rows, load_rows, write_rows
-from lossytp.training.loop import exclusive_run
+from lossytp.training.folder import exclusive_run
 from lossytp.training.models import load_model, load_tokenizer
 from tests.training.bos import BOS, with_bos
 

@@ -16,15 +16,16 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-from lossytp.training import checkpoint
+from lossytp.training import checkpoint, loop, models, text
 from lossytp.training.checkpoint import FOLDER
+from lossytp.training.config import PretrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
 from lossytp.training.record import read_record
 from tests.ports import held_port
 from tests.training.parallel_runs import settings, task_in
+from tests.training.pretraining.tiny_runs import TINY
 
 SECONDS_TO_END = 120
 SECONDS_OTHERS_NEED = 1.0  # to write their files, and to continue if they wrongly could
@@ -39,11 +40,12 @@ Kill = tuple[str, int, int]  # where, at which of the process's own steps, on wh
 def started(folder: Path, processes: int, kill: Kill | None = None, **values: Any) -> list[int]:
     """Run on several processes, and return their exit codes by rank. If one fails, all others are killed.
 
-    The run writes to the subfolder `run`, or to `output_dir`.
+    The run writes to the subfolder `run`, or to `output_dir`. With a `data_glob` it pretrains a tiny model.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    values = {**GILBERT_ELLIOTT, **STEPS, "output_dir": str(folder / "run"), **values}
+    if "data_glob" not in values:
+        values = {**GILBERT_ELLIOTT, **STEPS, "output_dir": str(folder / "run"), **values}
     with held_port() as port:
         common = {"WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         ranks = []
@@ -77,10 +79,15 @@ def _go(rank: int, folder: Path, values: dict[str, Any], variables: dict[str, An
     os.environ.update({name: str(value) for name, value in variables.items()})
     torch.set_num_threads(1)
     with ExitStack() as stack:
-        stack.enter_context(task_in(folder))
         if kill is not None and kill[2] == rank:
             stack.enter_context(_killed(kill[0], kill[1]))
-        run(settings(folder, **values))
+        if "data_glob" in values:
+            stack.enter_context(patch.dict(models.PRESETS, {"gpt2-nano": TINY}))
+            stack.enter_context(patch.object(text, "SHUFFLED_BLOCKS", 30))
+            run(PretrainConfig(**values))
+        else:
+            stack.enter_context(task_in(folder))
+            run(settings(folder, **values))
 
 
 @contextmanager
@@ -88,10 +95,10 @@ def _killed(where: str, at_step: int) -> Iterator[None]:
     """Kill this process at its `at_step`-th step ("step"), or at the next checkpoint.
 
     At a checkpoint it dies when it has written half its file ("file"), or on the first process before it writes the
-    marker ("marker"), renames the folder ("folder"), or deletes older checkpoints ("moved").
+    marker ("marker"), renames the folder ("folder"), or deletes older checkpoints ("moved"). It can also die just
+    before it writes the record ("record").
     """
-    forward_backward, write_data = Engine.forward_backward, FileSystemWriter.write_data
-    write_atomically, sync_names = checkpoint.write_atomically, checkpoint.sync_names
+    forward_backward, write_atomically, sync = Engine.forward_backward, checkpoint.write_atomically, checkpoint.sync
     steps: list[int] = []
 
     def end() -> None:
@@ -103,29 +110,24 @@ def _killed(where: str, at_step: int) -> Iterator[None]:
             end()
         return forward_backward(engine, *arguments)
 
-    def half(writer: FileSystemWriter, plan: Any, planner: Any) -> Any:
-        written = write_data(writer, plan, planner)
-        if where == "file" and len(steps) >= at_step:
-            time.sleep(SECONDS_OTHERS_NEED)
-            file = Path(writer.path) / written.value()[0].storage_data.relative_path
-            os.truncate(file, file.stat().st_size // 2)
-            end()
-        return written
-
     def write(path: Path, text: str) -> None:
         if where == "marker" and len(steps) >= at_step:
             end()
         write_atomically(path, text)
 
     def reach_disk(path: Path) -> None:
-        if where == ("moved" if path.name == FOLDER else "folder") and len(steps) >= at_step:
+        now = "moved" if path.name == FOLDER else "file" if path.suffix == ".pt" else "folder"
+        if where == now and len(steps) >= at_step:
+            if now == "file":
+                time.sleep(SECONDS_OTHERS_NEED)
+                os.truncate(path, path.stat().st_size // 2)
             end()
-        sync_names(path)
+        sync(path)
 
     with (
         patch.object(Engine, "forward_backward", step),
-        patch.object(FileSystemWriter, "write_data", half),
         patch.object(checkpoint, "write_atomically", write),
-        patch.object(checkpoint, "sync_names", reach_disk),
+        patch.object(checkpoint, "sync", reach_disk),
+        patch.object(loop, "write_record", (lambda *_: end()) if where == "record" else loop.write_record),
     ):
         yield

@@ -1,7 +1,6 @@
 """Test a repair and an algorithm from outside: a definition and a registry line reach every part of the library."""
 
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +12,9 @@ from lossytp.network.routes import Algorithm, Hop, Schedule, in_steps
 from lossytp.network.theory import expected_squared_error, missing_share
 from lossytp.parallel.collectives import FILLS, fills, zero_
 from lossytp.training.loop import run
-from lossytp.training.record import read_record, simulated_step_seconds
+from lossytp.training.record import read_record, seconds_of
 
 LOSS_RATE, RANKS = 0.3, 4
-NANO = SimpleNamespace(hidden_size=128, num_hidden_layers=4)
 
 
 @dataclass(frozen=True)
@@ -83,9 +81,11 @@ def test_both_train_and_are_in_the_record(toy, tmp_path, filled):
 
 def test_timing_uses_their_declarations(toy, filled):
     """The algorithm has a schedule. The repair declares extra packets, which timing does not cover."""
-    config = toy(algorithm="star", loss_rate=LOSS_RATE, tensor_parallel_size=RANKS, link_gbits=10.0)
-    assert simulated_step_seconds(config, NANO, 100, 0.5) > 0.5
-    assert simulated_step_seconds(config.replace(repair="twice"), NANO, 100, 0.5) is None
+    config = toy(algorithm="star", loss_rate=LOSS_RATE, tensor_parallel_size=RANKS, max_steps=1)
+    record = run(config)
+    assert seconds_of(record, link_gbits=10.0) > record["timing"]["step_seconds"]
+    record["config"]["repair"] = "twice"
+    assert seconds_of(record, link_gbits=10.0) is None
 
 
 def test_errors_of_their_sums_agree_with_theory(filled):

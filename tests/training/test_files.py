@@ -1,13 +1,26 @@
+"""Test files that survive a full disk, and that the user's own are neither overwritten nor deleted."""
+
 import errno
-import zlib
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from lossytp.training import logs
-from lossytp.training.files import MARK, crc32_of, first_line, os_error, saving, sync
+from lossytp.training.files import (
+    MARK,
+    claim,
+    claim_files,
+    first_line,
+    mark,
+    os_error,
+    others,
+    refuse,
+    remove,
+    saving,
+    write_atomically,
+)
 from lossytp.training.loop import run
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -17,13 +30,14 @@ def fails_on_a_full_disk(*_: object, **__: object) -> None:
     raise FULL
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def test_a_full_disk_is_one_line_and_other_errors_stay():
-    with (
-        pytest.raises(ValueError, match=r"^file cannot be written \(No space left.*: make room, "),
-        saving(Path("file")),
-    ):
+    with pytest.raises(ValueError, match=r"^file cannot be written \(No space left.*: make room"), saving(Path("file")):
         raise RuntimeError("of a library") from FULL
-    with pytest.raises(ValueError, match=r"\(Permission denied\): fix this, then start"), saving(Path("file")):
+    with pytest.raises(ValueError, match=r"\(Permission denied\): fix this"), saving(Path("file")):
         raise PermissionError(errno.EACCES, "Permission denied")
     with pytest.raises(FileNotFoundError), saving(Path("file"), reads_too=True):
         raise FileNotFoundError(errno.ENOENT, "none")
@@ -39,22 +53,14 @@ def test_a_rust_librarys_error_is_the_operating_systems():
     assert cause.errno == errno.ENOENT
 
 
-def test_a_checksum_notices_a_flipped_bit_and_a_cut_end(tmp_path):
-    file = tmp_path / "state"
-    whole = bytes(range(256)) * 8192  # more than is read at once
-    file.write_bytes(whole)
-    sync(tmp_path)
-    assert crc32_of(file) == zlib.crc32(whole)
-    for place in (0, 2**20 - 1, 2**20, len(whole) - 1):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << place % 8
-        file.write_bytes(damaged)
-        assert crc32_of(file) != zlib.crc32(whole)
-    file.write_bytes(whole[:-1])
-    assert crc32_of(file) != zlib.crc32(whole)
-    file.unlink()
-    with pytest.raises(OSError, match="No such file"):
-        crc32_of(file)
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    write_atomically(file, "old")
+    monkeypatch.setattr("os.replace", fails_on_a_full_disk)
+    with pytest.raises(ValueError, match=r"file cannot be written"):
+        write_atomically(file, "new")
+    assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 @pytest.mark.parametrize(
@@ -67,24 +73,13 @@ def test_a_checksum_notices_a_flipped_bit_and_a_cut_end(tmp_path):
         ("numpy.savez", {}, r"toy-train-\w+"),
     ],
 )
-def test_a_full_disk_is_one_line_on_stderr_whatever_is_written(toy, tmp_path, monkeypatch, capfd, what, values, said):
+def test_a_full_disk_is_one_line_whatever_is_written(toy, tmp_path, monkeypatch, what, values, said):
     monkeypatch.setattr(what, fails_on_a_full_disk)
-    with pytest.raises(
-        ValueError, match=rf"^.*{said} cannot be written \(No space left on device\): make room"
-    ) as error:
+    with pytest.raises(ValueError, match=rf"^.*{said} cannot be written \(No space left on device\)") as error:
         run(toy(**{"max_steps": 2, **values}))
     assert "\n" not in str(error.value)
-    assert "Traceback" not in capfd.readouterr().err
     left = {path.name for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert not {name for name in left if name not in (MARK,) and "tfevents" not in name}
-
-
-def test_tracebacks_of_threads_are_shown_again_afterwards(toy, tmp_path):
-    before = logs.threading.excepthook
-    written = logs.Logs(toy(tensorboard=True))
-    assert logs.threading.excepthook is not before
-    written.close()
-    assert logs.threading.excepthook is before
+    assert not {name for name in left if name != MARK and "tfevents" not in name}
 
 
 def test_the_first_line_of_an_error_has_words():
@@ -92,3 +87,62 @@ def test_the_first_line_of_an_error_has_words():
     assert first_line(ImportError("\nwhy\nand how")) == "ImportError: why"
     assert first_line(KeyError()) == "KeyError: "
     assert first_line(TypeError("of field 'n_embd':\n    got str\nmore")) == "TypeError: of field 'n_embd': got str"
+
+
+def test_a_new_empty_or_marked_folder_is_claimed(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("new", "empty", "empty"):
+        claim(tmp_path / name, ["own-*"])
+        assert names(tmp_path / name) == [MARK]
+        (tmp_path / name / "own-1").touch()
+        assert others(tmp_path / name) == []
+        remove(tmp_path / name)
+        assert not (tmp_path / name).exists()
+
+
+def test_a_users_files_in_a_folder_or_in_its_place_are_refused_and_left_alone(tmp_path):
+    for name in ("thesis", "own-1"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="is in the way"):
+        claim(tmp_path, ["own-*"])
+    for name in ("own-1", "link"):
+        with pytest.raises(ValueError, match=f"{name} is in the way"):
+            refuse(others(tmp_path / name))
+        remove(tmp_path / name)
+    remove(tmp_path)
+    assert names(tmp_path) == ["link", "own-1", "thesis"]
+
+
+def test_only_own_files_are_removed_and_a_users_files_keep_their_folder(tmp_path):
+    folder = tmp_path / "own"
+    claim(folder, ["own-*"])
+    (folder / "inner").mkdir()
+    for name in ("own-1", "thesis", "inner/own-2"):
+        (folder / name).touch()
+    assert [path.name for path in others(folder)] == ["inner", "thesis"]
+    remove(folder)
+    assert names(folder) == ["inner", "thesis"]
+    assert names(folder / "inner") == ["own-2"]
+
+
+def test_own_files_among_a_users_files_are_claimed_once_none_is_in_the_way(tmp_path):
+    (tmp_path / "thesis").touch()
+    claim_files(tmp_path, ["README.md"])
+    (tmp_path / "README.md").touch()
+    claim_files(tmp_path, ["README.md"])
+    (tmp_path / MARK).unlink()
+    with pytest.raises(ValueError, match=r"README\.md is in the way"):
+        claim_files(tmp_path, ["README.md"])
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"files": 3}'])
+def test_a_damaged_mark_is_one_line_and_deletes_nothing(tmp_path, text):
+    mark(tmp_path, ["own-*"])
+    assert json.loads((tmp_path / MARK).read_text()) == {"files": ["own-*"]}
+    (tmp_path / "own-1").touch()
+    (tmp_path / MARK).write_text(text)
+    for act in (others, remove):
+        with pytest.raises(ValueError, match=r"\.lossytp\.json is damaged"):
+            act(tmp_path)
+    assert names(tmp_path) == [MARK, "own-1"]

@@ -4,10 +4,9 @@ import json
 import pytest
 import torch
 
-from lossytp.training import loop, progress
+from lossytp.training import loop
 from lossytp.training import objectives as finetuning
 from lossytp.training.loop import run
-from lossytp.training.progress import Progress
 
 
 def comparable(record):
@@ -119,19 +118,6 @@ def test_packet_losses_do_not_touch_global_generators(toy, tmp_path):
     assert torch.equal(*states)
 
 
-def test_one_of_several_processes_shows_progress(capsys, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", -1.0)
-    Progress(2, shown=False).show(1, 0.5)
-    assert capsys.readouterr().err == ""
-    Progress(2).show(1, 0.5)
-    assert capsys.readouterr().err == "training: step 1 of 2, loss 0.500\n"
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    hidden = Progress(2, shown=False)
-    hidden.show(1, 0.5)
-    hidden.show(2, 0.5)
-    assert capsys.readouterr().err == ""
-
-
 def test_a_run_on_one_process_is_recorded_as_such(toy, tmp_path):
     record = run(toy(max_steps=1))
     assert (record["processes"], record["implementation"]) == (1, "lossytp")
@@ -155,16 +141,6 @@ def test_gradients_are_clipped_to_the_given_norm(toy, tmp_path):
             curves[fp16, limit] = [point["loss"] for point in record["curves"]["train_loss"]]
         assert curves[fp16, None] == curves[fp16, 100.0]
         assert curves[fp16, None] != pytest.approx(curves[fp16, 2.0], rel=1e-3)
-
-
-def test_layers_have_the_algorithm_and_the_repair_of_the_configuration(toy, tmp_path):
-    records = [
-        run(toy(loss_rate=0.3, output_dir=str(tmp_path / str(number)), **values))
-        for number, values in enumerate(({}, {"repair": "rescale"}, {"algorithm": "sender"}))
-    ]
-    assert records[0]["network"]["training"] == records[1]["network"]["training"]
-    assert records[0]["curves"]["train_loss"] != records[1]["curves"]["train_loss"]
-    assert records[2]["network"]["training"]["by_link"].keys() == {f"{rank}->-1" for rank in range(4)}
 
 
 @pytest.mark.parametrize(("ranks", "times"), [(1, 1), (2, 2)])

@@ -1,13 +1,23 @@
-"""Test training over several processes: it equals one process's training, except for lost packets.
+"""Test training over several processes: it equals one process's, except for lost packets, and all ranks agree.
 
 Functions named `on_rank_...` run in every process. A run that is already in its folder is not done again.
 """
 
+import contextlib
+import importlib.util
+import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from lossytp.parallel.replicas import placed
+from lossytp.training import loop
+from lossytp.training.engine import Engine
 from tests.training.parallel_runs import (
     PARALLELISMS,
     batches,
@@ -15,23 +25,13 @@ from tests.training.parallel_runs import (
     expected_links,
     expected_packets,
     settings,
+    spied,
     task_in,
     train,
 )
 from tests.training.test_loop import comparable
 
 LOSSY = {"loss_rate": 0.1, "max_steps": 6}
-
-
-def on_rank_import() -> None:
-    """Import this module in every process, so that later calls need not wait for imports."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, processes: Callable) -> Path:
-    """Return a folder for records and the task's data."""
-    processes(4, on_rank_import)
-    return tmp_path_factory.mktemp("parallelism")
 
 
 @pytest.mark.parametrize("name", PARALLELISMS)
@@ -139,9 +139,194 @@ def test_clipped_gradients_are_those_of_one_process(processes: Callable, folder:
     clipped = {"gradient_clipping": 4.0, "max_steps": 8, "warmup_steps": 0}
     one = train(folder, clipped)
     assert curve(processes(number, train, folder / name, values | clipped)[0]) == pytest.approx(curve(one), rel=1e-4)
-    for other in (
-        {"gradient_clipping": 4.0 * 2**0.5},
-        {"gradient_clipping": 4.0 / 2**0.5},
-        {"gradient_clipping": None},
-    ):
-        assert curve(train(folder, clipped | other)) != pytest.approx(curve(one), rel=1e-3)
+    for limit in (4.0 * 2**0.5, 4.0 / 2**0.5, None):
+        assert curve(train(folder, clipped | {"gradient_clipping": limit})) != pytest.approx(curve(one), rel=1e-3)
+
+
+def on_rank_see(folder: Path, values: dict) -> list[list[int]]:
+    """Return the labels and tokens that the model received in each step."""
+    seen = []
+
+    def look(module: Any, arguments: tuple, named: dict) -> None:
+        if module.training:
+            seen.append(named["labels"].tolist() + named["input_ids"].flatten().tolist())
+
+    begin = Engine.__init__
+
+    def watched(engine: Engine, *arguments: Any) -> None:
+        begin(engine, *arguments)
+        engine.module.register_forward_pre_hook(look, with_kwargs=True)
+
+    with patch.object(Engine, "__init__", watched):
+        train(folder, values)
+    return seen
+
+
+def test_replicas_see_different_shares_of_each_batch_and_tensor_parallel_ranks_the_same(
+    processes: Callable, folder: Path
+) -> None:
+    number, values = PARALLELISMS["lossytp and ddp"]
+    seen = processes(number, on_rank_see, folder / "seen", values | {"max_steps": 3})
+    shares = [
+        [
+            batch["labels"][half].tolist() + batch["input_ids"][half].flatten().tolist()
+            for batch in batches(folder / "seen", 3)
+        ]
+        for half in (slice(0, 4), slice(4, 8))
+    ]
+    assert seen == [shares[0], shares[0], shares[1], shares[1]]
+
+
+def on_rank_look(folder: Path, values: dict) -> tuple[int, set[str]]:
+    """Return the seed of dropout, and a pipeline's schedules."""
+    looked = []
+
+    def after(engine: Engine, scaler: torch.amp.GradScaler) -> None:
+        schedules = engine.pipeline._training.values() if engine.pipeline else ()
+        looked.append((torch.initial_seed(), {type(schedule).__name__ for schedule in schedules}))
+
+    with spied(after=after):
+        train(folder, values)
+    return looked[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lossytp and ddp", [(5, set()), (5, set()), (6, set()), (6, set())]),
+        ("gpipe", [(5, {"ScheduleGPipe"}), (6, {"ScheduleGPipe"})]),
+        ("1f1b", [(5, {"Schedule1F1B"}), (6, {"Schedule1F1B"})]),
+    ],
+)
+def test_only_tensor_parallel_ranks_share_dropout_and_a_pipeline_has_its_schedule(
+    processes: Callable, folder: Path, name: str, expected: list
+) -> None:
+    number, values = PARALLELISMS[name]
+    assert processes(number, on_rank_look, folder / "look", values | {"max_steps": 1, "seed": 5}) == expected
+
+
+def test_all_ranks_stop_at_the_same_evaluation_though_their_accuracies_differ(
+    processes: Callable, folder: Path
+) -> None:
+    """FSDP's ranks lose different packets of gathered parameters."""
+    _, values = PARALLELISMS["fsdp"]
+    changes = {"loss_rate": 0.4, "max_steps": 12, "eval_steps": 1, "patience": 2, "learning_rate": 0.0}
+    records = processes(2, train, folder / "patience", values | changes)
+    assert comparable(records[0]) == comparable(records[1])
+    assert records[0]["status"] == "stopped early"
+    evaluations = records[0]["curves"]["eval"]
+    assert max(evaluation["score_spread_lossy"] for evaluation in evaluations) > 0
+    assert max(evaluation["score_spread_clean"] for evaluation in evaluations) == 0
+
+
+def on_rank_overflow(folder: Path, values: dict) -> tuple[list[float], list[float]]:
+    """Return each step's loss scale and sum of weights. In the third step only rank 1 has an infinite gradient."""
+    scales: list[float] = []
+    weights: list[float] = []
+
+    def before(engine: Engine) -> None:
+        weights.append(sum(parameter.double().sum().item() for parameter in engine.module.parameters()))
+
+    def after(engine: Engine, scaler: torch.amp.GradScaler) -> None:
+        scales.append(scaler.get_scale())
+        if len(scales) == 3 and dist.get_rank() == 1:
+            next(engine.module.parameters()).grad[0] = torch.inf
+
+    with spied(before, after):
+        train(folder, values)
+    return scales, weights
+
+
+def test_all_ranks_skip_a_step_if_one_overflows(processes: Callable, folder: Path) -> None:
+    _, values = PARALLELISMS["lossytp"]
+    answers = processes(2, on_rank_overflow, folder / "fp16", values | {"fp16": True, "max_steps": 5})
+    assert answers[0][0] == answers[1][0]
+    for scales, weights in answers:
+        assert scales[3] == scales[2] / 2
+        assert weights[3] == weights[2]
+        assert scales[4] == scales[3]
+        assert weights[4] != weights[3]
+
+
+def on_rank_drift(folder: Path, values: dict) -> dict:
+    def before(engine: Engine) -> None:
+        if dist.get_rank() == 1:
+            for parameter, axes, _ in placed(engine.module):
+                parameter.data.mul_(1.0 if "tp" in axes else 1.5)
+
+    with spied(before):
+        return train(folder, values)
+
+
+def test_replica_drift_is_recorded(processes: Callable, folder: Path) -> None:
+    _, values = PARALLELISMS["lossytp"]
+    changes = {"max_steps": 1, "learning_rate": 0.0}
+    record = processes(2, on_rank_drift, folder / "drift", values | changes)[0]
+    assert record["curves"]["eval"][0]["replica_drift"] == pytest.approx(0.5 / 1.25)
+
+
+def on_rank_again(folder: Path, values: dict) -> dict | tuple[str, str, str]:
+    """Return the record, or the error and what was printed. Fail if a run starts."""
+    printed = io.StringIO()
+    with patch.object(loop, "Run", None), contextlib.redirect_stderr(printed):
+        try:
+            return train(folder, values)
+        except (ValueError, SystemExit) as error:
+            return type(error).__name__, str(error), printed.getvalue()
+
+
+def test_a_finished_run_is_not_run_again_and_another_configuration_is_refused_once(
+    processes: Callable, folder: Path
+) -> None:
+    _, values = PARALLELISMS["ddp"]
+    values = values | {"output_dir": str(folder / "again"), "max_steps": 2}
+    first = processes(2, train, folder, values)
+    assert processes(2, on_rank_again, folder, values) == [first[0], first[0]]
+    refused, quiet = processes(2, on_rank_again, folder, values | {"max_steps": 3})
+    assert refused[0] == "ValueError"
+    assert "holds a run with max_steps = " in refused[1]
+    assert quiet == ("SystemExit", "2", "")
+
+
+def test_the_record_names_the_backend_of_several_processes(processes: Callable, folder: Path) -> None:
+    _, values = PARALLELISMS["ddp"]
+    records = processes(2, train, folder / "backend", values | {"max_steps": 1})
+    assert [record["environment"]["backend"] for record in records] == ["gloo"] * 2
+    assert "backend" not in train(folder / "alone", {"max_steps": 1})["environment"]
+
+
+def on_rank_train_otherwise(folder: Path, values: dict) -> str:
+    """Train with another learning rate on rank 1; return the error."""
+    with pytest.raises(ValueError, match="on rank 0 and") as error:
+        train(folder, values | {"learning_rate": 1e-3 + dist.get_node_local_rank()})
+    return str(error.value)
+
+
+def test_runs_whose_ranks_have_other_settings_do_not_start(processes: Callable, folder: Path) -> None:
+    _, values = PARALLELISMS["ddp"]
+    values = values | {"output_dir": str(folder / "otherwise")}
+    for error in processes(2, on_rank_train_otherwise, folder, values):
+        assert error.startswith("learning_rate = 0.001 on rank 0 and 1.001 on rank 1")
+    assert not (folder / "otherwise").exists()
+
+
+def on_rank_miss_megatron(folder: Path, values: dict) -> tuple[dict, str]:
+    find_spec, told = importlib.util.find_spec, io.StringIO()
+
+    def none_of_megatron(name: str, package: str | None = None) -> Any:
+        return None if name.startswith("megatron") else find_spec(name, package)
+
+    with patch.object(importlib.util, "find_spec", none_of_megatron), contextlib.redirect_stderr(told):
+        return train(folder, values), told.getvalue()
+
+
+def test_without_megatron_the_projects_layers_run_and_one_line_says_how_to_get_it(
+    processes: Callable, folder: Path, dense: dict
+) -> None:
+    _, values = PARALLELISMS["megatron"]
+    answers = processes(2, on_rank_miss_megatron, folder / "missing", values | LOSSY)
+    (record, told), (_, silence) = answers
+    assert record["implementation"] == "lossytp"
+    assert curve(record) == curve(processes(2, train, folder / "lossytp", PARALLELISMS["lossytp"][1] | LOSSY)[0])
+    assert told.count("pip install megatron-core") == 1
+    assert silence == ""

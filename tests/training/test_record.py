@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lossytp import train
 from lossytp.training.config import PretrainConfig, TrainConfig
-from lossytp.training.files import write_atomically
-from lossytp.training.record import check_output_folder, environment, read_record, write_record
+from lossytp.training.record import check_output_folder, environment, read_record, seconds_of, write_record
 
 
 @pytest.mark.parametrize("text", ["{half", "[]", "{}", '{"config": [], "final": {}}', '{"config": {}, "final": 3}'])
@@ -18,29 +16,13 @@ def test_a_damaged_record_is_no_result_and_its_file_is_named(tmp_path, text):
         read_record(tmp_path)
 
 
-def test_a_folder_in_place_of_a_record_is_named(tmp_path):
-    (tmp_path / "record.json").mkdir()
-    with pytest.raises(ValueError, match=r"record\.json cannot be read \(.*delete it"):
-        read_record(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "values", [{}, {"status": "finished"}, {"status": "finished", "data": []}, {"status": "not finite"}]
-)
-def test_a_record_that_lacks_what_the_command_prints_is_one_line(tmp_path, monkeypatch, values):
-    write_record(tmp_path, {"config": {}, "final": {}, **values})
-    monkeypatch.setattr("sys.argv", ["train", "--output_dir", str(tmp_path)])
-    with pytest.raises(ValueError, match=r"record\.json is not a record \(.*: delete it to run again$"):
-        train.main()
-
-
 @pytest.mark.parametrize(("kind", "other"), [(TrainConfig, PretrainConfig), (PretrainConfig, TrainConfig)])
 def test_the_folder_of_another_kind_of_run_is_refused_in_one_line(tmp_path, kind, other):
     config = other(output_dir=str(tmp_path))
     write_record(tmp_path, {"config": config.result_settings(), "final": {}})
     assert check_output_folder(config) is not None
     name = other.__name__.removesuffix("Config").lower()
-    with pytest.raises(ValueError, match=rf"holds a run of lossytp\.{name}, not of lossytp\.\w+: give another folder$"):
+    with pytest.raises(ValueError, match=rf"output_dir .*lossytp\.{name}"):
         check_output_folder(kind(output_dir=str(tmp_path)))
 
 
@@ -57,27 +39,17 @@ def test_nan_is_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    file = tmp_path / "file"
-    write_atomically(file, "old")
-    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("full")))
-    with pytest.raises(ValueError, match=r"^.*file cannot be written \(full\): .* start the same command again$"):
-        write_atomically(file, "new")
-    assert file.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [file]
-
-
 def test_another_configurations_folder_is_refused_and_left_alone(toy, tmp_path):
     done = {"config": {**toy().as_dict(), "max_steps": 7}, "final": {}}
     del done["config"]["output_dir"]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "record.json").write_text(json.dumps(done))
-    with pytest.raises(ValueError, match="run with max_steps = 7, not 6: give"):
+    with pytest.raises(ValueError, match="max_steps"):
         check_output_folder(toy())
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == done
     done["config"] |= {"max_steps": toy().max_steps, "a_parameter_that_is_gone": 1}
     (tmp_path / "run" / "record.json").write_text(json.dumps(done))
-    with pytest.raises(ValueError, match="run with a_parameter_that_is_gone = 1, not None: give another folder"):
+    with pytest.raises(ValueError, match="a_parameter_that_is_gone"):
         check_output_folder(toy())
 
 
@@ -94,7 +66,7 @@ def test_parameters_that_an_older_record_lacks_have_their_defaults(toy, tmp_path
     assert "output_dir" not in config
     assert TrainConfig.from_dict(config) == TrainConfig.from_dict({**toy().as_dict(), "output_dir": "output"})
     assert check_output_folder(toy())["config"] == config
-    with pytest.raises(ValueError, match=r"with data_parallel_size = 1, not 2; gradient_clipping = None, not 1\.0:"):
+    with pytest.raises(ValueError, match=r"data_parallel_size.*gradient_clipping"):
         check_output_folder(toy(data_parallel_size=2, gradient_clipping=1.0))
 
 
@@ -118,3 +90,48 @@ def test_a_gpu_is_named_if_there_is_one(monkeypatch, gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
     assert environment().get("gpu") == gpu
+
+
+def seconds(tokens=114, compute_s=0.5, **values):
+    """Return the simulated seconds of a step of gpt2-nano: 4 layers, width 128."""
+    timing = {"tokens_per_second": 10.0 * tokens, "train_seconds": 1.0, "steps": 10, "step_seconds": compute_s}
+    config = TrainConfig(tensor_parallel_size=4, **values).result_settings()
+    return seconds_of({"config": config, "timing": timing}, link_gbits=10.0)
+
+
+def test_without_losses_a_step_is_its_computation_and_all_reduces_of_known_length():
+    """Sixteen all-reduces are two messages in turn each, of a chunk in packets of 364 float32 to each of 3 ranks."""
+    packet_s, trip_s, packets = 1500 * 8 / 10e9, 50e-6, 3 * -(-114 * 128 // 4 // 364)
+    assert seconds() == pytest.approx(0.5 + 16 * 2 * (packets * packet_s + trip_s), rel=1e-9)
+    half = 3 * -(-114 * 128 // 4 // 728)
+    assert seconds(bf16=True) == pytest.approx(0.5 + 32 * (half * packet_s + trip_s), rel=1e-9)
+    assert seconds(bf16=True, wire_dtype="fp32") == seconds()
+    cut = seconds(912, 0.0, gradient_accumulation_steps=2)
+    assert cut == pytest.approx(2 * seconds(456, 0.0), rel=1e-9)
+
+
+def test_lost_packets_cost_a_round_trip_and_reliable_sums_more():
+    lossless, all_lost = seconds(compute_s=0.0), seconds(compute_s=0.0, loss_rate=1.0, reliable_gather=False)
+    assert all_lost - lossless == pytest.approx(16 * 2 * 100e-6, rel=1e-6)
+    best_effort = seconds(compute_s=0.0, loss_rate=0.3, reliable_gather=False)
+    assert lossless < best_effort < all_lost
+    assert best_effort + 16 * 50e-6 < seconds(compute_s=0.0, loss_rate=0.3)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"data_parallel_size": 2},
+        {"sequence_parallel": True},
+        {"repair": "fec(10, 8)"},
+        {"lossy_direction": "forward"},
+        {"control": "elements"},
+        {"unfreeze_last_layers": 0},
+        {"gradient_checkpointing": True},
+        {"reliable_gather": False, "replicated_gradients": "lossy"},
+        {"loss_rate": 0.95},  # sums that hardly ever return
+    ],
+    ids=str,
+)
+def test_what_timing_does_not_cover_has_no_seconds(values):
+    assert seconds(**values) is None

@@ -207,20 +207,6 @@ def test_a_start_by_hand_that_cannot_work_is_one_line_with_the_fix(tmp_path: Pat
             assert message in lines[0]
 
 
-def test_processes_with_different_settings_end_with_one_line_each(tmp_path: Path, start: Callable) -> None:
-    with held_port() as port:
-        other = [[], ["--learning_rate", "0.5"]]
-        started = [
-            start([sys.executable, *module(tmp_path, *flags)], **by_hand(rank, port))
-            for rank, flags in enumerate(other)
-        ]
-        for rank, (process, told) in enumerate(started):
-            assert ended(process) == 2, told.read_text()
-            message = "learning_rate = 0.001 on rank 0 and 0.5 on rank 1: start all processes of a job alike"
-            assert errors_in(told) == [f"rank {rank}: error: {message}"]
-    assert read_record(tmp_path / "run") is None
-
-
 def test_a_rank_whose_peer_is_killed_ends_with_one_line(tmp_path: Path, start: Callable) -> None:
     with held_port() as port:
         started = [start([sys.executable, *module(tmp_path, *ENDLESS)], **by_hand(rank, port)) for rank in (0, 1)]

@@ -1,9 +1,8 @@
-"""Test settings of the tensor-parallel ranks' messages, from the first step to the record.
+"""Test settings of the tensor-parallel ranks' messages, from the first step to the record, also over processes.
 
-A run with a record is not repeated.
+A run with a record is not repeated. Functions named `on_rank_...` run in every process.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,43 @@ from lossytp.parallel.own_streams import PerRank
 from lossytp.training.batches import evaluation_batches
 from lossytp.training.engine import Engine, build_optimizer
 from lossytp.training.loop import run
-from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, curve, spied, task_in, the_data
-from tests.training.wiring_options import LOSSY, OPTIONS, OWN, SHORT, evaluations, short, traffic
+from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, PARALLELISMS, curve, spied, task_in, the_data, train
+
+SHORT = {"tensor_parallel_size": 2, "max_steps": 4}
+LOSSY = {"loss_rate": 0.1}
+OWN = {"reliable_gather": False}
+DRIFTING = {**OWN, "replicated_gradients": "none"}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "own streams": OWN,
+    "own streams, lossy gradients": {**OWN, "replicated_gradients": "lossy"},
+    "own copies": DRIFTING,
+    "own copies, resynchronised": {**DRIFTING, "resync_every": 2},
+    "own streams around a ring": {**OWN, "algorithm": "ring"},
+    "own streams by a tree, local": {**OWN, "algorithm": "tree", "repair": "local"},
+    "shards": {"sequence_parallel": True},
+    "shards, lossy gather": {"sequence_parallel": True, **OWN},
+    "elements": {"control": "elements"},
+    "noise": {"control": "noise"},
+    "adjoint": {"exact_adjoint": True},
+    "stale": {"repair": "stale"},
+    "counted": {"repair": "rescale_counted"},
+    "fec": {"repair": "fec(10, 8)"},
+    "hadamard": {"repair": "hadamard(64)"},
+    "retransmit": {"repair": "retransmit(1)"},
+    "forward": {"lossy_direction": "forward"},
+}
+
+
+def short(folder: Path, **values: Any) -> dict[str, Any]:
+    return train(folder, {**SHORT, **values})
+
+
+def traffic(record: dict[str, Any]) -> dict[str, Any]:
+    return record["network"]["training"]
+
+
+def evaluations(record: dict[str, Any], name: str) -> list[Any]:
+    return [point[name] for point in record["curves"]["eval"]]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -191,11 +225,6 @@ def test_streams_that_are_not_finite_are_recorded_so(folder: Path) -> None:
     assert evaluations(record, "stream_distance")[-1] == [None] * BLOCKS
 
 
-def test_copies_that_are_not_finite_are_recorded_so(folder: Path) -> None:
-    with patch("lossytp.training.loop.replica_drift", return_value=math.nan):
-        assert evaluations(short(folder, **LOSSY, **OWN, max_steps=1), "replica_drift") == [None]
-
-
 def test_accuracy_is_the_mean_over_ranks_and_its_spread_is_recorded(folder: Path) -> None:
     """Each rank is scored on its own logits."""
     seen: list[torch.Tensor] = []
@@ -238,3 +267,63 @@ def test_copies_of_norms_do_not_decay_as_norms_do_not(folder: Path) -> None:
         assert any(isinstance(module, PerRank) for module in model.modules()) == (name == "own copies")
     assert decaying["own copies"] == decaying["own streams"]
     assert not [name for name in decaying["own copies"] if "ln_" in name]
+
+
+APART = ("own streams", "own streams, lossy gradients", "own copies", "own copies, resynchronised")
+
+
+IN_PROCESSES = ("own streams", "own copies", "own streams, lossy gradients", "shards", "shards, lossy gather", "noise")
+
+
+@pytest.mark.parametrize("name", [*IN_PROCESSES, "stale", "counted", "adjoint", "own streams by a tree, local"])
+def test_processes_train_as_virtual_ranks_do(processes: Callable, folder: Path, name: str) -> None:
+    """Each process has two of the four ranks, so that virtual and real ranks mix."""
+    values = {"tensor_parallel_size": 4, "max_steps": 4, "eval_steps": 2, "loss_rate": 0.05, **OPTIONS[name]}
+    here, there = train(folder / "virtual", values), processes(2, train, folder / "apart", values)[0]
+    assert curve(there) == pytest.approx(curve(here), rel=1e-5)
+    assert there["network"] == here["network"]
+    assert there["final"] == pytest.approx(here["final"], rel=1e-4)
+    for mine, theirs in zip(here["curves"]["eval"], there["curves"]["eval"], strict=True):
+        assert theirs["stream_distance"] == (mine["stream_distance"] and pytest.approx(mine["stream_distance"], 1e-4))
+        assert (theirs["replica_drift"] > 0) == (mine["replica_drift"] > 0)
+        if name in APART or "local" in name:
+            assert theirs["score_spread_lossy"] == pytest.approx(mine["score_spread_lossy"])
+
+
+def on_rank_leave_gradients(folder: Path, values: dict) -> dict:
+    with patch.object(Engine, "synchronise", lambda engine: None):
+        return train(folder, values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"data_parallel_size": 2}, {"data_parallel_size": 2, "data_parallel_type": "fsdp"}, {"pipeline_parallel_size": 2}],
+    ids=["ddp", "fsdp", "pipeline"],
+)
+def test_tensor_parallel_ranks_stay_equal_though_each_has_its_own_losses(
+    processes: Callable, folder: Path, values: dict
+) -> None:
+    values = {**SHORT, **LOSSY, **values}
+    record = processes(4, train, folder / "equal", values)[0]
+    assert evaluations(record, "replica_drift") == [0]
+    control = processes(4, on_rank_leave_gradients, folder / "control", values)[0]
+    assert evaluations(control, "replica_drift")[0] > 1e-4
+
+
+@pytest.mark.parametrize("name", ["dtensor", "megatron", "ddp"])
+def test_over_the_backend_results_lose_packets_too_and_copies_drift(
+    processes: Callable, folder: Path, name: str
+) -> None:
+    number, values = PARALLELISMS[name]
+    values = {**values, **LOSSY, **OWN, "max_steps": 3, "algorithm": "ring"}
+    if name != "ddp":  # it has one rank, which has no copies
+        values["replicated_gradients"] = "none"
+    record = processes(number, train, folder / "backend", values)[0]
+    assert evaluations(record, "replica_drift")[0] > 1e-4
+    phases = traffic(record)["by_phase"]
+    assert phases["gather"]["packets"] == phases["reduce"]["packets"]
+    kept = processes(
+        number, train, folder / "backend", {**values, "reliable_gather": True} | {"replicated_gradients": "reliable"}
+    )[0]
+    assert evaluations(kept, "replica_drift") == [0]
+    assert traffic(kept)["by_phase"].keys() == {"reduce"}

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lossytp.parallel.group import Layout
-from lossytp.training.checkpoint import MARKER, Checkpoints, number_of, steps_in, whole
+from lossytp.training.checkpoint import MARKER, Checkpoints, number_of, steps_in
+from lossytp.training.folder import open_run
 from lossytp.training.loop import run
 from lossytp.training.models import build_language_model
 from lossytp.training.text import tokenizer_for
@@ -16,31 +17,27 @@ from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, sto
 
 
 def steps(folder: Path) -> list[int]:
-    return [number_of(path) for path in steps_in(folder)]
+    return [number_of(path) for path in reversed(steps_in(folder))]
 
 
 def test_it_resumes_from_a_file_or_the_newest_in_a_folder(pretrain, tmp_path):
     unbroken = pretrain("unbroken")
     expected = run(unbroken)
     stopped(pretrain("older"), 4)
-    stopped(pretrain("both/newer"), 7)
-    oldest = tmp_path / "both" / "oldest" / "step-99" / MARKER
-    oldest.parent.mkdir(parents=True)
-    oldest.write_text("{}")
-    os.utime(oldest, (0, 0))
+    stopped(pretrain("newer", keep_checkpoints=2), 7)
     file = tmp_path / "older" / "checkpoint" / "step-3" / MARKER
-    for name, path, step in (("from file", file, 3), ("from folder", tmp_path / "both", 6)):
+    for name, path, step in (
+        ("from file", file, 3),
+        ("from run", tmp_path / "newer", 6),
+        ("from folder", tmp_path / "newer" / "checkpoint", 6),
+        ("from step", tmp_path / "newer" / "checkpoint" / "step-3", 3),
+    ):
         config = pretrain(name, checkpoint_path=str(path))
         record = run(config)
         assert record["timing"]["resumed_behind_steps"] == [step]
         assert_same(config, record, unbroken, expected)
-    for path, message in (
-        ("gone.pth", "does not exist: give one that does, or leave it out"),
-        ("older/checkpoint/step-9", "does not exist: give one that does, or leave it out"),
-        ("data", r"has no checkpoint\.json below it, and is no .pth file: leave"),
-        ("data/train-0.parquet", r"has no checkpoint\.json below it, and is no .pth file: leave"),
-    ):
-        with pytest.raises(ValueError, match=rf"checkpoint_path = .*{path}' {message}"):
+    for path in ("gone.pth", "older/checkpoint/step-9", "data", "data/train-0.parquet"):
+        with pytest.raises(ValueError, match=rf"checkpoint_path = .*{path}'"):
             run(pretrain("other", checkpoint_path=str(tmp_path / path)))
 
 
@@ -59,17 +56,15 @@ def test_a_new_folder_is_where_checkpoints_are_written_and_resumed_from(pretrain
     assert_same(config, record, unbroken, run(unbroken))
 
 
-def test_two_runs_that_begin_with_one_new_folder_do_not_share_it(pretrain, tmp_path, capsys):
+def test_two_runs_that_begin_with_one_new_folder_do_not_share_it(pretrain, tmp_path):
     folder = tmp_path / "checkpoints"
-    configs = [pretrain(name, checkpoint_path=str(folder)) for name in ("first", "second")]
-    both = [Checkpoints(config, Layout(), config.network.build()) for config in configs]
-    for each in (*both, *both):  # each saves twice
-        each.save(3, {"x": whole(torch.zeros(3))}, {})
-    assert [each.folder for each in both] == [folder, tmp_path / "second" / "checkpoint"]
-    assert capsys.readouterr().err == f"{folder} is no longer this run's to write: checkpoints go to {both[1].folder}\n"
-    for config, each in zip(configs, both, strict=True):
-        again = Checkpoints(config, Layout(), config.network.build())
-        assert again.find().folder == each.folder / "step-3"
+    first, second = (pretrain(name, checkpoint_path=str(folder)) for name in ("first", "second"))
+    network = first.network()
+    with open_run(first, Layout(), network), pytest.raises(ValueError, match="checkpoints' is in use"):
+        run(second)
+    stopped(first, 5)
+    assert Checkpoints(first, Layout(), network).folder == folder
+    assert Checkpoints(second, Layout(), network).folder == tmp_path / "second" / "checkpoint"
 
 
 def test_another_runs_folder_is_read_and_not_written(pretrain, tmp_path):
@@ -86,12 +81,10 @@ def test_nobody_should_delete_another_runs_checkpoint(pretrain, tmp_path):
     stopped(pretrain("first"), 5)
     folder = tmp_path / "first" / "checkpoint" / "step-3"
     config = pretrain("second", checkpoint_path=str(folder), learning_rate=0.5)
-    with pytest.raises(
-        ValueError, match=r"run with learning_rate = 0\.01, not 0\.5: leave checkpoint_path out to start over$"
-    ):
+    with pytest.raises(ValueError, match=r"learning_rate = .*leave checkpoint_path out to start over$"):
         run(config)
     (folder / MARKER).write_text("{}")
-    with pytest.raises(ValueError, match=r"step-3 is damaged \(.*\): leave checkpoint_path out to start over$"):
+    with pytest.raises(ValueError, match=r"step-3 cannot be read .*: leave checkpoint_path out to start over$"):
         run(config)
 
 
@@ -132,17 +125,8 @@ def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values,
     assert losses(again) == losses(record)
     fresh = pretrain("fresh", **values)
     assert losses(record) != losses(run(fresh))
-    with pytest.raises(ValueError, match=r"fresh/record.json is of a run that did not begin from .*step_300.pth: name"):
+    with pytest.raises(ValueError, match=r"fresh/record.json is of a run that did not begin from .*step_300.pth"):
         run(replace(fresh, checkpoint_path=str(tmp_path / "old")))
-
-
-def test_weights_that_are_not_finite_are_named(pretrain, tmp_path):
-    config = pretrain("new", checkpoint_path=str(tmp_path / "w.pth"))
-    weights = dense_weights(config, 5)
-    weights["transformer.ln_f.weight"][0] = torch.nan
-    torch.save(weights, tmp_path / "w.pth")
-    with pytest.raises(ValueError, match=r"w\.pth holds NaN or infinity in transformer\.ln_f\.weight"):
-        run(config)
 
 
 def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):
@@ -150,9 +134,7 @@ def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):
     torch.save(dense_weights(config, 5), tmp_path / "w.pth")
     stopped(config, 5)
     torch.save(dense_weights(config, 6), tmp_path / "w.pth")
-    with pytest.raises(
-        ValueError, match=r"checkpoint/step-\d+ is of a run that did not begin from .*w.pth: name the file"
-    ):
+    with pytest.raises(ValueError, match=r"checkpoint/step-3 is of a run that did not begin from .*w.pth"):
         run(config)
     stopped(config.replace(checkpoint_path=None), 8)
     (tmp_path / "w.pth").unlink()  # its weights are no longer needed
@@ -172,13 +154,13 @@ def test_weights_that_do_not_fit_are_one_line(pretrain, tmp_path):
     config = pretrain("new", checkpoint_path=str(tmp_path / "w.pth"))
     weights = dense_weights(config, 5)
     name = "transformer.wpe.weight"
-    for content, message in (
-        ({key: weights[key] for key in weights if key != name}, rf"lacks {name}: give the weights of the same model"),
-        ({**weights, name: torch.zeros(3, 16)}, rf"has {name} of shape \(3, 16\), and the model has \(64, 16\): give"),
-        ({"step": 3}, "holds no weights, at its top level or under model, model_state_dict"),
-        (print, r"is not a file of tensors alone: give one that torch.save wrote, or leave checkpoint_path out$"),
+    for content in (
+        {key: weights[key] for key in weights if key != name},
+        {**weights, name: torch.zeros(3, 16)},
+        {**weights, name: weights[name].clone().fill_(torch.nan)},
+        {"step": 3},
+        print,
     ):
         torch.save(content, tmp_path / "w.pth")
-        with pytest.raises(ValueError, match=rf"^{tmp_path}/w.pth {message}") as error:
+        with pytest.raises(ValueError, match=rf"^{tmp_path}/w.pth [^\n]*give [^\n]*$"):
             run(config)
-        assert "\n" not in str(error.value)

@@ -1,16 +1,29 @@
-"""Test that pretraining on several processes equals that on one, for GPT-2 and a gated Llama, and shares out memory."""
+"""Test pretraining on several processes: it equals that on one, for GPT-2 and a gated Llama, and shares out memory."""
 
 import os
+import sys
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import yaml
+from transformers import AutoModelForCausalLM
 
 from lossytp.parallel.replicas import local
-from lossytp.training import models
+from lossytp.pretrain import main
+from lossytp.training import models, objectives
 from lossytp.training import text as blocks
 from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import Run, run
-from tests.training.pretraining.tiny_runs import NUMBERS, TINY, losses
+from tests.training.pretraining.tiny_runs import (
+    NUMBERS,
+    TINY,
+    assert_same,
+    losses,
+    on_rank_train,
+    validation_losses,
+    weights,
+)
 
 LLAMA = {
     "hidden_size": 16,
@@ -108,3 +121,96 @@ def test_gradients_of_replicas_lose_packets(processes, folder, dense, kind):
     record, _ = processes(2, pretrained, folder, values)[0]
     assert record["network"]["training"]["observed_loss_rate"] == pytest.approx(0.2, abs=0.02)
     assert losses(record) != pytest.approx(losses(dense["gpt2-nano"][0])[:6], rel=1e-4)
+
+
+OWN_FSDP = {**FSDP, **CUSTOM}
+
+
+@pytest.mark.parametrize("implementation", ["custom", "pytorch"])
+def test_sharded_replicas_train_as_if_one_had_drawn_the_model(pretrain, processes, implementation):
+    values = {**OWN_FSDP, "implementation": implementation}
+    whole, drawn = (pretrain(f"deferred {each}", deferred_init=each, **values) for each in (False, True))
+    records = [processes(2, on_rank_train, each.as_dict())[0] for each in (whole, drawn)]
+    assert_same(drawn, records[1], whole, records[0])
+
+
+def on_rank_count_built(values):
+    """Train, and return how often this process built the model, deferred or whole."""
+    build = objectives.build_language_model
+    with patch.object(objectives, "build_language_model", side_effect=build) as built:
+        on_rank_train(values)
+    return built.call_count
+
+
+def test_only_the_process_that_writes_builds_a_whole_model_to_save(pretrain, processes):
+    config = pretrain("saved", deferred_init=True, total_steps=2, **OWN_FSDP)
+    assert processes(2, on_rank_count_built, config.as_dict()) == [2, 1]
+
+
+def test_tensor_parallel_ranks_train_as_if_one_had_drawn_the_model(pretrain):
+    values = {"tensor_parallel_size": 2, "save_model": False, "total_steps": 3}
+    whole, drawn = (run(pretrain(f"deferred {each}", deferred_init=each, **values)) for each in (False, True))
+    assert losses(drawn) == losses(whole)
+
+
+@pytest.mark.parametrize("values", [{}, {**OWN_FSDP, "data_parallel_type": "ddp"}])
+def test_deferred_init_needs_shards(pretrain, values):
+    with pytest.raises(ValueError, match="deferred_init"):
+        pretrain(deferred_init=True, **values)
+
+
+def test_a_split_vocabulary_trains_as_a_whole_one(pretrain, processes):
+    values = {"tensor_parallel_size": 2, "enable_loss_parallelism": True}
+    in_processes = processes(2, on_rank_train, pretrain("processes", **values).as_dict())
+    both = {**values, "data_parallel_size": 2, "data_parallel_type": "fsdp", "implementation": "custom"}
+    sharded = processes(2, on_rank_train, pretrain("sharded", save_model=False, **both).as_dict())
+    whole, virtual = run(pretrain("whole")), run(pretrain("virtual", **values))
+    for record in (virtual, *in_processes, *sharded):
+        assert losses(record) == pytest.approx(losses(whole), rel=1e-4)
+        for found, expected in zip(validation_losses(record)[:2], validation_losses(whole)[:2], strict=True):
+            assert found == pytest.approx(expected, rel=1e-4)
+    mine, theirs = weights(pretrain("processes", **values)), weights(pretrain("whole"))
+    assert mine.keys() == theirs.keys()
+    assert max((mine[name] - theirs[name]).abs().max() for name in theirs) < 2**-6, "both are rounded to bfloat16"
+    folder = Path(pretrain("processes", **values).output_dir)
+    assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"tensor_parallel_size": 2, "reliable_gather": False}, {"tensor_parallel_size": 2, "sequence_parallel": True}],
+)
+def test_a_split_vocabulary_needs_ranks_with_a_common_stream(pretrain, values):
+    with pytest.raises(ValueError, match="enable_loss_parallelism"):
+        pretrain(enable_loss_parallelism=True, **values)
+
+
+def test_if_logits_lose_packets_ranks_score_apart_and_the_record_says_by_how_much(pretrain):
+    values = {"tensor_parallel_size": 2, "enable_loss_parallelism": True, "loss_rate": 0.3, "mtu_bytes": 200}
+    reliable = run(pretrain("reliable", **values))["curves"]["eval"][-1]
+    lossy = run(pretrain("lossy", lossy_logits=True, **values))["curves"]["eval"][-1]
+    (spread,) = (name for name in lossy if name.endswith("_spread_lossy"))
+    assert reliable[spread] == 0
+    assert lossy[spread] > 0
+    assert lossy[spread.replace("lossy", "clean")] == 0
+    assert lossy["cross_entropy_clean"] == pytest.approx(reliable["cross_entropy_clean"], rel=1e-5)
+    assert lossy["cross_entropy_lossy"] > reliable["cross_entropy_lossy"]
+
+
+@pytest.mark.parametrize("values", [{}, {"enable_loss_parallelism": True, "algorithm": "sender"}])
+def test_only_a_split_vocabulary_can_lose_logits(pretrain, values):
+    with pytest.raises(ValueError, match="lossy_logits"):
+        pretrain(tensor_parallel_size=2, lossy_logits=True, **values)
+
+
+@pytest.mark.parametrize(("values", "loses"), [({}, False), ({"tensor_parallel_size": 2, "loss_rate": 0.2}, True)])
+def test_the_loss_over_the_lossy_network_is_printed_if_it_loses_packets(
+    pretrain, tmp_path, capsys, monkeypatch, values, loses
+):
+    config = pretrain(total_steps=2, save_model=False, **values)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.changes()))
+    monkeypatch.setattr(sys, "argv", ["pretrain", "--config", str(tmp_path / "run.yaml")])
+    main()
+    told = capsys.readouterr().out
+    assert told.startswith("validation loss ")
+    assert ("over the lossy network" in told) == loses

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from lossytp.training import models, text
+from lossytp.training.config import PretrainConfig
 from lossytp.training.loop import Run, run
 
 TINY = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 320, "n_positions": 64}
@@ -37,12 +39,18 @@ def assert_same(config, record, other, other_record):
 
 def stopped(config, at_step):
     """Run, and interrupt the run before a step."""
-    step = Run._timed_step
+    step = Run.train_step
 
     def stops(self, number, batch):
         if number == at_step:
             raise KeyboardInterrupt
         return step(self, number, batch)
 
-    with patch.object(Run, "_timed_step", stops), pytest.raises(KeyboardInterrupt):
+    with patch.object(Run, "train_step", stops), pytest.raises(KeyboardInterrupt):
         run(config)
+
+
+def on_rank_train(values):
+    """Run on this process, alone or as one of several."""
+    with patch.dict(models.PRESETS, {"gpt2-nano": TINY}), patch.object(text, "SHUFFLED_BLOCKS", 30):
+        return run(PretrainConfig(**values))
