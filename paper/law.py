@@ -210,8 +210,14 @@ def leaves_zeros(config: TrainConfig) -> bool:
     return config.network.repair.partition("(")[0] in RESTORE_OR_NOTHING and "+" not in config.network.repair
 
 
+def _equal(config: TrainConfig, base: TrainConfig, names: Sequence[str]) -> bool:
+    """Return whether two configurations have the same values of these settings."""
+    ours, theirs = config.as_dict(), base.as_dict()
+    return all(ours[name] == theirs[name] for name in names)
+
+
 def _shares_settings(config: TrainConfig, base: TrainConfig) -> bool:
-    return leaves_zeros(config) and all(getattr(config, name) == getattr(base, name) for name in HELD_FIXED)
+    return leaves_zeros(config) and _equal(config, base, HELD_FIXED)
 
 
 def relative_squared_error(config: TrainConfig, coherence: Mapping[str, float]) -> float:
@@ -315,7 +321,7 @@ def kind_of(config: TrainConfig, base: TrainConfig) -> str | None:
     A run may differ from `base` only in its network. Runs with `stale` have no law: they fall three times as far as
     others with the same rise.
     """
-    if any(getattr(config, name) != getattr(base, name) for name in SHARED) or "stale" in config.network.repair:
+    if not _equal(config, base, SHARED) or "stale" in config.network.repair:
         return None
     if (
         config.network.loss_type != base.network.loss_type

@@ -136,8 +136,8 @@ def _prompts(config: EvaluateConfig, dense: Any, tokenizer: Any) -> dict[str, to
     length, positions = encoded["input_ids"].shape[1], dense.config.max_position_embeddings
     if not 0 < length <= positions - config.data.new_tokens:
         raise ValueError(
-            f"prompt = {config.data.prompt!r} has {length} tokens: with new_tokens = {config.data.new_tokens}, give at least one "
-            f"and at most {positions - config.data.new_tokens}, as the model has {positions} positions"
+            f"prompt = {config.data.prompt!r} has {length} tokens: with new_tokens = {config.data.new_tokens}, give at "
+            f"least one and at most {positions - config.data.new_tokens}, as the model has {positions} positions"
         )
     return encoded
 

@@ -77,7 +77,7 @@ WANDB_ID = "wandb_id"  # file in output_dir with the run's id, so that a resumed
 def check_installed(config: RunSettings) -> None:
     """Raise ModuleNotFoundError, in one line, if a library to log to is not installed."""
     for name in ("tensorboard", "wandb"):
-        if getattr(config, name) and importlib.util.find_spec(name) is None:
+        if getattr(config.output, name) and importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(f"{name} = True needs {name}, which is not installed: pip install {name}")
 
 
