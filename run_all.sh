@@ -110,7 +110,7 @@ case $command in
         ruff format --check .
         mypy
         lint-imports --no-cache --no-logo
-        exec pytest --numprocesses auto --dist loadfile --no-loadscope-reorder "$@" # by file: its tests share costly fixtures
+        exec pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --slow "$@" # by file: its tests share costly fixtures
         ;;
     bench) exec python -m tests.bench "${@:-results/bench}" ;;
     pretrain) # the larger model uses the smaller one's vocabulary; without options it trains like the committed one

