@@ -34,7 +34,7 @@ def follow(monkeypatch):
 
 def test_a_loss_process(follow):
     follow("Add a loss process")
-    assert TrainConfig(loss_type="every_nth(20)").process().loss_rate == pytest.approx(0.05, abs=1e-4)
+    assert TrainConfig(loss_type="every_nth(20)").network.process().loss_rate == pytest.approx(0.05, abs=1e-4)
 
 
 def test_an_algorithm(follow):
@@ -66,7 +66,7 @@ def test_an_experiment(tmp_path):
     (tmp_path / "20_cells.ipynb").touch()
     file.write_text(code("Add an experiment"))
     experiment = load_experiment(file, "smoke", tmp_path / "results")
-    assert [(cell.arm, cell.config.algorithm, cell.config.loss_rate) for cell in experiment.cells] == [
+    assert [(cell.arm, cell.config.network.algorithm, cell.config.network.loss_rate) for cell in experiment.cells] == [
         ("no loss", "direct", 0.0),
         ("ring", "ring", 0.1),
     ]

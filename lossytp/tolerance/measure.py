@@ -156,7 +156,7 @@ def load_rows(config: ToleranceConfig) -> dict[Setup, Row]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a tolerance record ({error}): move it, or give another output_dir") from error
     ours = {name: value for name, value in _settings(config).items() if name not in CHOOSE_ROWS}
-    then = {name: settings.get(name, getattr(ToleranceConfig, name)) for name in ours}  # older records lack some
+    then = {name: settings.get(name, ToleranceConfig.defaults()[name]) for name in ours}  # older records lack some
     differ = [f"{name} = {then[name]!r}, not {value!r}" for name, value in ours.items() if then[name] != value]
     if differ:
         raise ValueError(f"{file} was measured with {'; '.join(differ)}: {OTHER_FOLDER}")

@@ -37,7 +37,6 @@ def test_every_lab_takes_the_flags_of_the_earlier_lab(kind, flags):
         (LabConfig, {"steps": 5, "epochs": 2}, "steps = 5 and epochs = 2 are both given: give one"),
         (LabConfig, {"input_dim": 1000}, "input_dim = 1000 is not a square number: give 961 or 1024"),
         (LabConfig, {"sequence_parallel": True}, "sequence_parallel = True is not part of the labs: leave it out"),
-        (BackendLabConfig, {"transport": "udp"}, "transport = 'udp' works only in this project's layers: .*manual"),
         (BackendLabConfig, {"wire_dtype": "bf16"}, "wire_dtype = 'bf16' works only in this project's layers: .*manual"),
         (BackendLabConfig, {"lossy_layers": "0:1"}, "lossy_layers = '0:1' works only"),
         (BackendLabConfig, {"control": "noise"}, "control = 'noise' works only"),

@@ -60,13 +60,3 @@ def test_what_cannot_be_run_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "_train", None)  # the folder is checked first
     with pytest.raises(ValueError, match=r"^output_dir = .*file/below' cannot be written"):
         run(LabConfig(**SMALL, output_dir=str(tmp_path / "file" / "below")))
-    with pytest.raises(
-        ValueError, match=r"transport = .udp. needs a process for each rank: start the lab with torchrun"
-    ):
-        run(LabConfig(**SMALL, transport="udp"))
-
-
-def test_over_udp_packets_are_sent(processes, tmp_path):
-    values = {**SMALL, "transport": "udp", "output_dir": str(tmp_path)}
-    for rank in processes(2, run_lab, "tensor_parallel_manual", "LabConfig", values):
-        assert rank["network"]["packets"] > 0

@@ -430,8 +430,8 @@ def test_a_readers_own_function_and_class_in_a_configuration(registry):
         """Of which a network needs nothing but the members of a process."""
 
     registry["tide"], registry["bursts"] = tide, Bursts.from_loss_and_share
-    process = TrainConfig(loss_type="tide(period=100)", loss_rate=0.1).process()
+    process = TrainConfig(loss_type="tide(period=100)", loss_rate=0.1).network.process()
     assert process.loss_rate == pytest.approx(0.1, abs=0.002)
     lost = LossyNetwork(process).lost_packets(0, 1, 100_000) % 100
     assert np.isin(lost, range(25, 75)).mean() == pytest.approx(0.5 + 1 / np.pi, abs=0.02)
-    assert isinstance(TrainConfig(loss_type="bursts(shared=0.5)", loss_rate=0.1).process(), Bursts)
+    assert isinstance(TrainConfig(loss_type="bursts(shared=0.5)", loss_rate=0.1).network.process(), Bursts)

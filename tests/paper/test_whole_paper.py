@@ -87,7 +87,7 @@ def make_up_records(place: Path, profile: str) -> None:
         if found is not None:
             templates[cell.config.data.dataset] = found
     for experiment in load_experiments(EXPERIMENTS, profile, place):
-        first = experiment.cells[0].config.seed
+        first = experiment.cells[0].config.network.seed
         for cell in experiment.cells:
             if cell.config.network.seed < first + SEEDS:
                 template = templates.get(cell.config.data.dataset, templates["docstrings"])

@@ -1,4 +1,3 @@
-import dataclasses
 import re
 from collections import Counter
 from pathlib import Path
@@ -37,7 +36,10 @@ def load(tmp_path, profile="tiny", rate="0.1", name="tensor_parallel_size", two=
 
 def test_cells_are_the_product_of_arms_and_seeds(tmp_path):
     experiment = load(tmp_path)
-    cells = [(c.seed, arm, c.loss_type, c.loss_rate, c.tensor_parallel_size) for arm, c in experiment.cells]
+    cells = [
+        (c.seed, arm, c.loss_type, c.loss_rate, c.tensor_parallel_size)
+        for arm, c in ((arm, cell.network) for arm, cell in experiment.cells)
+    ]
     one_seed = [("alone", "ber", 0.0, 4), ("alone", "ber", 0.1, 4), ("bursts of 8", "g-e", 0.1, 2)]
     assert cells == [(seed, *cell) for seed in (0, 1) for cell in one_seed]
     assert [len(batch) for batch in experiment.batches()] == [2, 2, 2]
@@ -77,16 +79,16 @@ def test_a_processs_text_makes_one_folders_name(tmp_path):
     file.parent.mkdir()
     file.write_text(text.format(text="\"correlated(shared=0.5, switch='rack/1')\""))
     [(_, cell), _] = load_experiment(file, "tiny", tmp_path).cells
-    assert cell.process().switch == "rack/1"
-    assert Path(cell.output_dir).parent == tmp_path / "runs"
-    assert Path(cell.output_dir).name.startswith("docstrings_correlated-shared-0.5-switch-rack-1_0.1_seed0_")
+    assert cell.network.process().switch == "rack/1"
+    assert Path(cell.output.output_dir).parent == tmp_path / "runs"
+    assert Path(cell.output.output_dir).name.startswith("docstrings_correlated-shared-0.5-switch-rack-1_0.1_seed0_")
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"profile": "huge"}, ["grid.yaml", "huge", "tiny"]),
-        ({"rate": "1.5"}, ["grid.yaml", "1.5", "[0, 1]"]),
+        ({"rate": "1.5"}, ["grid.yaml", "loss_rate = 1.5"]),
         ({"two": "2"}, ["tensor_parallel_size = 2", "list"]),
         ({"name": "seed"}, ["seed"]),
         ({"name": "tensor_paralel_size"}, ["grid.yaml", "tensor_paralel_size", "did you mean tensor_parallel_size"]),
@@ -105,8 +107,8 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
         (GRID, "", "the grid = None is not a dict"),
         ("base: {{max_steps: 5}}", "base:", "base = None is not a dict"),
         ("seeds: 2", "seeds: true", "seeds = True is not a whole number"),
-        ("seeds: 2", "seeds: 2\n    seeds: 3", "key 'seeds' is given twice"),
-        ("arm: alone, loss_rate", "arm: alone, loss_rate: [0.2], loss_rate", "key 'loss_rate' is given twice"),
+        ("seeds: 2", "seeds: 2\n    seeds: 3", 'duplicate key "seeds"'),
+        ("arm: alone, loss_rate", "arm: alone, loss_rate: [0.2], loss_rate", 'duplicate key "loss_rate"'),
         ("arm: alone", "arm: 3", "an arm's name = 3 is not a str"),
         ("notebook: 20", "outputs: table.csv\nnotebook: 20", "outputs = 'table.csv' is not a list"),
         ("notebook: 20", "outputs: [a/../../table.csv]\nnotebook: 20", "output 'a/../../table.csv' could confuse"),
@@ -134,13 +136,12 @@ def test_errors_name_the_file_and_the_value_in_one_line(tmp_path, values, words)
         ("notebook: 20_cells", "notebook: 20", "notebook = 20 is not a str"),
         ("notebook: 20_cells", "notebook: 21_cells", "notebook = '21_cells' is not in"),
         ("seeds: 2", "seeds: 1:30", "seeds = '1:30' is not a whole number"),
-        ("max_steps: 5", "max_steps: 5.0", "max_steps = 5.0 is of the wrong type: give int, such as 5"),
+        ("max_steps: 5", "max_steps: 5.0", "max_steps = 5.0 is of the wrong type"),
         ("arm: alone", "arm: '{{0}}'", "arm '{0}' cannot be filled in (ValueError: Format string contains positional"),
         ("arm: alone", "arm: '{{config}}'", "arm '{config}' cannot be filled in (KeyError: 'config'): name parameters"),
         ("arm: alone", "arm: 'a}}'", "arm 'a}' cannot be filled in"),
         ("arm: alone", "arm: '{{eval_steps:g}}'", "arm '{eval_steps:g}' cannot be filled in (TypeError"),
         ("tiny:", "1:", "a profile's name = 1 is not a str"),
-        ("max_steps: 5", f"link_gbits: {10**400}", f"link_gbits = {10**400} is beyond a float's"),
         ("seeds: 2", "seeds: 2\n    tasks: []", "arms or tasks is empty"),
     ],
 )
@@ -222,7 +223,14 @@ def test_tasks_are_read_from_their_file_and_arms_override_them(tmp_path):
     (tmp_path / "20_cells.ipynb").touch()
     file.write_text(text.format(rate="0.1", name="batch_size", two="[2]"))
     cells = load_experiment(file, "tiny", tmp_path / "results").cells
-    assert [(c.max_length, c.batch_size) for _, c in cells] == [(16, 4), (16, 4), (16, 2), (32, 4), (32, 4), (32, 2)]
+    assert [(c.data.max_length, c.optimizer.batch_size) for _, c in cells] == [
+        (16, 4),
+        (16, 4),
+        (16, 2),
+        (32, 4),
+        (32, 4),
+        (32, 2),
+    ]
 
 
 def test_several_processes_are_another_cell_and_as_many_as_it_has_ranks(tmp_path):
@@ -267,7 +275,6 @@ def test_a_folder_hashes_only_what_differs_from_the_defaults(tmp_path, monkeypat
     assert places(name="max_length", two="[64]") == folders
     assert places(name="batch_size", two="[16]") != folders
 
-    @dataclasses.dataclass(frozen=True, kw_only=True)
     class Grown(TrainConfig):
         of_tomorrow: int = 3
 
@@ -312,4 +319,4 @@ def test_cells_that_name_total_steps_pretrain(tmp_path):
         (PretrainConfig, 0.0),
         (PretrainConfig, 0.05),
     ]
-    assert re.fullmatch(r"stdlib_ber_0\.05_seed0_\w{10}", Path(cells[1].config.output_dir).name)
+    assert re.fullmatch(r"stdlib_ber_0\.05_seed0_\w{10}", Path(cells[1].config.output.output_dir).name)

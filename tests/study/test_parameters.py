@@ -123,7 +123,7 @@ def test_any_setting_is_a_parameter_of_one_run(shell):
     [
         ({"lossrate": 0.1}, "unknown parameter 'lossrate'"),
         ({"loss_rate": "high"}, "loss_rate = 'high'"),
-        ({"loss_rate": 7}, "loss_rate = 7.0"),
+        ({"loss_rate": 7}, "loss_rate = 7 "),
         ({"total_steps": 3, "max_steps": 3}, "unknown parameter 'max_steps'"),
         ({"algorithm": "rings"}, "algorithm = 'rings'"),
     ],

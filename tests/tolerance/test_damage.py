@@ -1,7 +1,5 @@
 """Test where losses damage a model: rises by layer, module and position against models whose losses are there alone."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -40,7 +38,7 @@ def test_a_token_has_the_loss_of_its_prediction(dense, blocks):
 
 @pytest.mark.parametrize("phase", ["reduce", "both"])
 def test_only_one_layers_module_loses_packets(dense, blocks, phase):
-    settings = replace(SETTINGS, reliable_gather=phase == "reduce")
+    settings = SETTINGS.replace(reliable_gather=phase == "reduce")
     table = by_site(dense, blocks, settings, draws=2)
     assert [tuple(row) for row in table[["layer", "module"]].to_numpy()] == [
         (0, "attention"),
@@ -48,7 +46,7 @@ def test_only_one_layers_module_loses_packets(dense, blocks, phase):
         (1, "attention"),
         (1, "mlp"),
     ]
-    network = replace(settings, lossy_layers="1:2", lossy_module="attention").network()
+    network = settings.replace(lossy_layers="1:2", lossy_module="attention").build()
     model = ltp.parallelize(dense, network, tensor_parallel_size=4, wiring=settings.wiring())
     rises = []
     for draw in (4, 5):  # the third row's own
@@ -73,7 +71,7 @@ def test_layers_are_chosen_and_checked(dense, blocks):
 def test_bins_of_positions_are_powers_of_two_and_cover_the_block(dense, blocks):
     table = by_position(dense, blocks, SETTINGS, draws=2)
     assert table[["first", "last"]].to_numpy().tolist() == [[1, 1], [2, 3], [4, 7], [8, 15], [16, TOKENS - 1]]
-    network = SETTINGS.network()
+    network = SETTINGS.build()
     model = ltp.parallelize(dense, network, tensor_parallel_size=4)
     clean, lossy = losses(dense, blocks), []
     for draw in range(2):
@@ -87,10 +85,10 @@ def test_bins_of_positions_are_powers_of_two_and_cover_the_block(dense, blocks):
 @pytest.mark.parametrize("measure", [by_site, by_position])
 def test_a_network_that_loses_in_backward_only_is_refused(dense, blocks, measure):
     with pytest.raises(ValueError, match="lossy_direction = 'backward' loses nothing in an evaluation: leave it out"):
-        measure(dense, blocks, replace(SETTINGS, lossy_direction="backward"))
+        measure(dense, blocks, SETTINGS.replace(lossy_direction="backward"))
 
 
 def test_without_losses_nothing_rises(dense, blocks):
-    reliable = replace(SETTINGS, loss_rate=0.0)
+    reliable = SETTINGS.replace(loss_rate=0.0)
     for table in (by_site(dense, blocks, reliable, draws=2), by_position(dense, blocks, reliable, draws=2)):
         assert np.abs(table[["rise", "low", "high"]].to_numpy()).max() < 1e-5

@@ -1,7 +1,5 @@
 """Test packets' norms element by element, and single losses against a network that loses one packet."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -104,7 +102,7 @@ def test_bins_are_in_the_order_of_the_norms(dense, blocks):
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "switch", "sender"])
 def test_other_algorithms_lose_what_their_routes_carry(dense, blocks, algorithm):
-    settings = replace(SETTINGS, algorithm=algorithm)
+    settings = SETTINGS.replace(algorithm=algorithm)
     row = by_norm(dense, blocks[:1], settings, layer=1, module="attention", packets=1).iloc[0]
     of_link = packet_norms(dense, blocks[:1], settings, layers=[1])
     of_link = of_link.query("module == 'attention' and src == @row.src and dst == @row.dst").reset_index()
@@ -127,8 +125,8 @@ def test_other_algorithms_lose_what_their_routes_carry(dense, blocks, algorithm)
     ids=str,
 )
 def test_packets_are_those_that_the_model_sends(dense, blocks, changed):
-    settings = replace(SETTINGS, **changed)
-    network = settings.network()
+    settings = SETTINGS.replace(**changed)
+    network = settings.build()
     model = ltp.parallelize(dense, network, tensor_parallel_size=RANKS, wiring=settings.wiring())
     with network.evaluation(0), torch.no_grad():
         model(blocks[:1, :22])  # 22 tokens, which 4 ranks cannot share evenly
@@ -168,7 +166,7 @@ def test_a_massive_activation_stands_out(dense, blocks):
         ({"module": "norm"}, "module = 'norm' is unknown: choose one of attention, mlp"),
         ({"layer": 9}, "layers = 9 is above the model's last, 1"),
         ({"packets": 0}, "packets = 0 is below 1"),
-        ({"settings": replace(SETTINGS, tensor_parallel_size=3)}, "tensor_parallel_size = 3 does not divide"),
+        ({"settings": SETTINGS.replace(tensor_parallel_size=3)}, "tensor_parallel_size = 3 does not divide"),
     ],
 )
 def test_bad_values_are_one_line(dense, blocks, values, message):

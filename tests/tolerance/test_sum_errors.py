@@ -29,7 +29,7 @@ def settings(**changed):
 
 
 def test_errors_are_those_of_the_same_losses_drawn_by_hand(dense, blocks):
-    network, ratios, relative = settings().network(), [], []
+    network, ratios, relative = settings().build(), [], []
     for ids in blocks:
         sums = sums_of(dense, RANKS)
         streams = _squared_streams(dense, ids, sums)

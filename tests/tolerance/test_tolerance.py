@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,7 +45,7 @@ def test_a_rise_is_the_mean_over_draws_of_the_cross_entropy_over_the_lossless_on
     (row,) = rows(measurement)
     blocks = measurement.blocks_NT
     assert blocks.shape == (3, 32)
-    network = config.network(row.setup).network()
+    network = config.network(row.setup).build()
     model = parallelize(measurement.dense, network, tensor_parallel_size=4)
     for draw, rises in enumerate(row.rises):
         with network.evaluation(draw), torch.no_grad():
@@ -75,7 +74,7 @@ def test_every_block_stands_behind_the_token_that_the_tokenizer_asks_for(text, t
     assert running.equal(bare.blocks_NT.flatten()[: len(running)])
     assert asks.lossless != bare.lossless
     (tmp_path / "tolerance.json").unlink()
-    measure_and_print(replace(config, min_draws=2, max_draws=2))
+    measure_and_print(config.replace(min_draws=2, max_draws=2))
     assert json.loads((tmp_path / "tolerance.json").read_text())["first_tokens"] == [BOS]
     assert f"each block behind {BOS}" in capsys.readouterr().out
 

@@ -18,7 +18,7 @@ import lossytp as ltp
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import local
 from lossytp.training import engine
-from lossytp.training.config import TrainConfig
+from lossytp.training.config import FineTuningSettings, TrainConfig
 from lossytp.training.engine import (
     build_optimizer,
     connected_processes,
@@ -35,7 +35,7 @@ from tests.training.parallel_runs import PARALLELISMS, curve, train, weights
 
 OWN_STREAMS = {"tensor_parallel_size": 2, "reliable_gather": False}
 OWN_COPIES = OWN_STREAMS | {"replicated_gradients": "none"}
-SCHEDULES = get_args(get_type_hints(TrainConfig)["schedule"])
+SCHEDULES = get_args(get_type_hints(FineTuningSettings)["schedule"])
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these options")
 
 

@@ -10,10 +10,10 @@ def test_a_trace_is_identified_by_its_losses_and_other_processes_have_no_hash(tm
     hashes = []
     for text in ("0010", "0, 0, 1, 0", "0100", "00100"):
         (tmp_path / "trace").write_text(text)
-        hashes.append(trace_sha256(TrainConfig(loss_type=f"trace('{tmp_path / 'trace'}')")))
+        hashes.append(trace_sha256(TrainConfig(loss_type=f"trace('{tmp_path / 'trace'}')").network))
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
-    assert trace_sha256(TrainConfig(loss_rate=0.1)) is None
+    assert trace_sha256(TrainConfig(loss_rate=0.1).network) is None
 
 
 def test_a_finished_run_on_other_data_is_refused(toy, tmp_path, monkeypatch):

@@ -183,7 +183,9 @@ def test_the_number_on_the_node_is_used_if_no_variable_gives_it(monkeypatch):
 
 
 def test_lines_of_fine_tuning_and_pretraining_run_at_small_sizes(toy, tmp_path):
-    small = f"--dataset {toy().dataset} --model_name gpt2-nano-scratch --max_steps 2 --warmup_steps 1 --batch_size 8"
+    small = (
+        f"--dataset {toy().data.dataset} --model_name gpt2-nano-scratch --max_steps 2 --warmup_steps 1 --batch_size 8"
+    )
     words = f"--loss_type g-e --ge_config one --max_samples 0 --eval_interval 1 --patience 10 {small}"
     words += f" --target_accuracy 0.6 --gradient_clipping --local_rank 0 --max_length 32 --output_dir {tmp_path}/run"
     record = run(parse(TrainConfig, None, words.split()))

@@ -95,7 +95,7 @@ def test_the_configuration_is_the_files_content_however_it_is_given(tmp_path, mo
         config.replace(dataset="sst2")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config.changes()))
     other = parse(TrainConfig, None, ["--config", str(tmp_path / "run.yaml"), "--dataset", "docstrings"])
-    assert (other.dataset, other.declaration, other.task_folder) == ("docstrings", None, None)
+    assert (other.data.dataset, other.data.declaration, other.data.task_folder) == ("docstrings", None, None)
 
 
 def test_a_finished_run_is_kept_if_its_files_move_and_refused_if_their_content_or_the_declaration_changes(tmp_path):

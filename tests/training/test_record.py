@@ -47,7 +47,7 @@ def test_another_configurations_folder_is_refused_and_left_alone(toy, tmp_path):
     with pytest.raises(ValueError, match="max_steps"):
         check_output_folder(toy())
     assert json.loads((tmp_path / "run" / "record.json").read_text()) == done
-    done["config"] |= {"max_steps": toy().max_steps, "a_parameter_that_is_gone": 1}
+    done["config"] |= {"max_steps": toy().optimizer.max_steps, "a_parameter_that_is_gone": 1}
     (tmp_path / "run" / "record.json").write_text(json.dumps(done))
     with pytest.raises(ValueError, match="a_parameter_that_is_gone"):
         check_output_folder(toy())
@@ -73,7 +73,7 @@ def test_parameters_that_an_older_record_lacks_have_their_defaults(toy, tmp_path
 def test_values_of_an_older_record_are_kept(toy, tmp_path):
     write_record(tmp_path, {"config": {"max_steps": 7, "of_old": 1}, "final": {}})
     config = read_record(tmp_path)["config"]
-    assert (config["max_steps"], config["of_old"], config["seed"]) == (7, 1, TrainConfig().seed)
+    assert (config["max_steps"], config["of_old"], config["seed"]) == (7, 1, TrainConfig().network.seed)
     assert list(config)[:2] == ["max_steps", "of_old"], "in the file's order, which tables show"
 
 

@@ -33,7 +33,7 @@ def test_an_ascii_terminal_gets_errors_without_a_box(monkeypatch):
     command = [sys.executable, "-m", "lossytp.train", "--loss_rate", "x"]
     run = subprocess.run(command, capture_output=True, text=True)
     assert (run.returncode, run.stderr.count("---"), run.stderr.count("\n")) == (2, 0, 1)
-    assert "--loss-rate" in run.stderr
+    assert "loss_rate" in run.stderr
 
 
 def test_what_a_terminal_cannot_show_is_printed_as_escapes_not_taken_for_an_error(monkeypatch, tmp_path):

@@ -48,7 +48,7 @@ def test_an_unrun_cell_takes_its_steps_times_the_others_seconds_a_step(tmp_path,
     ]
     made = record(loss_rate=0.0, seed=0, accuracy=0.5)
     made["timing"]["total_seconds"] = 100
-    write_record(Path(cells[0].config.output_dir), {**made, "config": cells[0].config.result_settings()})
+    write_record(Path(cells[0].config.output.output_dir), {**made, "config": cells[0].config.result_settings()})
     experiment = Experiment("1", "20_cells", tuple(cells), 1)
     found = compute_hours([experiment], {"1": read_experiment(experiment)[1]})
     assert found.loc[0, "core_hours"] == pytest.approx((2 * 100 + 2 * 300) / 3600)

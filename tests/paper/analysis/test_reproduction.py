@@ -35,7 +35,7 @@ def compared(here):
 def change(here, edit):
     """Edit the record of the first cell, and return the cell's rows of the comparison."""
     first = load_experiments(GRIDS, "laptop", here)[0].cells[0]
-    file = Path(first.config.output_dir) / "record.json"
+    file = Path(first.config.output.output_dir) / "record.json"
     record = json.loads(file.read_text())
     edit(record)
     file.write_text(json.dumps(record))

@@ -88,7 +88,7 @@ def test_a_run_killed_between_evaluations_goes_on_and_ends_the_same(study, tmp_p
     killed, whole = config(tmp_path), evaluation.run
 
     def run(asked):
-        if asked.loss_rate == RATES[1]:
+        if asked.network.loss_rate == RATES[1]:
             raise KeyboardInterrupt
         return whole(asked)
 

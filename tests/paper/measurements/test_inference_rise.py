@@ -1,7 +1,5 @@
 """The rise of the pretrained model's cross-entropy over a run's network."""
 
-from dataclasses import replace
-
 import pytest
 
 from lossytp.training.config import TrainConfig
@@ -19,11 +17,11 @@ def probe(tmp_path_factory: pytest.TempPathFactory) -> InferenceProbe:
 
 
 def test_without_losses_nothing_rises(probe: InferenceProbe) -> None:
-    assert probe.rise(replace(RUN, loss_rate=0.0), draws=2).value == pytest.approx(0.0, abs=1e-5)
+    assert probe.rise(RUN.replace(loss_rate=0.0), draws=2).value == pytest.approx(0.0, abs=1e-5)
 
 
 def test_losses_raise_the_cross_entropy_and_more_of_them_raise_it_more(probe: InferenceProbe) -> None:
-    few, many = (probe.rise(replace(RUN, loss_rate=rate), draws=4) for rate in (0.02, 0.4))
+    few, many = (probe.rise(RUN.replace(loss_rate=rate), draws=4) for rate in (0.02, 0.4))
     assert few.value < many.low
     assert many.low > 0.05
 
@@ -35,7 +33,7 @@ def test_draws_differ_from_each_other_and_not_from_run_to_run(probe: InferencePr
 
 
 def test_both_phases_cost_more_than_one(probe: InferenceProbe) -> None:
-    one, both = (probe.rise(replace(RUN, reliable_gather=reliable), draws=4) for reliable in (True, False))
+    one, both = (probe.rise(RUN.replace(reliable_gather=reliable), draws=4) for reliable in (True, False))
     assert both.value > one.value
 
 

@@ -49,7 +49,9 @@ def test_each_run_starts_from_the_pretrained_model_and_loses_packets_of_its_size
 
 
 def test_finished_runs_are_read_even_without_the_model(config, runs, monkeypatch):
-    monkeypatch.setattr(sizes, "run", lambda asked: read_record(Path(asked.output_dir)) or pytest.fail("trained again"))
+    monkeypatch.setattr(
+        sizes, "run", lambda asked: read_record(Path(asked.output.output_dir)) or pytest.fail("trained again")
+    )
     weights = Path(config.output.output_dir, "config.json")
     hidden = weights.rename(weights.with_suffix(".hidden"))
     try:
@@ -94,7 +96,7 @@ def test_another_size_is_added_to_the_committed_ones_without_their_models(tmp_pa
     """A clone has the records and the tables alone. The notebook runs over the first two of the paper's models."""
     cells = [cell.config for cell in load_experiment(GRID, "paper", tmp_path / "paper").cells[:2]]
     for cell in cells:
-        folder = Path(cell.output_dir)
+        folder = Path(cell.output.output_dir)
         shutil.copytree(COMMITTED / "runs" / folder.name, folder)
     shutil.copytree(COMMITTED / "sizes", tmp_path / "paper" / "sizes")
     written = (tmp_path / "paper" / "sizes" / "inference.csv").read_text().splitlines()

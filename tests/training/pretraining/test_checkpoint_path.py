@@ -1,7 +1,6 @@
 """Test which checkpoint a run resumes from, and where it writes its own."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,7 +58,7 @@ def test_a_new_folder_is_where_checkpoints_are_written_and_resumed_from(pretrain
 def test_two_runs_that_begin_with_one_new_folder_do_not_share_it(pretrain, tmp_path):
     folder = tmp_path / "checkpoints"
     first, second = (pretrain(name, checkpoint_path=str(folder)) for name in ("first", "second"))
-    network = first.network()
+    network = first.network.build()
     with open_run(first, Layout(), network), pytest.raises(ValueError, match="checkpoints' is in use"):
         run(second)
     stopped(first, 5)
@@ -126,7 +125,7 @@ def test_a_file_of_another_program_gives_the_weights(pretrain, tmp_path, values,
     fresh = pretrain("fresh", **values)
     assert losses(record) != losses(run(fresh))
     with pytest.raises(ValueError, match=r"fresh/record.json is of a run that did not begin from .*step_300.pth"):
-        run(replace(fresh, checkpoint_path=str(tmp_path / "old")))
+        run(fresh.replace(checkpoint_path=str(tmp_path / "old")))
 
 
 def test_a_run_goes_on_only_with_the_weights_it_began_from(pretrain, tmp_path):

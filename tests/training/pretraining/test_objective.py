@@ -65,7 +65,7 @@ def test_numbers_position_and_samples_are_written_while_it_runs(pretrain):
     assert all(line["eval/sample"].startswith("four") for line in lines if "train/loss" not in line)
     quiet = pretrain("quiet", total_steps=2, statistics=False)
     run(quiet)
-    assert not (Path(quiet.output_dir) / "statistics.jsonl").exists()
+    assert not (Path(quiet.output.output_dir) / "statistics.jsonl").exists()
 
 
 def test_tensorboard_has_a_pretraining_runs_numbers_and_samples(pretrain):
@@ -160,7 +160,7 @@ def test_the_exported_folder_is_read_by_transformers_and_gives_the_cards_loss(pr
 
 def test_blocks_and_the_record_follow_a_tokenizer_that_asks_for_a_first_token(pretrain, tmp_path):
     bare = run(pretrain())
-    tokenizer = AutoTokenizer.from_pretrained(pretrain().output_dir)
+    tokenizer = AutoTokenizer.from_pretrained(pretrain().output.output_dir)
     with_bos(tokenizer).save_pretrained(tmp_path / "asks")
     config = pretrain("other", tokenizer_path=str(tmp_path / "asks"))
     record = run(config)

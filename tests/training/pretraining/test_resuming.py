@@ -108,7 +108,7 @@ def test_text_that_has_changed_is_refused(pretrain):
     with pytest.raises(ValueError, match=r"has changed since .*step-3"):
         run(broken)
     for name in "01":
-        Path(finished.data_glob.replace("*", name)).unlink()
+        Path(finished.data.data_glob.replace("*", name)).unlink()
     assert run(finished) == record, "a finished run is read without its text"
 
 
