@@ -29,7 +29,7 @@ TOLERANCE = [cell.config for each in EXPERIMENTS if each.name == "01_tolerance" 
 OWN = not TOLERANCE  # grids that are not the study's
 CHECKS = [] if OWN else CHECKS
 FIGURES = [] if OWN else [f"{RESULTS}/figures/{name}.svg" for name in ("tolerance", "burst_lengths")]
-BASELINES = list({each.dataset: each.as_dict() for each in TOLERANCE}.values())  # one cell per task
+BASELINES = list({each.data.dataset: each.as_dict() for each in TOLERANCE}.values())  # one cell per task
 SUMMARY = Path(RESULTS) / "experiment_summary.csv"  # lists the runs in the figures
 DRAWN = {row["run"] for row in csv.DictReader(SUMMARY.open(encoding="utf-8"))} if SUMMARY.exists() else set()
 INFERENCE = "--model_name gpt2-nano --text stdlib --loss_rates 0.1 --repairs 'hadamard(64)' --min_draws 6 --max_draws 6"
@@ -197,7 +197,7 @@ if not CELLS_EXIST:
                     ancient(f"notebooks/{experiment.notebook}.ipynb"),
                 output:
                     # update() keeps the records of an interrupted batch, and tables whose rows need deleted models
-                    update([*(f"{cell.output_dir}/record.json" for cell in cells), *experiment.outputs]),
+                    update([*(f"{cell.output.output_dir}/record.json" for cell in cells), *experiment.outputs]),
                 log:
                     f"{RESULTS}/notebooks/{experiment.name}-{number:02d}.ipynb",
                 params:

@@ -20,6 +20,7 @@ import paper.tolerance
 from lossytp.study.grid import Experiment
 from lossytp.study.tables import ACCURACIES, joined, json_rows, speed_and_traffic
 from lossytp.training.files import write_atomically
+from lossytp.training.settings import without_obsolete
 from paper.collectives import channel
 from paper.law import law, predictions, together
 from paper.parallelisms import implementations, parallelisms
@@ -129,7 +130,9 @@ def compute_hours(experiments: Iterable[Experiment], records: Mapping[str, list[
 
 
 def _without_seed(config: dict[str, Any]) -> str:
-    return json.dumps({name: value for name, value in config.items() if name != "seed"}, sort_keys=True)
+    return json.dumps(
+        {name: value for name, value in without_obsolete(config).items() if name != "seed"}, sort_keys=True
+    )
 
 
 def runs(study: Study) -> dict[str, Any]:

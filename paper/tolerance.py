@@ -84,7 +84,7 @@ def differing_settings(record: dict, shared: dict[str, Any]) -> list[str]:
         record: the run's record.
         shared: what `task_settings` returns for the curve's task.
     """
-    settings = [name for name, value in shared["settings"].items() if record["config"][name] != value]
+    settings = [name for name, value in shared["settings"].items() if record["config"].get(name, value) != value]
     return settings + ["data"] * (record["data"]["sha256"] != shared["data"]["sha256"])
 
 

@@ -30,6 +30,7 @@ from lossytp.training.settings import (
     Seed,
     Settings,
     Share,
+    without_obsolete,
 )
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
 from lossytp.training.tasks import DECLARATIONS, TASKS, Task, declared_task, read_declaration, task_named
@@ -483,7 +484,7 @@ class RunSettings(Settings):
 
         A subclass leaves out those that may change when a run goes on.
         """
-        ours = self.result_settings()
+        ours, written = self.result_settings(), without_obsolete(written)
         return [name for name in {**ours, **written} if name not in ours or ours[name] != written.get(name, ...)]
 
     def compared(self, names: Sequence[str], written: Mapping[str, Any]) -> str:

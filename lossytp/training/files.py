@@ -160,8 +160,8 @@ def remove(folder: Path) -> None:
             if path not in kept and path.name != MARK:
                 path.unlink(missing_ok=True)
         (folder / MARK).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # the user's files are in it, or it is a link
-            folder.rmdir()
+    with contextlib.suppress(OSError):  # the user's files are in it, it is a link, or it is not there
+        folder.rmdir()
 
 
 def _matches(path: Path, patterns: list[str]) -> bool:

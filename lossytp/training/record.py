@@ -21,6 +21,7 @@ from lossytp.training.config import (
     settings_class,
 )
 from lossytp.training.files import check_writable, write_atomically
+from lossytp.training.settings import without_obsolete
 from lossytp.training.shapes import shape_of
 
 RECORD = "record.json"
@@ -80,7 +81,7 @@ def check_output_folder(config: RunSettings) -> dict[str, Any] | None:
     if changed:
         which = config.compared(changed, record["config"])
         raise ValueError(f"output_dir = {config.output.output_dir!r} holds a run with {which}: give another folder")
-    return record if record["config"] == config.result_settings() else None
+    return record if without_obsolete(record["config"]) == config.result_settings() else None
 
 
 def describe(config: RunSettings | EvaluateConfig) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Settings(BaseModel):
 
     def __init__(self, **values: Any) -> None:
         cls = type(self)
-        values = {name: value for name, value in values.items() if not _is_obsolete(name, value)}
+        values = without_obsolete(values)
         check_names(values, cls.known())
         try:
             super().__init__(**cls.sorted_into_groups(values))
@@ -161,9 +161,7 @@ class Settings(BaseModel):
     @classmethod
     def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that the result depends on."""
-        return {
-            name: value for name, value in values.items() if name not in cls.neutral and not _is_obsolete(name, value)
-        }
+        return {name: value for name, value in values.items() if name not in cls.neutral}
 
     @classmethod
     def result_defaults(cls) -> dict[str, Any]:
@@ -197,18 +195,16 @@ def _flat(group: Any) -> dict[str, Any]:
     return group.as_dict() if isinstance(group, Settings) else {}
 
 
-def _is_obsolete(name: str, value: Any) -> bool:
-    """Return whether a setting of an earlier version can be left out.
+def without_obsolete(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values without those of earlier versions' settings.
 
     Raises:
-        ValueError: if it had an effect that is gone.
+        ValueError: if one of them had an effect that is gone.
     """
-    if name not in OBSOLETE:
-        return False
-    harmless, instead = OBSOLETE[name]
-    if value != harmless and name != "round_trip_us":
-        raise ValueError(f"{name} = {value!r} is no longer a setting: {instead}; leave it out")
-    return True
+    for name, (harmless, instead) in OBSOLETE.items():
+        if values.get(name, harmless) != harmless and name != "round_trip_us":
+            raise ValueError(f"{name} = {values[name]!r} is no longer a setting: {instead}; leave it out")
+    return {name: value for name, value in values.items() if name not in OBSOLETE}
 
 
 def _is_optional(field: FieldInfo) -> bool:

@@ -132,9 +132,7 @@ def test_the_presets_of_an_arm_are_told_apart_by_their_own_rates(tmp_path, recor
     whole, _ = complete_seeds(experiment, table, records, unlearned_trainings(table.head(0)), min_seeds=3)
     assert whole["ge_config"].fillna("no loss").value_counts().to_dict() == {"no loss": 3, "one": 3}
     preset = TrainConfig(**networks["one"]).network.process_rate
-    assert sorted(whole["loss_rate"].unique()) == pytest.approx(
-        [0.0, TrainConfig(**networks["one"]).network.process_rate]
-    )
+    assert sorted(whole["loss_rate"].unique()) == pytest.approx([0.0, preset])
     lossy = [each for each in records if loss_rate_of(each) > 0]
     assert [each["config"]["loss_rate"] for each in lossy] == [0.0] * 5, "the setting does not say it"
 

@@ -40,7 +40,7 @@ def change(here, edit):
     edit(record)
     file.write_text(json.dumps(record))
     table = compared(here)
-    ours = (table["arm"] == first.arm) & (table["seed"] == first.config.seed)
+    ours = (table["arm"] == first.arm) & (table["seed"] == first.config.network.seed)
     assert (table[~ours]["agrees"] == "yes").all()
     return table[ours].set_index("measure")
 

@@ -104,7 +104,7 @@ def test_another_size_is_added_to_the_committed_ones_without_their_models(tmp_pa
     execute(ROOT / "notebooks" / "43_sizes.ipynb", tmp_path / "out.ipynb", values)
     kept = (tmp_path / "paper" / "sizes" / "inference.csv").read_text().splitlines()
     assert kept == [
-        line for line in written if line.startswith(("run,", *(Path(each.output_dir).name for each in cells)))
+        line for line in written if line.startswith(("run,", *(Path(each.output.output_dir).name for each in cells)))
     ]
 
 

@@ -263,15 +263,15 @@ def test_without_validation_files_some_documents_are_held_out(pretrain):
 def test_a_users_tokenizer(pretrain, tmp_path):
     first = pretrain()
     run(first)
-    other = pretrain("other", tokenizer_path=first.output_dir, learning_rate=2e-3)
-    assert run(other)["data"]["vocabulary"] == len(AutoTokenizer.from_pretrained(first.output_dir))
+    other = pretrain("other", tokenizer_path=first.output.output_dir, learning_rate=2e-3)
+    assert run(other)["data"]["vocabulary"] == len(AutoTokenizer.from_pretrained(first.output.output_dir))
     with pytest.raises(ValueError, match="tokenizer_path = '/nowhere'"):
         run(pretrain("third", tokenizer_path="/nowhere"))
     settings = json.loads((tmp_path / "run" / "tokenizer_config.json").read_text())
     for content, message in (([], "holds no tokenizer"), ({**settings, "eos_token": None}, "without an end token")):
         (tmp_path / "run" / "tokenizer_config.json").write_text(json.dumps(content))
         with pytest.raises(ValueError, match=f"tokenizer_path = .*run' .*{message}") as error:
-            run(pretrain("third", tokenizer_path=first.output_dir))
+            run(pretrain("third", tokenizer_path=first.output.output_dir))
         assert "\n" not in str(error.value)
 
 

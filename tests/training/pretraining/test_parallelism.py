@@ -172,7 +172,7 @@ def test_a_split_vocabulary_trains_as_a_whole_one(pretrain, processes):
     mine, theirs = weights(pretrain("processes", **values)), weights(pretrain("whole"))
     assert mine.keys() == theirs.keys()
     assert max((mine[name] - theirs[name]).abs().max() for name in theirs) < 2**-6, "both are rounded to bfloat16"
-    folder = Path(pretrain("processes", **values).output_dir)
+    folder = Path(pretrain("processes", **values).output.output_dir)
     assert type(AutoModelForCausalLM.from_pretrained(folder)).__name__ == "GPT2LMHeadModel"
 
 
