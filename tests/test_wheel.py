@@ -11,6 +11,8 @@ from shutil import copytree, ignore_patterns
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = ("PYTHONPATH", "LOSSYTP_DATA")  # would show the repository, or data, to the commands
 TRAIN = ["train", "--max_steps", "2", "--max_samples", "200", "--eval_samples", "20"]
@@ -48,6 +50,7 @@ def installed(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_a_wheel_brings_the_small_model_and_no_other(installed):
     where = installed("-c", "import lossytp; print(lossytp.__file__)").stdout.strip()
     assert where == str(installed.packages / "lossytp" / "__init__.py"), "the editable installation is not seen"

@@ -6,6 +6,8 @@ from lossytp.labs.data_parallel import DataParallelConfig
 from lossytp.labs.lab import perceptron
 from tests.labs.dense import SMALL, dense_losses, refusal, run_lab
 
+pytestmark = pytest.mark.slow
+
 OPERATIONS = {"ddp": {"all_reduce"}, "fsdp": {"all_gather", "reduce_scatter"}}
 
 

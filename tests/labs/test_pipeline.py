@@ -5,6 +5,8 @@ import pytest
 from lossytp.labs.pipeline import PipelineLabConfig, batch_of, transformer
 from tests.labs.dense import dense_losses, refusal, run_lab
 
+pytestmark = pytest.mark.slow
+
 TINY = {"steps": 5, "batch_size": 8, "hidden_dim": 16, "input_dim": 16, "num_layers": 2, "learning_rate": 0.01}
 LAB = ("pipeline", "PipelineLabConfig")
 

@@ -8,6 +8,8 @@ from lossytp.labs.lab import BackendLabConfig, perceptron
 from lossytp.labs.tensor_parallel_native import run
 from tests.labs.dense import SMALL, dense_losses, refusal, run_lab
 
+pytestmark = pytest.mark.slow
+
 LAB = ("tensor_parallel_native", "BackendLabConfig")
 
 

@@ -104,6 +104,7 @@ names = st.from_regex(r"[a-z]\w{0,6}", fullmatch=True).filter(lambda name: name.
 words = names.map(lambda name: f"x{name}")  # no keyword of Python's
 
 
+@pytest.mark.slow
 @reproducible
 @given(name=words, values=st.lists(plain, max_size=3), named=st.dictionaries(words, plain, max_size=3))
 def test_what_is_written_is_read(name, values, named):

@@ -33,6 +33,8 @@ from tests.network.processes import (
     simple,
 )
 
+pytestmark = pytest.mark.slow
+
 NUM_PACKETS = 10**6
 both_states = pytest.mark.parametrize("name", [*FOUR_STATE, "burst 8", "both states lose", "states take turns"])
 

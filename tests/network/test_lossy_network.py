@@ -610,6 +610,7 @@ def test_global_random_generators_are_neither_read_nor_moved():
     assert lossy_run() == losses
 
 
+@pytest.mark.slow
 def test_the_network_needs_neither_torch_nor_pandas():
     """Control: the same check finds torch where it is imported."""
     check = "import sys, lossytp.network as n; n.LossyNetwork(n.Bernoulli(loss_rate=.1)).lost_packets(0, 1, 100)"

@@ -226,6 +226,7 @@ def test_what_only_one_process_saw_is_taken_in(calls, called):
         assert other.state_dict() == before, "the other process's counters are now the same object"
 
 
+@pytest.mark.slow
 @reproducible
 @given(calls=additions, more=additions, called=messages, more_called=messages)
 def test_a_saved_state_counts_on(calls, more, called, more_called):

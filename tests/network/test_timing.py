@@ -28,6 +28,8 @@ from lossytp.network.traces import Correlated
 from tests.network.event_simulation import BestEffortEvents, GoBackNEvents, SelectiveRepeatEvents
 from tests.network.loss_statistics import assert_within, batch_means, indicators, is_within, reproducible
 
+pytestmark = pytest.mark.slow
+
 # Messages
 
 PACKET_S = 2.0**-16

@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from paper.study import Study
+
+pytestmark = pytest.mark.slow
 
 
 def test_arms_with_too_few_seeds_are_left_out():

@@ -19,6 +19,8 @@ from lossytp.training.record import read_record, write_record
 from paper.build import make
 from paper.study import Study
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 COMMITTED = ROOT / "results" / "paper"
 EXPERIMENTS = ROOT / "notebooks" / "experiments"

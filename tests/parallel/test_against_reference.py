@@ -18,6 +18,8 @@ from lossytp.parallel.group import RankGroup
 from tests.parallel.algorithms_and_repairs import ALGORITHMS, ALLOWED, COMBINATIONS, PHASES, REPAIR_LINES, refused, run
 from tests.parallel.reference import Reference
 
+pytestmark = pytest.mark.slow
+
 PROCESSES = {
     "bernoulli": ltp.Bernoulli(loss_rate=0.25),
     "bursts": ltp.GilbertElliott.from_loss_and_burst(loss_rate=0.25, mean_burst_packets=3),

@@ -17,6 +17,8 @@ from tests.parallel.conftest import (
 )
 from tests.parallel.distributed_models import WIRE, join, network, share, spread, whole
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["ddp", "fsdp"]
 NUM_STEPS = 10
 # processes, TP ranks, implementation

@@ -21,6 +21,8 @@ from tests.parallel.conftest import (
 from tests.parallel.families import FAMILIES, GATHERING, NUM_LAYERS, shifted, tiny
 from tests.parallel.sharing_modes import MODES
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["language model", "classifier"]
 ONE_HEAD = {"granite"}  # no classifier in transformers
 every_family = pytest.mark.parametrize("family", [*FAMILIES, *GATHERING])

@@ -14,6 +14,8 @@ from tests.parallel.distributed_models import join
 from tests.parallel.families import tiny
 from tests.parallel.sharing_modes import MODES
 
+pytestmark = pytest.mark.slow
+
 RUNS: list[tuple[str, str, dict[str, Any]]] = [("llama", mode, {"algorithm": "ring"}) for mode in MODES]
 RUNS += [("llama", "own streams", {"algorithm": "tree", "repair": "stale"})]
 RUNS += [("llama", "shared", {"algorithm": "direct", "repair": repair}) for repair in ("hadamard(4)", "retransmit(1)")]

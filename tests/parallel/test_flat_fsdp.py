@@ -75,6 +75,7 @@ def test_replicas_train_as_one_process_on_the_whole_batch(processes: Callable, w
         assert gradient_error(answer["trained"], trained) < 1e-6  # a key bias has no gradient, but Adam moves it
 
 
+@pytest.mark.slow
 def test_two_by_two_trains_as_one_process(processes: Callable) -> None:
     first, _, trained = trained_dense()
     for answer in processes(4, on_rank_train, 2, "lossytp", False, 0.0):

@@ -62,6 +62,7 @@ def packets_each_way(size: int, itemsize: int) -> int:
     return NUM_LAYERS * 2 * size * (size - 1) * (-(-chunk // room))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "kinds"), [(2, list(MODELS)), (4, ["classifier"])], ids=[2, 4])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_logits_and_gradients_equal_the_dense_models_but_for_lost_packets(
@@ -225,6 +226,7 @@ def test_megatron_is_here_to_be_tested() -> None:
 # --- what is refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallelize", [parallelize_dtensor, parallelize_megatron])
 def test_what_cannot_be_parallelized_is_refused(parallelize: Callable) -> None:
     with pytest.raises(ValueError, match=r"^tensor_parallel_size = 3 does not divide the model's 8 heads"):

@@ -101,6 +101,7 @@ def test_what_cannot_start_is_refused_at_once(torchrun: Callable, changes: dict,
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rank", "message"),
     [
@@ -117,6 +118,7 @@ def test_ranks_that_do_not_come_are_told(torchrun: Callable, rank: str, message:
     assert time.monotonic() - started < 15
 
 
+@pytest.mark.slow
 def test_a_long_wait_is_told_before_it_ends(
     torchrun: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -137,6 +139,7 @@ def run_in_a_process(program: str, **variables: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_told() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -150,6 +153,7 @@ def test_a_port_in_use_is_told() -> None:
     assert done.stderr.splitlines()[-1] == message
 
 
+@pytest.mark.slow
 def test_a_process_alone_is_a_group_of_one() -> None:
     """Which sends nothing, and so loses nothing."""
     program = """
@@ -182,6 +186,7 @@ def test_reliable_after_the_group_has_ended_says_what_to_do(processes: Callable)
     processes(2, on_rank_end)
 
 
+@pytest.mark.slow
 def test_a_group_may_begin_again_once_it_has_ended() -> None:
     program = """
         import torch
@@ -222,6 +227,7 @@ def test_ranks_started_by_hand_find_each_other(processes: Callable) -> None:
         assert answer == ("lossy", rank, (0, 1), 2, 0.0, True, False)
 
 
+@pytest.mark.slow
 def test_torchrun_brings_the_ranks_together(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -364,6 +370,7 @@ def on_rank_wait_in_vain() -> float:
     return time.monotonic() - started
 
 
+@pytest.mark.slow
 def test_a_rank_waits_in_a_collective_for_no_longer_than_it_should(processes: Callable) -> None:
     waited, _ = processes(2, on_rank_wait_in_vain)
     assert 5 < waited < 13

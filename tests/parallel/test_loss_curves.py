@@ -11,6 +11,8 @@ from tests.parallel.conftest import tiny_batch, tiny_gpt2, training_losses
 from tests.parallel.distributed_models import REPLICAS, in_replicas, join, network, share
 from tests.parallel.families import tiny
 
+pytestmark = pytest.mark.slow
+
 STEPS = 30
 
 

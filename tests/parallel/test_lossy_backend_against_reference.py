@@ -20,6 +20,8 @@ from lossytp.parallel.group import RankGroup
 from tests.parallel.backend_reference import Reference, network
 from tests.parallel.operations import LOSSY, RELIABLE, REPAIRS, new_group, whole_numbers
 
+pytestmark = pytest.mark.slow
+
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 SIZES = [9, 61]  # elements for each rank of a message, which fill no whole number of packets
 

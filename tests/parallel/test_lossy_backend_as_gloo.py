@@ -134,6 +134,7 @@ def on_rank_run(name: str, backend: str) -> list:
     return FEATURES[name]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["lossy", "lossy gather"])
 @pytest.mark.parametrize("name", FEATURES)
 def test_without_losses_it_is_as_over_gloo(processes: Callable, name: str, backend: str) -> None:

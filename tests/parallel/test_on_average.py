@@ -12,6 +12,8 @@ from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, is_within
 
+pytestmark = pytest.mark.slow
+
 ALGORITHMS = ["sender", "direct", "ring", "tree", "switch"]
 RANKS, RATE = 4, 0.1
 NUM_MESSAGES = 400

@@ -8,6 +8,8 @@ import torch
 import lossytp as ltp
 from tests.parallel.conftest import tiny_gpt2
 
+pytestmark = pytest.mark.slow
+
 REFUSED = r"would repeat one call's packet losses: use torch\.compile, or gather\(model\) first"
 
 

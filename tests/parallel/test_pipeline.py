@@ -30,6 +30,8 @@ from tests.parallel.conftest import (
 )
 from tests.parallel.distributed_models import WIRE, network
 
+pytestmark = pytest.mark.slow
+
 NUM_MICROBATCHES = 3
 ROOM = (WIRE.mtu_bytes - WIRE.header_bytes) // 8  # elements of float64 in a packet
 # by stages and blocks: the first block of each stage and of the next

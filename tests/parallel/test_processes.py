@@ -18,6 +18,8 @@ from lossytp.parallel.replicas import replica_drift
 from tests.parallel.conftest import NUM_EXAMPLES, NUM_LAYERS, NUM_TOKENS, WIDTH, tiny_batch, tiny_gpt2, training_losses
 from tests.parallel.distributed_models import join
 
+pytestmark = pytest.mark.slow
+
 WIRE = ltp.Wire(mtu_bytes=300)  # 32 elements of float64: a message of 5,824 fills 182 packets
 PROCESSES = {
     "bernoulli": ltp.Bernoulli(loss_rate=0.05),

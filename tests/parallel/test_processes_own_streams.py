@@ -22,6 +22,8 @@ from tests.parallel.conftest import relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.distributed_models import join
 from tests.parallel.sharing_modes import COMBINATIONS, MODES, ON_OWN_STREAMS, WIRE
 
+pytestmark = pytest.mark.slow
+
 NUM_STEPS = 20
 # mode, and what else `parallelize` is told
 RUNS: list[tuple[str, dict[str, Any]]] = [(mode, {"algorithm": algorithm}) for mode, algorithm in COMBINATIONS]

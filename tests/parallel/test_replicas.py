@@ -74,6 +74,7 @@ def on_rank_clip(cases: dict[str, tuple], max_norms: list[float | None]) -> dict
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "cases"),
     [

@@ -147,6 +147,7 @@ def test_the_state_of_the_dense_model_is_loaded_into_shards(family: str, how: di
     assert_same_weights(gather(parallel), models[1])
 
 
+@pytest.mark.slow
 def test_transformers_trainer_resumes_its_checkpoint(tmp_path: Path) -> None:
     pytest.importorskip("accelerate", reason="the Trainer needs accelerate: ./run_all.sh models installs it")
     batch = tiny_batch()

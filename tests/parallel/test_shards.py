@@ -18,6 +18,8 @@ from tests.parallel.distributed_models import in_replicas, join, spread
 from tests.parallel.families import FAMILIES, GATHERING
 from tests.parallel.families import tiny as tiny_family
 
+pytestmark = pytest.mark.slow
+
 Held = list[tuple[Shard, Tensor]]
 TP_DP = {"tensor_parallel_size": 2, "data_parallel_size": 2}
 LAYOUTS = {

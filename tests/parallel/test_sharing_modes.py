@@ -7,6 +7,8 @@ from tests.parallel.conftest import gradient_error, gradients, relative_error, t
 from tests.parallel.dense_comparison import KINDS, assert_equals_dense, every_kind, logits_of, new_modes
 from tests.parallel.sharing_modes import COMBINATIONS, MODES, by_rank, network_of, parallel
 
+pytestmark = pytest.mark.slow
+
 
 @every_kind
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -21,6 +21,8 @@ from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, batch_means, is_within
 
+pytestmark = pytest.mark.slow
+
 REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(4, 2)", "fec(4, 2, code='xor')"]
 REPAIRS += ["hadamard", "hadamard(8)", "retransmit(1)"]
 CASES = [

@@ -5,9 +5,12 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pandas as pd
+import pytest
 
 from lossytp.study.run import execute
 from tests.probe.traces import trace_file
+
+pytestmark = pytest.mark.slow
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "61_my_network.ipynb"
 FIGURES = ["net-4", "net-7", "net-10", "net-17"]

@@ -10,6 +10,7 @@ from lossytp.probe import report
 from tests.probe.traces import trace_file
 
 
+@pytest.mark.slow
 def test_reports_from_the_losses_to_the_study(tmp_path, capsys):
     text = tmp_path / "text.txt"
     text.write_text("It was the best of times, it was the worst of times, it was the age of wisdom. " * 40)

@@ -19,6 +19,8 @@ import psutil
 import pytest
 from nbformat import v4
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 GRID = """
 notebook: 20_cells

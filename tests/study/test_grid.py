@@ -194,6 +194,7 @@ def test_a_folder_named_like_a_grid_is_refused(tmp_path):
 EXPERIMENTS = Path(__file__).parents[2] / "notebooks" / "experiments"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["smoke", "laptop", "small", "paper"])
 def test_the_studys_own_grids_are_valid(profile):
     experiments = {
@@ -285,6 +286,7 @@ def test_a_folder_hashes_only_what_differs_from_the_defaults(tmp_path, monkeypat
     assert changed[2] not in folders
 
 
+@pytest.mark.slow
 def test_the_papers_committed_records_are_of_their_cells_and_whole_seeds():
     """Arms are compared on equal seeds: a seed is committed with all that its experiment asks of it, or not at all."""
     experiments = load_experiments(EXPERIMENTS, "paper", EXPERIMENTS.parents[1] / "results" / "paper")

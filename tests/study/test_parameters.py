@@ -13,6 +13,8 @@ from lossytp.study.parameters import REPOSITORY, in_repository
 from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.record import read_record
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 CHECK = "from lossytp.study.parameters import check_parameters; check_parameters()"
 RUN = f"from lossytp.training.config import settings_class; {CHECK[:-1]}settings_class)"

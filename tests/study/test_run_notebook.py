@@ -16,6 +16,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from lossytp.study.run import end_with, execute, main
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 

@@ -8,6 +8,8 @@ import pytest
 from lossytp.study.torchrun import _reason, torchrun
 from lossytp.training.config import TrainConfig
 
+pytestmark = pytest.mark.slow
+
 SUMMARY = """
 Root Cause (first observed failure):
 [0]:

@@ -14,6 +14,8 @@ from lossytp.training.record import read_record
 from paper import real_model as after_training
 from paper.real_model import train_and_measure
 
+pytestmark = pytest.mark.slow
+
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "42_real_model_training.ipynb"
 TINY = {"max_steps": 4, "max_length": 16, "max_samples": 200, "eval_samples": 80, "tensor_parallel_size": 2}
 REPAIRS = ["zero", "retransmit(9)"]

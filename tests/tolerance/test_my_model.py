@@ -4,8 +4,11 @@ from pathlib import Path
 
 import nbformat
 import pandas as pd
+import pytest
 
 from lossytp.study.run import execute
+
+pytestmark = pytest.mark.slow
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "60_my_model.ipynb"
 FIGURES = ["my-5", "my-7", "my-9", "my-11", "my-13"]

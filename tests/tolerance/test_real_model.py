@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
 from lossytp.study.run import execute
 from paper.real_model import rises
+
+pytestmark = pytest.mark.slow
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "17_real_model.ipynb"
 

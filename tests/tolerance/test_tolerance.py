@@ -274,6 +274,7 @@ def test_the_size_follows_from_the_model(text):
         Measurement(settings(text, block_size=129))
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_and_advice_and_writes_a_record_and_a_figure(text, tmp_path):
     command = [sys.executable, "-m", "lossytp.tolerance", "--text", str(text), "--block_size", "32", "--blocks", "2"]
     command += [
@@ -302,6 +303,7 @@ def test_the_command_prints_a_table_and_advice_and_writes_a_record_and_a_figure(
     }
 
 
+@pytest.mark.slow
 def test_the_command_refuses_in_one_line(tmp_path):
     command = [sys.executable, "-m", "lossytp.tolerance", "--text", "none/*.txt", "--output_dir", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -321,6 +323,7 @@ def command(text, folder, *words):
     return [*start, "--min_draws", "2", "--precision", "9", "--output_dir", str(folder), *words]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "rates"),
     [

@@ -15,6 +15,8 @@ from lossytp.training.config import TrainConfig
 from lossytp.training.loop import run
 from lossytp.training.models import load_tokenizer
 
+pytestmark = pytest.mark.slow
+
 
 class Stopped(Exception):
     pass

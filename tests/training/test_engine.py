@@ -33,6 +33,8 @@ from tests.parallel.families import tiny
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, result, started
 from tests.training.parallel_runs import PARALLELISMS, curve, train, weights
 
+pytestmark = pytest.mark.slow
+
 OWN_STREAMS = {"tensor_parallel_size": 2, "reliable_gather": False}
 OWN_COPIES = OWN_STREAMS | {"replicated_gradients": "none"}
 SCHEDULES = get_args(get_type_hints(FineTuningSettings)["schedule"])

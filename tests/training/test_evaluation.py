@@ -16,6 +16,8 @@ from lossytp.training.text import all_blocks, corpus
 from tests.training.bos import BOS, with_bos
 from tests.training.tasks_of_all_kinds import OWN_STREAMS, TASKS, evaluate, rows, train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("wiring", [{}, OWN_STREAMS], ids=str)
 @pytest.mark.parametrize("kind", TASKS)

@@ -8,6 +8,8 @@ import pytest
 from lossytp.training import tasks
 from tests.training.tasks_of_all_kinds import OWN_STREAMS, TABLE, TASKS, evaluate, losses, train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("kind", ["classification", "regression", "choice"])
 def test_an_easy_pattern_is_learnt(tmp_path, kind):

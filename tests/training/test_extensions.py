@@ -88,6 +88,7 @@ def test_timing_uses_their_declarations(toy, filled):
     assert seconds_of(record, link_gbits=10.0) is None
 
 
+@pytest.mark.slow
 def test_errors_of_their_sums_agree_with_theory(filled):
     wiring = Wiring.named(algorithm="star", repair="twice")
     expected = expected_squared_error(wiring, RANKS, LOSS_RATE)

@@ -16,6 +16,8 @@ from lossytp.training.shapes import check_model, shape_of
 from tests.parallel.families import SIZES
 from tests.training.tasks_of_all_kinds import evaluate, losses, train
 
+pytestmark = pytest.mark.slow
+
 NANO = Path(__file__).parents[2] / "models" / "gpt2-nano"
 
 

@@ -18,6 +18,7 @@ with exclusive_run(sys.argv[1], ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))):
 NETWORK = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))
 
 
+@pytest.mark.slow
 def test_another_process_is_refused_until_this_one_is_killed(tmp_path, monkeypatch):
     folder = tmp_path / "run"
     command = [sys.executable, "-c", HOLD, str(folder)]

@@ -13,6 +13,8 @@ import pytest
 from lossytp.training.record import read_record
 from tests.training.killed_runs import result, started
 
+pytestmark = pytest.mark.slow
+
 KILLED = -9
 EQUAL_LENGTHS = {"max_length": 4, "batch_size": 8}  # messages of equal size, so that stale values are used
 ONE_PROCESS: dict[str, dict[str, Any]] = {

@@ -44,6 +44,7 @@ def test_tensorboard_has_every_step_once_even_if_resumed(toy, tmp_path, monkeypa
     assert rates == pytest.approx([1e-3 * step / 20 for step in range(1, 7)])
 
 
+@pytest.mark.slow
 def test_wandb_continues_its_run(toy, tmp_path, monkeypatch):
     runs: list[dict] = []
     logged: list[dict] = []
@@ -137,6 +138,7 @@ def test_there_is_a_line_for_each_step_and_each_evaluation(toy, tmp_path):
     assert lines[1]["train/tokens"] > lines[0]["train/tokens"]
 
 
+@pytest.mark.slow
 def test_a_run_stopped_anywhere_and_resumed_has_each_line_once(toy, tmp_path):
     values = {"statistics": True, "checkpoint_steps": 2, "eval_steps": 2, "max_steps": 5}
     run(toy(**values, output_dir=str(tmp_path / "whole")))

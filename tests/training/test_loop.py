@@ -8,6 +8,8 @@ from lossytp.training import loop
 from lossytp.training import objectives as finetuning
 from lossytp.training.loop import run
 
+pytestmark = pytest.mark.slow
+
 
 def comparable(record):
     """Return a record without its seconds, which differ from run to run."""

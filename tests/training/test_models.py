@@ -18,6 +18,8 @@ from lossytp.training.shapes import Shape, shape_of
 from lossytp.training.text import train_tokenizer
 from tests.parallel.families import SIZES
 
+pytestmark = pytest.mark.slow
+
 TINY = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32}
 LABELS = ("a", "b", "c")
 BATCH = {

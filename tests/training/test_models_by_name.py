@@ -56,6 +56,7 @@ def test_a_missing_model_is_refused_before_torch_is_imported(monkeypatch, tmp_pa
     check_there("gpt2-large")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("offline", "why"), [({}, "the hub does not answer"), ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set")]
 )

@@ -42,6 +42,7 @@ def flags(values):
     return [f"--{name}={value}" if value is not True else f"--{name}" for name, value in values.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HEADLINES)
 def test_each_kind_is_trained_evaluated_and_run_again_from_its_record_in_another_folder(tmp_path, monkeypatch, kind):
     file = declare(tmp_path / "tasks", kind)

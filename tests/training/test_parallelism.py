@@ -31,6 +31,8 @@ from tests.training.parallel_runs import (
 )
 from tests.training.test_loop import comparable
 
+pytestmark = pytest.mark.slow
+
 LOSSY = {"loss_rate": 0.1, "max_steps": 6}
 
 

@@ -49,6 +49,7 @@ def test_dumped_values_are_read_back(write):
     assert read_yaml(write(VALUES)) == VALUES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "words"),
     [

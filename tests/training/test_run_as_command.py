@@ -15,6 +15,7 @@ from lossytp.training import command_line, loop
 from lossytp.training.command_line import run_as_command
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [["--loss_rate", "1.5"], ["--nonsense"], ["--output_dir", "/dev/null/below"], ["--dataset", "nope"]]
 )
@@ -84,6 +85,7 @@ def run_failing_command(monkeypatch, tmp_path, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_ends_before_python_shuts_down():
     """Gloo's threads would still be alive, and now and then abort."""
     script = "import atexit; from lossytp.training.command_line import run_as_command; "
@@ -104,6 +106,7 @@ def test_an_error_names_its_rank_if_there_are_several(run_failing_command, error
     )
 
 
+@pytest.mark.slow
 def test_an_error_that_all_processes_of_a_node_share_is_printed_by_the_first(run_failing_command):
     error = ValueError("loss_rate = 2")
     assert run_failing_command(error, RANK="3", LOCAL_RANK="1", TORCHELASTIC_RUN_ID="1") == (2, "")

@@ -16,6 +16,8 @@ from lossytp.training.objectives import remove_models
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, started
 from tests.training.parallel_runs import settings, task_in, weights
 
+pytestmark = pytest.mark.slow
+
 PLACES = ("best", "last", ".best.part", ".last.part", "checkpoint")
 
 

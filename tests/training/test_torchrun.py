@@ -18,6 +18,8 @@ import lossytp as ltp
 from lossytp.training.record import read_record
 from tests.ports import held_port
 
+pytestmark = pytest.mark.slow
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 QUICK = ["--tensor_parallel_size", "2", "--batch_size", "4", "--max_samples", "48", "--eval_samples", "20"]
 QUICK += ["--max_length", "16", "--loss_rate", "0.1"]

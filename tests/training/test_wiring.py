@@ -17,6 +17,8 @@ from lossytp.training.engine import Engine, build_optimizer
 from lossytp.training.loop import run
 from tests.training.parallel_runs import ALL_REDUCES, BLOCKS, PARALLELISMS, curve, spied, task_in, the_data, train
 
+pytestmark = pytest.mark.slow
+
 SHORT = {"tensor_parallel_size": 2, "max_steps": 4}
 LOSSY = {"loss_rate": 0.1}
 OWN = {"reliable_gather": False}

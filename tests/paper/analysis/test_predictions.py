@@ -39,6 +39,7 @@ def test_the_scatter_of_the_arms_is_found() -> None:
     assert fit_predictor(x, fall, np.full(400, NOISE)).scatter == pytest.approx(0.3, abs=0.04)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scatter", [0.0, 0.3])
 def test_intervals_hold_new_arms_as_often_as_they_say(scatter: float) -> None:
     rng = np.random.default_rng(2)

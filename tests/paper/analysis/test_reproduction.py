@@ -126,6 +126,7 @@ def test_inference_with_other_settings_is_refused():
         compare_inference(ours, INFERENCE)
 
 
+@pytest.mark.slow
 def test_the_cells_of_the_laptop_are_among_the_papers():
     laptop, paper = (
         {Path(folder).name for each in load_experiments(GRIDS, profile, Path("results")) for folder in each.folders}
@@ -134,6 +135,7 @@ def test_the_cells_of_the_laptop_are_among_the_papers():
     assert laptop < paper
 
 
+@pytest.mark.slow
 def test_the_page_is_made_of_the_notebooks_table_and_figure(here, tmp_path, monkeypatch):
     parameters = {"results_dir": str(here), "published_dir": str(PUBLISHED), "experiments_dir": str(GRIDS)}
     execute(ROOT / "notebooks" / "51_reproduction.ipynb", tmp_path / "out.ipynb", parameters)

@@ -57,6 +57,7 @@ def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_the_notebook_evaluates_every_model_at_every_rate(study):
     table = pd.read_csv(study / "robustness" / "evaluations.csv")
     assert table[["task", "seed"]].drop_duplicates().to_numpy().tolist() == [["docstrings", 5]]
@@ -69,6 +70,7 @@ def test_the_notebook_evaluates_every_model_at_every_rate(study):
     assert lost[1] == lost[3] > 0  # one seed and rate lose the same packets, whichever way a model was trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trained_at", RATES)
 def test_a_saved_model_without_losses_is_exactly_the_trained_one(study, trained_at):
     final = read_record(study / "runs" / f"{trained_at:g}")["final"]
@@ -84,6 +86,7 @@ def test_records_stay_and_models_go(study):
     assert kept == {"record.json", "evaluated_at_0.0/evaluation.json", "evaluated_at_0.3/evaluation.json"}
 
 
+@pytest.mark.slow
 def test_a_run_killed_between_evaluations_goes_on_and_ends_the_same(study, tmp_path, monkeypatch):
     killed, whole = config(tmp_path), evaluation.run
 
@@ -137,6 +140,7 @@ def test_an_evaluation_whose_model_was_deleted_is_refused_and_nothing_is_lost(lo
     assert files(lossy_run) == before
 
 
+@pytest.mark.slow
 def test_evaluations_of_an_earlier_run_are_not_taken_for_this_ones(study, lossy_run):
     (lossy_run / "record.json").unlink()
     file = lossy_run / "evaluated_at_0.3" / "evaluation.json"

@@ -13,6 +13,8 @@ from lossytp.training.record import read_record
 from paper import sizes
 from paper.sizes import fine_tuned, packet_bytes, rises_in_inference
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 COMMITTED = ROOT / "results" / "paper"
 GRID = ROOT / "notebooks" / "experiments" / "15_sizes.yaml"
@@ -35,6 +37,7 @@ def runs(config: PretrainConfig) -> pd.DataFrame:
     return fine_tuned(config, SETTINGS, loss_rates=[0.0, 0.5], seeds=2)
 
 
+@pytest.mark.slow
 def test_each_run_starts_from_the_pretrained_model_and_loses_packets_of_its_size(config, runs):
     assert runs[["loss_rate", "seed"]].to_numpy().tolist() == [[0.0, 0], [0.5, 0], [0.0, 1], [0.5, 1]]
     pretrained = read_record(Path(config.output.output_dir))

@@ -12,6 +12,7 @@ from tests.probe.fitting.recordings import TRUTHS, bits, recorded
 TRIALS = 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_intervals_hold_the_truth_and_are_as_wide_as_fits_scatter(name):
     truth, family = TRUTHS[name], FAMILIES[name]

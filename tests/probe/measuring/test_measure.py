@@ -49,6 +49,7 @@ def test_loopback_loses_nothing() -> None:
         np.testing.assert_array_equal(getattr(theirs.flows[0], name), getattr(flow, name))
 
 
+@pytest.mark.slow
 def test_what_is_dropped_is_lost_and_nothing_else(wire: Callable) -> None:
     dropped = np.random.default_rng(0).random(5000) < 0.05
     wire(lambda sequence, send: None if dropped[sequence] else send())
@@ -115,6 +116,7 @@ def test_a_way_back_that_takes_no_packets_leaves_an_incomplete_trace(monkeypatch
         assert {number: flow.num_packets for number, flow in trace.flows.items()} == {0: 200}
 
 
+@pytest.mark.slow
 def test_no_more_bytes_come_back_than_went_out(wire: Callable) -> None:
     back_too = iter(np.random.default_rng(0).random(10**6) < 0.1)
     wire(lambda sequence, send: None if next(back_too) else send())  # both directions lose
@@ -156,6 +158,7 @@ def test_a_receiver_that_vanishes_leaves_what_it_told() -> None:
     assert trace.flows[0].sent_s[-1] > 0
 
 
+@pytest.mark.slow
 def test_a_receiver_that_falls_silent_ends_the_measurement_within_its_patience() -> None:
     done = threading.Event()
 

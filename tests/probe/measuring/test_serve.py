@@ -67,6 +67,7 @@ def test_garbage_on_the_connection_costs_the_next_partner_nothing() -> None:
         assert receiver.only().trace.flows[0].num_packets == 10
 
 
+@pytest.mark.slow
 def test_strangers_who_say_nothing_cost_the_next_partner_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "SILENT_S", 1)
     with served() as receiver, contextlib.ExitStack() as stack:

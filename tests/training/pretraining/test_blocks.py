@@ -110,6 +110,7 @@ def test_the_position_is_that_of_the_blocks_returned_and_not_of_the_reader(tmp_p
     assert (again.passes, again.position.epoch) == (1, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_proc", "started"), [(None, 0), (1, 0), (2, 2)])
 def test_several_processes_tokenise_the_same_blocks(documents, tokenizer, num_proc, started):
     before = set(multiprocessing.active_children())
@@ -174,6 +175,7 @@ def test_without_streaming_later_passes_are_shuffled_as_a_whole_too(documents, t
     assert max(places) > once // 4, "the first document is not read alone"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [True, False])
 def test_text_shorter_than_a_block_is_refused(tmp_path, tokenizer, streaming):
     """Repeated until it filled a portion, it would be read a million times."""
@@ -201,6 +203,7 @@ def test_the_next_portion_is_read_while_this_one_is_used(documents, tokenizer, m
     assert blocks.batch(10).equal(other.batch(11)[1:])
 
 
+@pytest.mark.slow
 def test_reading_ahead_ends_with_the_program(documents, tokenizer, monkeypatch):
     blocks = packed(corpus(str(documents / "*"), split="train"), tokenizer)
     blocks.batch(1)

@@ -14,6 +14,8 @@ from lossytp.training.models import build_language_model
 from lossytp.training.text import tokenizer_for
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, stopped
 
+pytestmark = pytest.mark.slow
+
 
 def steps(folder: Path) -> list[int]:
     return [number_of(path) for path in reversed(steps_in(folder))]

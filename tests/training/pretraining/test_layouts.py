@@ -17,6 +17,8 @@ from lossytp.training.loop import Run, run
 from lossytp.training.objectives import Pretraining
 from tests.training.pretraining.tiny_runs import STEPS, TINY, losses, stopped, weights
 
+pytestmark = pytest.mark.slow
+
 TP, DDP = {"tensor_parallel_size": 2}, {"data_parallel_size": 2}
 FSDP = {**DDP, "data_parallel_type": "fsdp"}
 LAYOUTS = {

@@ -22,6 +22,8 @@ from lossytp.training.text import all_blocks, validation_text
 from tests.training.bos import BOS, with_bos
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses
 
+pytestmark = pytest.mark.slow
+
 FIRST_LOSSES = [5.691550135612488, 5.59971821308136, 5.350060224533081]  # of the edition that trained the base models
 
 

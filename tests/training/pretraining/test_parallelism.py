@@ -25,6 +25,8 @@ from tests.training.pretraining.tiny_runs import (
     weights,
 )
 
+pytestmark = pytest.mark.slow
+
 LLAMA = {
     "hidden_size": 16,
     "num_hidden_layers": 2,

@@ -15,6 +15,8 @@ from lossytp.training.record import read_record
 from tests.training.killed_runs import started
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses, stopped
 
+pytestmark = pytest.mark.slow
+
 WAYS = {
     "tp, both phases": {"tensor_parallel_size": 2, "reliable_gather": False, "dropout": 0.1},
     "own ddp": {"data_parallel_size": 2, "implementation": "custom"},

@@ -32,6 +32,7 @@ def test_a_module_is_in_one_split_and_about_15_percent_are_test():
     assert 0.13 < sum(shares) / len(shares) < 0.17
 
 
+@pytest.mark.slow
 def test_the_embedded_task_has_nine_classes_no_leak_and_no_names():
     examples = {split: TASKS["docstrings"].examples(split) for split in ("train", "test")}
     train, test = ({example.body for example in examples[split]} for split in ("train", "test"))
@@ -43,6 +44,7 @@ def test_the_embedded_task_has_nine_classes_no_leak_and_no_names():
     assert 0.2 < TASKS["docstrings"].chance([example.label for example in examples["test"]])["score"] < 0.35
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
     """The library need not be installed if the script's search path has it."""
     (tmp_path / "tiny").mkdir()

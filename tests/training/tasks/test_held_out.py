@@ -7,6 +7,8 @@ import pytest
 
 from lossytp.training.tasks import TASKS, HeldOut, Table
 
+pytestmark = pytest.mark.slow
+
 SENTENCES = [f"story {i} is a {'dull' if i % 2 else 'fine'} one ." for i in range(20)]
 PHRASES = [f"story {i}" for i in range(20)] + ["one .", "a fine one", "fin"]
 TRAIN = [{"text": text, "label": 0} for text in [*PHRASES, *SENTENCES, SENTENCES[0]]]

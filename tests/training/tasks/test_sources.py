@@ -210,6 +210,7 @@ def test_the_error_says_if_asking_the_hub_is_forbidden(monkeypatch):
         Source(path="some/words").rows("train")
 
 
+@pytest.mark.slow
 def test_a_hub_that_is_silent_is_asked_once(folder, monkeypatch):
     asked = []
     with socket.create_server(("127.0.0.1", 0)) as server:
