@@ -514,17 +514,6 @@ class LossyCollective:
         return memory
 
 
-def _on_wire(rows_LN: Tensor) -> np.ndarray:
-    """Return the rows' own memory, which a network that carries them changes."""
-    if rows_LN.device.type != "cpu" or rows_LN.dtype not in (torch.float32, torch.float64):
-        raise ValueError(
-            f"messages are {rows_LN.dtype} on {rows_LN.device}, but this network sends only float32 or float64 on the "
-            "CPU: use a simulated network"
-        )
-    rows: np.ndarray = rows_LN.detach().numpy()
-    return rows
-
-
 def collective_of(model: nn.Module) -> LossyCollective | None:
     """Return the collective that all of the project's layers share; None if the model has no such layer."""
     found = (getattr(each, "collective", None) for each in model.modules())

@@ -158,7 +158,7 @@ class Objective(ABC, Generic[Config]):
     def described(self) -> dict[str, Any]:
         """Return the record's entry `data`."""
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
+    def outcome(self, evaluations: list[dict]) -> dict[str, Any]:
         """Return further entries of the record, such as when scores were reached."""
         return {"time_to_accuracy": None, "times_to_targets": []}
 
@@ -544,10 +544,10 @@ class FineTuning(Objective[TrainConfig]):
             "incomplete_rows": {"train": self.data.train.incomplete, "test": test.incomplete},
         }
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
-        times = [time_to_accuracy(evaluations, target, simulated_step_s) for target in self.data.task.targets]
+    def outcome(self, evaluations: list[dict]) -> dict[str, Any]:
+        times = [time_to_accuracy(evaluations, target) for target in self.data.task.targets]
         return {
-            "time_to_accuracy": time_to_accuracy(evaluations, self.config.output.target_accuracy, simulated_step_s),
+            "time_to_accuracy": time_to_accuracy(evaluations, self.config.output.target_accuracy),
             "times_to_targets": [time for time in times if time],
         }
 
@@ -697,8 +697,8 @@ class Pretraining(Objective[PretrainConfig]):
             **(self._trigram() if self.config.output.save_model else {}),
         }
 
-    def outcome(self, evaluations: list[dict], simulated_step_s: float | None = None) -> dict[str, Any]:
-        return {**super().outcome(evaluations, simulated_step_s), "parameters": self._parameters}
+    def outcome(self, evaluations: list[dict]) -> dict[str, Any]:
+        return {**super().outcome(evaluations), "parameters": self._parameters}
 
     def leave(self, record: dict[str, Any]) -> None:
         """Write the model's card."""

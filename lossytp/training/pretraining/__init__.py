@@ -1,1 +1,0 @@
-"""Pretrain small decoders on running text, as a start for fine-tuning."""
