@@ -118,8 +118,9 @@ class Settings(BaseModel):
         sorted_values = {name: value for name, value in values.items() if name in cls.model_fields}
         for name, group in cls.groups().items():
             own = {each: values[each] for each in group.known() if each in values}
-            if own or name not in sorted_values:
-                sorted_values[name] = group(**{**_flat(sorted_values.get(name)), **own})
+            given = sorted_values.get(name, {})
+            if (own or name not in sorted_values) and isinstance(given, Settings | Mapping):
+                sorted_values[name] = group(**{**_flat(given), **own})
         return sorted_values
 
     @classmethod
@@ -192,7 +193,10 @@ class Settings(BaseModel):
 
 
 def _flat(group: Any) -> dict[str, Any]:
-    return group.as_dict() if isinstance(group, Settings) else {}
+    """Return a group's settings, which YAML may also give as a mapping."""
+    if isinstance(group, Settings):
+        return group.as_dict()
+    return dict(group) if isinstance(group, Mapping) else {}
 
 
 def without_obsolete(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,6 +244,7 @@ WRONG_TYPE = {
     "string_type": "text",
     "list_type": "a list",
     "dict_type": "a mapping",
+    "model_type": "a mapping of its settings",
 }
 BOUNDS = {
     "greater_than_equal": ("ge", "is below {0:g}: give {0:g} or more"),

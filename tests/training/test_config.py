@@ -42,6 +42,8 @@ def test_groups_hold_flat_settings():
     config = TrainConfig(loss_rate=0.25, max_steps=9, model_name="gpt2-nano")
     assert (config.network.loss_rate, config.optimizer.max_steps) == (0.25, 9)
     assert TrainConfig(network=config.network, max_steps=9) == config
+    assert TrainConfig(network={"loss_rate": 0.5}, loss_rate=0.25, max_steps=9) == config
+    assert TrainConfig(network={"seed": 3}, loss_rate=0.25).changes() == {"loss_rate": 0.25, "seed": 3}
     assert config.replace(loss_rate=0.0, seed=3).changes() == {"max_steps": 9, "seed": 3}
     assert TrainConfig.from_dict(config.as_dict()) == config
     assert TrainConfig().changes() == {}
