@@ -39,8 +39,8 @@ NO_TEXT = re.compile("[\0\ud800-\udfff]")  # a surrogate stands for a byte of an
 MAY_BE_EMPTY = ("repairs",)  # which gain zero
 OBSOLETE = {
     "transport": ("simulated", "training only simulates losses; the tests send real packets"),
-    "link_gbits": (None, "lossytp.network.timing computes seconds from a record"),
-    "round_trip_us": (100.0, "lossytp.network.timing computes seconds from a record"),
+    "link_gbits": (None, "lossytp.training.record.seconds_of computes seconds from a record"),
+    "round_trip_us": (100.0, "lossytp.training.record.seconds_of computes seconds from a record"),
 }
 """Settings of earlier versions: the only value with which a record still means the same, and what came instead."""
 
