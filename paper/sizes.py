@@ -22,12 +22,8 @@ from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.study.style import COLUMN, MILLION, POINTS, estimates
 from lossytp.study.tables import final_accuracies, json_rows
-from lossytp.training.config import (
-    EvaluateConfig,
-    PretrainConfig,
-    TaskSettings,
-    TrainConfig,
-)
+from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig
+from lossytp.training.groups import TaskSettings
 from lossytp.training.loop import run
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.record import read_record

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.group import Layout, rank_and_world_size, under_torchrun
 from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
-from lossytp.training.config import NetworkSettings
 from lossytp.training.files import check_writable, write_atomically
+from lossytp.training.groups import NetworkSettings
 from lossytp.training.progress import Progress
 from lossytp.training.rows import DATA_VARIABLE, Files, Source
 from lossytp.training.settings import FASTEST, Count, CountFromZero

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from lossytp.network.checks import check_known, check_probability, parse, split_outside_parentheses
 from lossytp.network.traces import LOSS_PROCESSES, Replay
-from lossytp.training.config import NetworkSettings
+from lossytp.training.groups import NetworkSettings
 from lossytp.training.rows import DATA_VARIABLE
 from lossytp.training.settings import Count, Positive, Settings
 from lossytp.training.shapes import Shape, check_model, shape_of

@@ -27,7 +27,7 @@ from lossytp.parallel.layers import rank_by_rank
 from lossytp.parallel.plans import LayerSplit, blocks_of, weight_and_bias
 from lossytp.study.statistics import t_interval
 from lossytp.study.style import COLUMN, estimates, marker_of, shared_legend
-from lossytp.training.config import NetworkSettings
+from lossytp.training.groups import NetworkSettings
 from lossytp.training.text import losses_by_block
 
 DRAWS = 3

@@ -30,7 +30,8 @@ from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.replicas import gathered, mean_over_processes, resynchronise_, synchronise_gradients_
 from lossytp.parallel.vocabulary import IGNORED, split_vocabulary_
 from lossytp.training.combinations import check_blocks
-from lossytp.training.config import EvaluateConfig, NetworkSettings, RunSettings
+from lossytp.training.config import EvaluateConfig, RunSettings
+from lossytp.training.groups import NetworkSettings
 from lossytp.training.record import commit
 
 

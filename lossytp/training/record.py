@@ -12,15 +12,9 @@ import numpy as np
 
 from lossytp.network.routes import Wire
 from lossytp.network.traces import Replay, Trace
-from lossytp.training.config import (
-    EvaluateConfig,
-    NetworkSettings,
-    PretrainConfig,
-    RunSettings,
-    TrainConfig,
-    settings_class,
-)
+from lossytp.training.config import EvaluateConfig, PretrainConfig, RunSettings, TrainConfig, settings_class
 from lossytp.training.files import check_writable, write_atomically
+from lossytp.training.groups import NetworkSettings
 from lossytp.training.settings import without_obsolete
 from lossytp.training.shapes import shape_of
 

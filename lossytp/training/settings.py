@@ -37,6 +37,7 @@ Folder = Annotated[str, AfterValidator(_expanded)]
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # a surrogate stands for a byte of an argument that is not UTF-8
 MAY_BE_EMPTY = ("repairs",)  # which gain zero
+LATER = [("declaration", None)]  # settings that records do not mention, because older records lack them
 OBSOLETE = {
     "transport": ("simulated", "training only simulates losses; the tests send real packets"),
     "link_gbits": (None, "lossytp.training.record.seconds_of computes seconds from a record"),
@@ -162,7 +163,7 @@ class Settings(BaseModel):
     @classmethod
     def result_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that the result depends on."""
-        return {name: value for name, value in values.items() if name not in cls.neutral}
+        return {name: value for name, value in values.items() if name not in cls.neutral and (name, value) not in LATER}
 
     @classmethod
     def result_defaults(cls) -> dict[str, Any]:
