@@ -191,17 +191,15 @@ class Likelihood:
 
     def maximise(self, flows: Sequence[Trace]) -> np.ndarray:
         """Return the most likely values of the parameters, (P,). The flows have both lost and received packets."""
-        found = [
-            minimize(
-                lambda odds: -self.at(self.values(odds)),
-                self.odds(values),
-                jac=lambda odds: -self.gradient(odds),
-                method="L-BFGS-B",
-                bounds=[(-FARTHEST, FARTHEST)] * len(values),
-                options={"ftol": PRECISION / max(abs(self.at(values)), 1.0), "gtol": SMALL_SLOPE, "maxiter": 200},
-            )
-            for values in starts(self.family, flows)
-        ]
+
+        def negative(odds: np.ndarray) -> tuple[float, np.ndarray]:
+            return -self.at(self.values(odds)), -self.gradient(odds)
+
+        found: list[Any] = []
+        for values in starts(self.family, flows):
+            options: Any = {"ftol": PRECISION / max(abs(self.at(values)), 1.0), "gtol": SMALL_SLOPE, "maxiter": 200}
+            bounds = [(-FARTHEST, FARTHEST)] * len(values)
+            found.append(minimize(negative, self.odds(values), jac=True, bounds=bounds, options=options))
         return self.values(min(found, key=lambda each: each.fun).x)
 
 
