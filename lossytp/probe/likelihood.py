@@ -120,7 +120,7 @@ GILBERT = Family(
     ("p_good_to_bad", "p_bad_to_good"),
     (0, 1),
     lambda leave, back: GilbertElliott(p_good_to_bad=leave, p_bad_to_good=back),
-    lambda values: _two_states(*values, np.array([0.0, 1.0])),
+    lambda values: _two_states(values[0], values[1], np.array([0.0, 1.0])),
 )
 GILBERT_ELLIOTT = Family(
     "Gilbert-Elliott",
