@@ -9,20 +9,10 @@ python -m lossytp.probe import FILE                     turn losses that another
 Add --help to a command to see its flags.
 """
 
-import importlib
 import sys
 
 from lossytp.network.checks import check_known
 from lossytp.training.command_line import run_as_command
-
-COMMANDS = {
-    "receive": "lossytp.probe.receive",
-    "send": "lossytp.probe.send",
-    "fit": "lossytp.probe.fit",
-    "report": "lossytp.probe.report",
-    "import": "lossytp.probe.import_trace",
-}
-"""The module of each command. Its `main` takes the words after the command's name."""
 
 
 def main() -> None:
@@ -31,8 +21,10 @@ def main() -> None:
     if not words or words[0] in ("-h", "--help"):
         print(__doc__)
         return
+    from lossytp.probe.commands import COMMANDS
+
     check_known("command", words[0], COMMANDS)
-    importlib.import_module(COMMANDS[words[0]]).main(words[1:])
+    COMMANDS[words[0]](words[1:])
 
 
 if __name__ == "__main__":

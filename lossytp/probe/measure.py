@@ -15,33 +15,31 @@ from scipy import stats
 
 from lossytp.network.checks import printable, shown
 from lossytp.network.traces import DOUBT, FlowTrace, ProbeTrace, burst_lengths
-from lossytp.probe.datagrams import (
-    HEADER,
-    ON_LINUX,
-    Control,
-    Vanished,
-    address_of,
-    bound,
-    checked_counts,
-    flow_key,
-    new_session,
-    send_to,
-    udp_socket,
-)
 from lossytp.probe.wire import (
     BEAT_S,
+    HEADER,
     LATE_S,
     MOST_COPIES,
+    ON_LINUX,
     PATIENCE_S,
     PORT,
     PROTOCOL,
+    Control,
     Log,
     Outcome,
     Plan,
     Receiver,
+    Vanished,
+    address_of,
+    bound,
+    checked_counts,
     clock_name,
+    flow_key,
     flow_traces,
+    new_session,
     same_clock,
+    send_to,
+    udp_socket,
 )
 
 # Send numbered datagrams at a steady rate.

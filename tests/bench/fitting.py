@@ -13,7 +13,8 @@ import numpy as np
 from tqdm import tqdm
 
 from lossytp.network import Bernoulli, FourState, GilbertElliott, LossProcess, Trace
-from lossytp.probe.fitting import FAMILIES, fit, fit_family, intervals
+from lossytp.probe.fitting import fit, fit_family, intervals
+from lossytp.probe.likelihood import FAMILIES
 
 SETTINGS: dict[str, LossProcess] = {
     "Bernoulli": Bernoulli(loss_rate=0.02),

@@ -18,7 +18,7 @@ import torch
 import lossytp as ltp
 from lossytp.network import ALGORITHMS, Bernoulli, LossProcess, LossyNetwork, PerPacket, Wire
 from lossytp.network.routes import Link
-from lossytp.probe.datagrams import HEADER, flow_key, udp_socket
+from lossytp.probe.wire import HEADER, flow_key, udp_socket
 from tests.namespaces import two_machines
 
 CAPACITY = Wire().elements_per_packet(4)

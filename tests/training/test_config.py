@@ -14,8 +14,7 @@ from lossytp.labs.lab import LabConfig
 from lossytp.network import Bernoulli, GilbertElliott, Scope
 from lossytp.network.lossy_network import Wiring
 from lossytp.network.routes import Wire
-from lossytp.probe.import_trace import ImportConfig
-from lossytp.probe.report import ReportConfig
+from lossytp.probe.commands import ImportConfig, ReportConfig
 from lossytp.tolerance.config import ToleranceConfig
 from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig, run_settings, settings_class
 from lossytp.training.models import MODELS

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from lossytp.network import Trace
-from lossytp.probe.fitting import FAMILIES, fit_family, goodness
+from lossytp.probe.fitting import fit_family, goodness
+from lossytp.probe.likelihood import FAMILIES
 from paper.collectives import loss_over_packets, run_lengths
 
 

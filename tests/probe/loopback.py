@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, NamedTuple
 
-from lossytp.probe import datagrams
-from lossytp.probe.datagrams import Control
+from lossytp.probe import wire as datagrams
 from lossytp.probe.measure import serve
-from lossytp.probe.wire import PROTOCOL, Outcome, Plan, clock_name
+from lossytp.probe.wire import PROTOCOL, Control, Outcome, Plan, clock_name
 
 PATIENCE_S = 20.0  # tests share a busy machine
 HOST = "127.0.0.1"
