@@ -22,8 +22,8 @@ from lossytp.training.batches import load_dataset
 from lossytp.training.config import TrainConfig
 from lossytp.training.files import write_atomically
 from lossytp.training.models import load_model, load_tokenizer
-from lossytp.training.objectives import remove_models
 from lossytp.training.record import read_record
+from lossytp.training.saved_models import remove_models
 from paper.sizes import STRONGEST_FILE, evaluate_at, train
 from paper.study import USUAL, Claim, Results, Study, real_row, row_of, rows_of, shown
 

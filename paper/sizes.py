@@ -23,12 +23,13 @@ from lossytp.study.statistics import Estimate, t_interval
 from lossytp.study.style import COLUMN, MILLION, POINTS, estimates
 from lossytp.study.tables import final_accuracies, json_rows
 from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig
+from lossytp.training.corpus import corpus
 from lossytp.training.groups import TaskSettings
 from lossytp.training.loop import run
 from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.record import read_record
 from lossytp.training.shapes import shape_of
-from lossytp.training.text import all_blocks, corpus, text_pattern, token_losses
+from lossytp.training.text import all_blocks, text_pattern, token_losses
 from paper.study import Claim, Results, Study, real_row, row_of, rows_of
 from paper.tolerance import KEY
 
@@ -353,7 +354,7 @@ def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd
             outside [0, 1], if the loss type has its own rate, or if an evaluation is missing and its model was deleted.
             A model trained anew elsewhere could differ in its last digits from the one evaluated before.
     """
-    from lossytp.training.objectives import remove_models  # torch takes seconds to import; tables do not need it
+    from lossytp.training.saved_models import remove_models  # torch takes seconds to import; tables do not need it
 
     check_filled("evaluated_at", evaluated_at)
     for rate in evaluated_at:

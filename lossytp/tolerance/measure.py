@@ -23,12 +23,13 @@ from lossytp.study.statistics import Estimate, share_interval, t_interval
 from lossytp.study.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance import COLLAPSE_NATS
 from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig, first_size
+from lossytp.training.corpus import corpus
 from lossytp.training.files import write_atomically
 from lossytp.training.models import GENERATION, answers, check_tokenizer, load_model, load_tokenizer, told_first_tokens
 from lossytp.training.progress import waiting
 from lossytp.training.record import check_same_trace, commit, environment, trace_sha256
 from lossytp.training.shapes import Shape, check_positions
-from lossytp.training.text import all_blocks, corpus, losses_by_block
+from lossytp.training.text import all_blocks, losses_by_block
 
 ENOUGH = 0.2  # of the rise: a half-width at which a row is done
 BLOCK_SIZE, TOKENS = 512, 2048  # of the text, if not given

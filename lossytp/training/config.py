@@ -34,7 +34,7 @@ from lossytp.training.groups import (
 )
 from lossytp.training.settings import Settings, without_obsolete
 from lossytp.training.shapes import SCRATCH, check_model, from_scratch, shape_of
-from lossytp.training.tasks import Task
+from lossytp.training.task_kinds import Task
 
 
 class RunSettings(Settings):

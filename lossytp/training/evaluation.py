@@ -15,6 +15,7 @@ from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.parallel.replicas import merge_counters, on_rank_zero
 from lossytp.training.batches import load_dataset
 from lossytp.training.config import EvaluateConfig
+from lossytp.training.corpus import corpus
 from lossytp.training.engine import Engine, connected_processes, give_back_freed_memory, this_device
 from lossytp.training.files import check_writable, refuse, write_atomically
 from lossytp.training.models import (
@@ -26,12 +27,13 @@ from lossytp.training.models import (
     prompt,
     told_first_tokens,
 )
-from lossytp.training.objectives import mean_over_ranks, scores, with_its_task
+from lossytp.training.objectives import mean_over_ranks, scores
 from lossytp.training.progress import waiting
 from lossytp.training.record import describe
 from lossytp.training.rows import sample_indices
+from lossytp.training.saved_models import with_its_task
 from lossytp.training.shapes import check_positions
-from lossytp.training.text import all_blocks, corpus
+from lossytp.training.text import all_blocks
 
 BLOCKS_AT_ONCE = 8
 EVALUATION = "evaluation.json"

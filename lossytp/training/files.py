@@ -101,29 +101,29 @@ def first_line(error: Exception) -> str:
 # the program's own as patterns. It is written before any of them, and deleted after all of them.
 
 
-MARK = ".lossytp.json"
+MANIFEST = ".lossytp.json"
 
 
-def is_marked(folder: Path) -> bool:
+def has_manifest(folder: Path) -> bool:
     """Return whether this program listed its files in the folder."""
-    return (folder / MARK).is_file()
+    return (folder / MANIFEST).is_file()
 
 
-def mark(folder: Path, patterns: Iterable[str]) -> None:
+def write_manifest(folder: Path, patterns: Iterable[str]) -> None:
     """Make the folder, and declare that files of these names in it are this program's."""
-    write_atomically(folder / MARK, json.dumps({"files": sorted(patterns)}))
+    write_atomically(folder / MANIFEST, json.dumps({"files": sorted(patterns)}))
 
 
 def others(folder: Path) -> list[Path]:
     """Return the paths in the folder that this program did not write; the path itself if it is not a folder."""
     if not folder.is_dir():
         return [folder] if folder.is_symlink() or folder.exists() else []
-    own = [MARK, f".{MARK}.part"]
+    own = [MANIFEST, f".{MANIFEST}.part"]
     try:
-        if is_marked(folder):
-            own += json.loads((folder / MARK).read_text(encoding="utf-8"))["files"]
+        if has_manifest(folder):
+            own += json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / MARK} is damaged: delete {folder}, or give another output_dir") from error
+        raise ValueError(f"{folder / MANIFEST} is damaged: delete {folder}, or give another output_dir") from error
     return sorted(path for path in folder.iterdir() if path.is_dir() or not _matches(path, own))
 
 
@@ -137,29 +137,22 @@ def refuse(paths: list[Path]) -> None:
         )
 
 
-def claim(folder: Path, patterns: Iterable[str]) -> None:
-    """Mark a folder that is new or empty, or leave one that is marked; raise ValueError for any other."""
-    if not is_marked(folder):
-        refuse(others(folder))
-        mark(folder, patterns)
-
-
-def claim_files(folder: Path, patterns: Iterable[str]) -> None:
-    """Mark files of these names among the user's; raise ValueError if a folder without a mark has one of them."""
+def own_files(folder: Path, patterns: Iterable[str]) -> None:
+    """List files of these names as this program's; raise ValueError if a folder without a list holds one of them."""
     patterns = list(patterns)
-    if not is_marked(folder):
+    if not has_manifest(folder):
         refuse([path for path in others(folder) if _matches(path, patterns)])
-        mark(folder, patterns)
+        write_manifest(folder, patterns)
 
 
 def remove(folder: Path) -> None:
-    """Delete this program's files in a marked folder, and the folder itself if it is then empty."""
-    if is_marked(folder):
+    """Delete this program's files in a folder, and the folder itself if it is then empty."""
+    if has_manifest(folder):
         kept = others(folder)
         for path in folder.iterdir():
-            if path not in kept and path.name != MARK:
+            if path not in kept and path.name != MANIFEST:
                 path.unlink(missing_ok=True)
-        (folder / MARK).unlink(missing_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # the user's files are in it, it is a link, or it is not there
         folder.rmdir()
 

@@ -38,7 +38,7 @@ def open_run(
         if record is None:
             if checkpoints.folder.parent != Path(config.output.output_dir):
                 locks.enter_context(exclusive_run(str(checkpoints.folder), network))
-            on_rank_zero(lambda: objective_of(config).claim_folder(config), network)
+            on_rank_zero(lambda: objective_of(config).check_folder(config), network)
             on_rank_zero(lambda: check_logs(config), network)
         yield record, checkpoints
 

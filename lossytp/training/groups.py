@@ -24,7 +24,8 @@ from lossytp.training.settings import (
     Settings,
     Share,
 )
-from lossytp.training.tasks import DECLARATIONS, TASKS, Task, declared_task, read_declaration, task_named
+from lossytp.training.task_kinds import Task
+from lossytp.training.tasks import DECLARATIONS, TASKS, declared_task, read_declaration, task_named
 
 
 class NetworkSettings(Settings):
@@ -217,9 +218,10 @@ class TaskSettings(Settings):
         elif file.suffix in FORMATS:
             if not file.is_file():
                 raise ValueError(f"dataset = {dataset!r} does not exist: give the path of a file, or a task's name")
-            from lossytp.training.tasks import suggestion  # reading rows takes seconds to import
-
-            raise ValueError(suggestion(file))
+            raise ValueError(
+                f"dataset = {dataset!r} holds rows, but does not declare a task: write a YAML file that names its "
+                "columns, as docs/howto/task.md shows, and give that"
+            )
         if folder is not None and folder != read.get("task_folder"):
             raise ValueError(f"task_folder = {folder!r} does not go with dataset = {dataset!r}: leave it out")
         return values | read

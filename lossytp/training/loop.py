@@ -128,7 +128,7 @@ class Run:
                         checkpoint.save(self, step)
             if self.objective.keeps_checkpoint and config.steps > done:
                 checkpoint.save(self, config.steps)
-            self.objective.settle_(self.engine)
+            self.objective.round_weights_(self.engine)
             return "not finite" if self._ends_after_evaluating(config.steps) == "not finite" else "finished"
         finally:
             self.progress.close()

@@ -146,17 +146,15 @@ def _cross_entropy(logits: np.ndarray, labels: np.ndarray, usable: np.ndarray) -
     return float((logsumexp(logits, axis=1) - logits[np.arange(len(labels)), labels]).mean())
 
 
-def time_to_accuracy(evaluations: list[dict], target: float | None, step_s: float | None = None) -> dict | None:
+def time_to_accuracy(evaluations: list[dict], target: float | None) -> dict | None:
     """Find the first of two evaluations in a row with a lossy score of at least `target`.
 
     Args:
         evaluations: dicts with "step", "seconds" and "score_lossy".
         target: the score to reach; None for no target.
-        step_s: simulated seconds of a step; None if unknown.
 
     Returns:
-        "target", "step", "seconds" and "simulated_seconds", which is None if `step_s` is; None if there is no target,
-        or no two evaluations in a row reach it.
+        "target", "step" and "seconds"; None if there is no target, or no two evaluations in a row reach it.
     """
     if target is None:
         return None
@@ -164,7 +162,5 @@ def time_to_accuracy(evaluations: list[dict], target: float | None, step_s: floa
     reached = [score is not None and score >= target for score in scores]
     for now, following, evaluation in zip(reached, reached[1:], evaluations, strict=False):
         if now and following:
-            step = evaluation["step"]
-            simulated = None if step_s is None else step * step_s
-            return {"target": target, "step": step, "seconds": evaluation["seconds"], "simulated_seconds": simulated}
+            return {"target": target, "step": evaluation["step"], "seconds": evaluation["seconds"]}
     return None

@@ -1,41 +1,22 @@
 """What a run trains on: fine-tuning on a task, or pretraining on text. Each has batches, scores and files."""
 
-import json
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from lossytp.parallel.convert import gather
-from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
-from lossytp.parallel.pipeline import Stage
 from lossytp.parallel.plans import deferred
-from lossytp.parallel.replicas import gathered, local, on_rank_zero
-from lossytp.parallel.shards import dense_weights
+from lossytp.parallel.replicas import gathered, local
 from lossytp.training.batches import ANSWER_TOKENS, Dataset, evaluation_batches, load_dataset, training_batches
-from lossytp.training.config import EvaluateConfig, PretrainConfig, RunSettings, TrainConfig
+from lossytp.training.config import PretrainConfig, RunSettings, TrainConfig
 from lossytp.training.engine import Engine
 from lossytp.training.files import (
-    MARK,
-    claim,
-    claim_files,
-    is_marked,
-    mark,
-    others,
-    refuse,
-    remove,
-    saving,
-    sync,
+    own_files,
     write_atomically,
 )
 from lossytp.training.metrics import time_to_accuracy
@@ -43,29 +24,35 @@ from lossytp.training.models import (
     build_language_model,
     build_model,
     check_configuration,
-    first_tokens,
     load_tokenizer,
     prompt,
     told_first_tokens,
 )
 from lossytp.training.progress import waiting
+from lossytp.training.saved_models import (
+    BEST,
+    LAST,
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    check_folders,
+    finetuned_on,
+    model_card,
+    save_in_bfloat16,
+    save_model,
+)
 from lossytp.training.text import (
     PackedBlocks,
     all_blocks,
     in_background,
-    in_order,
     text_sha256,
     tokenizer_for,
     training_text,
-    trigram_perplexity,
     validation_text,
 )
 
 if TYPE_CHECKING:
     import evaluate
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
-
-    from lossytp.training.engine import Engine
 
 
 Config = TypeVar("Config", bound=RunSettings)
@@ -101,7 +88,7 @@ class Objective(ABC, Generic[Config]):
 
     @staticmethod
     @abstractmethod
-    def claim_folder(config: Any) -> None:
+    def check_folder(config: Any) -> None:
         """Raise ValueError if the user's files are where the run will write; the first process calls this."""
 
     @abstractmethod
@@ -121,7 +108,7 @@ class Objective(ABC, Generic[Config]):
         """Continue from `state_dict()`, which was taken after the batch of step `steps`."""
 
     @abstractmethod
-    def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
+    def scores(self, engine: Engine, *, last: bool) -> list[dict[str, Any]]:
         """Return the metrics over the current network, a dict for each rank that may differ.
 
         Args:
@@ -137,20 +124,20 @@ class Objective(ABC, Generic[Config]):
         """Return whether the run ends after this many evaluations in a row without a better one."""
         return False
 
-    def improved(self, engine: "Engine") -> None:
+    def improved(self, engine: Engine) -> None:
         """Save, if wanted, a model that no earlier evaluation beats."""
 
-    def settle_(self, engine: "Engine") -> None:
+    def round_weights_(self, engine: Engine) -> None:
         """Change the trained weights to what will be saved, before the last evaluation."""
 
-    def save(self, engine: "Engine") -> None:
+    def save(self, engine: Engine) -> None:
         """Save the trained model, if wanted."""
 
     def position(self) -> dict[str, int]:
         """Return the position in the data, by name, for lines of progress; empty if it says nothing."""
         return {}
 
-    def sample(self, engine: "Engine") -> str:
+    def sample(self, engine: Engine) -> str:
         """Return a text that the model writes; "" if it writes none."""
         return ""
 
@@ -164,107 +151,6 @@ class Objective(ABC, Generic[Config]):
 
     def leave(self, record: dict[str, Any]) -> None:
         """Write files that explain the record; the first process calls this."""
-
-
-# What a saved model remembers of its fine-tuning, in its config.json: the task, its declaration, and the length.
-
-
-def finetuned_on(config: TrainConfig) -> dict[str, Any]:
-    """Return the entries of a model's config.json that say what it is fine-tuned on."""
-    entries: dict[str, Any] = {"finetuning_task": config.data.dataset, "finetuning_max_length": config.data.max_length}
-    if config.data.declaration is not None:
-        entries |= {"finetuning_declaration": config.data.declaration, "finetuning_folder": config.data.task_folder}
-    return entries
-
-
-def with_its_task(config: EvaluateConfig, model_config: Any) -> EvaluateConfig:
-    """Return the configuration with the task that the model was fine-tuned on, unless it names a task already.
-
-    Raises:
-        ValueError: if the model's task is unknown, its declaration is wrong, or a `task_folder` has none to go with.
-    """
-    if config.data.dataset is not None:
-        return config
-    declaration = getattr(model_config, "finetuning_declaration", None)
-    if config.data.task_folder is not None and declaration is None:
-        raise ValueError(
-            f"task_folder = {config.data.task_folder!r} is for a task that a YAML file declares, and "
-            f"{config.model_name} was fine-tuned on none: leave it out"
-        )
-    return config.replace(
-        dataset=getattr(model_config, "finetuning_task", None),
-        declaration=declaration,
-        task_folder=config.data.task_folder or getattr(model_config, "finetuning_folder", None),
-    )
-
-
-# Write a pretrained model's README.md, with what a reader needs to use the model or to reproduce it.
-
-
-TEMPLATE = """\
----
-library_name: transformers
-pipeline_tag: text-generation
----
-# {model_name}
-
-A language model of {parameters:,} parameters, pretrained to study packet loss in tensor parallelism.
-
-| | |
-|---|---|
-| data | {data}, packed into blocks of {block_size} tokens |
-| vocabulary | byte-level BPE of {vocabulary} tokens |
-| training | {tokens:,} tokens: {steps:,} steps of {batch_size} blocks |
-| learning rate | {learning_rate:g}, {schedule} |
-| held out | {validation_tokens:,} tokens: {validation_loss:.4f} nats a token, perplexity {perplexity:.2f} |
-| beside | a Kneser-Ney trigram model of {trigram_tokens:,} of the same tokens: perplexity {trigram_perplexity:.2f} |
-| weights | stored in bfloat16, trained in {precision} |
-| code | commit {commit} |
-| made on | {processor}, {threads} threads, torch {torch}, {hours:.1f} hours |
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-tokenizer = AutoTokenizer.from_pretrained(folder)
-```
-
-Before you share the weights, look up the licence of the text. Wikipedia's is CC BY-SA, Python's the PSF licence.
-"""
-
-
-def model_card(record: dict[str, Any]) -> str:
-    """Return the model card, in Markdown, from the run's record."""
-    config, data, where, timing = (record[name] for name in ("config", "data", "environment", "timing"))
-    loss = record["final"]["cross_entropy_clean"]
-    return TEMPLATE.format(
-        **{name: config[name] for name in ("model_name", "block_size", "batch_size", "learning_rate")},
-        **{name: data[name] for name in ("vocabulary", "validation_tokens", "trigram_perplexity", "trigram_tokens")},
-        **{name: timing[name] for name in ("steps", "threads")},
-        parameters=record["parameters"],
-        data=config["dataset"] or config["data_glob"],
-        tokens=timing["steps"] * config["batch_size"] * config["block_size"],
-        schedule=_schedule(config),
-        precision=_precision(config),
-        validation_loss=loss,
-        perplexity=math.exp(loss),
-        commit=record["commit"],
-        processor=where.get("gpu", where["processor"]),
-        torch=where["torch"],
-        hours=timing["train_seconds"] / 3600,
-    )
-
-
-def _precision(config: dict[str, Any]) -> str:
-    narrow = next((name for flag, name in (("bf16", "bfloat16"), ("fp16", "float16")) if config[flag]), None)
-    return f"float32, with autocast to {narrow}" if narrow else "float32"
-
-
-def _schedule(config: dict[str, Any]) -> str:
-    return (
-        "constant"
-        if config["schedule"] == "constant"
-        else f"{config['schedule']} decay to {config['min_learning_rate']:g}"
-    )
 
 
 # Score a model on a task over the current network.
@@ -337,123 +223,6 @@ def _generated(engine: Engine, data: Dataset) -> list[dict[str, Any]]:
     return [data.task.metric().compute(predictions=predictions, references=references)]
 
 
-# Save the trained model as a folder that transformers reads.
-
-
-BEST, LAST = "best", "last"
-MODEL_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
-TOKENIZER_FILES = ("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt")
-
-
-def save_model(engine: Engine, folder: Path, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
-    """Save the dense model in `folder`, and replace an earlier one. All processes must call this; the first writes.
-
-    If ranks have drifted apart, the first rank's parameters are saved. If the run is killed meanwhile, it saves the
-    model again once resumed.
-
-    Raises:
-        ValueError: if the folder holds the user's files, or cannot be written.
-    """
-    dense = _dense_model(engine)
-
-    def write() -> None:
-        _check_folder(folder)
-        part = _part(folder)
-        remove(part)
-        claim(part, ["*"])
-        with saving(folder):
-            try:
-                dense.save_pretrained(part)
-                if tokenizer is not None:
-                    tokenizer.save_pretrained(part)
-                mark(part, [path.name for path in part.iterdir() if path.name != MARK])
-                sync(part)
-            except Exception:
-                remove(part)
-                raise
-            remove(folder)
-            part.rename(folder)
-
-    on_rank_zero(write, engine.network)
-
-
-def save_in_bfloat16(
-    engine: Engine, build: Callable[[], PreTrainedModel], folder: Path, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Save the trained weights, rounded to bfloat16, and the tokenizer among other files of `folder`.
-
-    All processes must call this; the first writes.
-
-    Args:
-        engine: the trained model.
-        build: makes a dense model of the same shape. Only the first process calls it.
-        folder: where to write.
-        tokenizer: the model's tokenizer.
-
-    Raises:
-        ValueError: if the folder cannot be written.
-    """
-    trained = _dense_model(engine)
-
-    def write() -> None:
-        dense = build()
-        dense.load_state_dict(trained.state_dict())
-        with saving(folder):
-            dense.to(torch.bfloat16).save_pretrained(folder)  # type: ignore[arg-type]
-            tokenizer.save_pretrained(folder)
-
-    on_rank_zero(write, engine.network)
-
-
-def _dense_model(engine: Engine) -> Any:
-    """Return the trained model, as transformers knows it, on the first process. All processes must call this."""
-    module: Any = engine.module
-    if isinstance(module, DistributedDataParallel | BucketedDDP):
-        module = module.module
-    if isinstance(module, FlatFSDP | FSDPModule | Stage) or engine.implementation in ("dtensor", "megatron"):
-        weights = dense_weights(engine.module, engine.layout, engine.network)
-        return engine.dense_model(weights) if engine.layout.rank == 0 else None
-    with engine.network.reliable(), torch.no_grad():
-        return gather(module) if engine.implementation == "lossytp" else module
-
-
-def check_folders(output_dir: Path) -> None:
-    """Raise ValueError if the folders of a run's models hold the user's files."""
-    for name in (BEST, LAST):
-        _check_folder(output_dir / name)
-
-
-def _check_folder(folder: Path) -> None:
-    for each in (folder, _part(folder)):
-        _mark_old(each)
-        refuse(others(each))
-
-
-def remove_models(output_dir: Path) -> None:
-    """Delete the models that a run saved, but no file that this program did not write."""
-    for name in (BEST, LAST):
-        _mark_old(output_dir / name)
-        remove(output_dir / name)
-
-
-def _part(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.part")
-
-
-def _mark_old(folder: Path) -> None:
-    """Mark a model's folder from an older version, which marked none; the task's name in its config identifies it."""
-    if is_marked(folder) or not (folder / "config.json").is_file():
-        return
-    try:
-        ours = "finetuning_max_length" in json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return
-    known = (*MODEL_FILES, *TOKENIZER_FILES)
-    names = [path.name for path in folder.iterdir()]
-    if ours and all(any(fnmatchcase(name, pattern) for pattern in known) for name in names):
-        mark(folder, names)
-
-
 # Fine-tuning on a task: its examples in random order, its metrics, and its saved models.
 
 
@@ -486,7 +255,7 @@ class FineTuning(Objective[TrainConfig]):
         return load_data(config).sha256
 
     @staticmethod
-    def claim_folder(config: TrainConfig) -> None:
+    def check_folder(config: TrainConfig) -> None:
         if config.output.save_model:
             check_folders(Path(config.output.output_dir))
 
@@ -515,16 +284,16 @@ class FineTuning(Objective[TrainConfig]):
     def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
         self._batches = self._from(steps)
 
-    def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
+    def scores(self, engine: Engine, *, last: bool) -> list[dict[str, Any]]:
         return scores(engine, self.data)
 
     def patience_ends(self, since_best: int) -> bool:
         return self.config.output.patience is not None and since_best >= self.config.output.patience
 
-    def improved(self, engine: "Engine") -> None:
+    def improved(self, engine: Engine) -> None:
         self._save(engine, BEST)
 
-    def save(self, engine: "Engine") -> None:
+    def save(self, engine: Engine) -> None:
         self._save(engine, LAST)
 
     def described(self) -> dict[str, Any]:
@@ -551,7 +320,7 @@ class FineTuning(Objective[TrainConfig]):
             "times_to_targets": [time for time in times if time],
         }
 
-    def _save(self, engine: "Engine", name: str) -> None:
+    def _save(self, engine: Engine, name: str) -> None:
         if self.config.output.save_model:
             save_model(engine, Path(self.config.output.output_dir) / name, self.tokenizer)
 
@@ -571,7 +340,6 @@ CARD = "README.md"
 FILES = (CARD, *MODEL_FILES, *TOKENIZER_FILES)
 VALIDATION_BLOCKS = 512  # during the run, if eval_samples is not given
 HELD_OUT_TOKENS = 2**20  # at its end
-TRIGRAM_TOKENS = 2**26
 SAMPLE_TOKENS = 40
 
 
@@ -613,9 +381,9 @@ class Pretraining(Objective[PretrainConfig]):
             return text_sha256(config)
 
     @staticmethod
-    def claim_folder(config: PretrainConfig) -> None:
+    def check_folder(config: PretrainConfig) -> None:
         if config.output.save_model:
-            claim_files(Path(config.output.output_dir), FILES)
+            own_files(Path(config.output.output_dir), FILES)
 
     def dense_model(self) -> "PreTrainedModel":
         dense: Any = deferred(self._build) if self.config.parallelism.deferred_init else self._build()
@@ -648,7 +416,7 @@ class Pretraining(Objective[PretrainConfig]):
     def load_state_dict(self, state: dict[str, Any], steps: int) -> None:
         self.blocks.load_state_dict(state)
 
-    def scores(self, engine: "Engine", *, last: bool) -> list[dict[str, Any]]:
+    def scores(self, engine: Engine, *, last: bool) -> list[dict[str, Any]]:
         config = self.config
         blocks = self.validation if last or config.compute.eval_samples else self.validation[:VALIDATION_BLOCKS]
         parts = blocks.split(config.optimizer.microbatch_size * config.parallelism.data_parallel_size)
@@ -657,7 +425,7 @@ class Pretraining(Objective[PretrainConfig]):
     def better(self, point: dict[str, Any]) -> float:
         return -super().better(point)
 
-    def settle_(self, engine: "Engine") -> None:
+    def round_weights_(self, engine: Engine) -> None:
         """Round the weights to bfloat16, as they are saved: the record then says how good the saved model is."""
         if self.config.output.save_model:
             with torch.no_grad():
@@ -665,7 +433,7 @@ class Pretraining(Objective[PretrainConfig]):
                     each = local(parameter)
                     each.copy_(each.to(torch.bfloat16))
 
-    def save(self, engine: "Engine") -> None:
+    def save(self, engine: Engine) -> None:
         if self.config.output.save_model:
             save_in_bfloat16(engine, self._build, Path(self.config.output.output_dir), self.tokenizer)
 
@@ -673,7 +441,7 @@ class Pretraining(Objective[PretrainConfig]):
         """Return where the last block that was trained on begins."""
         return dict(zip(("pass", "file", "document"), self.blocks.position, strict=True))
 
-    def sample(self, engine: "Engine") -> str:
+    def sample(self, engine: Engine) -> str:
         start = prompt(self.tokenizer, self.config.data.prompt)
         room = engine.shape.max_position_embeddings - start["input_ids"].shape[1]
         with torch.random.fork_rng(), engine.network.reliable():
@@ -694,7 +462,6 @@ class Pretraining(Objective[PretrainConfig]):
             **told_first_tokens(self.tokenizer),
             "vocabulary": len(self.tokenizer),
             "validation_tokens": self.validation.numel(),
-            **(self._trigram() if self.config.output.save_model else {}),
         }
 
     def outcome(self, evaluations: list[dict]) -> dict[str, Any]:
@@ -704,17 +471,6 @@ class Pretraining(Objective[PretrainConfig]):
         """Write the model's card."""
         if self.config.output.save_model and record["status"] == "finished":
             write_atomically(Path(self.config.output.output_dir) / CARD, model_card(record))
-
-    def _trigram(self) -> dict[str, Any]:
-        """Compute the perplexity of a trigram model of the training text, at most its first `TRIGRAM_TOKENS` tokens."""
-        size, documents = self.config.data.block_size, self.blocks.text.documents()
-        pieces = in_order((texts for _, texts in documents), self.tokenizer, size)
-        number = min(TRIGRAM_TOKENS, self.config.tokens) // size
-        with waiting("pretraining: counting trigrams, to compare the model with"):
-            train = np.concatenate(list(islice(pieces, number)))
-            held_out = self.validation[:, len(first_tokens(self.tokenizer)) :].numpy().ravel()
-            perplexity = trigram_perplexity(train, held_out, len(self.tokenizer))
-        return {"trigram_perplexity": perplexity, "trigram_tokens": len(train)}
 
 
 def _batch(blocks: Tensor) -> dict[str, Tensor]:

@@ -1,28 +1,23 @@
-"""Read the rows of a task: from the hub or its copy on disc, from files, from a list, or from docstrings."""
+"""Read the rows of a task: from the hub or its copy on disc, from files or from a list."""
 
-import ast
-import gc
 import glob
 import hashlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import re
 import stat
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from filelock import FileLock
@@ -187,6 +182,7 @@ def _ask_hub() -> bool:
 DATA_VARIABLE = "LOSSYTP_DATA"
 FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
 EXPORT = "refs/convert/parquet"  # the hub's own parquet copy of every data set, even of those that are scripts
+PART = "part"  # a column of the test rows of a source that `has_parts`: evaluation also scores each part
 MOST_BYTES = 2**31  # of a file's rows, once they are unpacked
 Split = Literal["train", "test"]
 Row = Mapping[str, Any]
@@ -457,137 +453,75 @@ def _quiet() -> None:
         disable_progress_bars()
 
 
-# Provide the embedded classification task: which library is a docstring from?
-#
-# The task downloads nothing. Its texts are the docstrings of functions and classes in nine pinned libraries that pip
-# has already installed, with the libraries' names masked. Each module belongs to one split as a whole. A text found in
-# several places is kept once, so that inherited docstrings do not leak from one split to the other.
+@dataclass(frozen=True, kw_only=True)
+class HeldOut:
+    """A source that adds some of its training sentences to the official test rows.
 
+    SST-2's training rows are sentences and their phrases. A sentence is whole if no other row contains it. Whole
+    sentences are held out, and training loses every phrase that they contain. Texts are compared word for word: a
+    phrase that differs by a comma stays. Test rows have a column `part`: "official" or "held_out".
 
-LIBRARIES = ("matplotlib", "networkx", "numpy", "pandas", "scipy", "sqlalchemy", "sympy", "torch", "transformers")
-ALIASES = ("mpl", "plt", "nx", "np", "pd", "sp", "sa", "pytorch", "hf", "huggingface", "hugging face")
-MASK = "lib"
-SHORTEST_CHARACTERS = 100  # shorter texts seldom reveal their library
-LONGEST_CHARACTERS = 2000  # more than any model here reads
-TEST_PERCENT = 15
+    SST-2 keeps 17,579 of its 67,349 training rows if 5,000 of its 6,885 whole sentences are held out.
+    """
 
-_NAMES = re.compile(
-    r"(?<![a-z])(" + "|".join(sorted((*LIBRARIES, *ALIASES), key=len, reverse=True)) + r")(?![a-z])", re.IGNORECASE
-)
-
-
-@dataclass(frozen=True)
-class Docstrings(RowSource):
-    """The source of the embedded task. A row has a text and a label, which is an index into LIBRARIES."""
+    has_parts: ClassVar[bool] = True
+    source: RowSource
+    column: str
+    """Column of the sentences and phrases."""
+    sentences: int
+    """Number of sentences to hold out."""
 
     def __str__(self) -> str:
-        return "docstrings"
+        return f"{self.source} with {self.sentences} sentences held out"
 
     def rows(self, split: Split) -> "Dataset":
-        """Return all rows of the split. They are read from the libraries once, and then from the cache."""
+        """Return the remaining training rows, or the official test rows followed by those held out.
+
+        Raises:
+            ValueError: if there are too few whole sentences.
+        """
         import datasets
 
-        folder = cached("docstrings-text", version(), _write)
-        return datasets.Dataset.from_dict(json.loads((folder / f"{split}.json").read_text(encoding="utf-8")))
+        train = self.source.rows("train")
+        holders = _holders(train[self.column])
+        whole = np.array([row for row, held_in in enumerate(holders) if held_in == [row]])
+        if len(whole) <= self.sentences:
+            raise ValueError(f"{self.source} has {len(whole)} whole sentences: hold out fewer than {self.sentences}")
+        draw = np.argsort(Stream(("held out",)).uniforms(len(whole)), kind="stable")[: self.sentences]
+        chosen = np.sort(whole[draw])
+        if split == "train":
+            gone = set(chosen.tolist())
+            return train.select([row for row, held_in in enumerate(holders) if gone.isdisjoint(held_in)])
+        official = self.source.rows("test")
+        parts = [
+            rows.add_column(PART, [name] * len(rows)).select_columns([*official.column_names, PART])
+            for name, rows in (("official", official), ("held_out", train.select(chosen)))
+        ]
+        return datasets.concatenate_datasets([rows.cast(parts[0].features) for rows in parts])
+
+    def subset(self, split: Split) -> bool | None:
+        """Return whether the source lacks rows of the official split; None if there is no official number."""
+        return self.source.subset(split)
 
     def fingerprint(self, split: Split) -> str:
-        """Return the versions that the texts depend on."""
-        return version()
+        """Return a hash of both splits and this file: each split's rows depend on the other's."""
+        parts = [self.source.fingerprint("train"), self.source.fingerprint("test"), self.column, str(self.sentences)]
+        return hashlib.blake2b("\n".join([*parts, Path(__file__).read_text()]).encode(), digest_size=8).hexdigest()
 
 
-def mask_names(text: str) -> str:
-    """Replace every library's name and usual aliases with "lib"."""
-    return _NAMES.sub(MASK, text)
+def _holders(texts: Sequence[str]) -> list[list[int]]:
+    """Return, for each text, the rows of the whole texts that contain it word for word.
 
-
-def split_of(module: str) -> str:
-    """Return "test" for a fixed pseudo-random share of all modules, else "train"."""
-    number = int.from_bytes(hashlib.blake2b(module.encode(), digest_size=4).digest(), "big")
-    return "test" if number % 100 < TEST_PERCENT else "train"
-
-
-def definitions(statements: Iterable[ast.stmt]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]:
-    """Yield the functions and classes that these statements define, including methods and inner classes."""
-    for statement in statements:
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield statement
-        elif isinstance(statement, ast.ClassDef):
-            yield statement
-            yield from definitions(statement.body)
-
-
-def docstrings_of(source: str) -> list[str]:
-    """Return the docstrings of the functions and classes of a Python source, in order, with white space folded."""
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:  # some libraries have .py files that are templates, or test broken code
-        return []
-    found = (ast.get_docstring(definition, clean=False) or "" for definition in definitions(tree.body))
-    texts = (" ".join(docstring.split())[:LONGEST_CHARACTERS] for docstring in found)
-    return [text for text in texts if len(text) >= SHORTEST_CHARACTERS]
-
-
-def _read_apart(files: list[Path]) -> list[list[str]]:
-    """Return the docstrings of each file, read in another process, so that two can read at the same time.
-
-    Unlike multiprocessing, this does not run the caller's script again if it lacks a main guard.
+    A whole text has only its own row. Of equal texts, the first counts as whole.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}  # with -P: the same search path
-    child = subprocess.run(
-        [sys.executable, "-P", "-c", f"from {__name__} import _answer; _answer()"],
-        env=environment,
-        input=json.dumps([str(file) for file in files]),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: list[list[str]] = json.loads(child.stdout)
-    return found
-
-
-def _answer() -> None:
-    gc.disable()  # syntax trees are large and short-lived, and this process ends soon
-    sources = (Path(file).read_text(encoding="utf-8", errors="replace") for file in json.load(sys.stdin))
-    json.dump([docstrings_of(source) if '"""' in source else [] for source in sources], sys.stdout)
-
-
-def load_docstrings() -> dict[str, list[tuple[str, int]]]:
-    """Return {"train": [...], "test": [...]} of (masked text, label). The order depends only on the libraries."""
-    files = [
-        (label, root, file) for label, root in enumerate(map(_root, LIBRARIES)) for file in sorted(root.rglob("*.py"))
-    ]
-    paths = [file for _, _, file in files]
-    texts: list[list[str]] = [[] for _ in files]
-    with ThreadPoolExecutor(2) as pool:  # large files are neighbours, so each process takes every other file
-        texts[::2], texts[1::2] = pool.map(_read_apart, (paths[::2], paths[1::2]))
-    splits: dict[str, list[tuple[str, int]]] = {"train": [], "test": []}
-    seen: set[str] = set()
-    for (label, root, file), file_texts in zip(files, texts, strict=True):
-        split = split_of(f"{LIBRARIES[label]}/{file.relative_to(root).as_posix()}")
-        for text in map(mask_names, file_texts):
-            if text not in seen:
-                seen.add(text)
-                splits[split].append((text, label))
-    return splits
-
-
-def version() -> str:
-    """Return the versions that the texts depend on: those of the libraries, Python's parser and this file."""
-    versions = [f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES]
-    return " ".join([f"python {sys.version_info.major}.{sys.version_info.minor}", *versions, code_digest(__name__)])
-
-
-def _write(folder: Path) -> None:
-    for split, examples in load_docstrings().items():
-        texts, labels = zip(*examples, strict=True)
-        content = json.dumps({"text": texts, "label": labels})
-        (folder / f"{split}.json").write_text(content, encoding="utf-8")
-
-
-def _root(library: str) -> Path:
-    spec = importlib.util.find_spec(library)
-    if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(
-            f"the docstrings task reads {library}, which is not installed: run ./run_all.sh setup"
-        )
-    return Path(spec.submodule_search_locations[0])
+    padded = [f" {' '.join(text.split())} " for text in texts]
+    whole_by_word: dict[str, list[int]] = defaultdict(list)
+    holders: list[list[int]] = [[] for _ in texts]
+    for row in sorted(range(len(padded)), key=lambda row: -len(padded[row])):  # longest first; equal texts in order
+        words = set(padded[row].split())
+        rarest = min((whole_by_word[word] for word in words), key=len, default=[])
+        holders[row] = [other for other in rarest if padded[row] in padded[other]] or [row]
+        if holders[row] == [row]:
+            for word in words:
+                whole_by_word[word].append(row)
+    return holders

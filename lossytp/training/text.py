@@ -1,37 +1,25 @@
-"""Read running text for language modelling, cut it into blocks of tokens, and hold some of it out."""
+"""Cut running text into blocks of tokens, and make the tokenizer that does so."""
 
-import codecs
-import csv
 import hashlib
-import json
-import math
 import multiprocessing
 import os
-import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
-from io import TextIOWrapper
-from itertools import chain, islice
-from pathlib import Path
+from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import pyarrow.parquet
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from lossytp.network.bounded_files import check_file, content_of, unpacked
-from lossytp.network.checks import check_known, printable, shown
 from lossytp.network.losses import Stream
 from lossytp.training.config import PretrainConfig
-from lossytp.training.files import first_line, matching
+from lossytp.training.corpus import BEGINNING, Corpus, Position, corpus, hub_text
 from lossytp.training.models import (
     check_tokenizer,
     encode_whole_texts_,
@@ -41,231 +29,8 @@ from lossytp.training.models import (
     token_ids,
 )
 from lossytp.training.progress import waiting
-from lossytp.training.rows import DATA_VARIABLE, EXPORT, Source, cached, code_digest, hub_or_its_cache
+from lossytp.training.rows import cached, code_digest
 from lossytp.training.shapes import LLAMAS, PRESETS, reason
-
-STDLIB = "stdlib"
-PARQUET, SEPARATORS = ".parquet", {".csv": ",", ".tsv": "\t"}
-TABLES = (PARQUET, *SEPARATORS, ".json", ".jsonl", ".ndjson")
-MOST_BYTES = 2**31  # of a text, or of a list in JSON, once they are unpacked
-LONGEST_LINE = 2**26
-CHECKED_BYTES = 2**20  # of a text file, before any is needed
-HELD_OUT_PERCENT = 2  # of stdlib's files, or of other files' documents if these are split
-HELD_OUT_END = 0.1  # of a single file that is one document
-DOCUMENTS_AT_ONCE = 64
-
-
-class Position(NamedTuple):
-    """A document's place: row `row` of file `shard`, in pass `epoch` over all files, all counted from 0."""
-
-    epoch: int
-    shard: int
-    row: int
-
-
-BEGINNING = Position(0, 0, 0)
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Text files. A table (`TABLES`) has a column `text` with one document a row; any other file is one document.
-
-    Any of them may be compressed (.gz).
-    """
-
-    files: tuple[str, ...]
-    split: str | None = None
-    """Which documents to read: "validation" for a few, chosen by a hash of their text, "train" for the others, None
-    for all. Of a single file that is one document, "validation" is the end."""
-
-    def documents(self, start: Position = BEGINNING) -> Iterator[tuple[Position, list[str]]]:
-        """Yield lists of documents from `start` on, endlessly, each with the position after it.
-
-        Raises:
-            ValueError: if there are no documents.
-        """
-        epoch, first_shard, first_row = start
-        while True:
-            found = start != BEGINNING
-            for shard in range(first_shard, len(self.files)):
-                row = 0
-                for texts in self._texts(shard):
-                    wanted = texts[max(0, first_row - row) :]
-                    row += len(texts)
-                    if wanted:
-                        found = True
-                        yield Position(epoch, shard, row), wanted
-                first_row = 0
-            if not found:
-                raise self.lacks("no text")
-            epoch, first_shard = epoch + 1, 0
-
-    def sha256(self) -> str:
-        """Return the hash of the files' contents, in order. It is kept until a file changes.
-
-        Raises:
-            ValueError: if a file cannot be read.
-        """
-
-        def keep(folder: Path) -> None:
-            digest = hashlib.sha256()
-            for name in self.files:
-                with open(name, "rb") as file:
-                    digest.update(hashlib.file_digest(file, "sha256").digest())
-            (folder / "sha256").write_text(digest.hexdigest())
-
-        states = [(os.path.abspath(name), check_file(Path(name), sys.maxsize)) for name in self.files]
-        key = repr([(name, state.st_size, state.st_mtime_ns, state.st_ctime_ns) for name, state in states])
-        return (cached("sha256", key, keep) / "sha256").read_text()
-
-    def check(self) -> None:
-        """Check every file before any is needed: the beginning of a text, the columns of a table.
-
-        Raises:
-            ValueError: if a file cannot be read, or holds no text.
-        """
-        for file in self.files:
-            next(_texts(file), None)
-
-    def texts(self) -> Iterator[str]:
-        """Yield all documents once."""
-        for position, texts in self.documents():
-            if position.epoch:
-                return
-            yield from texts
-
-    def _texts(self, shard: int) -> Iterator[list[str]]:
-        for texts in _texts(self.files[shard]):
-            if texts and self.split is not None and len(self.files) == 1 and _kind(self.files[0]) not in TABLES:
-                (text,) = texts
-                end = round(len(text) * (1 - HELD_OUT_END))
-                yield [part for part in (text[end:] if self.split == "validation" else text[:end],) if part]
-                return
-            yield [
-                text for text in texts if text and self.split in (None, "validation" if _held_out(text) else "train")
-            ]
-
-    def lacks(self, what: str) -> ValueError:
-        """Return the error that the files hold only `what`, with the fix."""
-        others = len(self.files) - 1
-        fix = ": give more text"
-        if self.split is not None:
-            fix = f", for {self.split}{fix}, or name separate files with validation_glob"
-        return ValueError(f"{self.files[0]}{f' and {others} more hold' if others else ' holds'} {what}{fix}")
-
-
-def corpus(data_glob: str, *, split: str, splits_files: bool = False) -> Corpus:
-    """Return the files that a pattern names, sorted; for "stdlib", the sources of Python's standard library.
-
-    Args:
-        data_glob: the pattern, or "stdlib".
-        split: "train" or "validation", a part of the sources of the standard library.
-        splits_files: whether `split` also selects among the documents of other files. If not, all are taken.
-
-    Raises:
-        ValueError: if no file matches.
-    """
-    if data_glob == STDLIB:
-        root, wanted = Path(sysconfig.get_paths()["stdlib"]), split == "validation"
-        found = sorted(file for file in _python_files(root) if _held_out(str(file.relative_to(root))) == wanted)
-        return Corpus(tuple(map(str, found)))
-    files = matching(data_glob)
-    if not files and os.path.isdir(os.path.expanduser(data_glob)):
-        raise ValueError(
-            f"{data_glob!r} is a folder: give a pattern of files, such as {data_glob.rstrip('/')}/*.parquet"
-        )
-    if not files:
-        raise ValueError(f"no file matches {data_glob!r}: give another pattern, or 'stdlib'")
-    return Corpus(tuple(files), split if splits_files else None)
-
-
-def _python_files(root: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if name not in ("site-packages", "test")]
-        yield from (Path(folder, name) for name in names if name.endswith(".py"))
-
-
-def _held_out(text: str) -> bool:
-    return int(hashlib.blake2b(text.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
-
-
-def _kind(file: str) -> str:
-    return Path(file.lower().removesuffix(".gz")).suffix
-
-
-def _texts(file: str) -> Iterator[list[str]]:
-    """Yield the documents of a file. The first list is empty, once the file has begun as it should."""
-    if _kind(file) not in TABLES:
-        with unpacked(Path(file), MOST_BYTES) as stream:
-            _decoded(file, stream.read(CHECKED_BYTES), final=False)
-        yield []
-        yield [_decoded(file, content_of(Path(file), MOST_BYTES), final=True)]
-        return
-    rows = _rows(file)
-    names = next(rows)
-    if "text" not in names:
-        others = printable(", ".join(names)) or "none"
-        raise ValueError(f"{file} has no column 'text', but {others}: give a file with one")
-    yield []
-    while some := list(islice(rows, DOCUMENTS_AT_ONCE)):
-        for row in some:
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str | None):
-                raise ValueError(f"{file} has a row whose 'text' is no text, {shown(row)}: give text")
-        yield [(row.get("text") or "").encode(errors="replace").decode() for row in some]  # JSON has half characters
-
-
-def _rows(file: str) -> Iterator[Any]:
-    """Yield the names of a table's columns, then its rows, as objects; of Parquet only their texts."""
-    with unpacked(Path(file)) as stream:
-        try:
-            if _kind(file) == PARQUET:
-                shard = pyarrow.parquet.ParquetFile(stream)
-                yield shard.schema_arrow.names
-                for batch in shard.iter_batches(DOCUMENTS_AT_ONCE, columns=["text"]):
-                    yield from batch.to_pylist()
-                return
-            content = TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-            lines = iter(lambda: content.readline(LONGEST_LINE), "")
-            if separator := SEPARATORS.get(_kind(file)):
-                csv.field_size_limit(LONGEST_LINE - 1)  # what fills a line may go on in the next
-                table = csv.reader(lines, delimiter=separator, strict=True)
-                names = next(table, [])
-                yield names
-                for cells in filter(None, table):
-                    row = dict(zip(names, cells, strict=False))
-                    if not len(row) == len(names) == len(cells):
-                        raise ValueError(f"line {table.line_num} has not one cell for each name of a column")
-                    yield row
-                return
-            first = next(lines, "")
-            rows = map(json.loads, filter(str.strip, chain([first], lines)))
-            if first.startswith("["):  # a list, not an object a line
-                rows = iter(json.loads(content_of(Path(file), MOST_BYTES)))
-            some = list(islice(rows, DOCUMENTS_AT_ONCE))
-            yield dict.fromkeys(name for row in some if isinstance(row, dict) for name in row)
-            yield from chain(some, rows)
-        except (pyarrow.ArrowException, csv.Error, ValueError, RecursionError) as error:
-            why = " ".join(str(error).split())[:200]
-            raise ValueError(f"{file} cannot be read ({why}): give a whole {_kind(file)[1:]} file of texts") from error
-
-
-def _decoded(file: str, content: bytes, *, final: bool) -> str:
-    """Return the text of a file, or of its beginning if not `final`.
-
-    Raises:
-        ValueError: if it is not text. Binary data would give many meaningless tokens.
-    """
-    try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(content, final)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{file} is not UTF-8 text (byte {error.object[error.start]:#04x} at {error.start}): save it as UTF-8, or "
-            "narrow the pattern"
-        ) from error
-    if "\0" in text:
-        raise ValueError(f"{file} is not text (NUL at character {text.index(chr(0))}): narrow the pattern")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
 
 # Pack text into blocks of tokens.
 #
@@ -474,49 +239,6 @@ def _with_first(first: np.ndarray, blocks: np.ndarray) -> Tensor:
     return torch.from_numpy(np.hstack([np.tile(first, (len(blocks), 1)), blocks]))
 
 
-# Find text of the hub: files in its copy under `LOSSYTP_DATA`, or downloaded ones.
-
-
-TEXTS = {"shakespeare": "karpathy/tiny_shakespeare", "openwebtext": "Skylion007/openwebtext"}
-
-
-def hub_text(name: str) -> str:
-    """Return the pattern of the files that hold a text's training split.
-
-    Args:
-        name: one of `TEXTS`, or `owner/name` on the hub.
-
-    Raises:
-        ValueError: if the name is unknown, or there are no such files here and the hub gives none.
-    """
-    path = TEXTS.get(name, name)
-    if path.count("/") != 1:
-        check_known("dataset", name, (*TEXTS, "owner/name on the hub"))
-    copy = Source(path=path).folder
-    if copy is not None and copy.is_dir():
-        return _pattern_in(copy, name)
-    from huggingface_hub import snapshot_download
-
-    with hub_or_its_cache():
-        try:
-            folder = snapshot_download(path, repo_type="dataset", revision=EXPORT, allow_patterns="*/train/*.parquet")
-        except Exception as error:  # the hub's client raises many kinds
-            where = f"in {DATA_VARIABLE}, at {copy}," if copy else f"in {DATA_VARIABLE}, which is not set,"
-            raise ValueError(
-                f"dataset = {name!r} is neither {where} nor available from the hub ({first_line(error)}): go online "
-                f"once, or put its files there"
-            ) from error
-    return str(Path(folder) / "**" / "train" / "*.parquet")
-
-
-def _pattern_in(folder: Path, name: str) -> str:
-    """Return the pattern of a folder's training files, or of its only text file."""
-    for pattern in ("**/train*.parquet", "**/train*.txt", "*.txt"):
-        if any(folder.glob(pattern)):
-            return str(folder / pattern)
-    raise ValueError(f"dataset = {name!r}: {folder} holds no .parquet or .txt file: put one there")
-
-
 # Train the byte-level BPE vocabularies of the project's own models.
 
 
@@ -617,83 +339,6 @@ def _loaded(folder: str, config: PretrainConfig) -> PreTrainedTokenizerFast:
     check_tokenizer(whose, loaded)
     encode_whole_texts_(loaded)
     return loaded
-
-
-# Compute a baseline that a language model must beat: a trigram model with interpolated Kneser-Ney smoothing.
-#
-# P(w | u v) = max(c(uvw) - D, 0) / c(uv) + D N(uv.) / c(uv) P(w | v), and so on down to the uniform distribution. Lower
-# orders count in how many contexts a word occurs, not how often (Chen and Goodman, "An empirical study of smoothing
-# techniques for language modeling", Computer Speech & Language 13, 1999, section 2.7). Each order has one discount,
-# D = n1 / (n1 + 2 n2) (Ney, Essen and Kneser, 1994).
-#
-# Shapes: N tokens of running text.
-
-
-@dataclass(frozen=True)
-class _Order:
-    """The n-grams of one order: their sorted codes and counts, and for each context the words that follow it."""
-
-    codes: np.ndarray
-    counts: np.ndarray
-    contexts: np.ndarray
-    totals: np.ndarray  # sum of the counts after each context
-    distinct: np.ndarray  # number of distinct words after each context
-    discount: float
-
-    @classmethod
-    def of(cls, codes: np.ndarray, counts: np.ndarray, vocabulary: int) -> "_Order":
-        contexts, where, distinct = np.unique(codes // vocabulary, return_inverse=True, return_counts=True)
-        once, twice = (int((counts == times).sum()) for times in (1, 2))
-        discount = once / (once + 2 * twice) if once else 0.5  # positive, so that no word gets probability 0
-        return cls(codes, counts, contexts, np.bincount(where, weights=counts), distinct, discount)
-
-    def interpolate(self, codes: np.ndarray, lower: np.ndarray, vocabulary: int) -> np.ndarray:
-        """Return the n-grams' probabilities from those of the lower order, which stand if a context is unknown."""
-        counts = _look_up(self.codes, self.counts, codes)
-        totals = _look_up(self.contexts, self.totals, codes // vocabulary)
-        distinct = _look_up(self.contexts, self.distinct, codes // vocabulary)
-        known = np.maximum(totals, 1)
-        higher = (np.maximum(counts - self.discount, 0) + self.discount * distinct * lower) / known
-        return np.where(totals > 0, higher, lower)
-
-
-def trigram_perplexity(train: np.ndarray, held_out: np.ndarray, vocabulary: int) -> float:
-    """Return the perplexity of held-out text, from its third token on, under a trigram model of the training text.
-
-    Args:
-        train: token ids (N,) of the training text, below `vocabulary`.
-        held_out: token ids (N,) of the held-out text, below `vocabulary`.
-        vocabulary: number of tokens in the vocabulary.
-
-    Raises:
-        ValueError: if either text has fewer than three tokens.
-    """
-    for name, tokens in {"train": train, "held_out": held_out}.items():
-        if len(tokens) < 3:
-            raise ValueError(f"{name} has {len(tokens)} tokens: give three or more")
-    codes, counts = np.unique(_codes(train, 3, vocabulary), return_counts=True)
-    orders = [_Order.of(codes, counts, vocabulary)]
-    for size in (2, 1):  # continuation counts: the distinct words before an n-gram
-        codes, counts = np.unique(orders[-1].codes % vocabulary**size, return_counts=True)
-        orders.append(_Order.of(codes, counts, vocabulary))
-    probabilities = np.full(len(held_out) - 2, 1 / vocabulary)
-    wanted = _codes(held_out, 3, vocabulary)
-    for size, order in zip((1, 2, 3), reversed(orders), strict=True):
-        probabilities = order.interpolate(wanted % vocabulary**size, probabilities, vocabulary)
-    return math.exp(-np.log(probabilities).mean())
-
-
-def _codes(tokens: np.ndarray, size: int, vocabulary: int) -> np.ndarray:
-    """Return each n-gram of running text as a number (N - size + 1,); its first word is the most significant digit."""
-    tokens = tokens.astype(np.int64)
-    count = len(tokens) - size + 1
-    return sum(tokens[i : i + count] * vocabulary ** (size - 1 - i) for i in range(size))
-
-
-def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Return the value of each wanted key; 0 for keys that are not among the sorted `keys`."""
-    where = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[where] == wanted, values[where], 0)
 
 
 # The cross-entropy of a language model, token by token, in nats.

@@ -38,7 +38,7 @@ def measured(operations, **more):
 
 
 def test_the_summary_has_speed_time_to_accuracy_and_collectives_by_direction_and_operation():
-    reached = {"target": 0.7, "step": 5, "seconds": 1.5, "simulated_seconds": None}
+    reached = {"target": 0.7, "step": 5, "seconds": 1.5}
     row = speed_and_traffic([measured(["all_reduce"], times_to_targets=[reached])]).iloc[0]
     speed = {name: row[name] for name in row.index if name.startswith("machine") and pd.notna(row[name])}
     assert speed == {

@@ -11,8 +11,9 @@ from transformers import GPT2LMHeadModel
 from lossytp.training import evaluation
 from lossytp.training.command_line import parse
 from lossytp.training.config import EvaluateConfig
+from lossytp.training.corpus import corpus
 from lossytp.training.models import load_tokenizer
-from lossytp.training.text import all_blocks, corpus
+from lossytp.training.text import all_blocks
 from tests.training.bos import BOS, with_bos
 from tests.training.tasks_of_all_kinds import OWN_STREAMS, TASKS, evaluate, rows, train
 

@@ -9,17 +9,16 @@ import torch
 from safetensors.torch import save_file
 
 from lossytp.training.files import (
-    MARK,
-    claim,
-    claim_files,
+    MANIFEST,
     first_line,
-    mark,
     os_error,
     others,
+    own_files,
     refuse,
     remove,
     saving,
     write_atomically,
+    write_manifest,
 )
 from lossytp.training.loop import run
 
@@ -79,7 +78,7 @@ def test_a_full_disk_is_one_line_whatever_is_written(toy, tmp_path, monkeypatch,
         run(toy(**{"max_steps": 2, **values}))
     assert "\n" not in str(error.value)
     left = {path.name for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    assert not {name for name in left if name != MARK and "tfevents" not in name}
+    assert not {name for name in left if name != MANIFEST and "tfevents" not in name}
 
 
 def test_the_first_line_of_an_error_has_words():
@@ -92,8 +91,8 @@ def test_the_first_line_of_an_error_has_words():
 def test_a_new_empty_or_marked_folder_is_claimed(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty", "empty"):
-        claim(tmp_path / name, ["own-*"])
-        assert names(tmp_path / name) == [MARK]
+        own_files(tmp_path / name, ["own-*"])
+        assert names(tmp_path / name) == [MANIFEST]
         (tmp_path / name / "own-1").touch()
         assert others(tmp_path / name) == []
         remove(tmp_path / name)
@@ -105,7 +104,7 @@ def test_a_users_files_in_a_folder_or_in_its_place_are_refused_and_left_alone(tm
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is in the way"):
-        claim(tmp_path, ["own-*"])
+        own_files(tmp_path, ["own-*"])
     for name in ("own-1", "link"):
         with pytest.raises(ValueError, match=f"{name} is in the way"):
             refuse(others(tmp_path / name))
@@ -116,7 +115,7 @@ def test_a_users_files_in_a_folder_or_in_its_place_are_refused_and_left_alone(tm
 
 def test_only_own_files_are_removed_and_a_users_files_keep_their_folder(tmp_path):
     folder = tmp_path / "own"
-    claim(folder, ["own-*"])
+    own_files(folder, ["own-*"])
     (folder / "inner").mkdir()
     for name in ("own-1", "thesis", "inner/own-2"):
         (folder / name).touch()
@@ -128,21 +127,21 @@ def test_only_own_files_are_removed_and_a_users_files_keep_their_folder(tmp_path
 
 def test_own_files_among_a_users_files_are_claimed_once_none_is_in_the_way(tmp_path):
     (tmp_path / "thesis").touch()
-    claim_files(tmp_path, ["README.md"])
+    own_files(tmp_path, ["README.md"])
     (tmp_path / "README.md").touch()
-    claim_files(tmp_path, ["README.md"])
-    (tmp_path / MARK).unlink()
+    own_files(tmp_path, ["README.md"])
+    (tmp_path / MANIFEST).unlink()
     with pytest.raises(ValueError, match=r"README\.md is in the way"):
-        claim_files(tmp_path, ["README.md"])
+        own_files(tmp_path, ["README.md"])
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"files": 3}'])
 def test_a_damaged_mark_is_one_line_and_deletes_nothing(tmp_path, text):
-    mark(tmp_path, ["own-*"])
-    assert json.loads((tmp_path / MARK).read_text()) == {"files": ["own-*"]}
+    write_manifest(tmp_path, ["own-*"])
+    assert json.loads((tmp_path / MANIFEST).read_text()) == {"files": ["own-*"]}
     (tmp_path / "own-1").touch()
-    (tmp_path / MARK).write_text(text)
+    (tmp_path / MANIFEST).write_text(text)
     for act in (others, remove):
         with pytest.raises(ValueError, match=r"\.lossytp\.json is damaged"):
             act(tmp_path)
-    assert names(tmp_path) == [MARK, "own-1"]
+    assert names(tmp_path) == [MANIFEST, "own-1"]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lossytp.training import objectives as saved_models
-from lossytp.training.files import MARK
+from lossytp.training import saved_models
+from lossytp.training.files import MANIFEST
 from lossytp.training.loop import run
-from lossytp.training.objectives import remove_models
+from lossytp.training.saved_models import remove_models
 from tests.training.killed_runs import DDP, FSDP, RELIABLE, started
 from tests.training.parallel_runs import settings, task_in, weights
 
@@ -57,29 +57,12 @@ def test_a_file_put_into_a_models_folder_during_training_is_not_deleted(toy, tmp
     assert (tmp_path / "run" / "best" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("half", [False, True])
-def test_a_model_of_a_version_without_marks_is_replaced(toy, tmp_path, half):
-    record = run(toy(max_steps=1, save_model=True))
-    folder = tmp_path / "run"
-    (folder / "record.json").unlink()
-    (folder / "last" / MARK).unlink()
-    if half:
-        (folder / "last").rename(folder / ".last.part")
-        (folder / ".last.part" / "model.safetensors").unlink()
-    again = run(toy(max_steps=1, save_model=True))
-    assert again["final"] == record["final"]
-    assert json.loads((folder / "last" / MARK).read_text())["files"] == sorted(
-        path.name for path in (folder / "last").iterdir() if path.name != MARK
-    )
-    assert not (folder / ".last.part").exists()
-
-
 @pytest.mark.parametrize("change", ["another model", "another file"])
 def test_a_users_model_is_not_taken_for_an_older_versions(toy, tmp_path, change):
     run(toy(max_steps=1, save_model=True))
     folder = tmp_path / "run"
     (folder / "record.json").unlink()
-    (folder / "last" / MARK).unlink()
+    (folder / "last" / MANIFEST).unlink()
     if change == "another file":
         (folder / "last" / "thesis").touch()
     else:
@@ -129,9 +112,9 @@ def _die_at(place: str) -> None:
         return call
 
     if place == "mark":
-        saved_models.claim = dying(saved_models.claim)
+        saved_models.own_files = dying(saved_models.own_files)
     if place == "weights":
-        saved_models.mark = dying(saved_models.mark, die_before=True)
+        saved_models.write_manifest = dying(saved_models.write_manifest, die_before=True)
     if place == "removed":
         Path.rename = dying(Path.rename, die_before=True)
     if place == "renamed":

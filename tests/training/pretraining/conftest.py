@@ -4,9 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from lossytp.training import models, progress
+from lossytp.training import corpus, models, progress
 from lossytp.training import text as blocks
-from lossytp.training import text as corpus
 from lossytp.training.config import PretrainConfig
 from tests.training.pretraining.documents import document, write
 from tests.training.pretraining.tiny_runs import NUMBERS, STEPS, TINY

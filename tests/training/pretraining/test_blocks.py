@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from lossytp.training import text as packing
-from lossytp.training.text import Corpus, PackedBlocks, all_blocks, corpus, encode, in_order, train_tokenizer
+from lossytp.training.corpus import Corpus, corpus
+from lossytp.training.text import PackedBlocks, all_blocks, encode, in_order, train_tokenizer
 from tests.training.bos import BOS, with_bos
 from tests.training.pretraining.documents import document
 

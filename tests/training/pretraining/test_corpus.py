@@ -9,8 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lossytp.training import text as corpora
-from lossytp.training.text import BEGINNING, STDLIB, Position, corpus
+from lossytp.training import corpus as corpora
+from lossytp.training.corpus import BEGINNING, STDLIB, Position, corpus
 from tests.training.pretraining.documents import document, write
 
 

@@ -16,8 +16,8 @@ from lossytp.training import loop, models
 from lossytp.training import objectives as objective
 from lossytp.training.engine import Engine
 from lossytp.training.loop import run
-from lossytp.training.objectives import model_card
 from lossytp.training.record import read_record
+from lossytp.training.saved_models import model_card
 from lossytp.training.text import all_blocks, validation_text
 from tests.training.bos import BOS, with_bos
 from tests.training.pretraining.tiny_runs import STEPS, assert_same, losses
@@ -46,8 +46,6 @@ def test_it_learns_and_writes_its_record(pretrain, capfd):
     assert not Path(record["config"]["data_glob"]).is_absolute()
     assert (record["timing"]["steps"], len(losses(record))) == (60, 60)
     assert [point["step"] for point in record["curves"]["eval"]] == [30, 60]
-    assert data["trigram_tokens"] == tokens
-    assert 1 < data["trigram_perplexity"] < 100
     assert data["passes"] in (3, 4)  # the last pass has only begun
     assert data["real_token_share"] == 1
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.text import HELD_OUT_END, tokenizer_for, training_text, validation_text
+from lossytp.training.corpus import HELD_OUT_END
+from lossytp.training.text import tokenizer_for, training_text, validation_text
 
 
 def text_of(corpus):

@@ -16,7 +16,7 @@ from lossytp.training.batches import (
     training_batches,
 )
 from lossytp.training.models import load_tokenizer
-from lossytp.training.tasks import Task
+from lossytp.training.task_kinds import Task
 from tests.training.bos import BOS, with_bos
 from tests.training.tasks_of_all_kinds import TASKS
 

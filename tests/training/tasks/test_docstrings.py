@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import lossytp
-from lossytp.training.batches import bag_of_tokens, bag_of_words, load_dataset
+from lossytp.training.batches import load_dataset
+from lossytp.training.docstrings import LIBRARIES, docstrings_of, mask_names, split_of
 from lossytp.training.models import load_tokenizer
-from lossytp.training.rows import LIBRARIES, docstrings_of, mask_names, split_of
 from lossytp.training.tasks import TASKS, Classification, Table
+from paper.baseline import bag_of_tokens, bag_of_words
 
 LONG = "Return something that takes a hundred characters to say " * 3
 
@@ -51,7 +52,7 @@ def test_a_script_without_a_main_guard_runs_once(tmp_path):
     (tmp_path / "tiny" / "__init__.py").write_text(f'def f():\n    """{LONG}"""\n')
     (tmp_path / "script.py").write_text(
         f"import sys\nsys.path.insert(0, {str(Path(lossytp.__file__).parents[1])!r})\n"
-        "from lossytp.training import rows as docstrings\n"
+        "from lossytp.training import docstrings\n"
         "docstrings.LIBRARIES = ('tiny',)\n"
         "print(sum(map(len, docstrings.load_docstrings().values())))\n"
     )

@@ -5,7 +5,8 @@ import os
 import datasets
 import pytest
 
-from lossytp.training.tasks import TASKS, HeldOut, Table
+from lossytp.training.rows import HeldOut
+from lossytp.training.tasks import TASKS, Table
 
 pytestmark = pytest.mark.slow
 

@@ -2,7 +2,8 @@ from unicodedata import normalize
 
 import pytest
 
-from lossytp.training.tasks import Classification, Table, class_of
+from lossytp.training.task_kinds import class_of
+from lossytp.training.tasks import Classification, Table
 
 NFC, NFD = (normalize(form, "é") for form in ("NFC", "NFD"))
 

@@ -114,8 +114,7 @@ def test_time_to_accuracy_is_the_first_evaluation_that_holds():
     scores = [0.5, 0.8, 0.7, 0.8, 0.9]
     points = [{"step": 10 * i, "seconds": 1.0 * i, "score_lossy": a} for i, a in enumerate(scores, 1)]
     reached = {"target": 0.75, "step": 40, "seconds": 4.0}
-    assert time_to_accuracy(points, 0.75) == {**reached, "simulated_seconds": None}
-    assert time_to_accuracy(points, 0.75, 0.5) == {**reached, "simulated_seconds": 20.0}
+    assert time_to_accuracy(points, 0.75) == reached
     assert time_to_accuracy(points, 0.85) is None  # reached at the last evaluation, and held by none
     assert time_to_accuracy(points, None) is None
     points[3]["score_lossy"] = None  # as in a run that is no longer finite

@@ -2,7 +2,8 @@ import re
 
 import pytest
 
-from lossytp.training.tasks import Classification, Files, MultipleChoice, Table, text_of
+from lossytp.training.task_kinds import text_of
+from lossytp.training.tasks import Classification, Files, MultipleChoice, Table
 
 
 def classification(rows, **options):
