@@ -9,8 +9,8 @@ Shoeybi et al., "Megatron-LM", 2019, section 3. Rank r of R holds a slice of eve
     z   = g(y_r B_r) + b              B split by rows: the product is the sum of the ranks' products
 
 f copies x to the ranks; in backward it adds up their gradients of x. g adds up the ranks' products; in backward it
-copies the sum's gradient to them. Autograd must know both: if only forward had an all-reduce, a layer before f would
-get one rank's part of its gradient.
+copies the sum's gradient to them (`lossytp/parallel/mappings.py`). Autograd must know both: if only forward had an
+all-reduce, a layer before f would get one rank's part of its gradient.
 
 Every tensor has a leading axis for the ranks in this process, as if each line ran on all of them. Copies that all ranks
 hold, such as z and b, stay equal unless ranks lose different packets of a sum's result (--no-reliable_gather).
@@ -23,45 +23,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from lossytp.labs.lab import LabConfig, Model, check_splits, load_digits, perceptron, place, train
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import check_layers, check_reaches
+from lossytp.parallel.mappings import copy_to_tensor_parallel_region, reduce_from_tensor_parallel_region
 from lossytp.training.command_line import parse, run_as_command
 from lossytp.training.engine import connected_processes, this_device
-
-
-def all_reduce(parts_LBD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
-    """Return the sum of the parts of all ranks that the network delivers, for each rank in this process."""
-    total = collective.sum_(parts_LBD.clone(memory_format=torch.contiguous_format), site)
-    return total.expand_as(parts_LBD)  # with --no-reliable_gather, `total` has a row per rank already
-
-
-class CopyToRanks(Function):
-    """f: forward is the identity, backward an all-reduce."""
-
-    @staticmethod
-    def forward(ctx: Any, x_LBD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
-        ctx.collective, ctx.site = collective, site
-        return x_LBD.view_as(x_LBD)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return all_reduce(gradients[0], ctx.collective, ctx.site), None, None
-
-
-class SumOverRanks(Function):
-    """g: forward is an all-reduce, backward the identity, because a sender does not learn what was lost."""
-
-    @staticmethod
-    def forward(ctx: Any, parts_LBD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
-        return all_reduce(parts_LBD, collective, site)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0], None, None
 
 
 class ColumnLinear(nn.Module):
@@ -76,7 +45,7 @@ class ColumnLinear(nn.Module):
         self.collective, self.site = collective, Site(layer, "mlp", "backward")
 
     def forward(self, x_LBD: Tensor) -> Tensor:
-        return CopyToRanks.apply(x_LBD, self.collective, self.site) @ self.weight_LDO + self.bias_L1O
+        return copy_to_tensor_parallel_region(x_LBD, self.collective, self.site) @ self.weight_LDO + self.bias_L1O
 
 
 class RowLinear(nn.Module):
@@ -91,7 +60,7 @@ class RowLinear(nn.Module):
         self.collective, self.site = collective, Site(layer, "mlp", "forward")
 
     def forward(self, y_LBD: Tensor) -> Tensor:
-        return SumOverRanks.apply(y_LBD @ self.weight_LDO, self.collective, self.site) + self.bias_L1O
+        return reduce_from_tensor_parallel_region(y_LBD @ self.weight_LDO, self.collective, self.site) + self.bias_L1O
 
 
 def parallel(dense: nn.Sequential, collective: LossyCollective) -> nn.Sequential:

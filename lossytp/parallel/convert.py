@@ -329,10 +329,14 @@ def parallelize(
         return {"collective": collective, "layer": split.layer, "module": split.module}
 
     def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return ColumnParallelLinear(weight, bias, widths=split.widths, gather_output=split.whole, **place(split))
+        return ColumnParallelLinear(
+            *weight.shape, dense=(weight, bias), widths=split.widths, gather_output=split.whole, **place(split)
+        )
 
     def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return RowParallelLinear(weight, bias, own_bias=own_copies, split_input=split.whole, **place(split))
+        return RowParallelLinear(
+            *weight.shape, dense=(weight, bias), own_bias=own_copies, split_input=split.whole, **place(split)
+        )
 
     ranks_here = len(group.local) if own_streams else 1  # attention sees them one after the other
     kept = {id(module): SummedGradients(module, group) for module in summed} if group.processes > 1 else {}

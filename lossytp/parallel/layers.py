@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.autograd import Function
@@ -28,11 +27,9 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.scope import LossTape, Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
+from lossytp.parallel.mappings import all_columns, gather_columns, own_gradient, split_columns, sum_gradient
 
-# Define f and g, each fused with the adjacent matrix product, which saves a pass over memory.
-#
-# Shoeybi et al., "Megatron-LM", 2019, section 3: f copies the input in forward and all-reduces its gradient in
-# backward; g all-reduces the output in forward and is the identity in backward (a sender does not learn what was lost).
+# f and g of `lossytp.parallel.mappings`, each fused with the adjacent matrix product, which saves a pass over memory.
 #
 # There are three cases, by how the ranks hold the residual stream:
 # - All ranks share one stream, because all receive the same results: `SharedColumn`, `SharedRow`.
@@ -202,31 +199,6 @@ class OwnRow(Function):
         return dx, dweight, None, None
 
 
-class _WithBackward(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
-        ctx.on_gradient = backward
-        return forward(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.on_gradient(gradients[0]), None, None
-
-
-def with_backward(x: Tensor, forward: Map, backward: Map) -> Tensor:
-    """Return `forward(x)`, whose backward pass applies `backward` to the gradient."""
-    y: Tensor = _WithBackward.apply(x, forward, backward)
-    return y
-
-
-def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
-    """Return `parameter`. Its gradient becomes that of its own rank's loss, not of the local ranks' mean loss."""
-    if ranks_here == 1:
-        return parameter
-    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), lambda d: d * ranks_here)
-
-
 def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
     """Return each local rank's product, (L, T, D). For one rank, a plain product is faster than a batched one."""
     return torch.bmm(a_LTK, b_LKD) if len(a_LTK) > 1 else torch.mm(a_LTK[0], b_LKD[0]).unsqueeze(0)
@@ -273,92 +245,6 @@ def _take_up(y: Tensor, collective: LossyCollective, widths: tuple[int, ...]) ->
     return _to_ranks(y.reshape(-1, y.shape[-1]), widths)
 
 
-# Gather the shards of weights and activations from all processes, without losses.
-#
-# Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each
-# rank then does the same computation on whole activations.
-#
-# If ranks have their own streams, a rank's columns are in its own rows, and all rows are equal after a gather. The
-# training loss is then the mean over the L local ranks. Gradients are L times as large where layers are sharded (as in
-# the functions above), but not where each rank computes on whole activations.
-#
-# Shapes:
-# - B is the first of any leading axes.
-# - There are R ranks, L of them in this process.
-# - O counts the columns of this process, by projection, then by rank. `widths` lists one rank's outputs of each
-#   projection.
-
-
-def all_columns(shard: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
-    """Return the columns of all processes in the dense order, given those of this one, (..., O)."""
-    if group.process_group is None or group.processes == 1:
-        return shard
-    shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
-    dist.all_gather(shards, shard.contiguous(), group=group.plain_group)  # a lossy group would lose some of it
-    here = [len(group.local) * width for width in widths]
-    projections = zip(*(each.split(here, -1) for each in shards), strict=True)
-    return torch.cat([piece for pieces in projections for piece in pieces], -1)
-
-
-def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
-    """Reverse `all_columns`."""
-    here = slice(group.local.start, group.local.stop)
-    pieces = whole.split([group.size * width for width in widths], -1)
-    return torch.cat([piece.unflatten(-1, (group.size, -1))[..., here, :].flatten(-2) for piece in pieces], -1)
-
-
-def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return all columns, given this process's, (B, ..., O), or each stream's, (L * B, ..., sum of `widths`)."""
-    group = collective.group
-    if not collective.wiring.own_streams:
-        return all_columns(y, widths, group)
-    pieces = y.unflatten(0, (len(group.local), -1)).split(widths, -1)
-    here = torch.cat([piece.movedim(0, -2).flatten(-2) for piece in pieces], -1)
-    whole = all_columns(here, widths, group)
-    return whole.expand(len(group.local), *whole.shape).flatten(0, 1)
-
-
-def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Reverse `_whole`: each stream keeps its own rank's columns."""
-    group = collective.group
-    if not collective.wiring.own_streams:
-        return own_columns(whole, widths, group)
-    streams = whole.unflatten(0, (len(group.local), -1))
-    pieces = [piece.unflatten(-1, (group.size, -1)) for piece in streams.split([group.size * w for w in widths], -1)]
-    return torch.cat(
-        [torch.cat([piece[n, ..., rank, :] for n, rank in enumerate(group.local)]) for piece in pieces], -1
-    )
-
-
-def _streams(collective: LossyCollective) -> int:
-    return len(collective.group.local) if collective.wiring.own_streams else 1
-
-
-def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return the columns of all ranks. Backward keeps each rank's own, since all hold the same gradient."""
-    return with_backward(
-        y, lambda y: _whole(y, widths, collective), lambda dy: _streams(collective) * _part(dy, widths, collective)
-    )
-
-
-def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
-    """Return the columns of this process's ranks. Backward gathers the gradients of all ranks."""
-    return with_backward(
-        x, lambda x: _part(x, widths, collective), lambda dx: _whole(dx, widths, collective) / _streams(collective)
-    )
-
-
-def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
-    """Return `parameter`. Backward sums its gradient over processes, since each of them sees only its own heads."""
-
-    def total(gradient: Tensor) -> Tensor:
-        total = gradient.clone(memory_format=torch.contiguous_format)
-        group.begin_sum_(total)()
-        return total
-
-    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), total)
-
-
 # Keep lossy layers out of the graphs that PyTorch's compilers make.
 #
 # A layer draws losses and counts packets at every call. A graph would record one call's losses and repeat them.
@@ -398,9 +284,13 @@ class ColumnParallelLinear(nn.Module):
     `sequence_parallel` forward all-gathers x, and backward reduce-scatters.
 
     Args:
-        weight: the dense weight (D, sum of `widths`).
-        bias: (sum of `widths`,), or None.
-        widths: the dense number of outputs of each projection, each a multiple of R.
+        in_features: number of inputs, D.
+        out_features: number of outputs of the dense layer, over all ranks and projections.
+        bias: whether the layer has a bias.
+        dense: weight (D, out_features) and bias of the dense layer. If left out, they are drawn as `nn.Linear` draws
+            them; torch's generator must then be in the same state on every process.
+        widths: number of outputs of each projection in the dense layer, each a multiple of R. If left out, there is one
+            projection.
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
@@ -411,26 +301,31 @@ class ColumnParallelLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor,
-        bias: Tensor | None,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
         *,
-        widths: Sequence[int],
         collective: LossyCollective,
         layer: int,
         module: str,
+        widths: Sequence[int] | None = None,
         gather_output: bool = False,
+        dense: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
         super().__init__()
         group = collective.group
+        widths = [out_features] if widths is None else list(widths)
         self.widths = tuple(width // group.size for width in widths)
+        dense_weight, dense_bias = _drawn(in_features, out_features, bias) if dense is None else dense
 
         def shard(dense: Tensor) -> nn.Parameter:
             here = slice(group.local.start, group.local.stop)
-            pieces = [piece.unflatten(-1, (group.size, -1)) for piece in dense.detach().split(list(widths), -1)]
-            return nn.Parameter(torch.cat([piece[..., here, :].flatten(-2) for piece in pieces], -1))
+            pieces = [piece.unflatten(-1, (group.size, -1)) for piece in dense.detach().split(widths, -1)]
+            part = torch.cat([piece[..., here, :].flatten(-2) for piece in pieces], -1)
+            return nn.Parameter(part, dense.requires_grad)
 
-        self.weight = shard(weight).requires_grad_(weight.requires_grad)
-        self.bias = None if bias is None else shard(bias).requires_grad_(bias.requires_grad)
+        self.weight = shard(dense_weight)
+        self.bias = None if dense_bias is None else shard(dense_bias)
         self.collective = collective
         self.gather_output = gather_output and (group.processes > 1 or collective.wiring.own_streams)
         self.site = Site(layer, module, "backward")
@@ -508,8 +403,11 @@ class RowParallelLinear(nn.Module):
     Backward: no communication. With `sequence_parallel` forward reduce-scatters, and backward all-gathers.
 
     Args:
-        weight: the dense weight (R * K, D).
-        bias: (D,), or None.
+        in_features: number of inputs of the dense layer, R * K.
+        out_features: number of outputs, D.
+        bias: whether the layer has a bias.
+        dense: weight (R * K, D) and bias (D,) of the dense layer. If left out, they are drawn as `nn.Linear` draws
+            them; torch's generator must then be in the same state on every process.
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
@@ -521,25 +419,28 @@ class RowParallelLinear(nn.Module):
 
     def __init__(
         self,
-        weight: Tensor,
-        bias: Tensor | None,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
         *,
         collective: LossyCollective,
         layer: int,
         module: str,
         own_bias: bool = False,
         split_input: bool = False,
+        dense: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
         super().__init__()
         group = collective.group
-        self.per_rank = ("bias",) if own_bias and bias is not None else ()
-        shard_LKD = weight.detach().view(group.size, -1, weight.shape[1])[group.local.start : group.local.stop]
+        weight, dense_bias = _drawn(in_features, out_features, bias) if dense is None else dense
+        self.per_rank = ("bias",) if own_bias and dense_bias is not None else ()
+        shard_LKD = weight.detach().view(group.size, -1, out_features)[group.local.start : group.local.stop]
         # with its own memory, so that the dense weight can be freed
         self.weight = nn.Parameter(shard_LKD.clone(memory_format=torch.contiguous_format), weight.requires_grad)
         self.bias = None
-        if bias is not None:
-            copies = bias.expand(len(group.local), -1) if own_bias else bias
-            self.bias = nn.Parameter(copies.detach().clone(), bias.requires_grad)
+        if dense_bias is not None:
+            copies = dense_bias.expand(len(group.local), -1) if own_bias else dense_bias
+            self.bias = nn.Parameter(copies.detach().clone(), dense_bias.requires_grad)
         self.collective = collective
         self.split_input = split_input and (group.processes > 1 or collective.wiring.own_streams)
         self.site = Site(layer, module, "forward")
@@ -566,6 +467,11 @@ class RowParallelLinear(nn.Module):
         if self.bias is None:
             return weight, None
         return weight, (self.bias[0] if self.per_rank else self.bias).detach()
+
+
+def _drawn(in_features: int, out_features: int, bias: bool) -> tuple[Tensor, Tensor | None]:
+    dense = nn.Linear(in_features, out_features, bias)
+    return dense.weight.t().contiguous(), dense.bias
 
 
 def cast_for_autocast(*tensors: Any) -> tuple[Any, ...]:

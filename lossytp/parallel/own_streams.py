@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.layers import own_gradient
+from lossytp.parallel.mappings import own_gradient
 from lossytp.parallel.plans import blocks_of
 
 BATCHED = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds", "labels")

@@ -21,7 +21,8 @@ from transformers import PreTrainedModel
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.layers import SharedColumn, all_columns, cast_for_autocast, gather_columns, outside_graphs
+from lossytp.parallel.layers import SharedColumn, cast_for_autocast, outside_graphs
+from lossytp.parallel.mappings import all_columns, gather_columns
 from lossytp.parallel.own_streams import first_ranks
 
 # Compute the cross-entropy of logits whose vocabulary is split over the ranks, without gathering the logits.

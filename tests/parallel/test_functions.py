@@ -11,9 +11,15 @@ from torch import Tensor, nn
 
 import lossytp as ltp
 from lossytp.network.lossy_network import Wiring
+from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear, own_gradient
+from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
+from lossytp.parallel.mappings import (
+    copy_to_tensor_parallel_region,
+    own_gradient,
+    reduce_from_tensor_parallel_region,
+)
 from tests.parallel.conftest import gradient_error, relative_error, tiny_batch, tiny_gpt2
 from tests.parallel.rank_by_rank import RankByRank, Ranks, training_loss
 from tests.parallel.sharing_modes import ALGORITHMS, COMBINATIONS, WIRE, fresh_gradients, network_of, parallel
@@ -103,12 +109,58 @@ def column(all_reduce: LossyCollective, projections: int = 1) -> Any:
     width = projections * all_reduce.group.size * F
     weight, bias = nn.Parameter(randn(D, width, seed=11)), nn.Parameter(randn(width, seed=12))
     widths = [width // projections] * projections
-    return ColumnParallelLinear(weight, bias, widths=widths, collective=all_reduce, layer=0, module="mlp")
+    return ColumnParallelLinear(
+        *weight.shape, dense=(weight, bias), widths=widths, collective=all_reduce, layer=0, module="mlp"
+    )
 
 
 def row(all_reduce: LossyCollective, *, own_bias: bool = False) -> Any:
     weight, bias = nn.Parameter(randn(all_reduce.group.size * K, D, seed=13)), nn.Parameter(randn(D, seed=14))
-    return RowParallelLinear(weight, bias, collective=all_reduce, layer=0, module="mlp", own_bias=own_bias)
+    return RowParallelLinear(
+        *weight.shape, dense=(weight, bias), collective=all_reduce, layer=0, module="mlp", own_bias=own_bias
+    )
+
+
+@pytest.mark.parametrize("loss_rate", [0.0, 0.3])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_fused_layers_equal_f_and_g_written_out(algorithm: str, loss_rate: float) -> None:
+    """y = g(f(x) A B): outputs, gradients of x and of both weights, and the links' states."""
+    fused, plain = (collective(loss_rate, algorithm=algorithm) for _ in range(2))
+    size = fused.group.size
+    first = column(fused)
+    last = RowParallelLinear(size * F, D, bias=False, collective=fused, layer=0, module="mlp").double()
+    x = randn(B, T, D, seed=1, grad=True)
+    y = last(first(x))
+    y.backward(dy := randn(B, T, D, seed=2))
+
+    a_RDF = torch.stack(first.weight.detach().chunk(size, 1)).requires_grad_()
+    b_RFD = last.weight.detach().clone().requires_grad_()
+    bias_R1F = first.bias.detach().view(size, 1, F)
+    x_RTD = x.detach().view(1, -1, D).repeat(size, 1, 1).requires_grad_()
+    hidden = copy_to_tensor_parallel_region(x_RTD, plain, Site(0, "mlp", "backward")) @ a_RDF + bias_R1F
+    y_RTD = reduce_from_tensor_parallel_region(hidden @ b_RFD, plain, Site(0, "mlp", "forward"))
+    y_RTD.backward(dy.view(1, -1, D).expand(size, -1, -1))
+
+    for rank in range(size):
+        assert relative_error(y_RTD[rank].view_as(y), y) < 1e-14
+        assert relative_error(x_RTD.grad[rank].view_as(x), x.grad) < 1e-14
+    assert relative_error(torch.cat([*a_RDF.grad], 1), first.weight.grad) < 1e-14
+    assert relative_error(b_RFD.grad, last.weight.grad) < 1e-14
+    assert fused.network.state_dict()["links"] == plain.network.state_dict()["links"]
+    lossless = hidden.detach() @ b_RFD.detach()
+    assert (relative_error(lossless.sum(0), y_RTD[0]) > 1e-3) == (loss_rate > 0)
+
+
+def test_layers_built_from_sizes_hold_shards_of_a_linear_layer() -> None:
+    """As in Megatron: (in_features, out_features). torch's generator draws the dense weights once."""
+    torch.manual_seed(0)
+    dense = nn.Linear(D, 4 * F), nn.Linear(4 * K, D)
+    torch.manual_seed(0)
+    first = ColumnParallelLinear(D, 4 * F, collective=collective(), layer=0, module="mlp")
+    last = RowParallelLinear(4 * K, D, collective=collective(), layer=0, module="mlp")
+    for layer, linear in zip((first, last), dense, strict=True):
+        x = torch.randn(B, T, linear.in_features)
+        torch.testing.assert_close(layer(x), linear(x))
 
 
 REPAIRS = ["zero", "rescale", "rescale_counted", "stale", "fec(3, 2)", "hadamard(4)", "retransmit(1)"]
@@ -160,7 +212,7 @@ def test_layers_of_either_kind_pass_gradients_on_whatever_is_frozen(wiring: dict
 
 def row_after_column(all_reduce: LossyCollective) -> Any:
     weight, bias = nn.Parameter(randn(4 * F, D, seed=13)), nn.Parameter(randn(D, seed=14))
-    return RowParallelLinear(weight, bias, collective=all_reduce, layer=0, module="mlp")
+    return RowParallelLinear(*weight.shape, dense=(weight, bias), collective=all_reduce, layer=0, module="mlp")
 
 
 @pytest.mark.parametrize("wiring", [{"reliable_gather": False}, {"sequence_parallel": True}], ids=str)

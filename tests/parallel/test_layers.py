@@ -38,8 +38,8 @@ def collective(network: ltp.LossyNetwork, num_ranks: int, *names: str) -> LossyC
 def column_layer(weight: Tensor, bias: Tensor, num_projections: int, all_reduce: LossyCollective) -> Any:
     weight, bias = nn.Parameter(weight), nn.Parameter(bias)
     return ColumnParallelLinear(
-        weight,
-        bias,
+        *weight.shape,
+        dense=(weight, bias),
         widths=[len(bias) // num_projections] * num_projections,
         collective=all_reduce,
         layer=0,
@@ -49,7 +49,7 @@ def column_layer(weight: Tensor, bias: Tensor, num_projections: int, all_reduce:
 
 def row_layer(weight: Tensor, bias: Tensor, all_reduce: LossyCollective) -> Any:
     weight, bias = nn.Parameter(weight), nn.Parameter(bias)
-    return RowParallelLinear(weight, bias, collective=all_reduce, layer=0, module="mlp")
+    return RowParallelLinear(*weight.shape, dense=(weight, bias), collective=all_reduce, layer=0, module="mlp")
 
 
 def mask_of(network: ltp.LossyNetwork, algorithm: str, repair: str, num_ranks: int) -> Tensor:
@@ -204,8 +204,8 @@ def test_a_row_parallel_layer_sends_one_message_forward_and_none_backward() -> N
 
 def test_layers_name_their_site() -> None:
     all_reduce = collective(bernoulli(0.0), 2)
-    column = ColumnParallelLinear(randn(D, 8), randn(8), widths=[8], collective=all_reduce, layer=5, module="mlp")
-    row = RowParallelLinear(randn(8, D), randn(D), collective=all_reduce, layer=6, module="attention")
+    column = ColumnParallelLinear(D, 8, collective=all_reduce, layer=5, module="mlp")
+    row = RowParallelLinear(8, D, collective=all_reduce, layer=6, module="attention")
     assert (column.site, row.site) == (Site(5, "mlp", "backward"), Site(6, "attention", "forward"))
 
 

@@ -1,0 +1,154 @@
+"""f and g, and the other maps between what one rank holds and what all ranks hold, as in Megatron's `mappings.py`.
+
+Shoeybi et al., "Megatron-LM", 2019, section 3: f copies the input in forward and all-reduces its gradient in backward;
+g all-reduces the output in forward and is the identity in backward, because a sender does not learn what was lost.
+
+`lossytp.parallel.layers` fuses f and g with the adjacent matrix products, which is faster. `lossytp.labs` uses these.
+
+Shapes: R ranks, L of them in this process, T tokens, D model width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from lossytp.network.scope import Site
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.group import RankGroup
+
+Map = Callable[[Tensor], Tensor]
+
+
+class _WithBackward(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
+        ctx.on_gradient = backward
+        return forward(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.on_gradient(gradients[0]), None, None
+
+
+def with_backward(x: Tensor, forward: Map, backward: Map) -> Tensor:
+    """Return `forward(x)`, whose backward pass applies `backward` to the gradient."""
+    y: Tensor = _WithBackward.apply(x, forward, backward)
+    return y
+
+
+def all_reduce(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
+    """Return the sum of all ranks' parts that the network delivers, for each rank in this process: (L, T, D)."""
+    total = collective.sum_(parts_LTD.clone(memory_format=torch.contiguous_format), site)
+    return total.expand_as(parts_LTD)  # if sums may be lost on their way back, each rank already has a row of its own
+
+
+def copy_to_tensor_parallel_region(x_LTD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
+    """f: return each rank's copy of x. Backward all-reduces the ranks' gradients of x, and may lose packets.
+
+    The training loss is the sum of the ranks' training losses.
+    """
+    return with_backward(x_LTD, lambda x: x.view_as(x), lambda dx: all_reduce(dx, collective, site))
+
+
+def reduce_from_tensor_parallel_region(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
+    """g: all-reduce the ranks' parts of y, and maybe lose packets. Backward copies the gradient of y to every rank."""
+    return with_backward(parts_LTD, lambda parts: all_reduce(parts, collective, site), lambda dy: dy)
+
+
+def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
+    """Return `parameter`. Its gradient becomes that of its own rank's loss, not of the local ranks' mean loss."""
+    if ranks_here == 1:
+        return parameter
+    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), lambda d: d * ranks_here)
+
+
+# Gather the shards of weights and activations from all processes, without losses.
+#
+# Some models need all outputs of a sharded layer on every rank, for instance to normalise all queries together. Each
+# rank then does the same computation on whole activations.
+#
+# If ranks have their own streams, a rank's columns are in its own rows, and all rows are equal after a gather. The
+# training loss is then the mean over the L local ranks. Gradients are L times as large where layers are sharded (as in
+# the functions above), but not where each rank computes on whole activations.
+#
+# Shapes:
+# - B is the first of any leading axes.
+# - There are R ranks, L of them in this process.
+# - O counts the columns of this process, by projection, then by rank. `widths` lists one rank's outputs of each
+#   projection.
+
+
+def all_columns(shard: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
+    """Return the columns of all processes in the dense order, given those of this one, (..., O)."""
+    if group.process_group is None or group.processes == 1:
+        return shard
+    shards = [torch.empty_like(shard, memory_format=torch.contiguous_format) for _ in range(group.processes)]
+    dist.all_gather(shards, shard.contiguous(), group=group.plain_group)  # a lossy group would lose some of it
+    here = [len(group.local) * width for width in widths]
+    projections = zip(*(each.split(here, -1) for each in shards), strict=True)
+    return torch.cat([piece for pieces in projections for piece in pieces], -1)
+
+
+def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Tensor:
+    """Reverse `all_columns`."""
+    here = slice(group.local.start, group.local.stop)
+    pieces = whole.split([group.size * width for width in widths], -1)
+    return torch.cat([piece.unflatten(-1, (group.size, -1))[..., here, :].flatten(-2) for piece in pieces], -1)
+
+
+def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return all columns, given this process's, (B, ..., O), or each stream's, (L * B, ..., sum of `widths`)."""
+    group = collective.group
+    if not collective.wiring.own_streams:
+        return all_columns(y, widths, group)
+    pieces = y.unflatten(0, (len(group.local), -1)).split(widths, -1)
+    here = torch.cat([piece.movedim(0, -2).flatten(-2) for piece in pieces], -1)
+    whole = all_columns(here, widths, group)
+    return whole.expand(len(group.local), *whole.shape).flatten(0, 1)
+
+
+def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Reverse `_whole`: each stream keeps its own rank's columns."""
+    group = collective.group
+    if not collective.wiring.own_streams:
+        return own_columns(whole, widths, group)
+    streams = whole.unflatten(0, (len(group.local), -1))
+    pieces = [piece.unflatten(-1, (group.size, -1)) for piece in streams.split([group.size * w for w in widths], -1)]
+    return torch.cat(
+        [torch.cat([piece[n, ..., rank, :] for n, rank in enumerate(group.local)]) for piece in pieces], -1
+    )
+
+
+def _streams(collective: LossyCollective) -> int:
+    return len(collective.group.local) if collective.wiring.own_streams else 1
+
+
+def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return the columns of all ranks. Backward keeps each rank's own, since all hold the same gradient."""
+    return with_backward(
+        y, lambda y: _whole(y, widths, collective), lambda dy: _streams(collective) * _part(dy, widths, collective)
+    )
+
+
+def split_columns(x: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
+    """Return the columns of this process's ranks. Backward gathers the gradients of all ranks."""
+    return with_backward(
+        x, lambda x: _part(x, widths, collective), lambda dx: _whole(dx, widths, collective) / _streams(collective)
+    )
+
+
+def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
+    """Return `parameter`. Backward sums its gradient over processes, since each of them sees only its own heads."""
+
+    def total(gradient: Tensor) -> Tensor:
+        total = gradient.clone(memory_format=torch.contiguous_format)
+        group.begin_sum_(total)()
+        return total
+
+    return with_backward(parameter, lambda parameter: parameter.view_as(parameter), total)
