@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from lossytp.labs.diagrams import EXAMPLES, SENDS, WEIGHTS, _held, pipelines, timeline, training_losses
+from notebooks.diagrams import EXAMPLES, SENDS, WEIGHTS, _held, pipelines, timeline, training_losses
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
