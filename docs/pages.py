@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def write_study(docs: Path) -> None:
     names, runs = [], len(list((results / "runs").iterdir()))
     for file in sorted((docs.parent / "paper").glob("*.py")):
         question = import_module(f"paper.{file.stem}")
-        claims, source = getattr(question, "CLAIMS", ()), _text(docs, file.name)
+        claims, source = _claims_of(question.__name__), _text(docs, file.name)
         if file.stem == "build" or not claims:
             continue
         lines = [f"# {file.stem.replace('_', ' ').capitalize()}", "", (question.__doc__ or "").strip(), ""]
@@ -55,6 +56,12 @@ def write_study(docs: Path) -> None:
     start = f"# The study\n\nThe study trained {runs:,} runs. Each question has a page, with its figures and claims.\n"
     start += "The paper itself is `results/paper/lossytp.pdf`.\n\n```{toctree}\n"
     write_if_changed(docs / "study" / "index.md", start + "\n".join(names) + "\n```\n")
+
+
+def _claims_of(module: str) -> list[Callable]:
+    from paper.study import CLAIMS
+
+    return [claim for _, claim in sorted(CLAIMS.items()) if claim.__module__ == module]
 
 
 def _text(docs: Path, name: str) -> str:

@@ -9,28 +9,25 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-import paper as questions
-import paper.law
-import paper.parallelisms
-import paper.pretraining
-import paper.real_model
-import paper.repairs
-import paper.sizes
-import paper.tolerance
 from lossytp.study.grid import Experiment
 from lossytp.study.tables import ACCURACIES, joined, json_rows, speed_and_traffic
 from lossytp.training.files import write_atomically
 from lossytp.training.settings import without_obsolete
 from paper.collectives import channel
-from paper.law import law, predictions, together
+from paper.law import law
+from paper.packet_size import together
 from paper.parallelisms import implementations, parallelisms
+from paper.predictions import predictions
 from paper.pretraining import pretraining, pretraining_gpt2
 from paper.price import price
-from paper.real_model import real_model, real_training
+from paper.real_model import real_model
+from paper.real_training import real_training
 from paper.repairs import comparisons
+from paper.robustness import replicas, robustness
 from paper.sizes import sizes
-from paper.study import HEADLINE, Claim, Results, Study
-from paper.tolerance import longer, replicas, robustness, tolerance
+from paper.study import CLAIMS, HEADLINE, Claim, Results, Study
+from paper.tolerance import tolerance
+from paper.training_length import longer
 
 # Summarise the study's own runs: how many, how repeatable, and at what cost.
 
@@ -148,30 +145,34 @@ def runs(study: Study) -> dict[str, Any]:
 # The paper's claims: each with the condition on the results under which its sentence is true.
 #
 # A sentence stands in the paper as `#claim("name")[...]`. Typesetting stops if its condition does not hold, and names
-# the claim, its numbers and the sentence. Each public function of the modules listed here is a claim.
+# the claim, its numbers and the sentence.
 
 
-CLAIMS: dict[str, Callable[[Results], Claim]] = {
-    claim.__name__: claim
-    for question in (
-        questions.tolerance,
-        questions.law,
-        questions.pretraining,
-        questions.sizes,
-        questions.real_model,
-        questions.repairs,
-        questions.parallelisms,
-    )
-    for claim in sorted(question.CLAIMS, key=lambda claim: claim.__name__)
-}
+QUESTIONS = (
+    ("tolerance", "training_length", "robustness"),
+    ("law", "packet_size", "predictions"),
+    ("pretraining",),
+    ("sizes",),
+    ("real_model", "real_training"),
+    ("repairs", "price"),
+    ("parallelisms",),
+)
+"""Modules of `paper`, in the order in which paper.json has their claims."""
+
+
+def claims() -> dict[str, Callable[[Results], Claim]]:
+    """Return all claims by name, in the order of `QUESTIONS`."""
+    number = {f"paper.{module}": number for number, modules in enumerate(QUESTIONS) for module in modules}
+    ordered = sorted((number[condition.__module__], name) for name, condition in CLAIMS.items())
+    return {name: CLAIMS[name] for _, name in ordered}
 
 
 def check_claims(results: Results) -> dict[str, dict[str, Any]]:
     """Return, for each claim, whether it `holds` and its `numbers`."""
     checked = {}
-    for name, claim in CLAIMS.items():
+    for name, condition in claims().items():
         try:
-            checked[name] = claim(results)
+            checked[name] = condition(results)
         except (LookupError, StopIteration, ArithmeticError, TypeError, ValueError) as error:
             raise ValueError(
                 f"the claim {name} cannot be checked ({error!r}): its results are missing or have another form; run "

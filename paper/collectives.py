@@ -28,7 +28,6 @@ from lossytp.parallel.group import RankGroup
 from lossytp.probe.fitting import Comparison, Goodness
 from lossytp.study.style import COLUMN, estimates, marker_of, shared_legend
 from paper.study import Study
-from paper.tolerance import burst_distribution
 
 SETTLING_MESSAGES = 20  # until "stale" has earlier values for nearly all positions
 
@@ -295,7 +294,7 @@ def _quantities(totals: np.ndarray) -> np.ndarray:
     return np.array([rate, rate / (began / pairs), *correlations])
 
 
-# Draw what `measurements.collectives` measures.
+# Draw what this module measures.
 
 
 WIDTH = 5.5  # inches
@@ -453,3 +452,20 @@ def channel(study: Study) -> dict[str, Any]:
     table = pd.read_csv(study.results / "channel.csv")
     farthest = float(table["standard_errors_off"].abs().max())
     return {"channel": {"comparisons": len(table), "farthest_standard_errors": farthest}}
+
+
+def burst_distribution(table: pd.DataFrame) -> Figure:
+    """Draw the share of bursts of each length: points measured, lines the closed form.
+
+    Args:
+        table: columns process, burst_packets, measured, expected.
+    """
+    figure, ax = plt.subplots(figsize=(COLUMN, 1.9), layout="constrained")
+    for number, (process, rows) in enumerate(table.groupby("process", sort=False)):
+        color, marker = f"C{number}", marker_of(number)
+        ax.plot(rows["burst_packets"], rows["expected"], color=color, linewidth=1)
+        ax.plot(rows["burst_packets"], rows["measured"], marker, color=color, markersize=2.5, label=str(process))
+    ax.set(yscale="log", xlabel="burst length, packets", ylabel="share of bursts")
+    ax.set_ylim(1e-4, 1.5)
+    figure.legend(loc="outside upper center", ncols=2)
+    return figure

@@ -3,24 +3,21 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.optimize import brentq, curve_fit
-from scipy.stats import t
+from scipy.optimize import curve_fit
 
 from lossytp.network.theory import expected_squared_error, missing_share
-from lossytp.study.statistics import CONFIDENCE, Estimate, finite, t_interval
-from lossytp.study.style import COLUMN, FALL, POINTS, estimates, label_ends, marker_of, shared_legend, task_name
-from lossytp.study.tables import LOSSLESS, json_rows, lossy_changes, with_falls
+from lossytp.study.statistics import Estimate, finite
+from lossytp.study.style import COLUMN, FALL, POINTS, estimates, shared_legend, task_name
+from lossytp.study.tables import json_rows, with_falls
 from lossytp.training.config import TrainConfig
-from lossytp.training.shapes import shape_of
-from paper.study import HEADLINE, Claim, Results, Study, row_of, rows_of, shown, tasks
-from paper.tolerance import _panels
+from paper.packet_size import _packet_rates
+from paper.study import HEADLINE, Claim, Results, Study, claim, panels, row_of, rows_of, tasks
 
 RESTORE_OR_NOTHING = ("zero", "fec", "retransmit")  # repairs that leave zeros where they restore nothing
 HELD_FIXED = (  # settings that arms of the law share
@@ -233,74 +230,6 @@ def _missing_share(config: TrainConfig) -> float:
 # Relate the fall in accuracy to the bytes that are lost together, at equal loss rate.
 
 
-ELEMENT_BYTES = 4  # of float32 on the wire
-
-
-def lost_together(compared: pd.DataFrame, configs: Sequence[TrainConfig]) -> pd.DataFrame:
-    """Return the arms that lose the same share of the traffic in pieces of different sizes.
-
-    A piece is an element, a packet, the packets of a mean burst, or a rank's whole chunk of a message.
-
-    Args:
-        compared: one row per arm, from `comparisons.drops_and_gains`.
-        configs: a configuration of each row.
-
-    Returns:
-        Columns `task`, `arm`, `loss_rate`, `bytes` lost together, `fall` in accuracy, as a share, with `low` and
-        `high`. Arms that lose no pieces, such as Gaussian noise, and bursts of whole messages are left out.
-    """
-    together = pd.Series([_bytes_together(config) for config in configs], index=compared.index, dtype=float)
-    table = with_falls(compared).assign(bytes=together)
-    table = table.dropna(subset=["fall", "bytes"]).sort_values(["task", "bytes"], kind="stable")
-    return table.drop_duplicates(["task", "bytes", "loss_rate"])[
-        ["task", "arm", "loss_rate", "bytes", "fall", "low", "high"]
-    ].reset_index(drop=True)
-
-
-def _bytes_together(config: TrainConfig) -> float | None:
-    """Return the mean size of what one loss event takes on one link; None if the arm is not of this kind."""
-    shape = shape_of(config.model_name)
-    if shape is None or config.network.control == "noise" or config.network.loss_type not in ("ber", "g-e"):
-        return None
-    if config.network.control == "elements":
-        return ELEMENT_BYTES
-    chunk = (
-        config.optimizer.batch_size
-        * config.data.max_length
-        * shape.width
-        * ELEMENT_BYTES
-        / config.network.tensor_parallel_size
-    )
-    if config.network.mtu_bytes < chunk:
-        return config.network.mtu_bytes * (config.network.mean_burst_packets or 1.0)
-    return None if config.network.loss_type == "g-e" else chunk
-
-
-def packet_size_effect(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return how much more accuracy larger packets cost than the smallest, paired by seed.
-
-    Args:
-        runs: one row per run with losses, with `task`, `loss_rate`, `mtu_bytes`, `seed` and `accuracy_lossy`; at one
-            loss rate per task. Runs that several experiments have count once.
-
-    Returns:
-        Columns `task`, `loss_rate`, `mtu_bytes`, `smallest_bytes`, `seeds`, and the `cost` as a share with Student's
-        interval as `low` and `high`, of all but the smallest packets.
-    """
-    rows = []
-    for (task, rate), ours in runs.groupby(["task", "loss_rate"], sort=False):
-        by_seed = ours.drop_duplicates(["mtu_bytes", "seed"]).pivot_table(
-            index="seed", columns="mtu_bytes", values="accuracy_lossy"
-        )
-        smallest, *larger = by_seed.columns
-        for size in larger:
-            pairs = (by_seed[smallest] - by_seed[size]).dropna().to_numpy()
-            estimate = t_interval(pairs)
-            row = {"task": task, "loss_rate": rate, "mtu_bytes": size, "smallest_bytes": smallest, "seeds": len(pairs)}
-            rows.append(row | {"cost": estimate.value, "low": estimate.low, "high": estimate.high})
-    return pd.DataFrame(rows)
-
-
 # Predict the fall in accuracy of arms that nobody has run, and score the predictions afterwards.
 #
 # Two predictors: the expected squared error of a sum, in closed form, and the rise of the pretrained model's
@@ -311,8 +240,6 @@ def packet_size_effect(runs: pd.DataFrame) -> pd.DataFrame:
 REDUCE_PHASE, BOTH_PHASES, TOGETHER = "reduce phase", "both phases", "lost together"  # classes, each with its own laws
 SQUARED_ERROR, RISE = "squared error", "inference rise"  # predictors
 SHARED = (*(set(HELD_FIXED) - {"loss_type", "mtu_bytes", "control"}), "resync_every")  # settings of all arms
-BOUNDS = ((0.0, 0.1), (10.0, 5.0))  # of scale and exponent, far from all fits
-LARGEST_SCATTER = 3.0  # of the arms about the law, as a share of the fall
 
 
 def kind_of(config: TrainConfig, base: TrainConfig) -> str | None:
@@ -338,229 +265,14 @@ def squared_error(config: TrainConfig, base: TrainConfig, coherence: Mapping[str
     return relative_squared_error(config, coherence) if applies else math.nan
 
 
-def committed(file: Path, new: pd.DataFrame) -> pd.DataFrame | None:
-    """Return the predictions that a file holds, or None if there is no file.
-
-    Args:
-        file: from an earlier run.
-        new: the arms to predict, with `arm` and `loss_rate`.
-
-    Raises:
-        ValueError: if the file predicts other arms.
-    """
-    if not file.exists():
-        return None
-    predicted = pd.read_csv(file)
-    here, asked = (set(zip(each["arm"], each["loss_rate"], strict=True)) for each in (predicted, new))
-    if here != asked:
-        arm, rate = min(here ^ asked)
-        raise ValueError(f"{file} and the grid differ in {arm!r} at {rate:g}: give another results_dir, or its grid")
-    return predicted
-
-
-def predict_arms(finished: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
-    """Predict new arms from finished ones by both predictors, with a law for each class.
-
-    Args:
-        finished: one row per arm, with `kind`, `squared_error` (NaN where it does not apply), `rise` with its standard
-            error `rise_error`, and `fall` with its `standard_error`. Arms without one are left out.
-        new: the same columns but the last two, and any that name the arm.
-
-    Returns:
-        A row for each new arm and predictor that applies: the columns that name the arm, `kind`, `predictor`, its value
-        `x`, and the columns of `Predictor.predict`.
-    """
-    predictors = {SQUARED_ERROR: "squared_error", RISE: "rise"}
-    finished = with_standard_errors(finished)
-    tables = []
-    for predictor, column in predictors.items():
-        for kind, ours in new[new[column].notna()].groupby("kind", sort=False):
-            known = finished[(finished["kind"] == kind) & (finished[column] > 0)]
-            law = fit_predictor(*(known[name].to_numpy() for name in (column, "fall", "standard_error")))
-            x_error = ours["rise_error"].to_numpy() if predictor == RISE else np.zeros(len(ours))
-            named = ours.drop(columns=["squared_error", "rise", "rise_error"]).assign(
-                predictor=predictor, x=ours[column]
-            )
-            predicted = law.predict(ours[column].to_numpy(), x_error)
-            tables.append(pd.concat([named.reset_index(drop=True), predicted], axis=1))
-    return pd.concat(tables, ignore_index=True)
-
-
-class Predictor(NamedTuple):
-    """A power law with what an interval of its predictions needs.
-
-    Attributes:
-        scale, exponent: of the law, fall = scale * x ** exponent.
-        covariance: of both (2, 2).
-        scatter: standard deviation of the arms about the law, as a share of the fall, beyond their seeds' noise.
-        arms: number of arms that it was fitted to.
-    """
-
-    scale: float
-    exponent: float
-    covariance: np.ndarray
-    scatter: float
-    arms: int
-
-    def predict(self, x: np.ndarray, x_error: np.ndarray) -> pd.DataFrame:
-        """Predict the mean falls of A arms.
-
-        Args:
-            x: (A,) the predictor. Values below 0, which a rise may take by chance, count as 0.
-            x_error: (A,) its standard errors.
-
-        Returns:
-            Columns `fall`, as a share; its standard `deviation`, from the fit, the scatter and `x_error`; and the
-            `freedom`, degrees of freedom of the fit.
-        """
-        x = np.maximum(np.asarray(x, dtype=float), np.finfo(float).tiny)
-        fall = power(x, self.scale, self.exponent)
-        slope = self.exponent * power(x, self.scale, self.exponent - 1)
-        gradient_A2 = np.stack([fall / self.scale, fall * np.log(x)], axis=1)
-        of_fit = np.einsum("ai,ij,aj->a", gradient_A2, self.covariance, gradient_A2)
-        variance = of_fit + (self.scatter * fall) ** 2 + (slope * np.asarray(x_error)) ** 2
-        return pd.DataFrame({"fall": fall, "deviation": np.sqrt(variance), "freedom": self.arms - 2})
-
-
-def with_interval(predicted: pd.DataFrame, noise: np.ndarray | float) -> pd.DataFrame:
-    """Add 95 % prediction intervals for measured falls as `low` and `high`.
-
-    Args:
-        predicted: from `Predictor.predict`.
-        noise: standard error of each measured fall, from its seeds.
-    """
-    half = t.ppf((1 + CONFIDENCE) / 2, predicted["freedom"]) * np.hypot(predicted["deviation"], noise)
-    return predicted.assign(low=predicted["fall"] - half, high=predicted["fall"] + half)
-
-
-def fit_predictor(x: np.ndarray, fall: np.ndarray, standard_error: np.ndarray) -> Predictor:
-    """Fit a law to A arms, with the scatter at which they deviate as much as expected.
-
-    The scatter makes chi squared 1 per degree of freedom. If chi squared is below 1 without scatter, there is none.
-
-    Args:
-        x: (A,) above 0.
-        fall: (A,), as shares.
-        standard_error: (A,) of the falls.
-
-    Raises:
-        ValueError: if the arms do not determine the law.
-    """
-
-    def fit(scatter: float) -> tuple[np.ndarray, np.ndarray, float]:
-        law = np.array(FIRST_GUESS)
-        for _ in range(20):  # weights depend on the fitted falls
-            sigma = np.hypot(standard_error, scatter * power(x, *law))
-            law, covariance = curve_fit(power, x, fall, p0=law, sigma=sigma, absolute_sigma=True, bounds=BOUNDS)
-        excess = (((fall - power(x, *law)) / sigma) ** 2).sum() / (len(x) - len(law)) - 1
-        return law, covariance, float(excess)
-
-    check_enough(len(x))
-    scatter = 0.0 if fit(0.0)[2] <= 0 else float(brentq(lambda each: fit(each)[2], 0.0, LARGEST_SCATTER, xtol=1e-4))
-    (scale, exponent), covariance, _ = fit(scatter)
-    check_determined(covariance, standard_error)
-    return Predictor(float(scale), float(exponent), covariance, scatter, len(x))
-
-
-def with_measured(predicted: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Put what was measured beside predictions, with intervals for the seeds that were run.
-
-    Args:
-        predicted: the committed predictions, with `arm`, `loss_rate`, the columns of `Predictor.predict`, and
-            `seed_deviation`, of one seed's fall.
-        runs: from `records.read_experiment`, of one task, with its lossless arm.
-
-    Returns:
-        The predictions whose arms have runs, with `seeds`, the `measured` fall, and `low`, `high` for that many seeds.
-    """
-    falls = -lossy_changes(runs).set_index(["arm", "loss_rate"])["change"]
-    by_arm = falls.groupby(level=[0, 1]).agg(seeds="size", measured="mean").reset_index()
-    both = predicted.drop(columns=["low", "high"], errors="ignore").merge(by_arm, on=["arm", "loss_rate"])
-    return with_interval(both, both["seed_deviation"] / np.sqrt(both["seeds"]))
-
-
-def score(predicted: pd.DataFrame) -> pd.DataFrame:
-    """Score predictions by class of arm and predictor.
-
-    Args:
-        predicted: from `with_measured`.
-
-    Returns:
-        A row for each predictor and class, and one for all classes together: `arms`, `covered` (arms whose measured
-        fall lies in the interval), `bias` (mean of measured less predicted), `error` (its root mean square) and
-        `noise`, the error that seeds alone would make.
-    """
-    every = pd.concat([predicted, predicted.assign(kind="all")], ignore_index=True)
-    rows = []
-    for (predictor, kind), ours in every.groupby(["predictor", "kind"], sort=False):
-        miss = ours["measured"] - ours["fall"]
-        inside = ours["measured"].between(ours["low"], ours["high"])
-        rows.append(
-            {"predictor": predictor, "kind": kind, "arms": len(ours), "covered": int(inside.sum())}
-            | {"bias": float(miss.mean()), "error": math.sqrt(float((miss**2).mean()))}
-            | {"noise": math.sqrt(float((ours["seed_deviation"] ** 2 / ours["seeds"]).mean()))}
-        )
-    return pd.DataFrame(rows)
-
-
-def shared_errors(measured: pd.DataFrame) -> dict[str, float]:
-    """Return each predictor's root mean square error over the networks that all predictors predict.
-
-    Args:
-        measured: from `with_measured`.
-    """
-    missed = measured.assign(missed=measured["measured"] - measured["fall"])
-    shared = missed.pivot_table(index=["arm", "loss_rate"], columns="predictor", values="missed").dropna()
-    return {str(name): float(np.sqrt((shared[name] ** 2).mean())) for name in shared}
-
-
 # Draw predictions of new arms against what was measured afterwards.
-
-
-def predicted_and_measured(table: pd.DataFrame) -> Figure:
-    """Draw measured falls against predicted ones, one panel a predictor, one marker a class of arms.
-
-    Bars are prediction intervals, around the prediction; hollow marks lie outside of theirs.
-
-    Args:
-        table: from `analysis.predictions.with_measured`.
-    """
-    predictors = list(dict.fromkeys(table["predictor"]))
-    kinds = list(dict.fromkeys(table["kind"]))
-    figure, axes_1P = plt.subplots(
-        1, len(predictors), figsize=(COLUMN, 2.2), sharex=True, sharey=True, layout="constrained", squeeze=False
-    )
-    top = POINTS * float(table[["fall", "measured"]].max().max()) * 1.05
-    for ax, predictor in zip(axes_1P[0], predictors, strict=True):
-        rows = table[table["predictor"] == predictor]
-        ax.plot([0, top], [0, top], color="0.6", linewidth=0.8, zorder=0)
-        for number, kind in enumerate(kinds):
-            ours = rows[rows["kind"] == kind]
-            inside = ours["measured"].between(ours["low"], ours["high"])
-            fall, measured = POINTS * ours["fall"], POINTS * ours["measured"]
-            style = {"marker": marker_of(number), "edgecolor": f"C{number}", "s": 12, "linewidth": 0.8}
-            ax.scatter(fall[inside], measured[inside], facecolor=f"C{number}", label=kind, **style)
-            ax.scatter(fall[~inside], measured[~inside], facecolor="white", **style)
-        band = rows.sort_values("fall")
-        ax.vlines(
-            POINTS * band["fall"], POINTS * band["low"], POINTS * band["high"], color="0.85", linewidth=1, zorder=-1
-        )
-        ax.set(
-            title=predictor,
-            xlabel="predicted fall, points",
-            xlim=(-0.5, top),
-            ylim=(min(-1.0, POINTS * float(np.min(table["measured"])) - 0.5), top),
-        )
-    axes_1P[0, 0].set_ylabel("measured fall, points")
-    shared_legend(figure, axes_1P[0, -1])
-    return figure
 
 
 def falls_of_small_packets(arms: pd.DataFrame, law: PowerLaw) -> Figure:
     """Draw the falls with small packets against the squared error of a sum, with their prediction and the law.
 
     Args:
-        arms: from `analysis.law.predict_other_packets`. The filled mark fixes the prediction's scale.
+        arms: from `predict_other_packets`. The filled mark fixes the prediction's scale.
         law: of the usual packets.
     """
     figure, ax = plt.subplots(figsize=(COLUMN, 2.5), layout="constrained")
@@ -589,10 +301,10 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
     """Draw the fall against the expected squared error of a sum: all arms on one curve, one panel per task.
 
     Args:
-        arms: from `analysis.law.law_arms`.
+        arms: from `law_arms`.
         laws: the fitted law of each task.
     """
-    figure, axes = _panels(arms["task"], 2.1, equal_falls=True, equal_x=True)
+    figure, axes = panels(arms["task"], 2.1, equal_falls=True, equal_x=True)
     every_kind = list(dict.fromkeys(map(str, _kinds(arms))))
     for ax, (task, ours) in zip(axes, arms.groupby("task", sort=False), strict=True):
         kinds = _kinds(ours)
@@ -608,26 +320,6 @@ def collapse(arms: pd.DataFrame, laws: dict[str, PowerLaw]) -> Figure:
     axes[0].set_ylabel("fall in accuracy, points")
     figure.supxlabel("expected squared error of a sum, relative", fontsize="medium")
     axes[-1].legend(loc="upper left", fontsize=5.5, handletextpad=0.2, borderpad=0)
-    return figure
-
-
-def cost_against_bytes(table: pd.DataFrame) -> Figure:
-    """Draw the fall at one loss rate against the bytes that are lost together, one line per task.
-
-    Args:
-        table: from `analysis.together.lost_together`.
-    """
-    figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
-    ends = []
-    for number, (task, rows) in enumerate(table.groupby("task", sort=False)):
-        estimates(ax, rows["bytes"], POINTS * rows[FALL], number, linestyle="-")
-        last = rows.iloc[-1]
-        name = f"{task_name(task)}\n{POINTS * last['loss_rate']:g} % loss"
-        ends.append((POINTS * last["fall"], name, f"C{number}"))
-    ax.set_xscale("log")
-    ax.set_ylim(bottom=0)
-    label_ends(ax, ends)
-    ax.set(xlabel="bytes lost together (element, packet, burst, message)", ylabel="fall in accuracy, points")
     return figure
 
 
@@ -695,66 +387,10 @@ def _small_packets(
     return {"small_packets": json_rows(predicted)}
 
 
-def predictions(study: Study) -> dict[str, Any]:
-    """Return how far the predictions of new arms, committed before these ran, agree with what was measured."""
-    file = study.results / "predictions" / "predictions.csv"
-    table, _ = study.complete("12_predictions", 1)
-    if table.empty or not file.is_file():
-        return {}
-    measured = with_measured(pd.read_csv(file), table)
-    study.draw(predicted_and_measured(measured), "predictions")
-    before = study.tables[HEADLINE]
-    lossless = [each[each["arm"] == LOSSLESS] for each in (table, before[before["task"].isin(table["task"])])]
-    new, old = (runs["accuracy_lossy"].mean() for runs in lossless)
-    return {
-        "predictions": json_rows(measured.drop(columns="freedom")),
-        "prediction_scores": json_rows(score(measured)),
-        "shared_prediction_errors": shared_errors(measured),
-        "lossless_of_new_seeds": float(new - old),  # in accuracy, above those of the headline's seeds
-    }
-
-
-def together(study: Study) -> dict[str, Any]:
-    """Return what it costs to lose more bytes together, at equal loss rate."""
-    names = [name for name in ("02_structure", "10_carry_over") if name in study.comparisons]
-    if not names:
-        return {}
-    configs = [config for name in names for config in study.configs(name)]
-    usual = study.records[HEADLINE][0]["config"]["model_name"]
-    rows = pd.concat([study.comparisons[name] for name in names], ignore_index=True)
-    kept = [
-        number
-        for number, config in enumerate(configs)
-        if config.model_name == usual and config.network.wire_dtype is None
-    ]
-    table = lost_together(rows.iloc[kept].reset_index(drop=True), [configs[number] for number in kept])
-    study.draw(cost_against_bytes(table), "bytes_together")
-    found = {"together": json_rows(table)}
-    if {"10_carry_over", "10_packets_again"} <= study.comparisons.keys():
-        found["packet_size"] = json_rows(packet_size_effect(_runs_by_packet_size(study, usual)))
-    return found
-
-
-def _runs_by_packet_size(study: Study, model_name: str) -> pd.DataFrame:
-    """Return the unrepaired runs that differ in packet size alone, on the seeds that did not suggest the effect."""
-    again = study.tables["10_packets_again"]
-    every = pd.concat([again, study.tables[HEADLINE]], ignore_index=True)
-    every = every[every["seed"].isin(again["seed"])]
-    rates = every["task"].map(_packet_rates(study))
-    alike = {"model_name": model_name, "repair": "zero", "algorithm": "direct", "loss_type": "ber"}
-    usual = (every[list(alike)] == pd.Series(alike)).all(axis=1) & every["wire_dtype"].isna() & every["reliable_gather"]
-    return every[usual & (every["loss_rate"] == rates)]
-
-
-def _packet_rates(study: Study) -> "pd.Series[float]":
-    """Return the loss rate, by task, at which packets of several sizes were compared."""
-    rates: pd.Series[float] = study.tables["10_carry_over"].query("loss_rate > 0").groupby("task")["loss_rate"].first()
-    return rates
-
-
 # Claims about what predicts the cost: the error of a sum, inference, and the bytes that are lost together.
 
 
+@claim
 def one_law(results: Results) -> Claim:
     """Require that the law explains over 97 % of the variance, and predicts more than the share missing does.
 
@@ -775,6 +411,7 @@ def one_law(results: Results) -> Claim:
     return Claim(better and rings and all(share > 0.97 for share in shares.values()), shares | numbers)
 
 
+@claim
 def both_phases_cost_more(results: Results) -> Claim:
     """Require that arms that lose in both phases cost more than the law says: all in docstrings, not all in SST-2.
 
@@ -786,6 +423,7 @@ def both_phases_cost_more(results: Results) -> Claim:
     return Claim(holds, {f"share above the law, {task}": share for task, share in shares.items()})
 
 
+@claim
 def arms_scatter_as_seeds_do(results: Results) -> Claim:
     """Require that arms deviate from the law by at most twice what seeds alone make, squared."""
     infinite = math.inf  # which JSON lacks
@@ -795,6 +433,7 @@ def arms_scatter_as_seeds_do(results: Results) -> Claim:
     return Claim(max(scatter.values()) < 2, scatter)
 
 
+@claim
 def law_misses_rings(results: Results) -> Claim:
     """Require that the law's intervals miss all rings of the reduce phase, from below, and no other network."""
     rows = rows_of(results["predictions"], predictor="squared error")
@@ -806,51 +445,7 @@ def law_misses_rings(results: Results) -> Claim:
     return Claim(missed == rings and min(times) > 1, numbers | {"least": min(times), "most": max(times)})
 
 
-def inference_predicts_new_networks(results: Results) -> Claim:
-    """Require that the intervals of the rise in inference hold nine of ten networks.
-
-    On the networks that both predict, its error must be at most the law's.
-    """
-    row = row_of(results["prediction_scores"], predictor="inference rise", kind="all")
-    errors = {name: POINTS * error for name, error in results["shared_prediction_errors"].items()}
-    held = row["covered"] / row["arms"]
-    return Claim(held >= 0.9 and errors["inference rise"] <= errors["squared error"], {"share held": held, **errors})
-
-
-def falls_exceed_predictions(results: Results) -> Claim:
-    """Require that falls exceed predictions on average, and that the new lossless runs are better than others."""
-    numbers = {row["predictor"]: POINTS * row["bias"] for row in results["prediction_scores"] if row["kind"] == "all"}
-    numbers["lossless"] = POINTS * results["lossless_of_new_seeds"]
-    return Claim(min(numbers.values()) > 0, numbers)
-
-
-def bytes_lost_together_cost_more(results: Results) -> Claim:
-    """Require that messages cost more than elements, with intervals apart.
-
-    In docstrings no fall may shrink as the bytes grow.
-    """
-    numbers: dict[str, float] = {}
-    holds = True
-    for task in tasks(results):
-        rows = sorted((row for row in results["together"] if row["task"] == task), key=lambda row: row["bytes"])
-        holds &= rows[-1]["low"] > rows[0]["high"]
-        falls = [row["fall"] for row in rows]
-        holds &= task != "docstrings" or falls == sorted(falls)
-        numbers |= {
-            f"{task}, most of the least": POINTS * rows[0]["high"],
-            f"{task}, least of the most": POINTS * rows[-1]["low"],
-        }
-    return Claim(holds, numbers)
-
-
-def packet_size_matters(results: Results) -> Claim:
-    """Require in each task that packets of 1500 bytes cost more than the smallest; the largest are not shown to."""
-    lows = {row["task"]: POINTS * row["low"] for row in rows_of(results["packet_size"], mtu_bytes=1500)}
-    planned = rows_of(results["comparisons"]["10_packets_again"], arm="packets of 9000 bytes")
-    holds = len(lows) == len(planned) == len(tasks(results)) and not any(shown(row["gain_p_holm"]) for row in planned)
-    return Claim(holds and min(lows.values()) > 0, lows)
-
-
+@claim
 def law_holds_for_small_packets(results: Results) -> Claim:
     """Require that the intervals of all new falls without repair, with small packets, hold the prediction.
 
@@ -863,23 +458,3 @@ def law_holds_for_small_packets(results: Results) -> Claim:
     numbers = {f"at {row['loss_rate']:g}, less predicted": POINTS * (row["fall"] - row["predicted"]) for row in new}
     numbers["most at 0.3"], numbers["usual packets"] = POINTS * most["high"], POINTS * unscaled
     return Claim(holds and unscaled > most["high"], numbers)
-
-
-def shared_losses_cost_more(results: Results) -> Claim:
-    """Require that losses that strike all links at once cost more than each link's own, in each task."""
-    rows = [row_of(results["comparisons"]["02_shared"], task=task, arm="losses all shared") for task in tasks(results)]
-    return Claim(all(row["gain_high"] < 0 for row in rows), {row["task"]: POINTS * row["gain_high"] for row in rows})
-
-
-CLAIMS = (
-    one_law,
-    both_phases_cost_more,
-    arms_scatter_as_seeds_do,
-    law_misses_rings,
-    inference_predicts_new_networks,
-    falls_exceed_predictions,
-    bytes_lost_together_cost_more,
-    packet_size_matters,
-    law_holds_for_small_packets,
-    shared_losses_cost_more,
-)

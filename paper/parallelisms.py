@@ -10,7 +10,7 @@ from lossytp.study.style import POINTS
 from lossytp.study.tables import ACCURACIES, compare_arms, json_rows, lossy_changes, mean_by_arm, speed_and_traffic
 from lossytp.training.config import RunSettings, settings_class
 from paper.repairs import drops_against
-from paper.study import Claim, Results, Study, row_of, rows_of, shown, tasks
+from paper.study import Claim, Results, Study, claim, row_of, rows_of, shown, tasks
 
 
 def label(config: RunSettings, layers: str | None = None) -> str:
@@ -92,7 +92,7 @@ def against_tensor_parallelism(table: pd.DataFrame) -> pd.DataFrame:
     """Compute how much more accuracy each parallelism keeps than "tp 2", at equal loss rate and repair.
 
     Args:
-        table: from `records.read_experiment`. Only arms named by parallelism and repair count, such as "tp 2, zero":
+        table: from `read_experiment`. Only arms named by parallelism and repair count, such as "tp 2, zero":
             others differ in more.
 
     Returns:
@@ -131,6 +131,7 @@ def implementations(study: Study) -> dict[str, Any]:
 # Claims about other parallelisms and implementations.
 
 
+@claim
 def pipelines_collapse(results: Results) -> Claim:
     """Require that a pipeline falls by over a point at 1 % loss, and by less with the exact adjoint, in each task."""
     arms = rows_of(results["comparisons"]["07_parallelisms"], loss_rate=0.01)
@@ -143,6 +144,7 @@ def pipelines_collapse(results: Results) -> Claim:
     return Claim(holds, numbers)
 
 
+@claim
 def data_parallelism_bears_more(results: Results) -> Claim:
     """Require that at 10 % loss DDP keeps more accuracy in docstrings, after Holm's correction.
 
@@ -155,6 +157,7 @@ def data_parallelism_bears_more(results: Results) -> Claim:
     return Claim(holds, {row["task"]: POINTS * row["difference"], "packets lost": copies / tensor})
 
 
+@claim
 def sharded_data_parallelism_bears_less(results: Results) -> Claim:
     """Require that at 10 % loss FSDP keeps less accuracy, after Holm's correction, in each task."""
     rows = [_against_tensor_parallelism(results, "fsdp 2", task) for task in tasks(results)]
@@ -162,6 +165,7 @@ def sharded_data_parallelism_bears_less(results: Results) -> Claim:
     return Claim(holds, {row["task"]: POINTS * row["difference"] for row in rows})
 
 
+@claim
 def bias_before_the_sum_costs_more(results: Results) -> Claim:
     """Require that layers that add biases before the sum keep less, with equal losses, after Holm's correction."""
     before, after = (
@@ -174,11 +178,3 @@ def bias_before_the_sum_costs_more(results: Results) -> Claim:
 def _against_tensor_parallelism(results: Results, arm: str, task: str) -> dict[str, Any]:
     """Return how a parallelism differs from tensor parallelism at 10 % loss, with zeros for what is lost."""
     return row_of(results["parallelisms"], arm=arm, repair="zero", loss_rate=0.1, task=task)
-
-
-CLAIMS = (
-    pipelines_collapse,
-    data_parallelism_bears_more,
-    sharded_data_parallelism_bears_less,
-    bias_before_the_sum_costs_more,
-)

@@ -13,8 +13,8 @@ from lossytp.study.statistics import t_interval
 from lossytp.study.style import COLUMN, MILLION, POINTS, estimates, label_ends
 from lossytp.study.tables import LOSSLESS, compare_arms, join_differences, json_rows, loss_rate_of
 from paper.price import BEST_EFFORT_SHARE, price_of_reliability
-from paper.study import Claim, Results, Study, row_of, rows_of
-from paper.tolerance import log_slowdown
+from paper.study import Claim, Results, Study, claim, row_of, rows_of
+from paper.training_length import log_slowdown
 
 WHERE = ["arm", "loss_rate"]
 EVALUATIONS = ("clean", "lossy")
@@ -32,7 +32,7 @@ def nats_lost(runs: pd.DataFrame) -> pd.DataFrame:
     no cross-entropy: rises leave its seed out, and its arm has neither a mean nor `times_tokens`.
 
     Args:
-        runs: one row per run, from `records.read_experiment`. Arms without losses have several numbers of steps.
+        runs: one row per run, from `read_experiment`. Arms without losses have several numbers of steps.
 
     Returns:
         One row per arm: `arm`, `loss_rate`, `repair`, `reliable_gather`, `sequence_parallel`, `seeds`, `tokens`. For
@@ -107,7 +107,7 @@ def training_curves(runs: pd.DataFrame, records: list[dict], networks: dict[tupl
     """Return the training loss of some networks' runs over the steps, as running medians of `SMOOTHED` points.
 
     Args:
-        runs: one row per run, from `records.read_experiment`.
+        runs: one row per run, from `read_experiment`.
         records: of the same runs, in the same order.
         networks: the names of the networks to return, by arm and loss rate.
 
@@ -128,7 +128,7 @@ def departures(curves: pd.DataFrame) -> pd.DataFrame:
     Both read the same batches, so a passage that is hard to predict moves neither away from the other.
 
     Args:
-        curves: from `training_curves`; the lossless network is named `records.LOSSLESS`.
+        curves: from `training_curves`; the lossless network is named `LOSSLESS`.
 
     Returns:
         One row per lossy run with a lossless run of its seed: `network`, `seed`, and `step`. It is missing if the run
@@ -149,7 +149,7 @@ def rises_by_seed(runs: pd.DataFrame) -> pd.DataFrame:
     """Return how much higher each lossy run ends than the lossless run of its seed, evaluated without losses.
 
     Args:
-        runs: one row per run, from `records.read_experiment`. Lossless runs have one number of steps.
+        runs: one row per run, from `read_experiment`. Lossless runs have one number of steps.
 
     Returns:
         One row per lossy run: `arm`, `loss_rate`, `mtu_bytes`, `seed`, `clean` in nats a token.
@@ -200,7 +200,7 @@ def nats_against_tokens(arms: pd.DataFrame) -> Figure:
     the rise against the lossless runs of the same seeds. Horizontal bars are intervals of that number of tokens.
 
     Args:
-        arms: from `analysis.pretraining.nats_lost`, evaluated without losses.
+        arms: from `nats_lost`, evaluated without losses.
     """
     figure, ax = plt.subplots(figsize=(COLUMN, 2.0), layout="constrained")
     lossless = arms[arms["loss_rate"] == 0].sort_values("tokens")
@@ -239,7 +239,7 @@ def losses_over_steps(panels: Mapping[str, pd.DataFrame]) -> Figure:
     Losses above `HIGHEST` leave the panel.
 
     Args:
-        panels: from `analysis.pretraining.training_curves`, by the model's name.
+        panels: from `training_curves`, by the model's name.
     """
     figure, axes_1P = plt.subplots(1, len(panels), figsize=(COLUMN, 1.7), layout="constrained", squeeze=False)
     networks = list(dict.fromkeys(network for curves in panels.values() for network in curves["network"]))
@@ -330,6 +330,7 @@ FAILED = 0.1  # nats of training loss
 GUESSED = {0.01: (0.005, 0.04), 0.03: (0.03, 0.10)}  # nats by loss rate, from predictions/fixed_beforehand.csv
 
 
+@claim
 def pretraining_loses_nats(results: Results) -> Claim:
     """Require that 10 % loss on the way to a sum costs nats, evaluated with losses and without."""
     row = _arm(results, *LOST)
@@ -337,6 +338,7 @@ def pretraining_loses_nats(results: Results) -> Claim:
     return Claim(min(lows.values()) > 0, lows)
 
 
+@claim
 def pretraining_wastes_tokens(results: Results) -> Claim:
     """Require that about a third of the tokens is wasted without losses in evaluation, and about two fifths with them.
 
@@ -353,6 +355,7 @@ def pretraining_wastes_tokens(results: Results) -> Claim:
     return Claim(holds, numbers)
 
 
+@claim
 def pretraining_fails_over_both_phases(results: Results) -> Claim:
     """Require that pretraining fails at 3 and 10 % loss in both phases.
 
@@ -368,6 +371,7 @@ def pretraining_fails_over_both_phases(results: Results) -> Claim:
     return Claim(holds, numbers | {"half of the tokens": half["clean_high"]})
 
 
+@claim
 def one_per_cent_over_both_phases_wastes_half(results: Results) -> Claim:
     """Require that 1 % loss in both phases does not fail, and ends higher than half of the lossless tokens.
 
@@ -379,6 +383,7 @@ def one_per_cent_over_both_phases_wastes_half(results: Results) -> Claim:
     return Claim(row["clean_low"] > half["clean_high"] and _succeeds(_turns(results, 0.01)), numbers)
 
 
+@claim
 def training_diverges_as_the_rate_rises(results: Results) -> Claim:
     """Require that over 10 % loss in both phases each seed's training loss is least before the end of the warm-up.
 
@@ -389,6 +394,7 @@ def training_diverges_as_the_rate_rises(results: Results) -> Claim:
     return Claim(holds, {f"seed {row['seed']}, least at step": row["step"] for row in rows})
 
 
+@claim
 def hadamard_softens_the_failure(results: Results) -> Claim:
     """Require that over 10 % loss in both phases, Hadamard lowers the rise, with intervals apart.
 
@@ -403,6 +409,7 @@ def hadamard_softens_the_failure(results: Results) -> Claim:
     return Claim(holds, numbers | {"bare, at least": bare["clean_low"]})
 
 
+@claim
 def a_sharded_stream_trains(results: Results) -> Claim:
     """Require that over 10 % loss in both phases a sharded stream does not fail, and costs as the reduce phase does.
 
@@ -426,6 +433,7 @@ def a_sharded_stream_trains(results: Results) -> Claim:
     return Claim(holds, numbers | {"10 %, at most": often["clean_high"], "others, at least": least})
 
 
+@claim
 def the_shape_of_gpt2_fails_too(results: Results) -> Claim:
     """Require that 10 % loss in both phases costs GPT-2's shape over half a nat, with its interval, and that it fails.
 
@@ -438,6 +446,7 @@ def the_shape_of_gpt2_fails_too(results: Results) -> Claim:
     return Claim(holds, {"at least": row["clean_low"], "seeds": len(steps)})
 
 
+@claim
 def larger_packets_fail_sooner(results: Results) -> Claim:
     """Require that over packets of 9000 bytes both seeds depart from lossless training in less than half the steps.
 
@@ -450,6 +459,7 @@ def larger_packets_fail_sooner(results: Results) -> Claim:
     return Claim(holds, {"usual, earliest": earliest, "large, latest": latest, "rise, at least": min(rises)})
 
 
+@claim
 def sharding_helps_less_in_fine_tuning(results: Results) -> Claim:
     """Require that with sequence parallelism, losses in both phases cost more than in the reduce phase, in both tasks.
 
@@ -465,6 +475,7 @@ def sharding_helps_less_in_fine_tuning(results: Results) -> Claim:
     return Claim(len(margins) == 2 and min(margins) > 0, {"least margin": min(margins)})
 
 
+@claim
 def hadamard_recovers_some_in_pretraining(results: Results) -> Claim:
     """Require that Hadamard lowers the rise at 10 % loss by less than half, with intervals apart."""
     bare, spread = _arm(results, *LOST), _arm(results, SPREAD, LOST[1])
@@ -473,6 +484,7 @@ def hadamard_recovers_some_in_pretraining(results: Results) -> Claim:
     return Claim(holds, {"share recovered": share, "bare, at least": bare["clean_low"], "spread": spread["clean_high"]})
 
 
+@claim
 def lower_rates_waste_fewer_tokens(results: Results) -> Claim:
     """Require that 3 and 1 % loss cost nats, with means within the guesses, and waste fewer tokens the lower the rate.
 
@@ -485,6 +497,7 @@ def lower_rates_waste_fewer_tokens(results: Results) -> Claim:
     return Claim(holds and [*wasted.values()] == sorted(wasted.values()), wasted)
 
 
+@claim
 def losing_pays_at_low_rates(results: Results) -> Claim:
     """Require that at 1 and 3 % loss and 1.25 MB in flight, waiting costs more than the most tokens in any interval.
 
@@ -505,6 +518,7 @@ def losing_pays_at_low_rates(results: Results) -> Claim:
     return Claim(holds and max(0.5, numbers["share, low"]) < numbers["share, higher"] < 0.75, numbers)
 
 
+@claim
 def waiting_beats_more_tokens(results: Results) -> Claim:
     """Require that up to 125 kB in flight waiting is cheaper than the wasted tokens, and that it is open beyond.
 
@@ -561,21 +575,3 @@ def _rises(turn: dict[str, Any]) -> bool:
     """
     rise = turn["last"] - turn["least"]
     return bool(rise > FAILED and rise - turn["lossless_rise"] > FAILED)
-
-
-CLAIMS = (
-    pretraining_loses_nats,
-    pretraining_wastes_tokens,
-    pretraining_fails_over_both_phases,
-    one_per_cent_over_both_phases_wastes_half,
-    training_diverges_as_the_rate_rises,
-    hadamard_softens_the_failure,
-    a_sharded_stream_trains,
-    the_shape_of_gpt2_fails_too,
-    larger_packets_fail_sooner,
-    sharding_helps_less_in_fine_tuning,
-    hadamard_recovers_some_in_pretraining,
-    lower_rates_waste_fewer_tokens,
-    losing_pays_at_low_rates,
-    waiting_beats_more_tokens,
-)

@@ -3,15 +3,18 @@
 Time to accuracy is the number of steps, times the seconds per step. Over reliable transport, a run needs as many steps
 as without losses, but each step waits for retransmissions. With best effort, a run needs the steps of a lossy run, but
 its steps hardly wait. `step_ratios` computes the steps from records, and `price_of_reliability` the seconds from
-`measurements.step_times`. Losing wins where the ratio of steps is below the price.
+`step_times`. Losing wins where the ratio of steps is below the price.
 """
 
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from scipy import stats
 from tqdm import tqdm
 
@@ -28,9 +31,9 @@ from lossytp.network.timing import (
     step_seconds,
 )
 from lossytp.study.statistics import t_interval
+from lossytp.study.style import COLUMN, MARKERS, estimates, loss_rate_axis, marker_of, shared_legend, task_name
 from lossytp.study.tables import json_rows, loss_rate_of, tidy
-from paper.study import Study
-from paper.tolerance import price_against_loss
+from paper.study import Claim, Results, Study, claim
 
 # Measure how long a training step waits for its network, over best effort and over reliable transports.
 
@@ -296,3 +299,66 @@ def price(study: Study) -> dict[str, Any]:
         ratios = step_ratios_of_both_phases(longest)
     study.draw(price_against_loss(prices, ratios), "price")
     return {"price": json_rows(prices), "message_bytes": int(step_times["message_bytes"].iloc[0])}
+
+
+def price_against_loss(price: pd.DataFrame, step_ratios: pd.DataFrame | None = None) -> Figure:
+    """Draw the ratios by which reliable steps take longer (lines), and by which lossy runs need more steps (black).
+
+    Losing wins where black lies below a line, retransmitting wins where it lies above.
+    There is one panel per transport, and one line for each product of bandwidth and round trip, which sets the price.
+
+    Args:
+        price: from `break_even.price_of_reliability`.
+        step_ratios: from `break_even.step_ratios`, drawn with 95 % intervals. A hollow mark is a lower bound: some run
+            never reached the target.
+    """
+    transports, products = list(price["transport"].unique()), sorted(price["kilobytes"].unique())
+    figure, axes_1T = plt.subplots(
+        1, len(transports), figsize=(COLUMN, 2.7), sharex=True, layout="constrained", squeeze=False
+    )
+    for ax, transport in zip(axes_1T[0], transports, strict=True):
+        ours = price["transport"] == transport
+        for number, kilobytes in enumerate(products):
+            rows = price[ours & (price["kilobytes"] == kilobytes)].drop_duplicates("loss_rate")
+            label = f"{kilobytes / 1000:g} MB" if kilobytes >= 1000 else f"{kilobytes:g} kB"
+            marker = marker_of(number)
+            ax.plot(rows["loss_rate"], rows["price"], marker=marker, color=f"C{number}", label=label, markersize=2.5)
+        ax.set_title(transport)
+        ax.set_yscale("log")
+        loss_rate_axis(ax, price["loss_rate"])
+        smallest, largest = 1.0, price.loc[ours, "price"].max()
+        if step_ratios is not None:
+            smallest = max(0.5, step_ratios["low"].min())
+            largest = max(largest, step_ratios["ratio"].max())
+            _step_ratios(ax, step_ratios)
+        ax.set_ylim(0.8 * smallest, 1.3 * largest)
+        ax.set_xlabel("packet loss rate, %")
+    axes_1T[0, 0].set_ylabel("reliable / best effort")
+    shared_legend(figure, axes_1T[0, 0], title="bandwidth × round trip", max_columns=3)
+    return figure
+
+
+def _step_ratios(ax: Axes, step_ratios: pd.DataFrame) -> None:
+    """Plot each task's ratios in black, with intervals."""
+    for number, (task, rows) in enumerate(step_ratios[step_ratios["loss_rate"] > 0].groupby("task", sort=False)):
+        rate, ratio = rows["loss_rate"].to_numpy(), rows["ratio"].to_numpy()
+        marker = MARKERS[::-1][number % len(MARKERS)]  # unlike those of the first lines
+        values = rows[["ratio", "low", "high"]].clip(1e-3, 1e6)  # an infinite interval leaves the panel
+        estimates(ax, rate, values, number, fmt="none", color="0.15", elinewidth=1, capsize=2)
+        ax.plot(
+            rate, ratio, linestyle=":", color="0.15", marker=marker, markersize=4, label=f"steps, {task_name(task)}"
+        )
+        bound = rows["never"].to_numpy() > 0
+        ax.plot(rate[bound], ratio[bound], marker, color="0.15", markerfacecolor="white", markersize=4)
+
+
+@claim
+def retransmission_is_cheap(results: Results) -> Claim:
+    """Require that selective repeat takes less than twice as long, up to 10 % loss and 125 kB in flight."""
+    in_flight = 125
+    prices = [
+        row["price"]
+        for row in results["price"]
+        if row["transport"] == "selective repeat" and row["loss_rate"] <= 0.1 and row["kilobytes"] <= in_flight
+    ]
+    return Claim(max(prices) < 2, {"largest price": max(prices), "kilobytes in flight": in_flight})

@@ -16,7 +16,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 from lossytp.study.statistics import CONFIDENCE, ONE_POINT
 from lossytp.study.style import COLUMN, POINTS, band, estimates, marker_of, shared_legend, task_name
 from lossytp.study.tables import TRAINING, json_rows, with_falls
-from paper.study import HEADLINE, Claim, Results, Study, better, row_of, shown, tasks
+from paper.study import HEADLINE, Claim, Results, Study, better, claim, row_of, shown, tasks
 
 RETESTS = {"06_repair": "06_repair_again", "06_repair_of_bursts": "06_repair_of_bursts_again"}  # on fresh seeds
 NETWORKS = (  # a grid, a pattern for its arms without a repair on 4 ranks, and the grid that repairs these arms
@@ -127,8 +127,6 @@ def helpful_repairs(compared: pd.DataFrame, where: Collection[str] | None = None
 LABEL = 24  # letters a line, beside two panels in a column
 APART = 1.03  # ratio of the positions of two arms side by side
 BESIDE = 0.022  # of a panel's width, between arms with one measured value
-NAMED_FALLS = (0, 1, 2, 5, 10, 20, 40)  # points, with a label on a logarithmic axis
-LINEAR_TO = 2  # points: where falls of several loss rates turn to a logarithmic axis
 DIFFERENCE = ["difference", "low", "high"]
 OUTCOMES = {  # of `drops_by_arm`: columns of value, interval and p, axis label, factor to its units
     "accuracy": (("difference", "low", "high", "p_holm"), "fall, points", -100.0),
@@ -168,6 +166,114 @@ def drops_by_arm(compared: pd.DataFrame) -> Figure:
     axes[0].set_ylim(len(arms) - 0.4, -0.6)  # the first on top
     shared_legend(figure, axes[0], loc="outside upper right")
     return figure
+
+
+def replica_divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
+    """Draw how far ranks diverge, with 95 % intervals: residual streams by layer, copies of parameters by step.
+
+    Args:
+        streams: from `run_measures.stream_distances`.
+        copies: from `run_measures.copy_spreads`.
+    """
+    arms, tasks = list(dict.fromkeys(streams["arm"])), list(dict.fromkeys(streams["task"]))
+    figure, axes_T2 = plt.subplots(
+        len(tasks), 2, figsize=(COLUMN, 0.8 + 1.3 * len(tasks)), sharex="col", layout="constrained", squeeze=False
+    )
+    last = streams[streams["step"] == streams["step"].max()]
+    for task, (left, right) in zip(tasks, axes_T2, strict=True):
+        for number, arm in enumerate(arms):
+            for ax, table, x, y in ((left, last, "layer", "distance"), (right, copies, "step", "spread")):
+                runs = table[(table["task"] == task) & (table["arm"] == arm)].dropna(subset=[y])
+                band(ax, runs, x, y, label=arm, number=number)
+        left.set_xticks(sorted(last["layer"].unique()))
+        left.set_ylabel("relative distance")
+        right.set_ylabel("relative spread")
+        left.set_title(f"{task_name(task)}, residual streams")
+        right.set_title(f"{task_name(task)}, copies")
+    axes_T2[-1, 0].set_xlabel("layer, at the last step")
+    axes_T2[-1, 1].set_xlabel("step")
+    shared_legend(figure, axes_T2[0, 0], max_columns=1)
+    return figure
+
+
+def _lossy(compared: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with a difference, and add a `label`: the arm, and its rate if it has several."""
+    table = compared.dropna(subset=["difference"])
+    several = table.groupby(["arm", *TRAINING])["loss_rate"].transform("nunique") > 1
+    rates = table["loss_rate"].map(lambda rate: f", {100 * rate:g} %")
+    return table.assign(label=table["arm"].where(~several, table["arm"] + rates))
+
+
+def _side_by_side(values: pd.Series) -> pd.Series:
+    """Return by how much to move each of (A,) marks aside so that equal values do not hide each other."""
+    groups = values.groupby(values.round(3))
+    place = groups.cumcount() - (groups.transform("size") - 1) / 2
+    return BESIDE * (values.max() - values.min()) * place
+
+
+def comparisons(study: Study) -> dict[str, Any]:
+    """Return every other experiment's arms, what to do on each network, and which repairs help."""
+    others = {name: table for name, table in study.comparisons.items() if name != HEADLINE}
+    if "04_where" in others:
+        study.draw(drops_by_arm(others["04_where"]), "04_where")
+    if "06_repair" in others:
+        axes = {"extra_packet_share": "packets sent beyond the messages, as a share"}
+        study.draw(drops_against(others["06_repair"], axes, front=True), "06_repair_cost")
+    return {
+        "comparisons": {name: json_rows(compared) for name, compared in others.items()},
+        "practice": advise(study.comparisons) if HEADLINE in study.comparisons else [],
+    }
+
+
+# Claims about repairs of the small model.
+
+
+@claim
+def hadamard_helps_the_small_model(results: Results) -> Claim:
+    """Require that Hadamard costs less than no repair on fresh seeds, after Holm's correction, in each task."""
+    rows = [row_of(results["comparisons"]["06_repair_again"], task=task, arm="hadamard(64)") for task in tasks(results)]
+    return Claim(all(better(row, "gain") for row in rows), {row["task"]: POINTS * row["gain"] for row in rows})
+
+
+@claim
+def hadamard_gains_little_in_small_packets(results: Results) -> Claim:
+    """Require that with small packets a gain of Hadamard is not shown, and that two points or more are ruled out."""
+    row = row_of(results["comparisons"]["06_repair_of_small_packets"], task="docstrings", arm="hadamard(64)")
+    numbers = {name: POINTS * row[name] for name in ("gain", "gain_low", "gain_high")}
+    return Claim(not shown(row["gain_p_holm"]) and numbers["gain_high"] < 2, numbers)
+
+
+@claim
+def protection_helps_with_small_packets(results: Results) -> Claim:
+    """Require that with small packets protection with Hadamard costs less than no repair, after Holm's correction."""
+    rows = results["comparisons"]["06_repair_of_small_packets"]
+    row = row_of(rows, task="docstrings", arm="protect(0.1) + hadamard(64)")
+    return Claim(better(row, "gain"), {"gain": POINTS * row["gain"]})
+
+
+@claim
+def stale_harms(results: Results) -> Claim:
+    """Require that stale values cost more than zeros, after Holm's correction, in each task."""
+    rows = [row_of(results["comparisons"]["06_repair"], task=task, arm="stale") for task in tasks(results)]
+    return Claim(
+        all(row["gain"] < 0 and shown(row["gain_p_holm"]) for row in rows),
+        {row["task"]: POINTS * row["gain"] for row in rows},
+    )
+
+
+@claim
+def rescaling_harms_both_phases(results: Results) -> Claim:
+    """Require that rescaling loses in both phases, after Holm's correction, and shows no gain in the reduce phase."""
+    arms = results["comparisons"]
+    rows = [row_of(arms["06_repair_of_both_phases"], task=task, arm="rescale") for task in tasks(results)]
+    once = [row_of(arms["06_repair"], task=task, arm="rescale") for task in tasks(results)]
+    holds = all(row["gain"] < 0 and shown(row["gain_p_holm"]) for row in rows)
+    holds &= not any(better(row, "gain") for row in once)
+    return Claim(holds, {row["task"]: POINTS * row["gain"] for row in rows})
+
+
+NAMED_FALLS = (0, 1, 2, 5, 10, 20, 40)  # points, with a label on a logarithmic axis
+LINEAR_TO = 2  # points: where falls of several loss rates turn to a logarithmic axis
 
 
 def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool = False) -> Figure:
@@ -223,128 +329,8 @@ def drops_against(compared: pd.DataFrame, axes: dict[str, str], *, front: bool =
     return figure
 
 
-def replica_divergence(streams: pd.DataFrame, copies: pd.DataFrame) -> Figure:
-    """Draw how far ranks diverge, with 95 % intervals: residual streams by layer, copies of parameters by step.
-
-    Args:
-        streams: from `run_measures.stream_distances`.
-        copies: from `run_measures.copy_spreads`.
-    """
-    arms, tasks = list(dict.fromkeys(streams["arm"])), list(dict.fromkeys(streams["task"]))
-    figure, axes_T2 = plt.subplots(
-        len(tasks), 2, figsize=(COLUMN, 0.8 + 1.3 * len(tasks)), sharex="col", layout="constrained", squeeze=False
-    )
-    last = streams[streams["step"] == streams["step"].max()]
-    for task, (left, right) in zip(tasks, axes_T2, strict=True):
-        for number, arm in enumerate(arms):
-            for ax, table, x, y in ((left, last, "layer", "distance"), (right, copies, "step", "spread")):
-                runs = table[(table["task"] == task) & (table["arm"] == arm)].dropna(subset=[y])
-                band(ax, runs, x, y, label=arm, number=number)
-        left.set_xticks(sorted(last["layer"].unique()))
-        left.set_ylabel("relative distance")
-        right.set_ylabel("relative spread")
-        left.set_title(f"{task_name(task)}, residual streams")
-        right.set_title(f"{task_name(task)}, copies")
-    axes_T2[-1, 0].set_xlabel("layer, at the last step")
-    axes_T2[-1, 1].set_xlabel("step")
-    shared_legend(figure, axes_T2[0, 0], max_columns=1)
-    return figure
-
-
-def _lossy(compared: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with a difference, and add a `label`: the arm, and its rate if it has several."""
-    table = compared.dropna(subset=["difference"])
-    several = table.groupby(["arm", *TRAINING])["loss_rate"].transform("nunique") > 1
-    rates = table["loss_rate"].map(lambda rate: f", {100 * rate:g} %")
-    return table.assign(label=table["arm"].where(~several, table["arm"] + rates))
-
-
-def _side_by_side(values: pd.Series) -> pd.Series:
-    """Return by how much to move each of (A,) marks aside so that equal values do not hide each other."""
-    groups = values.groupby(values.round(3))
-    place = groups.cumcount() - (groups.transform("size") - 1) / 2
-    return BESIDE * (values.max() - values.min()) * place
-
-
 def _front(ax: Axes, cost: np.ndarray, drop: np.ndarray) -> None:
     """Plot the Pareto front of (A,) costs and drops."""
     order = np.lexsort((drop, cost))
     best = drop[order] < np.minimum.accumulate(np.concatenate(([np.inf], drop[order][:-1])))
     ax.step(cost[order][best], drop[order][best], where="post", color="0.6", linewidth=1, zorder=0)
-
-
-def comparisons(study: Study) -> dict[str, Any]:
-    """Return every other experiment's arms, what to do on each network, and which repairs help."""
-    others = {name: table for name, table in study.comparisons.items() if name != HEADLINE}
-    if "04_where" in others:
-        study.draw(drops_by_arm(others["04_where"]), "04_where")
-    if "06_repair" in others:
-        axes = {"extra_packet_share": "packets sent beyond the messages, as a share"}
-        study.draw(drops_against(others["06_repair"], axes, front=True), "06_repair_cost")
-    return {
-        "comparisons": {name: json_rows(compared) for name, compared in others.items()},
-        "practice": advise(study.comparisons) if HEADLINE in study.comparisons else [],
-    }
-
-
-# Claims about repairs of the small model.
-
-
-def hadamard_helps_the_small_model(results: Results) -> Claim:
-    """Require that Hadamard costs less than no repair on fresh seeds, after Holm's correction, in each task."""
-    rows = [row_of(results["comparisons"]["06_repair_again"], task=task, arm="hadamard(64)") for task in tasks(results)]
-    return Claim(all(better(row, "gain") for row in rows), {row["task"]: POINTS * row["gain"] for row in rows})
-
-
-def hadamard_gains_little_in_small_packets(results: Results) -> Claim:
-    """Require that with small packets a gain of Hadamard is not shown, and that two points or more are ruled out."""
-    row = row_of(results["comparisons"]["06_repair_of_small_packets"], task="docstrings", arm="hadamard(64)")
-    numbers = {name: POINTS * row[name] for name in ("gain", "gain_low", "gain_high")}
-    return Claim(not shown(row["gain_p_holm"]) and numbers["gain_high"] < 2, numbers)
-
-
-def protection_helps_with_small_packets(results: Results) -> Claim:
-    """Require that with small packets protection with Hadamard costs less than no repair, after Holm's correction."""
-    rows = results["comparisons"]["06_repair_of_small_packets"]
-    row = row_of(rows, task="docstrings", arm="protect(0.1) + hadamard(64)")
-    return Claim(better(row, "gain"), {"gain": POINTS * row["gain"]})
-
-
-def stale_harms(results: Results) -> Claim:
-    """Require that stale values cost more than zeros, after Holm's correction, in each task."""
-    rows = [row_of(results["comparisons"]["06_repair"], task=task, arm="stale") for task in tasks(results)]
-    return Claim(
-        all(row["gain"] < 0 and shown(row["gain_p_holm"]) for row in rows),
-        {row["task"]: POINTS * row["gain"] for row in rows},
-    )
-
-
-def rescaling_harms_both_phases(results: Results) -> Claim:
-    """Require that rescaling loses in both phases, after Holm's correction, and shows no gain in the reduce phase."""
-    arms = results["comparisons"]
-    rows = [row_of(arms["06_repair_of_both_phases"], task=task, arm="rescale") for task in tasks(results)]
-    once = [row_of(arms["06_repair"], task=task, arm="rescale") for task in tasks(results)]
-    holds = all(row["gain"] < 0 and shown(row["gain_p_holm"]) for row in rows)
-    holds &= not any(better(row, "gain") for row in once)
-    return Claim(holds, {row["task"]: POINTS * row["gain"] for row in rows})
-
-
-def retransmission_is_cheap(results: Results) -> Claim:
-    """Require that selective repeat takes less than twice as long, up to 10 % loss and 125 kB in flight."""
-    in_flight = 125
-    prices = [
-        row["price"]
-        for row in results["price"]
-        if row["transport"] == "selective repeat" and row["loss_rate"] <= 0.1 and row["kilobytes"] <= in_flight
-    ]
-    return Claim(max(prices) < 2, {"largest price": max(prices), "kilobytes in flight": in_flight})
-
-
-CLAIMS = (
-    hadamard_helps_the_small_model,
-    hadamard_gains_little_in_small_packets,
-    protection_helps_with_small_packets,
-    stale_harms,
-    rescaling_harms_both_phases,
-    retransmission_is_cheap,
-)

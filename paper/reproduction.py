@@ -23,7 +23,7 @@ def compare_runs(experiments: Iterable[Experiment], published: Path) -> pd.DataF
     """Compare every cell's record with the published one of the same name.
 
     Packets lost must be equal: they depend on the seed alone. Accuracies may differ by `ACCURACY_BOUND`, because other
-    processors round differently. Accuracies of a run that diverged are those of `records.final_accuracies`; if only one
+    processors round differently. Accuracies of a run that diverged are those of `final_accuracies`; if only one
     of the two diverged or stopped early, no value agrees. Cells with other data, such as another Python's text, cannot
     be compared.
 

@@ -1,9 +1,6 @@
 """Does tolerance depend on a model's size, or on its pretraining?"""
 
-import json
 import math
-import re
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,22 +13,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from lossytp.network.checks import check_at_least, check_filled, check_probability
 from lossytp.network.routes import Wire
-from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate, t_interval
 from lossytp.study.style import COLUMN, MILLION, POINTS, estimates
 from lossytp.study.tables import final_accuracies, json_rows
-from lossytp.training.config import EvaluateConfig, PretrainConfig, TrainConfig
-from lossytp.training.corpus import corpus
-from lossytp.training.groups import TaskSettings
+from lossytp.training.config import PretrainConfig, TrainConfig
 from lossytp.training.loop import run
-from lossytp.training.models import load_model, load_tokenizer
 from lossytp.training.record import read_record
 from lossytp.training.shapes import shape_of
-from lossytp.training.text import all_blocks, text_pattern, token_losses
-from paper.study import Claim, Results, Study, real_row, row_of, rows_of
-from paper.tolerance import KEY
+from lossytp.training.text import text_pattern
+from paper.predictions import InferenceProbe
+from paper.study import Claim, Results, Study, claim, real_row, row_of, rows_of
 
 FINE_TUNED = "fine_tuned_"  # prefix of a run's folder in the pretrained model's; the loss rate and the seed follow
 MODEL = ["model_name", "parameters", "tokens"]
@@ -41,7 +33,7 @@ def falls_of_models(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the fall in accuracy of each model and loss rate, paired by seed.
 
     Args:
-        runs: from `measurements.sizes.fine_tuned`, of all models.
+        runs: from `fine_tuned`, of all models.
 
     Returns:
         Columns `model_name`, `parameters`, `tokens`, `pretrained`, `loss_rate`, `seeds`, `accuracy`, the mean without
@@ -61,7 +53,7 @@ def rises_of_models(draws: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the mean rise of each model, packet size and loss rate, with Student's 95 % interval over draws.
 
     Args:
-        draws: from `measurements.sizes.rises_in_inference`, of all models.
+        draws: from `rises_in_inference`, of all models.
         runs: as for `falls_of_models`, for the numbers of parameters.
 
     Returns:
@@ -152,55 +144,6 @@ def _exponent(table: pd.DataFrame) -> Estimate:
 # Shapes: N texts, B texts of a batch, T tokens a text, S draws of losses.
 
 
-class InferenceProbe:
-    """A pretrained language model, some texts, and its cross-entropy on them without losses.
-
-    The texts form batches of the training run's shape, so that messages have as many packets as in training.
-
-    Args:
-        model_name: the model that runs start from.
-        batch_size: B.
-        length: T.
-        batches: number of batches, so N = B * batches.
-        text: files by pattern, of the kind that the model was pretrained on. (On text that it predicts badly, losses
-            hardly show.)
-
-    Raises:
-        ValueError: if `batches` is below 1.
-    """
-
-    def __init__(self, model_name: str, *, batch_size: int, length: int, batches: int = 2, text: str) -> None:
-        check_at_least("batches", batches, 1)
-        self.dense: Any = load_model(model_name).eval()
-        documents, number = corpus(text, split="validation"), batch_size * batches
-        blocks_NT = all_blocks(documents, load_tokenizer(model_name), block_size=length, at_most=number)
-        self.batches_BT = blocks_NT.split(batch_size)
-        self.lossless = self._score(self.dense)
-
-    def rise(self, config: TrainConfig, *, draws: int = 6) -> Estimate:
-        """Return the rise of the cross-entropy over a run's network, in nats a token.
-
-        The interval is Student's over S draws of losses.
-        """
-        return t_interval(self.rises(config, draws))
-
-    def rises(self, config: TrainConfig, draws: int) -> np.ndarray:
-        """Return the rise of each draw of losses, (S,)."""
-        network = config.network.build()
-        model: Any = parallelize(
-            self.dense, network, tensor_parallel_size=config.network.tensor_parallel_size, wiring=config.wiring()
-        )
-        rises_S = []
-        for draw in range(draws):
-            with network.evaluation(draw):
-                rises_S.append(self._score(model) - self.lossless)
-        return np.array(rises_S)
-
-    def _score(self, model: Any) -> float:
-        """Return the mean cross-entropy of a token given the earlier ones, over texts and ranks."""
-        return float(np.mean([token_losses(model, batch_BT).mean().item() for batch_BT in self.batches_BT]))
-
-
 # Pretrain a model, and measure how much loss it bears: in inference, and fine-tuned.
 #
 # Models compare only if the bytes that are lost together are the same share of a token. So a packet carries a third of
@@ -279,7 +222,7 @@ def fine_tuned(
 
     Returns:
         One row per run: `model_name`, `parameters`, `tokens` of pretraining, `pretrained`, the cross-entropy of the
-        pretrained model, `loss_rate`, `mtu_bytes`, `seed`, and the run's `records.final_accuracies`.
+        pretrained model, `loss_rate`, `mtu_bytes`, `seed`, and the run's `final_accuracies`.
 
     Raises:
         ValueError: if a folder holds a run with other settings, or the model of a missing run was deleted.
@@ -327,104 +270,6 @@ def packet_bytes(config: PretrainConfig, *, bf16: bool) -> int:
 # Train, and evaluate the last model over other networks than that of its training.
 
 
-EVALUATED = "evaluated_at_"  # prefix of an evaluation's folder in the run's folder; the loss rate follows
-STRONGEST_FILE = "strongest_packet.json"  # in the run's folder, from `paper.real_model`
-
-
-def train_and_evaluate(config: TrainConfig, evaluated_at: Sequence[float]) -> pd.DataFrame:
-    """Train, then evaluate the last model over the same network at other loss rates.
-
-    Runs and evaluations that are finished are not repeated. The saved models are large, and are deleted once every
-    evaluation is finished.
-
-    All runs of one seed lose the same packets in an evaluation at one rate. These are not the packets of the run's own
-    evaluation: at rate 0 accuracy equals the record's `accuracy_clean`, at the rate of training it is another sample of
-    its `accuracy_lossy`.
-
-    Args:
-        config: the run's configuration.
-        evaluated_at: loss rates.
-
-    Returns:
-        One row per rate: `task`, `trained_at`, `evaluated_at`, `seed`, `accuracy`, `cross_entropy` (nats an example),
-        and the evaluation's `packets` and `lost`.
-
-    Raises:
-        ValueError: if `config` saves no model or loses packets only in backward, if there is no rate or one is
-            outside [0, 1], if the loss type has its own rate, or if an evaluation is missing and its model was deleted.
-            A model trained anew elsewhere could differ in its last digits from the one evaluated before.
-    """
-    from lossytp.training.saved_models import remove_models  # torch takes seconds to import; tables do not need it
-
-    check_filled("evaluated_at", evaluated_at)
-    for rate in evaluated_at:
-        check_probability("evaluated_at", rate)
-    rates = sorted({float(rate) for rate in evaluated_at})
-    if not config.output.save_model:
-        raise ValueError("save_model = False leaves no model to evaluate: set it to True")
-    if config.network.lossy_direction == "backward":
-        raise ValueError("lossy_direction = 'backward' loses nothing in evaluation: leave it out")
-    for rate in rates:
-        config.replace(loss_rate=rate or 0.5)  # raises if the loss type has its own rate, before hours of training
-    train(config)
-    run = {"task": config.data.dataset, "trained_at": config.network.loss_rate, "seed": config.network.seed}
-    table = pd.DataFrame([run | {"evaluated_at": rate} | evaluate_at(config, rate) for rate in rates])
-    remove_models(Path(config.output.output_dir))
-    return table[[*KEY, "accuracy", "cross_entropy", "packets", "lost"]]
-
-
-def train(config: TrainConfig) -> dict[str, Any]:
-    """Train unless the run is finished, and return its record. Delete measurements of an earlier run first."""
-    from lossytp.training.evaluation import EVALUATION
-    from lossytp.training.loop import run
-
-    folder = Path(config.output.output_dir)
-    if read_record(folder) is None:
-        for stale in (*folder.glob(f"{EVALUATED}*/{EVALUATION}"), *folder.glob(STRONGEST_FILE)):
-            stale.unlink()
-    return run(config)
-
-
-def evaluate_at(config: TrainConfig, rate: float, repair: str | None = None) -> dict[str, Any]:
-    """Return the last model's accuracy, cross-entropy, packets and losses at a loss rate; evaluate it if necessary.
-
-    A run that diverged saved no model. It scores the most frequent class, as in `records.final_accuracies`.
-
-    Args:
-        config: the run's configuration.
-        rate: of the evaluation.
-        repair: of the evaluation; the run's own if left out.
-
-    Raises:
-        ValueError: if the evaluation is missing, and the model was deleted.
-    """
-    from lossytp.training.evaluation import EVALUATION, run
-
-    changed: dict[str, Any] = {"loss_rate": rate} | ({} if repair is None else {"repair": repair})
-    name = f"{EVALUATED}{rate}" + ("" if repair is None else "_" + re.sub(r"\W+", "-", repair).strip("-"))
-    folder, model = Path(config.output.output_dir, name), Path(config.output.output_dir, "last")
-    record = read_record(Path(config.output.output_dir))
-    if record is not None and record["status"] == "not finite":
-        return {"accuracy": record["data"]["majority_share"], "cross_entropy": None, "packets": 0, "lost": 0}
-    if (folder / EVALUATION).is_file():
-        result = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
-    elif not model.is_dir():
-        with_repair = "" if repair is None else f" with repair = {repair!r}"
-        raise ValueError(
-            f"{config.output.output_dir} has no evaluation at {rate:g}{with_repair}, and its model was deleted: delete "
-            "this folder and train again"
-        )
-    else:
-        shared = config.network.as_dict() | config.compute.as_dict()
-        task = {name: getattr(config.data, name) for name in (*TaskSettings.known(), "max_length")} | {
-            "model_name": str(model)
-        }
-        result = run(EvaluateConfig.from_dict(shared | task | changed | {"output_dir": str(folder)}))
-        print(f"{folder.name}: accuracy {result['lossy']['accuracy']:.4f}", file=sys.stderr, flush=True)
-    found = {name: result["lossy"][name] for name in ("accuracy", "cross_entropy")}
-    return found | {name: result["network"][name] for name in ("packets", "lost")}
-
-
 # Draw what losses cost models of several sizes, and models pretrained on several numbers of tokens.
 
 
@@ -435,8 +280,8 @@ def cost_of_models(rises: pd.DataFrame, falls: pd.DataFrame) -> Figure:
     tokens, they are also drawn against the number of tokens, at that size.
 
     Args:
-        rises: from `analysis.sizes.rises_of_models`, of packets of one size.
-        falls: from `analysis.sizes.falls_of_models`.
+        rises: from `rises_of_models`, of packets of one size.
+        falls: from `falls_of_models`.
     """
     columns = [("parameters", of_equal_tokens, "parameters, millions"), ("tokens", of_one_size, "tokens, millions")]
     columns = [each for each in columns if len(each[1](rises))]
@@ -498,6 +343,7 @@ def sizes(study: Study) -> dict[str, Any]:
 # Claims about a model's size, and about how long it is pretrained.
 
 
+@claim
 def rises_shrink_with_size(results: Results) -> Claim:
     """Require that the exponent of the rise at 10 % is below 0 with its interval, in packets of both kinds.
 
@@ -518,6 +364,7 @@ def rises_shrink_with_size(results: Results) -> Claim:
     return Claim(holds, numbers | {"smallest": first, "last but one": last_but_one, "largest": last})
 
 
+@claim
 def falls_shrink_with_size(results: Results) -> Claim:
     """Require that mean falls after fine-tuning shrink from size to size, to a power below 0 with its interval."""
     row = _claimed_exponent(results, "parameters", "fall", 0.3)
@@ -527,6 +374,7 @@ def falls_shrink_with_size(results: Results) -> Claim:
     return Claim(shrink and row["high"] < 0, {end: row[end] for end in ("value", "low", "high")})
 
 
+@claim
 def rises_grow_with_tokens(results: Results) -> Claim:
     """Require that the rise at 10 % grows with the tokens to a power above 1, in packets of both kinds.
 
@@ -540,6 +388,7 @@ def rises_grow_with_tokens(results: Results) -> Claim:
     return Claim(holds, numbers | {"first growth": growth[0], "last growth": growth[-1]})
 
 
+@claim
 def falls_are_not_shown_to_grow_with_tokens(results: Results) -> Claim:
     """Require that mean falls after fine-tuning grow with the tokens, but that the exponent's interval holds 0."""
     row = _claimed_exponent(results, "tokens", "fall", 0.3)
@@ -550,6 +399,7 @@ def falls_are_not_shown_to_grow_with_tokens(results: Results) -> Claim:
     return Claim(row["low"] <= 0 < row["high"] and falls == sorted(falls), numbers)
 
 
+@claim
 def the_longest_trained_falls_most(results: Results) -> Claim:
     """Require that the study's usual model falls more than its shape after the tokens that all sizes saw."""
     usual, shared = _usual(results), results["sizes"]["tokens"]
@@ -558,6 +408,7 @@ def the_longest_trained_falls_most(results: Results) -> Claim:
     return Claim(-usual["high"] > fewer, numbers)
 
 
+@claim
 def size_does_not_explain_the_real_model(results: Results) -> Claim:
     """Require that the real model's median block rises at least four times as much as any size, at 3 % loss.
 
@@ -582,13 +433,3 @@ def _small_packets(results: Results) -> list[dict[str, Any]]:
 def _claimed_exponent(results: Results, against: str, cost: str, loss_rate: float) -> dict[str, Any]:
     row = row_of(results["sizes"]["exponents"], against=against, cost=cost, loss_rate=loss_rate)
     return {name: math.nan if value is None else value for name, value in row.items()}  # no claim holds of nan
-
-
-CLAIMS = (
-    rises_shrink_with_size,
-    falls_shrink_with_size,
-    rises_grow_with_tokens,
-    falls_are_not_shown_to_grow_with_tokens,
-    the_longest_trained_falls_most,
-    size_does_not_explain_the_real_model,
-)

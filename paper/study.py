@@ -3,20 +3,22 @@
 import argparse
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import typst
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lossytp.study.grid import Experiment, load_experiments
-from lossytp.study.statistics import CONFIDENCE
-from lossytp.study.style import save
+from lossytp.study.statistics import CONFIDENCE, ONE_POINT
+from lossytp.study.style import COLUMN, POINTS, save
 from lossytp.study.tables import (
     TRAINING,
     complete_seeds,
@@ -146,6 +148,16 @@ class Claim(NamedTuple):
     numbers: dict[str, float]
 
 
+CLAIMS: dict[str, Callable[[Results], Claim]] = {}
+"""All claims by name: conditions on the results. Modules of `paper` register theirs with `claim`."""
+
+
+def claim(condition: Callable[[Results], Claim]) -> Callable[[Results], Claim]:
+    """Register a function as the claim of its name: `#claim("name")[sentence]` in the paper's text."""
+    CLAIMS[condition.__name__] = condition
+    return condition
+
+
 def tasks(results: Results) -> list[str]:
     """Return the names of the study's tasks."""
     return list(results["tasks"])
@@ -227,3 +239,20 @@ def main() -> None:
 
 if __name__ == "__main__":
     run_as_command(main)
+
+
+def panels(
+    tasks: pd.Series, height: float, *, equal_falls: bool = False, equal_x: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with a panel for each task, side by side."""
+    number = tasks.nunique()
+    figure, axes_1T = plt.subplots(
+        1, number, figsize=(COLUMN, height), layout="constrained", squeeze=False,
+        sharex=equal_x, sharey=equal_falls,
+    )  # fmt: skip
+    return figure, list(axes_1T[0])
+
+
+def one_point(ax: Axes) -> None:
+    """Draw the line of one point."""
+    ax.axhline(POINTS * ONE_POINT, color="0.5", linewidth=0.8, linestyle="--", zorder=0)

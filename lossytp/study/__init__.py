@@ -1,11 +1,6 @@
-"""Turn many runs into the paper's numbers and figures. `lossytp.training` trains them.
+"""What any study over lossytp's records uses.
 
-1. Run: `grid` reads an experiment's cells; `run_notebook` and `torchrun` run them; `parameters` checks a notebook's;
-   `measurements` measures what records lack.
-2. Records to tables: `records` has one row per run; `run_measures` adds what each run lost and sent.
-3. Statistics: `statistics` has intervals and the loss budget; `comparisons` pairs an experiment's arms by seed.
-4. Answers: `analysis` has one module for each question of the paper.
-5. Figures: `figures` draws tables, and the losses of a recorded network.
-6. Paper: `paper` and the modules `paper_...` have a function for each section, and `claims` the condition of
-   each claim; `typeset` compiles the numbers that notebooks/50_figures.ipynb writes.
+`grid` reads an experiment's cells from YAML, `run` runs notebooks, and `parameters` checks their parameters; `torchrun`
+trains on several processes. `tables` turns records into tables, with one row per run, and compares arms by seed.
+`statistics` has intervals and the loss budget, and `style` the look of figures.
 """

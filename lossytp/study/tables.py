@@ -201,7 +201,7 @@ def compare_arms(
     """Compute each arm's mean outcome and its difference from the reference arm, paired by seed.
 
     Args:
-        table: one row per run: `arm`, `loss_rate`, `seed` and the outcome, as `records.read_experiment` returns it.
+        table: one row per run: `arm`, `loss_rate`, `seed` and the outcome, as `read_experiment` returns it.
         reference: the arm to compare with. It has one loss rate in each training. Arms of a training without it get no
             difference.
         outcome: the column to compare.
@@ -263,7 +263,7 @@ def unlearned_trainings(table: pd.DataFrame) -> pd.DataFrame:
     without a lossless run may still learn, and is not listed.
 
     Args:
-        table: from `records.read_experiment`.
+        table: from `read_experiment`.
 
     Returns:
         One row per training, with the columns `TRAINING`.
@@ -285,7 +285,7 @@ def drops_and_gains(table: pd.DataFrame, *, reference: str | None) -> pd.DataFra
     """Compare every arm with the lossless arm, and with the reference arm if there is one.
 
     Args:
-        table: from `records.read_experiment`.
+        table: from `read_experiment`.
         reference: the arm that gains are measured from.
 
     Returns:
@@ -351,7 +351,7 @@ def traffic_costs(record: dict[str, Any]) -> dict[str, float]:
 
 
 def speed_and_traffic(records: list[dict[str, Any]]) -> pd.DataFrame:
-    """Tabulate what `experiment_summary.csv` adds to `records.tidy`, one row per record.
+    """Tabulate what `experiment_summary.csv` adds to `tidy`, one row per record.
 
     Columns that begin with `machine` hold for the machine of the run. `steps_to_target` counts steps to the run's
     `target_accuracy`, and `steps_to_0.7` those to its task's own target of 0.7. By direction and by operation follow

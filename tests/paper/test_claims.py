@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paper.build import CLAIMS, check_claims
+from paper.build import check_claims
 from paper.pretraining import GUESSED
-from paper.study import real_row
+from paper.study import CLAIMS, real_row
 from tests.paper.contradictions import BOTH, CONTRADICT, PRETRAINED, rows_of
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from lossytp.study.run import execute
 from lossytp.training import evaluation
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
-from paper import real_model as after_training
-from paper.real_model import train_and_measure
+from paper import real_training as after_training
+from paper.real_training import train_and_measure
 
 pytestmark = pytest.mark.slow
 

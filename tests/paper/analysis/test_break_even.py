@@ -8,13 +8,13 @@ import pytest
 from lossytp.study.statistics import t_interval
 from paper.price import (
     BEST_EFFORT,
+    price_against_loss,
     price_of_reliability,
     step_ratios,
     step_ratios_of_both_phases,
     steps_to_accuracy,
     target_accuracies,
 )
-from paper.tolerance import price_against_loss
 
 mpl.use("Agg")
 TARGET = {"docstrings": 0.6}

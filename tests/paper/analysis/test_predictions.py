@@ -6,15 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from paper.law import (
-    committed,
-    fit_predictor,
-    predict_arms,
-    score,
-    shared_errors,
-    with_interval,
-    with_measured,
-)
+from paper.predictions import committed, fit_predictor, predict_arms, score, shared_errors, with_interval, with_measured
 
 SCALE, EXPONENT = 0.6, 1.2
 NOISE = 0.003

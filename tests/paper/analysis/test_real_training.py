@@ -4,17 +4,8 @@ import pytest
 from scipy.stats import ttest_rel
 
 from lossytp.study.statistics import holm
-from paper.real_model import (
-    ADVISED,
-    BEST,
-    CONTRASTS,
-    FEW,
-    contrasts,
-    expected_round_trips,
-    first_fall,
-    gains_by_rate,
-    outcomes,
-)
+from paper.real_model import ADVISED, BEST, FEW, expected_round_trips
+from paper.real_training import CONTRASTS, contrasts, first_fall, gains_by_rate, outcomes
 
 ACCURACY = {
     ("no loss", "zero"): 0.80,

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from paper.tolerance import evaluation_changes, gains
+from paper.robustness import evaluation_changes, gains
 
 RATES = [0.0, 0.3]
 

@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 
 from lossytp.training.config import TrainConfig
-from paper.law import lost_together, packet_size_effect
+from paper.packet_size import lost_together, packet_size_effect
 
 BASE = {"max_steps": 200, "max_length": 48, "batch_size": 32, "tensor_parallel_size": 4, "loss_rate": 0.2}
 

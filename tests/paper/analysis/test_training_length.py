@@ -6,12 +6,8 @@ import pytest
 
 from lossytp.study.tables import tidy
 from lossytp.training.config import TrainConfig
-from paper.tolerance import (
-    changes_in_longest_training,
-    falls_by_length,
-    gain_from_longer_training,
-    slowdowns,
-)
+from paper.robustness import gain_from_longer_training
+from paper.training_length import changes_in_longest_training, falls_by_length, slowdowns
 
 
 def an_arm(steps, rate, accuracy, *, fall=np.nan, learning_rate=1e-3, **settings):

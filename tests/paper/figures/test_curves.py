@@ -6,11 +6,9 @@ import pytest
 from lossytp.study.statistics import t_interval
 from lossytp.study.style import set_style
 from lossytp.study.tables import tidy
-from paper.tolerance import (
-    accuracy_against_evaluated_loss,
-    accuracy_against_loss,
-    burst_distribution,
-)
+from paper.collectives import burst_distribution
+from paper.robustness import accuracy_against_evaluated_loss
+from paper.tolerance import accuracy_against_loss
 
 mpl.use("Agg")
 

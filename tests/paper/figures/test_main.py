@@ -6,8 +6,10 @@ import pytest
 from lossytp.study.statistics import t_interval
 from lossytp.study.style import MARKERS
 from lossytp.study.tables import with_lossless
-from paper.law import PowerLaw, collapse, cost_against_bytes
-from paper.tolerance import delayed_or_lost, fall_against_loss
+from paper.law import PowerLaw, collapse
+from paper.packet_size import cost_against_bytes
+from paper.tolerance import fall_against_loss
+from paper.training_length import delayed_or_lost
 
 mpl.use("Agg")
 FALLS = {"fall": 0.02, "low": 0.01, "high": 0.03}

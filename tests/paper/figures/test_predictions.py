@@ -3,7 +3,8 @@
 import numpy as np
 import pandas as pd
 
-from paper.law import PowerLaw, falls_of_small_packets, predicted_and_measured
+from paper.law import PowerLaw, falls_of_small_packets
+from paper.predictions import predicted_and_measured
 
 
 def test_each_arm_stands_where_it_was_predicted_and_measured() -> None:

@@ -2,7 +2,8 @@ import matplotlib as mpl
 import pandas as pd
 import pytest
 
-from paper.real_model import real_model_after_training, real_model_law, real_model_rises
+from paper.real_model import real_model_law, real_model_rises
+from paper.real_training import real_model_after_training
 from tests.paper.figures.test_main import marks
 
 mpl.use("Agg")

@@ -12,7 +12,7 @@ from lossytp.study.run import execute
 from lossytp.training import evaluation
 from lossytp.training.config import TrainConfig
 from lossytp.training.record import read_record
-from paper.sizes import train_and_evaluate
+from paper.robustness import train_and_evaluate
 
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "41_robustness.ipynb"
 RATES = [0.0, 0.3]

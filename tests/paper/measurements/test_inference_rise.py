@@ -3,7 +3,7 @@
 import pytest
 
 from lossytp.training.config import TrainConfig
-from paper.sizes import InferenceProbe
+from paper.predictions import InferenceProbe
 
 BATCH, LENGTH = 4, 16
 RUN = TrainConfig(model_name="gpt2-nano", loss_rate=0.3, tensor_parallel_size=4, batch_size=BATCH, max_length=LENGTH)
