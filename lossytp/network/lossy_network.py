@@ -22,7 +22,7 @@ from lossytp.network.random_numbers import Normals
 from lossytp.network.repairs import ZERO, Repair, repair_named, stage_of
 from lossytp.network.routes import ALGORITHMS, Algorithm, Hop, Hops, Link, Missing, Wire, algorithm_named, checked_link
 from lossytp.network.scope import COUNTED, EVERYWHERE, Counters, LossTape, Scope, Site
-from lossytp.network.traces import Replay, most_wraps
+from lossytp.network.traces import most_wraps
 
 if TYPE_CHECKING:
     import pandas
@@ -109,9 +109,8 @@ class LossyNetwork:
         return self._named.get((src, dst), self._default)
 
     def loss_rate(self, src: int, dst: int) -> float:
-        """Return the loss rate of the link src -> dst, which differs from link to link in a recording of a mesh."""
-        process = self.process(src, dst)
-        return (process.of((src, dst)) if isinstance(process, Replay) else process).loss_rate
+        """Return the loss rate of the link src -> dst."""
+        return self.process(src, dst).loss_rate
 
     @property
     def named_links(self) -> tuple[Link, ...]:
