@@ -570,12 +570,6 @@ def stage_of(repair: Repair, stage: str) -> Repair:
     return repair if repair.stage == stage else ZERO
 
 
-def without_protection(repair: Repair) -> Repair:
-    """Return what `repair` does to packets that are not protected."""
-    others = tuple(part for part in getattr(repair, "repairs", (repair,)) if not isinstance(part, Protect))
-    return Chain(others) if len(others) > 1 else others[0] if others else ZERO
-
-
 REPAIRS: dict[str, type[Repair]] = {
     kind.name: kind for kind in (Zero, Rescale, RescaleCounted, Stale, Local, Fec, Hadamard, Retransmit, Protect)
 }

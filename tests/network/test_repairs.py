@@ -23,7 +23,6 @@ from lossytp.network.repairs import (
     repair_named,
     stage_of,
     wire_order,
-    without_protection,
 )
 from lossytp.network.routes import Hop
 from lossytp.network.theory import unprotected_energy
@@ -426,9 +425,6 @@ def test_stages_of_a_chain() -> None:
         "fec(10, 8, 1, 'mds')",
         "stale",
     ]
-    assert str(without_protection(chain)) == "fec(10, 8, 1, 'mds') + stale"
-    assert str(without_protection(repair_named("protect(0.01) + stale"))) == "stale"
-    assert str(without_protection(repair_named("protect(0.01)"))) == "zero"
     assert chain.remembers
     assert chain.sends_more
     assert repair_named(str(chain)) == chain
