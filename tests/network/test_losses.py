@@ -20,9 +20,8 @@ from tests.network.loss_statistics import (
     mean_burst_by_matrix,
     partitions,
     reproducible,
-    share_of_bursts_longer_than,
 )
-from tests.network.processes import ALL, FOUR_STATE, GILBERT_ELLIOTT, KEY, MARKOV, general, shared_losses, simple
+from tests.network.processes import ALL, FOUR_STATE, KEY, MARKOV, general, shared_losses, simple
 
 probabilities, lags = st.floats(0.001, 1), st.integers(1, 200)
 any_gilbert_elliott = st.builds(
@@ -60,12 +59,6 @@ def test_closed_forms_are_those_of_the_transition_matrix(process, lag):
 @pytest.mark.parametrize("process", [*FOUR_STATE.values(), FourState(0.01, 0), FourState(0.01, 0.1, 0.2, 0)])
 def test_four_states_settle_as_the_kernel_s_chain_from_state_1(process):
     np.testing.assert_allclose(process.shares, chain(process)[2], atol=1e-9)
-
-
-@pytest.mark.parametrize("process", GILBERT_ELLIOTT.values(), ids=GILBERT_ELLIOTT)
-def test_mean_burst_is_the_sum_of_the_law_of_bursts(process):
-    by_series = sum(share_of_bursts_longer_than(process, packets) for packets in range(3000))
-    assert process.mean_burst_packets == pytest.approx(by_series)
 
 
 @pytest.mark.parametrize(
@@ -386,20 +379,6 @@ def test_bursts_that_no_channel_has_are_refused(loss_rate, burst):
 @pytest.mark.parametrize(("rate", "burst"), [(0.9, 9), (0.8, 4), (0.75, 3), (0.5, 1)])
 def test_the_shortest_burst_that_the_bound_names_is_taken(rate, burst):
     assert simple(rate, burst).mean_burst_packets == pytest.approx(burst)
-
-
-@reproducible
-@given(loss_rate=st.floats(0.01, 0.49), shared=st.floats(0.01, 0.99))
-def test_the_shortest_shared_burst_that_the_refusal_names_is_taken(loss_rate, shared):
-    """There both parts lose one packet at a time."""
-    with pytest.raises(ValueError, match="at least") as refusal:
-        shared_losses(loss_rate, shared, max(1, loss_rate / (1 - loss_rate)))
-    shortest = float(str(refusal.value).rsplit("at least ", 1)[1].split()[0])
-    assume(shortest > max(1, loss_rate / (1 - loss_rate)) + 1e-5)
-    process = shared_losses(loss_rate, shared, shortest * (1 + 1e-5))
-    assert process.common.p_bad_to_good == pytest.approx(1, abs=1e-3)
-    with pytest.raises(ValueError, match="mean_burst_packets"):
-        shared_losses(loss_rate, shared, shortest * (1 - 1e-5))
 
 
 def test_chains_that_cannot_be_are_refused():

@@ -1,5 +1,6 @@
 """A lossy network: links, streams, blocks, counters and reports, states and copies, what is refused."""
 
+import contextlib
 import copy
 import itertools
 import json
@@ -28,22 +29,19 @@ from lossytp.network import (
     Trace,
     Wire,
 )
-from lossytp.network.lossy_network import described, process_described
+from lossytp.network.lossy_network import Wiring, described, process_described
 from lossytp.network.random_numbers import Normals
 from lossytp.network.repairs import repair_named
+from lossytp.network.routes import ALGORITHMS, Hop
 from lossytp.network.routes import DIRECT as direct
 from lossytp.network.routes import RING as ring
 from lossytp.network.routes import SENDER as sender
-from lossytp.network.routes import Hop
-from lossytp.network.scope import LossTape
+from lossytp.network.scope import COUNTED, LossTape
 from tests.network.loss_statistics import (
     assert_within,
-    batch_means,
-    burst_lengths,
     correlation,
     indicators,
     is_within,
-    longer_than,
     reproducible,
 )
 from tests.network.lossy_traffic import (
@@ -55,7 +53,6 @@ from tests.network.lossy_traffic import (
     TWO_FLOATS,
     both_processes,
     drawn,
-    elements_missing,
     loses,
     sent,
 )
@@ -108,25 +105,17 @@ def test_losses_stay_the_same_across_versions():
 
 
 @both_processes
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        pytest.param({}, {"seed": 1}, id="seeds"),
-        pytest.param({"src": 0, "dst": 1}, {"src": 1, "dst": 0}, id="directions"),
-        pytest.param({"dst": 1}, {"dst": 2}, id="destinations"),
-        pytest.param({"dst": 1}, {"dst": SWITCH}, id="a rank and the switch"),
-        pytest.param({"group": "tp"}, {"group": "dp"}, id="groups"),
-    ],
-)
-def test_what_names_a_stream_makes_its_losses_independent(process, one, other):
+@pytest.mark.parametrize("other", [{"seed": 1}, {"group": "dp"}, {"evaluation": 0}], ids=str)
+def test_seeds_groups_and_evaluations_lose_independently(process, other):
     """Correlation 0 within four standard errors over 400,000 packets; the same name twice has correlation 1."""
 
-    def indicators_of(*, seed=0, **link):
-        lost = LossyNetwork(process, seed=seed).lost_packets(**{"src": 0, "dst": 1} | link, num_packets=400_000)
-        return indicators(lost, 400_000)
+    def is_lost(*, seed=0, group="tp", evaluation=None):
+        network = LossyNetwork(process, seed=seed)
+        with contextlib.nullcontext() if evaluation is None else network.evaluation(evaluation):
+            return indicators(network.lost_packets(0, 1, 400_000, group=group), 400_000)
 
-    assert_within(correlation(indicators_of(**one), indicators_of(**other), 0.1), 0, "correlation")
-    assert not is_within(correlation(indicators_of(**one), indicators_of(**one), 0.1), 0)
+    assert_within(correlation(is_lost(), is_lost(**other), 0.1), 0, "correlation")
+    assert not is_within(correlation(is_lost(**other), is_lost(**other), 0.1), 0)
 
 
 @both_processes
@@ -139,18 +128,6 @@ def test_links_are_independent(process):
         assert_within(correlation(one, other, 0.1), 0, f"{name} and {other_name}")
         assert_within(correlation(one[1:], other[:-1], 0.1), 0, f"{name} and {other_name}, one later")
         assert_within(correlation(one[:-1], other[1:], 0.1), 0, f"{name} and {other_name}, one earlier")
-
-
-def test_ranks_do_not_share_one_mask():
-    """Two ranks both lose an element at the product of their rates; in an earlier study all lost the same ones."""
-    network = LossyNetwork(BERNOULLI, wire=TWO_FLOATS)
-    hops = sender.reduce(200_000, (0, 1))
-    lost = np.zeros((2, 200_000))
-    for position, element in elements_missing(hops, network.send(hops, 4), 2):
-        lost[position, element] = 1
-    assert_within(batch_means(lost[0]), 0.1, "rank 0")
-    assert_within(batch_means(lost[1]), 0.1, "rank 1")
-    assert_within(batch_means(lost[0] * lost[1]), 0.01, "both")
 
 
 @both_processes
@@ -169,22 +146,6 @@ def test_a_links_losses_carry_over_from_message_to_message(process, sizes, cut):
         drawn(network, 1, 0, num_packets=17)
         start += size
     assert lost == drawn(at_once, num_packets=sum(sizes))
-
-
-def test_a_burst_is_counted_in_packets_not_in_messages():
-    """An earlier study stepped its chain once a message, so a burst of 20 was 20 whole tensors."""
-    process = GilbertElliott.from_loss_and_burst(loss_rate=0.05, mean_burst_packets=20)
-    network, once_a_message = LossyNetwork(process), process.losses((0, "test"))
-
-    def bursts(lost_packets):
-        return burst_lengths(np.concatenate([number * 700 + lost_packets(700) for number in range(3000)]))
-
-    lengths = bursts(lambda packets: network.lost_packets(0, 1, packets))
-    assert_within(batch_means(lengths), 20, "mean burst")
-    assert_within(longer_than(lengths, 20), 0.95**20, "bursts longer than 20")
-    whole = bursts(lambda packets: np.arange(packets * len(once_a_message.take(1))))
-    assert whole.min() >= 700
-    assert whole.mean() > 20 * 350
 
 
 def test_each_link_has_normal_numbers_of_its_own_that_carry_over():
@@ -245,14 +206,6 @@ def test_an_evaluation_loses_the_same_packets_at_the_same_step(process):
     assert evaluate(trained, 20) == evaluate(trained, np.int64(20)) == evaluate(fresh, 20)
     losses = [tuple(evaluate(fresh, step)) for step in (0, 20, 40)]
     assert len({*losses, tuple(training)}) == 4
-
-
-def test_an_evaluation_is_independent_of_training():
-    network = LossyNetwork(BERNOULLI)
-    training = indicators(network.lost_packets(0, 1, 400_000), 400_000)
-    with network.evaluation(step=0):
-        evaluation = indicators(network.lost_packets(0, 1, 400_000), 400_000)
-    assert_within(correlation(training, evaluation, 0.1), 0, "correlation")
 
 
 def test_evaluations_nest():
@@ -360,8 +313,7 @@ def test_counters_and_report_say_what_was_drawn():
 def test_a_report_of_nothing_is_an_empty_table():
     report = LossyNetwork(BERNOULLI).report()
     assert len(report) == 0
-    names = {"purpose", "layer", "module", "direction", "operation", "phase", "group", "src", "dst"}
-    assert names | {"packets", "lost", "extra", "missing", "observed_loss_rate"} == set(report)
+    assert {"purpose", *Site._fields, "group", "src", "dst", *COUNTED, "observed_loss_rate"} == set(report)
 
 
 def test_a_collectives_packets_are_counted_on_every_link_it_uses():
@@ -411,10 +363,9 @@ def test_a_saved_state_holds_every_link_and_all_counters(process):
 def test_a_state_is_neither_saved_nor_loaded_within_evaluation():
     network = LossyNetwork(BERNOULLI)
     state = network.state_dict()
-    with network.evaluation(1):
-        for use in (network.state_dict, lambda: network.load_state_dict(state)):
-            with pytest.raises(ValueError, match="outside of evaluation"):
-                use()
+    for use in (network.state_dict, lambda: network.load_state_dict(state)):
+        with network.evaluation(1), pytest.raises(ValueError, match="outside of evaluation"):
+            use()
 
 
 OTHERS = [
@@ -432,24 +383,18 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("one", "other", "name"), OTHERS)
-@pytest.mark.parametrize("used", [True, False])
-def test_a_state_of_a_network_with_other_settings_is_refused(one, other, name, used):
-    state = saved(copy.deepcopy(one)) if used else json.loads(json.dumps(one.state_dict()))
-    before = other.state_dict()
-    with pytest.raises(ValueError, match=f"^the state is of a network with {name}"):
-        other.load_state_dict(state)
-    assert other.state_dict() == before
+def test_a_state_of_a_network_with_other_settings_is_refused(one, other, name):
+    for state in (one.state_dict(), saved(copy.deepcopy(one))):
+        before = other.state_dict()
+        with pytest.raises(ValueError, match=f"^the state is of a network with {name}"):
+            other.load_state_dict(state)
+        assert other.state_dict() == before
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (LossyNetwork(BERNOULLI), LossyNetwork(Bernoulli(loss_rate=0.1))),
-        (LossyNetwork({(0, 1): BERNOULLI}, default=BERNOULLI), LossyNetwork(BERNOULLI)),
-        (LossyNetwork(every(10)), LossyNetwork(every(10))),
-        (LossyNetwork(BERNOULLI, wire=Wire(mtu_bytes=900)), LossyNetwork(BERNOULLI, wire=Wire(mtu_bytes=900))),
-    ],
-)
+SAME = [(LossyNetwork(every(10)), LossyNetwork(every(10))), (LossyNetwork({}, default=MORE), LossyNetwork(MORE))]
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
 def test_a_state_of_a_network_with_the_same_settings_is_taken(one, other):
     other.load_state_dict(saved(one))
     assert drawn(other) == drawn(one)
@@ -554,13 +499,11 @@ def test_what_is_no_process_is_refused(given):
             LossyNetwork(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("process", "default"),
-    [(BERNOULLI, MORE), ({}, None), *(({key: MORE}, None) for key in ("0>1", (0, 1, 2), 3, (0, 0), (0, -2), (0, 1.0)))],
-)
-def test_a_default_without_names_and_names_that_are_no_links_are_refused(process, default):
-    with pytest.raises(ValueError, match=r"default|link"):
-        LossyNetwork(process, default=default)
+@pytest.mark.parametrize("key", ["0>1", (0, 1, 2), 3, (0, 0), (0, -2), (0, 1.0)])
+def test_a_default_without_names_and_names_that_are_no_links_are_refused(key):
+    for arguments in ({"process": {key: MORE}}, {"process": BERNOULLI, "default": MORE}, {"process": {}}):
+        with pytest.raises(ValueError, match=r"default|link"):
+            LossyNetwork(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -574,10 +517,8 @@ def test_arguments_of_other_types_are_refused(name, value):
 
 @pytest.mark.parametrize("step", ["3", 0.5, True, None])
 def test_an_evaluations_step_is_a_whole_number(step):
-    network = LossyNetwork(BERNOULLI)
-    with pytest.raises(TypeError, match="step"), network.evaluation(step):
+    with pytest.raises(TypeError, match="step"), LossyNetwork(BERNOULLI).evaluation(step):
         pass
-    assert network.block == ("training", 0)
 
 
 def test_a_negative_number_of_packets_is_refused_and_none_advance_nothing():
@@ -589,25 +530,21 @@ def test_a_negative_number_of_packets_is_refused_and_none_advance_nothing():
 
 
 def test_global_random_generators_are_neither_read_nor_moved():
-    def lossy_run():
+    def losses():
         network = LossyNetwork({(0, 1): BERNOULLI, (1, 0): BURSTS}, default=BURSTS)
-        losses = [sent(network), drawn(network), drawn(network, 1, 0)]
         with network.evaluation(1):
-            losses.append(sent(network))
-        network.load_state_dict(network.state_dict())
-        return [*losses, sent(network)]
+            evaluated = sent(network)
+        return evaluated, sent(network), drawn(network)
 
     def states():
         return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
 
-    before = states()
-    losses = lossy_run()
+    before, first = states(), losses()
     assert states() == before
-    random.random()
-    np.random.random(1)  # noqa: NPY002
-    torch.rand(1)
+    for move in (random.random, np.random.random, lambda: torch.rand(1)):
+        move()
     assert all(one != other for one, other in zip(states(), before, strict=True))
-    assert lossy_run() == losses
+    assert losses() == first
 
 
 @pytest.mark.slow
@@ -620,3 +557,79 @@ def test_the_network_needs_neither_torch_nor_pandas():
             [sys.executable, "-c", f"{check}{extra}; {tell}"], capture_output=True, text=True, check=True
         )
         assert run.stdout.strip() == imported
+
+
+# How ranks exchange messages
+
+OWN = {"reliable_gather": False}
+SEQUENCE = {"sequence_parallel": True}
+NOISE = {"control": "noise"}
+
+
+@pytest.mark.parametrize(
+    ("wiring", "name"),
+    [
+        ({"algorithm": "rings"}, "algorithm"),
+        *(({"repair": repair}, "repair") for repair in ("magic", "hadamard(6)")),
+        ({"wire_dtype": "fp64"}, "wire_dtype"),
+        ({"control": "loud"}, "control"),
+        *(({"repair": "local", **other}, "repair") for other in ({"algorithm": "sender"}, SEQUENCE | OWN)),
+        ({"repair": "local", "exact_adjoint": True}, "exact_adjoint"),
+        *(({"exact_adjoint": True, **other}, "exact_adjoint") for other in (OWN, SEQUENCE, SEQUENCE | OWN)),
+        ({"algorithm": "sender", **OWN}, "reliable_gather"),
+        *(({**NOISE, "algorithm": algorithm}, "one of direct, sender, switch") for algorithm in ("ring", "tree")),
+        ({**NOISE, **SEQUENCE, "algorithm": "switch"}, "one of direct$"),
+        *(({**NOISE, **other}, "control") for other in ({"repair": "rescale"}, {"exact_adjoint": True})),
+        ({"reliable_gathers": False}, "did you mean reliable_gather"),
+    ],
+)
+def test_ways_of_exchange_that_cannot_be_are_refused(wiring, name):
+    with pytest.raises(ValueError, match=name) as refusal:
+        Wiring.named(**wiring)
+    assert "\n" not in str(refusal.value)
+
+
+def test_whatever_else_there_is_can_be_combined():
+    """Control: nothing more is refused than is listed."""
+    repairs = ["zero", "rescale", "rescale_counted", "stale", "local", "fec(3, 2)", "hadamard", "retransmit(1)"]
+    refused = taken = 0
+    for algorithm, repair, *switches in itertools.product(ALGORITHMS, repairs, *[(False, True)] * 4):
+        gather, sequence, adjoint, noise = switches
+        carries_one = algorithm in (("direct",) if sequence else ("direct", "sender", "switch"))
+        expected = (
+            (repair == "local" and (algorithm == "sender" or (sequence and not gather) or adjoint))
+            or (adjoint and (not gather or sequence))
+            or (noise and (not carries_one or repair != "zero" or adjoint))
+            or (algorithm == "sender" and not gather and not sequence)
+        )
+        settings = {"reliable_gather": gather, "sequence_parallel": sequence, "exact_adjoint": adjoint}
+        try:
+            Wiring.named(algorithm=algorithm, repair=repair, control="noise" if noise else None, **settings)
+        except ValueError:
+            refused += 1
+            assert expected, (algorithm, repair, settings, noise)
+        else:
+            taken += 1
+            assert not expected, (algorithm, repair, settings, noise)
+    assert refused > 100
+    assert taken > 100
+
+
+def test_messages_have_their_own_dtype_where_none_is_given():
+    assert [Wiring(wire_dtype=dtype).wire_dtype for dtype in (None, "fp32", "bf16")] == [None, "fp32", "bf16"]
+    assert Wiring() == Wiring.named(algorithm="direct", repair="zero", reliable_gather=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        *((name, ("no", 0, None)) for name in ("reliable_gather", "sequence_parallel", "exact_adjoint")),
+        *((name, ("ring", None, 0)) for name in ("algorithm", "repair")),
+    ],
+)
+def test_ways_of_other_types_are_refused(name, values):
+    for value in values:
+        with pytest.raises(TypeError, match=name):
+            Wiring(**{name: value})
+    with pytest.raises(TypeError, match="repair"):
+        Wiring.named(repair=None)

@@ -108,14 +108,6 @@ def test_normals_go_on_from_any_position(cuts):
         np.testing.assert_array_equal(Normals(KEY, edge).take(300 - edge), whole[edge:])
 
 
-def test_normals_are_normal_and_uncorrelated():
-    numbers = Normals(KEY).take(1_000_000)
-    for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3)):
-        assert_within(batch_means(numbers**power), moment, f"moment {power}")
-    assert_within(batch_means(numbers[:-1] * numbers[1:]), 0, "correlation of neighbours")
-    assert_within(batch_means((numbers < -1.959964).astype(np.float64)), 0.025, "lower tail")
-
-
 def test_normals_stay_the_same_across_versions():
     assert [round(float(number), 12) for number in Normals(KEY).take(3)] == [
         0.01838324502,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lossytp.network import Bernoulli, GilbertElliott, LossyNetwork, Wire
+from lossytp.network import Bernoulli, LossyNetwork, Wire
 from lossytp.network.repairs import (
     ZERO,
     Chain,
@@ -26,7 +26,7 @@ from lossytp.network.repairs import (
 )
 from lossytp.network.routes import Hop
 from lossytp.network.theory import unprotected_energy
-from tests.network.loss_statistics import assert_within, batch_means, indicators, is_within, reproducible
+from tests.network.loss_statistics import assert_within, batch_means, is_within, reproducible
 
 # Names
 
@@ -96,15 +96,6 @@ def test_rescale_is_the_inverse_of_the_delivery_probability(loss_rate):
 def test_without_losses_nothing_is_scaled_or_missing(name):
     repair = repair_named(name)
     assert [repair.weight(0), repair.missing_rate(0), repair.missing_rate(1)] == [1, 0, 1]
-
-
-def test_rescaled_sums_are_unbiased_and_zero_filled_ones_are_not():
-    """The mean of what arrives of 10^6 ones at a loss rate of 0.2; without repair it is 0.8."""
-    lost = Bernoulli(loss_rate=0.2).losses((0, "test")).take(10**6)
-    delivered = 1 - indicators(lost, 10**6).astype(np.float64)
-    assert_within(batch_means(delivered * Rescale().weight(0.2)), 1, "rescaled")
-    assert_within(batch_means(delivered * Zero().weight(0.2)), 0.8, "zero-filled")
-    assert not is_within(batch_means(delivered * Zero().weight(0.2)), 1)
 
 
 def scripted(*rounds):
@@ -265,18 +256,6 @@ def test_xor_restores_one_of_what_a_parity_packet_covers_by_hand(lost, missing):
 
 
 @pytest.mark.parametrize("code", ["mds", "xor"])
-def test_interleaved_blocks_by_hand(code):
-    """Depth 2, three of two: blocks {0, 2} and {1, 3} and their parity at 4 and 5, then {4} with its own."""
-    fec = Fec(3, 2, depth=2, code=code)
-    for first in range(5):
-        assert missing_of(fec, 5, [first, first + 1]) == ([], 8, 3), "neighbours are of different blocks"
-    assert missing_of(fec, 5, [0, 2])[0] == [0, 2]
-    assert missing_of(fec, 5, [1, 5])[0] == [1]
-    assert missing_of(fec, 5, [0, 3])[0] == []
-    assert missing_of(fec, 5, [6, 7])[0] == [4]
-
-
-@pytest.mark.parametrize("code", ["mds", "xor"])
 @pytest.mark.parametrize("depth", [2, 3, 4])
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_a_burst_of_depth_packets_takes_one_of_each_block(k, depth, code):
@@ -333,25 +312,6 @@ def test_with_one_parity_packet_both_codes_are_the_same(k, depth, num_packets, d
     on_wire = missing_of(mds, num_packets, [])[1]
     lost = data.draw(st.sets(st.integers(0, on_wire - 1))) if on_wire else set()
     assert missing_of(mds, num_packets, lost) == missing_of(xor, num_packets, lost)
-
-
-def missing_share(code, process, num_messages=4000, num_packets=64):
-    link = process.losses((1, "test"))
-    missing = sum(len(code.deliver(num_packets, lambda count, extra=0: link.take(count))) for _ in range(num_messages))
-    return missing / num_messages / num_packets
-
-
-def test_interleaving_leaves_fewer_missing_where_losses_come_in_bursts():
-    """And as many as before where they do not."""
-    bursts = GilbertElliott.from_loss_and_burst(loss_rate=0.02, mean_burst_packets=4)
-    shares = [missing_share(Fec(10, 8, depth=depth), bursts) for depth in (1, 4, 8)]
-    assert shares[0] > 1.5 * shares[1] > 1.5 * shares[2] > 0
-    single = GilbertElliott(
-        p_good_to_bad=0.1, p_bad_to_good=0.9, loss_bad=0.2, loss_good=0.2
-    )  # one rate in both states
-    one, eight = (missing_share(Fec(10, 8, depth=depth), single) for depth in (1, 8))
-    assert one == pytest.approx(eight, rel=0.1)
-    assert one == pytest.approx(Fec(10, 8).missing_rate(0.2), rel=0.1)
 
 
 # Protected packets

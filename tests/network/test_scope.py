@@ -132,18 +132,6 @@ def test_rows_total_what_was_added(calls):
     assert rows == expected
 
 
-@reproducible
-@given(calls=additions)
-def test_every_grouping_of_a_summary_adds_up(calls):
-    counters = counters_of(calls)
-    for purpose in ("training", "evaluation"):
-        summary = counters.summary(purpose)
-        for place, name in enumerate(("packets", "lost", "extra", "missing"), start=1):
-            assert summary[name] == sum(call[place] for call in calls if call[0][0] == purpose)
-            for grouping in ("by_direction", "by_operation", "by_phase", "by_module", "by_layer", "by_link"):
-                assert sum(part[name] for part in summary[grouping].values()) == summary[name]
-
-
 def test_a_summary_by_hand():
     """Two layers, both directions, two links; evaluation and other purposes stay apart."""
     counters = Counters()
@@ -260,19 +248,6 @@ def test_processes_that_disagree_ran_apart(theirs):
 # Tapes
 
 ONE, TWO = Missing([np.array([0])]), Missing([np.array([1, 4]), np.array([0])])
-
-
-def test_a_tape_replays_in_order_and_from_the_start_each_time():
-    """A recomputation may stop early."""
-    tape = LossTape()
-    tape.record(ONE)
-    tape.record(TWO)
-    assert not tape.replaying
-    tape.rewind()
-    assert tape.replaying
-    assert tape.next() is ONE
-    tape.rewind()
-    assert [tape.next() is ONE, tape.next() is TWO] == [True, True]
 
 
 @pytest.fixture

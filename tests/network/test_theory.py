@@ -216,16 +216,6 @@ def test_share_of_contributions_missing(ranks, rate):
     assert lossy == pytest.approx(1 - np.mean(delivered) ** 2)
 
 
-def test_an_error_of_independent_parts_is_a_mean_over_parts_and_of_equal_ones_a_square():
-    """Two ranks, a ring: one part of two crosses one hop, so that a half, or a quarter, of the sum's energy is lost."""
-    assert expected_squared_error("ring", "zero", 2, 0.1, 0.0) == pytest.approx(0.1 / 2)
-    assert expected_squared_error("ring", "zero", 2, 0.1, 1.0) == pytest.approx(0.1 / 4)
-    # with lossy gather a rank that is not the owner lacks all of it as well
-    assert expected_squared_error("ring", "zero", 2, 0.1, 1.0, reliable_gather=False) == pytest.approx(
-        (0.1 / 4 + 0.9 * 0.1 / 4 + 0.1) / 2
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "changed"),
     [

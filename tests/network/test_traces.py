@@ -34,7 +34,7 @@ from lossytp.network.losses import Stream
 from lossytp.network.routes import ALGORITHMS
 from lossytp.network.traces import FlowTrace, ProbeTrace, burst_lengths, write_trace
 from lossytp.training.config import TrainConfig
-from tests.network.loss_statistics import assert_within, batch_means, reproducible
+from tests.network.loss_statistics import reproducible
 from tests.network.processes import OTHERS, shared_losses
 
 KEY = (0, "test")
@@ -75,16 +75,6 @@ def test_closed_forms_by_counting_around_the_circle(recording, lag):
     assert trace.mean_burst_packets == pytest.approx(sum(runs) / len(runs))
     later = [recording[(n + lag) % size] for n in range(size)]
     assert trace.autocorrelation(lag) == pytest.approx(np.corrcoef(recording, later)[0, 1])
-
-
-def test_links_from_random_offsets_lose_at_the_closed_forms():
-    """Each packet of a link is a fair sample of the recording, although a link replays all of it in turn."""
-    trace = Trace.from_indicators(np.random.default_rng(0).random(37) < 0.3)
-    first_two = np.array([np.isin([0, 5], trace.losses((link, "test")).take(6)) for link in range(20_000)], dtype=float)
-    rate = trace.loss_rate
-    assert_within(batch_means(first_two[:, 0]), rate, "loss rate")
-    both = rate**2 + trace.autocorrelation(5) * rate * (1 - rate)
-    assert_within(batch_means(first_two[:, 0] * first_two[:, 1]), both, "lag 5")
 
 
 @reproducible
