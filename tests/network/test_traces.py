@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import json
 import math
 import os
 import re
@@ -22,12 +21,10 @@ from lossytp.network import (
     Correlated,
     FourState,
     GilbertElliott,
-    LossProcess,
     LossyNetwork,
     PerPacket,
     Trace,
     from_netem,
-    gilbert_elliott_preset,
     loss_process_named,
 )
 from lossytp.network.losses import Stream
@@ -124,10 +121,8 @@ def test_equal_content_is_equal_and_what_was_given_may_change_afterwards():
     lost = np.array([1, 3])
     one, same = Trace(lost=lost, num_packets=5), Trace.from_indicators(np.array([False, True, False, True, False]))
     lost[0] = 0
-    others = [Trace(lost=[1, 3], num_packets=6), Trace(lost=[1, 2], num_packets=5), "trace"]
-    assert one == same
-    assert hash(one) == hash(same)
-    assert all(one != other for other in others)
+    assert len({one, same}) == 1
+    assert len({one, Trace(lost=[1, 3], num_packets=6), Trace(lost=[1, 2], num_packets=5)}) == 3
     with pytest.raises(ValueError, match="read-only"):
         one.lost[0] = 0
 
@@ -244,8 +239,6 @@ def test_measured_forms_of_known_laws():
     assert bernoulli.loss_rate == pytest.approx(0.2, abs=0.0015)
     assert bernoulli.mean_burst_packets == pytest.approx(1.25, abs=0.005)
     assert bernoulli.autocorrelation(1) == pytest.approx(0, abs=0.004)
-    share = len(bernoulli.losses(KEY).take(2**20)) / 2**20
-    assert share != bernoulli.loss_rate, "the link measured is not one of a network"
 
 
 @pytest.mark.parametrize(
@@ -293,25 +286,6 @@ def registry(monkeypatch):
         monkeypatch.setitem(LOSS_PROCESSES, name, None)
         del LOSS_PROCESSES[name]
     return LOSS_PROCESSES
-
-
-@pytest.mark.parametrize(
-    "process",
-    [
-        Bernoulli(loss_rate=0.1),
-        gilbert_elliott_preset("default"),
-        FourState(0.02, 0.2, 0.1, 0.3, 0.01),
-        Trace(lost=[1, 2, 7], num_packets=30),
-        shared_losses(0.1, 0.5, 4),
-        PerPacket(lambda packets, uniforms: uniforms < 0.1),
-    ],
-)
-def test_a_network_takes_every_process_and_resumes_it_through_json(process):
-    assert isinstance(process, LossProcess)
-    network, resumed = LossyNetwork({(0, 1): process}, default=process), LossyNetwork(process)
-    assert len(network.lost_packets(0, 1, 700)) == pytest.approx(700 * process.loss_rate, abs=60)
-    resumed.load_state_dict(json.loads(json.dumps(network.state_dict())))
-    assert resumed.lost_packets(0, 1, 700).tolist() == network.lost_packets(0, 1, 700).tolist()
 
 
 def test_each_name_is_built_as_its_class_is(tmp_path):
