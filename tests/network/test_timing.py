@@ -215,11 +215,12 @@ PATH = Path(bandwidth_bits_per_s=10e9, round_trip_s=20e-6)
 RELIABLE = SelectiveRepeat(window_packets=64, timeout_s=100e-6)
 ALPHA_S, BETA_S = 10e-6, 1.2e-6  # half a round trip, and a packet of 1,500 bytes on the wire
 ELEMENTS_PER_PACKET = 364
+PERCENT = Bernoulli(loss_rate=0.01)
 
 
 def times(
     algorithm="ring", *, ranks=4, num_elements=40 * ELEMENTS_PER_PACKET, itemsize=4,
-    transport=RELIABLE, process=Bernoulli(loss_rate=0.01), **settings,
+    transport=RELIABLE, process=PERCENT, **settings,
 ):  # fmt: skip
     all_reduce = AllReduce(algorithm=algorithm, num_elements=num_elements, itemsize=itemsize, ranks=ranks)
     channel = Channel(path=PATH, transport=transport, process=process)
