@@ -502,7 +502,7 @@ def test_what_is_no_process_is_refused(given):
 @pytest.mark.parametrize("key", ["0>1", (0, 1, 2), 3, (0, 0), (0, -2), (0, 1.0)])
 def test_a_default_without_names_and_names_that_are_no_links_are_refused(key):
     for arguments in ({"process": {key: MORE}}, {"process": BERNOULLI, "default": MORE}, {"process": {}}):
-        with pytest.raises(ValueError, match=r"default|link"):
+        with pytest.raises(ValueError, match=r"default|link|process"):
             LossyNetwork(**arguments)
 
 
