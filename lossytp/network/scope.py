@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -125,11 +125,10 @@ class Counters:
                 _add(mine, row, counts)
 
 
-def _add(table: dict[Row, list[int]], row: Row, counts: Iterable[int]) -> None:
-    totals = table.get(row)
-    table[row] = (
-        list(counts) if totals is None else [total + count for total, count in zip(totals, counts, strict=True)]
-    )
+def _add(table: dict[Row, list[int]], row: Row, counts: Sequence[int]) -> None:
+    totals = table.setdefault(row, [0] * len(counts))
+    for column, count in enumerate(counts):
+        totals[column] += count
 
 
 def _total(rows: list[dict]) -> dict:
