@@ -21,7 +21,6 @@ from lossytp.network import (
     Bernoulli,
     FourState,
     GilbertElliott,
-    LossProcess,
     LossyNetwork,
     PerPacket,
     Scope,
@@ -31,19 +30,11 @@ from lossytp.network import (
 )
 from lossytp.network.lossy_network import Wiring, described, process_described
 from lossytp.network.random_numbers import Normals
-from lossytp.network.repairs import repair_named
 from lossytp.network.routes import ALGORITHMS, Hop
 from lossytp.network.routes import DIRECT as direct
 from lossytp.network.routes import RING as ring
-from lossytp.network.routes import SENDER as sender
 from lossytp.network.scope import COUNTED, LossTape
-from tests.network.loss_statistics import (
-    assert_within,
-    correlation,
-    indicators,
-    is_within,
-    reproducible,
-)
+from tests.network.loss_statistics import assert_within, correlation, indicators, is_within, reproducible
 from tests.network.lossy_traffic import (
     BERNOULLI,
     BURSTS,
@@ -241,20 +232,19 @@ def test_a_message_without_losses_is_not_taken_for_a_reliable_one():
     assert LossyNetwork({(2, 0): EVERYTHING}).send(direct.reduce(4000, RANKS), 4).any
 
 
-@pytest.mark.parametrize("block", ["reliable", "evaluation"])
+@pytest.mark.parametrize("block", [lambda network: network.reliable(), lambda network: network.evaluation(7)])
 def test_an_exception_ends_a_block(block):
     network, plain = LossyNetwork(BERNOULLI, wire=TWO_FLOATS), LossyNetwork(BERNOULLI, wire=TWO_FLOATS)
 
     def fail_within():
-        with network.reliable() if block == "reliable" else network.evaluation(7):
-            sent(network)
+        with block(network):
             raise KeyError
 
     with pytest.raises(KeyError):
         fail_within()
     assert not network.suspended
+    assert network.block == ("training", 0)
     assert sent(network) == sent(plain)
-    assert {row["purpose"] for row in network.counters.rows("training")} == {"training"}
 
 
 def test_reliable_blocks_of_several_threads_may_overlap():
@@ -310,28 +300,11 @@ def test_a_report_of_nothing_is_an_empty_table():
     assert {"purpose", *Site._fields, "group", "src", "dst", *COUNTED, "observed_loss_rate"} == set(report)
 
 
-def test_a_collectives_packets_are_counted_on_every_link_it_uses():
-    """4,000 floats over four ranks: chunks of 1,000, three packets of 364 each, on 12 links."""
-    network = LossyNetwork(EVERYTHING)
-    network.send(direct.reduce(4000, RANKS), 4, site=Site(1, "mlp", "forward"))
-    summary = network.counters.summary("training")
-    assert (summary["packets"], summary["lost"], summary["observed_loss_rate"]) == (36, 36, 1)
-    assert set(summary["by_link"]) == {f"{src}->{dst}" for src, dst in itertools.permutations(RANKS, 2)}
-    assert {link["packets"] for link in summary["by_link"].values()} == {3}
-    assert set(summary["by_layer"]) == {"1"}
-
-
-def test_a_summary_counts_what_repairs_sent_and_how_often_a_recording_began_again():
-    network = LossyNetwork(Bernoulli(loss_rate=0.1), wire=Wire(mtu_bytes=900))
-    network.send(sender.reduce(800 * 214, (0,)), 4, repair=repair_named("fec(10, 8)"))
-    summary = network.summary("training")
-    assert (summary["packets"], summary["extra"]) == (1000, 200)
-    assert "wraps" not in summary
-    recorded = LossyNetwork({(0, 1): Trace(lost=[2], num_packets=5)})
+def test_a_summary_counts_how_often_a_recording_began_again():
+    recorded, resumed = (LossyNetwork({(0, 1): Trace(lost=[2], num_packets=5)}) for _ in range(2))
     recorded.lost_packets(0, 1, 100)
     assert recorded.summary("training")["wraps"] in (19, 20)
-    assert "wraps" not in recorded.summary("evaluation")
-    resumed = LossyNetwork({(0, 1): Trace(lost=[2], num_packets=5)})
+    assert "wraps" not in recorded.summary("evaluation") | LossyNetwork(BERNOULLI).summary("training")
     resumed.load_state_dict(recorded.state_dict())
     assert resumed.summary("training") == recorded.summary("training")
 
@@ -430,21 +403,18 @@ def test_a_copy_goes_on_by_itself(duplicate):
     assert other.summary("training")["packets"] == 4000
 
 
+BLOCKS = [LossyNetwork.reliable, lambda of: of.evaluation(7), lambda of: of.recording(LossTape())]
+
+
 @duplicated
-@pytest.mark.parametrize("block", ["reliable", "evaluation", "recording"])
+@pytest.mark.parametrize("block", BLOCKS)
 def test_a_copy_made_within_a_block_is_outside_of_it(block, duplicate):
     network, plain = (LossyNetwork(BERNOULLI, wire=TWO_FLOATS) for _ in range(2))
     assert sent(network) == sent(plain)
-    blocks = {
-        "reliable": network.reliable(),
-        "evaluation": network.evaluation(7),
-        "recording": network.recording(LossTape()),
-    }
-    with blocks[block], network.evaluation(8):
+    with block(network), network.evaluation(8):
         sent(network)
         copied = duplicate(network)
-    assert copied.tape is None
-    assert copied.block == ("training", 0)
+    assert (copied.tape, copied.block) == (None, ("training", 0))
     assert sent(copied) == sent(plain)
     copied.load_state_dict(plain.state_dict())
     assert sent(duplicate(copied)) == sent(plain), "what was loaded is copied too"
@@ -475,9 +445,8 @@ def test_equal_settings_are_described_alike():
 
 @pytest.mark.parametrize("given", [0.1, None, "ber", Bernoulli, PerPacket, Bernoulli.losses, object()])
 def test_what_is_no_process_is_refused(given):
-    assert not isinstance(given, LossProcess) or isinstance(given, type)
     for arguments in ({"process": given}, {"process": {(0, 1): given}}, {"process": {}, "default": given}):
-        with pytest.raises(ValueError, match=r"process|default"):
+        with pytest.raises(ValueError, match="process"):
             LossyNetwork(**arguments)
 
 

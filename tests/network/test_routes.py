@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from lossytp.network import ALGORITHMS, SWITCH, GilbertElliott, LossyNetwork
 from lossytp.network.repairs import repair_named
-from lossytp.network.routes import (
-    MOST,
-    Hop,
-    Wire,
-    algorithm_named,
-    check_links_within,
-    checked_link,
-    chunk_bounds,
-)
+from lossytp.network.routes import MOST, Hop, Wire, algorithm_named, check_links_within, checked_link, chunk_bounds
 from lossytp.network.routes import RING as ring
 from lossytp.network.routes import TREE as tree
 from tests.network.loss_statistics import reproducible

@@ -268,21 +268,6 @@ def test_each_sample_is_made_of_its_own_links_and_messages(monkeypatch):
     assert got.missing_share == pytest.approx((4 * first_message + 2) / (2 * 2 * 20))
 
 
-@pytest.mark.parametrize(("transport", "losses_a_packet"), [(RELIABLE, 9), (BestEffort(deadline_s=1), 0.9)])
-def test_a_portion_has_room_for_what_is_sent_again_and_lost_again(transport, losses_a_packet, monkeypatch):
-    monkeypatch.setattr(timing, "LOSSES_AT_ONCE", 4000)
-    portions = []
-
-    class Noted(type(transport)):
-        def deliver(self, losses, num_packets, num_messages, path):
-            portions.append(len(losses) * num_messages * (1 + num_packets * losses_a_packet))
-            return Labels().deliver(losses, num_packets, num_messages, path)
-
-    noted = Noted(**vars(transport))
-    times("ring", transport=noted, process=Bernoulli(loss_rate=0.9), samples=6)
-    assert 1000 < max(portions) <= 4000
-
-
 @pytest.mark.parametrize("algorithm", SCHEDULES)
 @pytest.mark.parametrize("transport", [RELIABLE, GoBackN(window_packets=64, timeout_s=100e-6)])
 def test_time_grows_with_the_loss_rate_and_never_falls_below_the_lossless_one(algorithm, transport):
