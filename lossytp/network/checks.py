@@ -2,7 +2,6 @@
 
 import ast
 import difflib
-import functools
 import inspect
 import math
 import re
@@ -31,6 +30,12 @@ def printable(text: object, longest: int = 4 * LONGEST_SHOWN) -> str:
     return "".join(signs if len(signs) <= longest else [*signs[:longest], "..."])
 
 
+def is_finite(value: object) -> TypeGuard[float]:
+    """Return whether `value` is a finite number, and not a bool."""
+    whole = isinstance(value, Integral)  # no float holds a very large one
+    return isinstance(value, Real) and not isinstance(value, bool) and (whole or math.isfinite(value))
+
+
 def check_is(name: str, value: object, kind: type | tuple[type, ...], fix: str) -> None:
     """Raise TypeError unless `value` is an instance of `kind`; `fix` follows "give"."""
     if not isinstance(value, kind):
@@ -53,13 +58,6 @@ def _check(holds: bool, name: str, value: object, fault: str) -> None:
     """Raise ValueError unless a condition `holds`; `fault` says which does not, and what to give."""
     if not holds:
         raise ValueError(f"{name} = {shown(value)} is {fault}")
-
-
-def is_finite(value: object) -> TypeGuard[float]:
-    """Return whether `value` is a finite number, and not a bool."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return False
-    return isinstance(value, Integral) or math.isfinite(value)  # no float holds a very large whole number
 
 
 def check_probability(name: str, value: float) -> None:
@@ -154,11 +152,6 @@ def split_outside_parentheses(text: str, separator: str) -> list[str]:
     return [part.strip() for part in found]
 
 
-@functools.cache  # a study builds thousands
-def _signature(build: Callable) -> inspect.Signature:
-    return inspect.signature(build)
-
-
 def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Mapping[str, Any] | None = None) -> T:
     """Return what `text` names: ``known[name]`` called with its values.
 
@@ -175,7 +168,7 @@ def build(kind: str, text: str, known: Mapping[str, Callable[..., T]], given: Ma
     """
     name, values, named = parse(kind, text)
     check_known(kind, name, known)
-    signature = _signature(known[name])
+    signature = inspect.signature(known[name])
     try:
         taken = signature.bind_partial(*values, **named).arguments
         for setting, value in (given or {}).items():

@@ -8,7 +8,7 @@ computes the same losses without a message, in any process layout, on any device
 import math
 import re
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -70,22 +70,14 @@ def check_process(name: str, value: object) -> None:
 
 
 class ClosedForms:
-    """Give a process its autocorrelation and mean burst, from its `loss_rate` and `covariance(lag)`."""
+    """Give a process its autocorrelation and mean burst, from its `loss_rate` and `covariance(lag)` at lags above 0."""
 
-    if TYPE_CHECKING:  # at run time `loss_rate` would be the default of a dataclass's field
-
-        @property
-        def loss_rate(self) -> float: ...
-
-        def covariance(self, lag: int) -> float:
-            """Return the covariance of the loss indicators of two packets `lag` apart, for a lag other than 0."""
-
-    def autocorrelation(self, lag: int) -> float:
+    def autocorrelation(self: Any, lag: int) -> float:
         variance = self.loss_rate * (1 - self.loss_rate)
         return self.covariance(lag) / variance if lag and variance else float(lag == 0)
 
     @property
-    def mean_burst_packets(self) -> float:
+    def mean_burst_packets(self: Any) -> float:
         """Return the loss rate divided by P(a packet is lost and the one before it is not)."""
         rate = self.loss_rate
         both_lost = rate**2 + self.autocorrelation(1) * rate * (1 - rate)

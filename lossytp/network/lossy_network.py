@@ -22,7 +22,7 @@ from lossytp.network.random_numbers import Normals
 from lossytp.network.repairs import ZERO, Repair, repair_named, stage_of
 from lossytp.network.routes import ALGORITHMS, Algorithm, Hop, Hops, Link, Missing, Wire, algorithm_named, checked_link
 from lossytp.network.scope import COUNTED, EVERYWHERE, Counters, LossTape, Scope, Site
-from lossytp.network.traces import Replay, most_wraps
+from lossytp.network.traces import most_wraps
 
 if TYPE_CHECKING:
     import pandas
@@ -60,8 +60,8 @@ class LossyNetwork:
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if a process is not a loss process, a link is not a pair of ranks, or `process` is no mapping of at
-            least one link but `default` is given, or needed.
+        ValueError: if a process is not a loss process, a link is not a pair of ranks, or `default` is given, or needed,
+            where it does not fit.
     """
 
     def __init__(
@@ -73,21 +73,13 @@ class LossyNetwork:
         wire: Wire | None = None,
         scope: Scope = EVERYWHERE,
     ) -> None:
-        self._named: dict[Link, LossProcess] = {}
-        if isinstance(process, Mapping):
-            self._named = {checked_link(link): given for link, given in process.items()}
-            self._default = LOSSLESS if default is None else default
-            fits = bool(process) or default is not None
-        else:
-            self._default, fits = process, default is None
-        if not fits:
-            raise ValueError(
-                f"process = {shown(process)} with default = {shown(default)}: give one process for all links, or name "
-                "links such as {(0, 1): process} and give a default for the others"
-            )
-        check_process("process" if default is None else "default", self._default)
-        for (src, dst), given in self._named.items():
-            check_process(f"process of {src}>{dst}", given)
+        named = process if isinstance(process, Mapping) else {}
+        if default is not None and process is not named:
+            raise ValueError(f"default = {shown(default)} needs a mapping of named links: give one, or leave it out")
+        self._named = {checked_link(link): given for link, given in named.items()}
+        self._default: Any = default if default is not None else LOSSLESS if named else process
+        for name, given in {"process": self._default, **{f"process of {link}": named[link] for link in named}}.items():
+            check_process(name, given)
         check_number("seed", seed, Integral, "one, such as 0")
         self.seed = index(seed)  # numpy's integers would select other streams
         self.wire = Wire() if wire is None else wire
@@ -109,9 +101,8 @@ class LossyNetwork:
         return self._named.get((src, dst), self._default)
 
     def loss_rate(self, src: int, dst: int) -> float:
-        """Return the loss rate of the link src -> dst, which differs from link to link in a recording of a mesh."""
-        process = self.process(src, dst)
-        return (process.of((src, dst)) if isinstance(process, Replay) else process).loss_rate
+        """Return the loss rate of the link src -> dst."""
+        return self.process(src, dst).loss_rate
 
     @property
     def named_links(self) -> tuple[Link, ...]:
@@ -424,37 +415,35 @@ class Wiring:
         """Yield whether two settings cannot be combined, and why."""
         algorithm, repair = f"algorithm = {self.algorithm.name!r}", f"repair = '{self.repair}'"
         own_part, adjoint, noise = self.repair.uses_own_part, self.exact_adjoint, self.control == "noise"
+        elsewhere = self.sequence_parallel and not self.reliable_gather
+        several = noise and not self.algorithm.hops_carry_one(self.sequence_parallel)
         yield (
             own_part and not self.algorithm.has_receiving_ranks,
-            f"{repair} does not work with {algorithm}, where every rank lacks what is lost, and none has a part to "
-            "fill in: choose another algorithm",
+            f"{repair} does not work with {algorithm}, where every rank lacks what is lost: choose another algorithm",
         )
         yield (
-            own_part and self.sequence_parallel and not self.reliable_gather,
-            f"{repair} does not work with sequence_parallel and reliable_gather = False, because a rank has no part of "
-            "what it gathers: choose another repair",
+            own_part and elsewhere,
+            f"{repair} does not work, as a rank has no part of what it gathers: choose another repair",
         )
         yield own_part and adjoint, f"exact_adjoint does not work with {repair}: choose another repair"
         yield (
             adjoint and not self.one_stream,
-            "exact_adjoint does not work with lossy gathers or sequence_parallel, because the adjoint of a gather "
-            "would be another lossy collective: leave reliable_gather True and sequence_parallel False",
+            "exact_adjoint does not work with lossy gathers or sequence_parallel: leave reliable_gather True and "
+            "sequence_parallel False",
         )
-        if noise:
-            fit = [name for name, other in ALGORITHMS.items() if other.hops_carry_one(self.sequence_parallel)]
-            yield (
-                not self.algorithm.hops_carry_one(self.sequence_parallel),
-                f"control = 'noise' does not work with {algorithm}, whose hops carry several ranks' parts: choose one "
-                f"of {', '.join(fit)}",
-            )
+        fit = [name for name, other in ALGORITHMS.items() if several and other.hops_carry_one(self.sequence_parallel)]
+        yield (
+            several,
+            f"control = 'noise' does not work with {algorithm}, whose hops carry several ranks' parts: choose one of "
+            f"{', '.join(fit)}",
+        )
         yield (
             noise and (self.repair != ZERO or adjoint),
             "control = 'noise' loses no packets that a repair or an adjoint could act on: leave both out",
         )
         yield (
             self.own_streams and self.algorithm.sum_reaches_all,
-            f"reliable_gather = False does not work with {algorithm}, whose sum reaches every rank: choose another "
-            "algorithm",
+            f"reliable_gather = False does not fit {algorithm}, whose sum reaches every rank: choose another algorithm",
         )
 
     @property

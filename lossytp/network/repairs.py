@@ -63,13 +63,35 @@ class Repair:
         values = ", ".join(repr(getattr(self, field.name)) for field in fields(self))
         return f"{self.name}({values})" if values else self.name
 
+    def part(self, stage: str) -> "Repair":
+        """Return the repair of this stage, or `ZERO`, which does nothing."""
+        return self if self.stage == stage else ZERO
+
+    def num_protected(self, num_packets: int) -> int:
+        """Return how many of a hop's packets are sent until they arrive."""
+        return 0
+
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         """Send a message of `num_packets` packets over one link; return the sorted indices that stay missing."""
         return send(num_packets)
 
     def carry(self, num_elements: int, elements_per_packet: int, send: Send) -> np.ndarray:
-        """Send `num_elements` of a message over one link; return the sorted packets that stay missing."""
-        return self.deliver(-(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet), send)
+        """Send `num_elements` of a message over one link; return the sorted packets that stay missing.
+
+        Protected packets go first, until they arrive. The others are numbered among themselves.
+        """
+        protected = missing = self.num_protected(-(-num_elements // elements_per_packet))
+        tries = 0
+        while missing:
+            if tries == MOST_TRIES:
+                raise ValueError(
+                    f"repair = '{self}' sent a packet {MOST_TRIES} times over a link that delivered none of them: give "
+                    "a loss rate below 1, or another repair"
+                )
+            missing = len(send(missing, extra=missing if tries else 0))
+            tries += 1
+        num_packets = -(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet)
+        return self.deliver(num_packets - protected, send)
 
     def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
         """Return how many elements the sender sends for `num_elements` of a message."""
@@ -77,7 +99,7 @@ class Repair:
 
     def sent_again(self, num_packets: int, losses: int) -> int:
         """Return how many packets the repair would send again if each had been lost `losses` times."""
-        return 0
+        return self.num_protected(num_packets)
 
     def round_trips(self, loss_rate: float, num_packets: int) -> float:
         """Return how many round trips a message waits for retransmissions, on average over a Bernoulli link.
@@ -452,7 +474,6 @@ class Protect(Zero):
         return f"protect({self.share})" if self.by == "norm" else f"protect({self.share}, {self.by!r})"
 
     def num_protected(self, num_packets: int) -> int:
-        """Return how many of a hop's packets are sent reliably."""
         return math.ceil(self.share * num_packets - 1e-9)  # 0.07 * 100 is above 7
 
     def protected(self, squares: np.ndarray, seed: int) -> np.ndarray:
@@ -461,25 +482,6 @@ class Protect(Zero):
         if self.by == "random":
             squares = Stream((seed, "protect", len(squares))).uniforms(len(squares))
         return np.sort(np.argsort(-squares, kind="stable")[:count])
-
-    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
-        """Return which packets stay missing, numbered among those that are not protected."""
-        return self.deliver_with(ZERO, num_packets, self.num_protected(num_packets), send)
-
-    def deliver_with(self, others: Repair, num_packets: int, count: int, send: Send) -> np.ndarray:
-        """Send `count` packets until they have arrived, and let `others` deliver the remaining ones."""
-        outstanding = send(count)
-        for _ in range(MOST_TRIES):
-            if not len(outstanding):
-                return others.deliver(num_packets - count, send)
-            outstanding = send(len(outstanding), extra=len(outstanding))
-        raise ValueError(
-            f"repair = '{self}' sent a packet {MOST_TRIES} times over a link that delivered none of them: give a "
-            "loss rate below 1, or another repair"
-        )
-
-    def sent_again(self, num_packets: int, losses: int) -> int:
-        return self.num_protected(num_packets)
 
     def missing_rate(self, loss_rate: float) -> float:
         return (1 - self.share) * loss_rate
@@ -523,31 +525,22 @@ class Chain(Repair):
         return " + ".join(map(str, self.repairs))
 
     def part(self, stage: str) -> Repair:
-        """Return the repair of this stage, or `ZERO`, which does nothing."""
         return next((repair for repair in self.repairs if repair.stage == stage), ZERO)
 
+    def num_protected(self, num_packets: int) -> int:
+        return self.part("select").num_protected(num_packets)
+
+    def deliver(self, num_packets: int, send: Send) -> np.ndarray:
+        return self.part("deliver").deliver(num_packets, send)
+
     def elements_on_wire(self, num_elements: int, elements_per_packet: int) -> int:
-        protected, others = self._split(num_elements, elements_per_packet)
-        if not protected:
-            return self.part("fill").elements_on_wire(num_elements, elements_per_packet)
-        return protected + self.part("fill").elements_on_wire(others, elements_per_packet)
-
-    def carry(self, num_elements: int, elements_per_packet: int, send: Send) -> np.ndarray:
-        protected, _ = self._split(num_elements, elements_per_packet)
-        num_packets = -(-self.elements_on_wire(num_elements, elements_per_packet) // elements_per_packet)
-        select, deliver = self.part("select"), self.part("deliver")
-        if isinstance(select, Protect):
-            return select.deliver_with(deliver, num_packets, protected // elements_per_packet, send)
-        return deliver.deliver(num_packets, send)
-
-    def _split(self, num_elements: int, capacity: int) -> tuple[int, int]:
-        """Return how many elements fit into the protected packets and into the others."""
-        select, num_packets = self.part("select"), -(-num_elements // capacity)
-        count = select.num_protected(num_packets) if isinstance(select, Protect) else 0
-        return count * capacity, (num_packets - count) * capacity
+        num_packets = -(-num_elements // elements_per_packet)
+        protected = self.num_protected(num_packets)
+        others = (num_packets - protected) * elements_per_packet if protected else num_elements
+        return protected * elements_per_packet + self.part("fill").elements_on_wire(others, elements_per_packet)
 
     def sent_again(self, num_packets: int, losses: int) -> int:
-        protected = self.part("select").sent_again(num_packets, losses)
+        protected = self.num_protected(num_packets)
         return protected + self.part("deliver").sent_again(num_packets - protected, losses)
 
     def weight(self, loss_rate: float) -> float:
@@ -565,15 +558,7 @@ class Chain(Repair):
 
 def stage_of(repair: Repair, stage: str) -> Repair:
     """Return the part of `repair` that works on a stage, or `ZERO`, which does nothing."""
-    if isinstance(repair, Chain):
-        return repair.part(stage)
-    return repair if repair.stage == stage else ZERO
-
-
-def without_protection(repair: Repair) -> Repair:
-    """Return what `repair` does to packets that are not protected."""
-    others = tuple(part for part in getattr(repair, "repairs", (repair,)) if not isinstance(part, Protect))
-    return Chain(others) if len(others) > 1 else others[0] if others else ZERO
+    return repair.part(stage)
 
 
 REPAIRS: dict[str, type[Repair]] = {

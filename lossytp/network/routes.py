@@ -171,13 +171,21 @@ class Algorithm(NamedTuple):
         return all(len(hop.positions) == 1 for hop in hops)
 
 
-def cached(route: Callable[[int, tuple[int, ...], int], Iterator[Hop]]) -> Routes:
-    """Make routes of a generator of hops: keep the hops, and leave out those that carry nothing or reach nobody."""
+Bounds = tuple[int, int]
+Route = Callable[[tuple[int, ...], list[Bounds]], Iterator[Hop]]
+
+
+def cached(route: Route) -> Routes:
+    """Make routes of a generator of hops from the ranks and the bounds of each rank's chunk.
+
+    Hops are kept for the next message. Those that carry nothing, or affect nobody, are left out.
+    """
 
     @lru_cache(maxsize=1024)
     @wraps(route)
     def hops(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
-        return tuple(hop for hop in route(num_elements, ranks, unit) if hop.stop > hop.start and hop.positions)
+        chunks = chunk_bounds(num_elements, len(ranks), unit)
+        return tuple(hop for hop in route(ranks, chunks) if hop.stop > hop.start and hop.positions)
 
     return hops
 
@@ -187,13 +195,23 @@ def no_hops(num_elements: int, ranks: tuple[int, ...], unit: int = 1) -> Hops:
     return ()
 
 
-def chunk_bounds(num_elements: int, num_chunks: int, unit: int = 1) -> list[tuple[int, int]]:
+def chunk_bounds(num_elements: int, num_chunks: int, unit: int = 1) -> list[Bounds]:
     """Return the bounds of each chunk. Chunk c is [c * size, (c + 1) * size), clipped to `num_elements`.
 
     `size` is num_elements / num_chunks, rounded up to whole units.
     """
     size = -(-num_elements // (num_chunks * unit)) * unit
     return [(min(c * size, num_elements), min((c + 1) * size, num_elements)) for c in range(num_chunks)]
+
+
+def whole(chunks: list[Bounds]) -> Bounds:
+    """Return the bounds of the message that these chunks make up."""
+    return 0, chunks[-1][1]
+
+
+def everyone(ranks: tuple[int, ...], but: int | None = None) -> tuple[int, ...]:
+    """Return the positions of all ranks, or of all but one."""
+    return tuple(position for position in range(len(ranks)) if position != but)
 
 
 def in_steps(seconds: np.ndarray) -> np.ndarray:
@@ -209,21 +227,17 @@ def in_steps(seconds: np.ndarray) -> np.ndarray:
 
 
 @cached
-def direct_reduce(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def direct_reduce(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route rank r's part of chunk c over link r -> c. A loss there affects only this part."""
     for position, src in enumerate(ranks):
-        for owner, bounds in zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True):
-            if owner != src:
-                yield Hop(src, owner, *bounds, (position,))
+        yield from (Hop(src, dst, *chunk, (position,)) for dst, chunk in zip(ranks, chunks, strict=True) if dst != src)
 
 
 @cached
-def direct_gather(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def direct_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route chunk c of the sum over link c -> r. A loss there affects only rank r."""
-    for owner, bounds in zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True):
-        for position, dst in enumerate(ranks):
-            if owner != dst:
-                yield Hop(owner, dst, *bounds, (position,))
+    for src, chunk in zip(ranks, chunks, strict=True):
+        yield from (Hop(src, dst, *chunk, (position,)) for position, dst in enumerate(ranks) if dst != src)
 
 
 # A rank's R - 1 chunks share its port as one message. The sums come back once the last rank has sent its chunks.
@@ -237,9 +251,9 @@ DIRECT = Algorithm(direct_reduce, direct_gather, direct_reduce, direct_gather, D
 
 
 @cached
-def ring_reduce(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def ring_reduce(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route partial sums; a loss destroys the parts of all ranks upstream."""
-    size, chunks = len(ranks), chunk_bounds(num_elements, len(ranks), unit)
+    size = len(ranks)
     for step in range(size - 1):
         for position, src in enumerate(ranks):
             chunk = (position - step - 1) % size
@@ -248,9 +262,9 @@ def ring_reduce(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterato
 
 
 @cached
-def ring_gather(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def ring_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route sums; a loss starves every rank downstream."""
-    size, chunks = len(ranks), chunk_bounds(num_elements, len(ranks), unit)
+    size = len(ranks)
     for step in range(size - 1):
         for position, src in enumerate(ranks):
             downstream = tuple((position + 1 + passed) % size for passed in range(size - 1 - step))
@@ -280,45 +294,6 @@ RING = Algorithm(ring_reduce, ring_gather, ring_reduce, ring_gather, RING_SCHEDU
 # full bandwidth broadcast, reduction and scan", Parallel Computing 2009.)
 
 
-@cached
-def tree_reduce(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
-    """Route sums up; a loss destroys the sum of the subtree below."""
-    for child in reversed(range(1, len(ranks))):  # the deepest first
-        yield _up(child, ranks, (0, num_elements), _subtree(child, len(ranks)))
-
-
-@cached
-def tree_gather(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
-    """Route the sum down; a loss starves the subtree below."""
-    for child in range(1, len(ranks)):
-        yield _down(child, ranks, (0, num_elements), _subtree(child, len(ranks)))
-
-
-@cached
-def tree_reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
-    """Route sums to the root, then each rank's chunk down its branch, where a lost packet takes the sum along."""
-    yield from tree_reduce(num_elements, ranks, unit)
-    for owner, bounds in enumerate(chunk_bounds(num_elements, len(ranks), unit)):
-        for position in reversed(_branch(owner)):
-            yield _down(position, ranks, bounds, tuple(range(len(ranks))))
-
-
-@cached
-def tree_all_gather(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
-    """Route each rank's chunk up its branch, where a loss starves all other ranks, then all chunks down the tree.
-
-    A rank keeps its own chunk. It receives the other chunks from its parent, and passes all of them on.
-    """
-    size, chunks = len(ranks), chunk_bounds(num_elements, len(ranks), unit)
-    for owner, bounds in enumerate(chunks):
-        for position in _branch(owner):
-            yield _up(position, ranks, bounds, tuple(other for other in range(size) if other != owner))
-    for child in range(1, size):
-        below = _subtree(child, size)
-        for owner, bounds in enumerate(chunks):
-            yield _down(child, ranks, bounds, tuple(position for position in below if position != owner))
-
-
 def _subtree(root: int, size: int) -> tuple[int, ...]:
     return (root, *(p for child in (2 * root + 1, 2 * root + 2) if child < size for p in _subtree(child, size)))
 
@@ -328,12 +303,47 @@ def _branch(position: int) -> list[int]:
     return [position, *_branch((position - 1) // 2)] if position else []
 
 
-def _up(child: int, ranks: tuple[int, ...], bounds: tuple[int, int], positions: tuple[int, ...]) -> Hop:
+def _up(child: int, ranks: tuple[int, ...], bounds: Bounds, positions: tuple[int, ...]) -> Hop:
     return Hop(ranks[child], ranks[(child - 1) // 2], *bounds, positions)
 
 
-def _down(child: int, ranks: tuple[int, ...], bounds: tuple[int, int], positions: tuple[int, ...]) -> Hop:
+def _down(child: int, ranks: tuple[int, ...], bounds: Bounds, positions: tuple[int, ...]) -> Hop:
     return Hop(ranks[(child - 1) // 2], ranks[child], *bounds, positions)
+
+
+def _sums_up(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
+    """Route sums up, the deepest first; a loss destroys the sum of the subtree below."""
+    for child in reversed(range(1, len(ranks))):
+        yield _up(child, ranks, whole(chunks), _subtree(child, len(ranks)))
+
+
+@cached
+def tree_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
+    """Route the sum down; a loss starves the subtree below."""
+    for child in range(1, len(ranks)):
+        yield _down(child, ranks, whole(chunks), _subtree(child, len(ranks)))
+
+
+@cached
+def tree_reduce_scatter(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
+    """Route sums to the root, then each rank's chunk down its branch, where a lost packet takes the sum along."""
+    yield from _sums_up(ranks, chunks)
+    for owner, chunk in enumerate(chunks):
+        yield from (_down(position, ranks, chunk, everyone(ranks)) for position in reversed(_branch(owner)))
+
+
+@cached
+def tree_all_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
+    """Route each rank's chunk up its branch, where a loss starves all other ranks, then all chunks down the tree.
+
+    A rank keeps its own chunk. It receives the other chunks from its parent, and passes all of them on.
+    """
+    for owner, chunk in enumerate(chunks):
+        yield from (_up(position, ranks, chunk, everyone(ranks, but=owner)) for position in _branch(owner))
+    for child in range(1, len(ranks)):
+        below = _subtree(child, len(ranks))
+        for owner, chunk in enumerate(chunks):
+            yield _down(child, ranks, chunk, tuple(position for position in below if position != owner))
 
 
 def over_tree(seconds: np.ndarray) -> np.ndarray:
@@ -354,7 +364,7 @@ def over_tree(seconds: np.ndarray) -> np.ndarray:
 
 
 TREE_SCHEDULE = Schedule(lambda ranks: 2 * (ranks - 1), lambda ranks: 1, lambda ranks: 1, False, over_tree)
-TREE = Algorithm(tree_reduce, tree_gather, tree_reduce_scatter, tree_all_gather, TREE_SCHEDULE, "tree")
+TREE = Algorithm(cached(_sums_up), tree_gather, tree_reduce_scatter, tree_all_gather, TREE_SCHEDULE, "tree")
 
 
 # Switch: ranks send whole messages up to a switch, which sums them and sends the sum down to each.
@@ -363,36 +373,31 @@ TREE = Algorithm(tree_reduce, tree_gather, tree_reduce_scatter, tree_all_gather,
 # "Scalable Hierarchical Aggregation Protocol (SHArP)", COMHPC 2016.
 
 
-@cached
-def switch_reduce(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def _to_switch(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route contributions up. A loss on a rank's uplink affects only its contribution."""
-    for position, rank in enumerate(ranks):
-        yield Hop(rank, SWITCH, 0, num_elements, (position,))
+    yield from (Hop(rank, SWITCH, *whole(chunks), (position,)) for position, rank in enumerate(ranks))
 
 
 @cached
-def switch_gather(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def switch_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route the sum down. A loss on a rank's downlink affects only this rank."""
-    for position, rank in enumerate(ranks):
-        yield Hop(SWITCH, rank, 0, num_elements, (position,))
+    yield from (Hop(SWITCH, rank, *whole(chunks), (position,)) for position, rank in enumerate(ranks))
 
 
 @cached
-def switch_reduce_scatter(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def switch_reduce_scatter(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route each rank's chunk of the sum down to this rank only. A packet lost there takes all contributions along."""
-    yield from switch_reduce(num_elements, ranks, unit)
-    for rank, bounds in zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True):
-        yield Hop(SWITCH, rank, *bounds, tuple(range(len(ranks))))
+    yield from _to_switch(ranks, chunks)
+    yield from (Hop(SWITCH, rank, *chunk, everyone(ranks)) for rank, chunk in zip(ranks, chunks, strict=True))
 
 
 @cached
-def switch_all_gather(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def switch_all_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route each rank's chunk up, where a loss starves all other ranks, and down to each of them."""
-    chunks = list(enumerate(chunk_bounds(num_elements, len(ranks), unit)))
-    for owner, bounds in chunks:
-        yield Hop(ranks[owner], SWITCH, *bounds, tuple(other for other, _ in chunks if other != owner))
+    for owner, chunk in enumerate(chunks):
+        yield Hop(ranks[owner], SWITCH, *chunk, everyone(ranks, but=owner))
     for position, rank in enumerate(ranks):
-        yield from (Hop(SWITCH, rank, *bounds, (position,)) for owner, bounds in chunks if owner != position)
+        yield from (Hop(SWITCH, rank, *chunk, (position,)) for owner, chunk in enumerate(chunks) if owner != position)
 
 
 def through_switch(seconds: np.ndarray) -> np.ndarray:
@@ -405,6 +410,7 @@ def through_switch(seconds: np.ndarray) -> np.ndarray:
     return up.max(axis=-1) + down.max(axis=-1)
 
 
+switch_reduce = cached(_to_switch)
 SWITCH_SCHEDULE = Schedule(lambda ranks: 2 * ranks, lambda ranks: 1, lambda ranks: 1, False, through_switch)
 SWITCH_ALGORITHM = Algorithm(
     switch_reduce, switch_gather, switch_reduce_scatter, switch_all_gather, SWITCH_SCHEDULE, "switch"
@@ -416,10 +422,9 @@ SWITCH_ALGORITHM = Algorithm(
 
 
 @cached
-def sender_all_gather(num_elements: int, ranks: tuple[int, ...], unit: int) -> Iterator[Hop]:
+def sender_all_gather(ranks: tuple[int, ...], chunks: list[Bounds]) -> Iterator[Hop]:
     """Route a rank's chunk; a loss starves every rank, its sender included."""
-    for rank, bounds in zip(ranks, chunk_bounds(num_elements, len(ranks), unit), strict=True):
-        yield Hop(rank, SWITCH, *bounds, tuple(range(len(ranks))))
+    yield from (Hop(rank, SWITCH, *chunk, everyone(ranks)) for rank, chunk in zip(ranks, chunks, strict=True))
 
 
 # the sum returns in no time

@@ -2,11 +2,12 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, NamedTuple
 
-from lossytp.network.checks import check_at_least, check_is, check_known
+from lossytp.network.checks import check_known
 from lossytp.network.routes import Link, checked_link
 
 
@@ -31,8 +32,7 @@ MODULES = ("attention", "mlp")
 PHASES = ("reduce", "gather")
 PURPOSES = ("training", "evaluation")
 COUNTED = ("packets", "lost", "extra", "missing")
-Row = tuple[str, Site | None, str, int, int]  # purpose, site, group, src, dst
-Messages = tuple[str, Site | None, str]  # purpose, site, group
+Row = tuple[Any, ...]  # purpose, site, group, and src and dst for packets
 
 
 class Counters:
@@ -43,23 +43,23 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        self._totals: dict[Row, list[int]] = {}  # in the order of COUNTED
-        self._messages: dict[Messages, list[int]] = {}  # messages, those that lost something
+        self._packets: dict[Row, list[int]] = {}  # in the order of COUNTED
+        self._messages: dict[Row, list[int]] = {}  # messages, and those that lost something
 
-    def add(self, row: Row, packets: int, lost: int, extra: int, missing: int) -> None:
-        """Count packets that entered a link, and how many of them it lost. The class explains `extra` and `missing`."""
-        _add(self._totals, row, (packets, lost, extra, missing))
+    def add(self, row: Row, *counts: int) -> None:
+        """Count packets that entered a link, (purpose, site, group, src, dst), in the order of `COUNTED`."""
+        _add(self._packets, row, counts)
 
-    def add_message(self, key: Messages, lossy: bool) -> None:
-        """Count one collective call of a group, or one message sent, and whether it lost anything."""
-        _add(self._messages, key, (1, int(lossy)))
+    def add_message(self, row: Row, lossy: bool) -> None:
+        """Count a collective call or a message, (purpose, site, group), and whether it lost anything."""
+        _add(self._messages, row, (1, int(lossy)))
 
     def rows(self, purpose: str | None = None) -> list[dict]:
         """Return the rows of a table as dicts, those of one purpose or all."""
         return [
             {"purpose": of, **(site or NOWHERE)._asdict(), "group": group, "src": src, "dst": dst}
             | dict(zip(COUNTED, counts, strict=True))
-            for (of, site, group, src, dst), counts in self._totals.items()
+            for (of, site, group, src, dst), counts in self._packets.items()
             if purpose in (None, of)
         ]
 
@@ -90,23 +90,19 @@ class Counters:
             "messages": _called(messages) | _grouped(messages, ("direction", "operation"), _called),
         }
 
+    def _tables(self) -> dict[str, dict[Row, list[int]]]:
+        return {"packets": self._packets, "messages": self._messages}
+
     def state_dict(self) -> dict[str, list]:
         """Return all totals as JSON-ready values."""
-        return {
-            "packets": [[purpose, site, *link, *counts] for (purpose, site, *link), counts in self._totals.items()],
-            "messages": [[purpose, site, group, *counts] for (purpose, site, group), counts in self._messages.items()],
-        }
+        return {name: [[*row, *counts] for row, counts in table.items()] for name, table in self._tables().items()}
 
     def load_state_dict(self, state: dict[str, list]) -> None:
         """Replace all totals with those of `state_dict()`."""
-        self._totals = {
-            (purpose, Site(*site) if site else None, group, src, dst): counts
-            for purpose, site, group, src, dst, *counts in state["packets"]
-        }
-        self._messages = {
-            (purpose, Site(*site) if site else None, group): counts
-            for purpose, site, group, *counts in state["messages"]
-        }
+        self._packets, self._messages = (
+            {(row[0], Site(*row[1]) if row[1] else None, *row[2:width]): row[width:] for row in state[name]}
+            for name, width in (("packets", 5), ("messages", 3))
+        )
 
     def merge(self, other: "Counters") -> None:
         """Add what another process counted. A row that both have is the same traffic, seen from two sides.
@@ -114,29 +110,23 @@ class Counters:
         Raises:
             ValueError: if the two disagree on a row, so the processes have diverged.
         """
-        for mine, theirs in self._tables(other):
-            for key, counts in theirs.items():
-                if mine.setdefault(key, list(counts)) != counts:
+        for name, mine in self._tables().items():
+            for row, counts in other._tables()[name].items():
+                if mine.setdefault(row, list(counts)) != counts:
                     raise ValueError(
-                        f"processes disagree on the traffic of {key}: {mine[key]} and {counts}; give all the same "
+                        f"processes disagree on the traffic of {row}: {mine[row]} and {counts}; give all the same "
                         "seed, loss process and packet size"
                     )
 
     def add_all(self, earlier: "Counters") -> None:
         """Add what was counted before, on the same rows or on others."""
-        for mine, theirs in self._tables(earlier):
-            for key, counts in theirs.items():
-                _add(mine, key, counts)
-
-    def _tables(self, other: "Counters") -> tuple[tuple[dict, dict], ...]:
-        return (self._totals, other._totals), (self._messages, other._messages)
+        for name, mine in self._tables().items():
+            for row, counts in earlier._tables()[name].items():
+                _add(mine, row, counts)
 
 
-def _add(table: dict, key: object, counts: Iterable[int]) -> None:
-    totals = table.get(key)
-    if totals is None:
-        table[key] = list(counts)
-        return
+def _add(table: dict[Row, list[int]], row: Row, counts: Sequence[int]) -> None:
+    totals = table.setdefault(row, [0] * len(counts))
     for column, count in enumerate(counts):
         totals[column] += count
 
@@ -185,15 +175,13 @@ class Scope:
             check_known(name, getattr(self, name), (None, *known))
         if self.layers is None:
             return
-        check_is("layers", self.layers, (tuple, list), "the first layer and the layer after the last, such as (0, 2)")
-        object.__setattr__(self, "layers", tuple(self.layers))
-        for end in self.layers:
-            check_at_least("layers", end, 0)
-        if len(self.layers) != 2 or self.layers[0] >= self.layers[1]:
+        layers = tuple(self.layers) if isinstance(self.layers, tuple | list) else ()
+        if len(layers) != 2 or not all(isinstance(end, Integral) for end in layers) or not 0 <= layers[0] < layers[1]:
             raise ValueError(
                 f"layers = {self.layers} is not a range: give the first layer and the layer after the last, such as "
                 "(0, 2)"
             )
+        object.__setattr__(self, "layers", layers)
 
     def covers(self, site: Site | None) -> bool:
         """Return whether a message of this site may lose packets."""

@@ -27,7 +27,7 @@ import numpy as np
 
 from lossytp.network.checks import check_at_least, check_probability
 from lossytp.network.lossy_network import Wiring
-from lossytp.network.repairs import ZERO, Moments, Protect, Repair, stage_of, without_protection
+from lossytp.network.repairs import ZERO, Chain, Moments, Protect, Repair, stage_of
 from lossytp.network.routes import Hop
 
 
@@ -72,7 +72,8 @@ def expected_squared_error(
     if isinstance(protect := stage_of(wiring.repair, "select"), Protect):
         at_risk = 1 - protect.share if energy_at_risk is None else energy_at_risk
         check_probability("energy_at_risk", at_risk)
-        wiring = replace(wiring, repair=without_protection(wiring.repair))
+        others = [stage_of(wiring.repair, stage) for stage in ("deliver", "fill")]
+        wiring = replace(wiring, repair=Chain(tuple(part for part in others if part != ZERO)))
     elif energy_at_risk is not None:
         raise ValueError(
             f"energy_at_risk = {energy_at_risk} does not go with repair = '{wiring.repair}': give it with protect only"

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from lossytp.network.bounded_files import check_file, parquet_in
-from lossytp.network.checks import build, check_at_least, check_filled, check_known, check_probability, printable, shown
+from lossytp.network.checks import build, check_at_least, check_known, check_probability, printable, shown
 from lossytp.network.losses import (
     NO_PACKETS,
     Bernoulli,
@@ -27,7 +27,6 @@ from lossytp.network.losses import (
     from_netem,
 )
 from lossytp.network.random_numbers import Key
-from lossytp.network.routes import Link, checked_link
 
 DOUBT = (
     "WARNING: {:.1%} of the packets count as lost. If a 1 stands for an arrival in the recording, import it with "
@@ -41,44 +40,12 @@ def burst_lengths(lost: np.ndarray | Sequence[int]) -> np.ndarray:
     return np.diff(starts, append=len(lost))
 
 
-class _Recorded(ClosedForms):
-    """The closed forms of recordings, together. They are exact, because each recording repeats as a circle."""
-
-    if TYPE_CHECKING:
-
-        def _recordings(self) -> Iterable["Trace"]: ...
-
-    @property
-    def _packets(self) -> int:
-        return sum(trace.num_packets for trace in self._recordings())
-
-    @property
-    def _lost_packets(self) -> int:
-        return sum(len(trace.lost) for trace in self._recordings())
-
-    @property
-    def loss_rate(self) -> float:
-        return self._lost_packets / self._packets
-
-    def _both_lost(self, lag: int) -> int:
-        lost = ((np.asarray(trace.lost), trace.num_packets) for trace in self._recordings())
-        return sum(int(np.isin((packets + lag) % length, packets).sum()) for packets, length in lost)
-
-    @property
-    def mean_burst_packets(self) -> float:
-        bursts = self._lost_packets - self._both_lost(1)
-        return self._lost_packets / bursts if bursts else math.inf if self._lost_packets else 0.0
-
-    def covariance(self, lag: int) -> float:
-        return self._both_lost(lag) / self._packets - self.loss_rate**2
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Trace(_Recorded):
+class Trace(ClosedForms):
     """Replay a recording of `num_packets` packets; those at the sorted indices `lost`, int64 (num_lost,), were lost.
 
     Each link starts at its own random offset, and wraps from the last packet to the first. Traces with equal content
-    are equal.
+    are equal. The closed forms are exact, because the recording repeats as a circle.
     """
 
     lost: np.ndarray | Sequence[int] = field(repr=False)
@@ -104,8 +71,21 @@ class Trace(_Recorded):
     def __hash__(self) -> int:
         return hash((self.num_packets, np.asarray(self.lost).tobytes()))
 
-    def _recordings(self) -> Iterable["Trace"]:
-        return (self,)
+    @property
+    def loss_rate(self) -> float:
+        return len(self.lost) / self.num_packets
+
+    @property
+    def mean_burst_packets(self) -> float:
+        bursts = len(self.lost) - self._both_lost(1)
+        return len(self.lost) / bursts if bursts else math.inf if len(self.lost) else 0.0
+
+    def covariance(self, lag: int) -> float:
+        return self._both_lost(lag) / self.num_packets - self.loss_rate**2
+
+    def _both_lost(self, lag: int) -> int:
+        lost = np.asarray(self.lost)
+        return int(np.isin((lost + lag) % self.num_packets, lost).sum())
 
     @classmethod
     def from_indicators(cls, is_lost: np.ndarray | Sequence[int]) -> "Trace":
@@ -152,10 +132,9 @@ class Trace(_Recorded):
 class TraceLosses:
     """Lose the packets that were lost in the recording, which repeats without end."""
 
-    def __init__(self, trace: Trace, key: Key, offset: int | None = None) -> None:
+    def __init__(self, trace: Trace, key: Key) -> None:
         self._lost, self._length = np.asarray(trace.lost), trace.num_packets
-        drawn = int(Stream((*key, "offset")).uniforms(1)[0] * self._length)
-        self._offset = drawn if offset is None else offset
+        self._offset = int(Stream((*key, "offset")).uniforms(1)[0] * self._length)
         self._packets = 0  # taken so far
 
     def _lost_before(self, packet: int) -> int:
@@ -189,7 +168,7 @@ IsLost = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class PerPacket(_Recorded):
+class PerPacket:
     """Lose a packet if `is_lost(packets, uniforms)` is True for it; it returns bool (num_packets,).
 
     `packets` are the packets' numbers on their link, from 0, int64 (num_packets,). `uniforms` are as many independent
@@ -220,8 +199,16 @@ class PerPacket(_Recorded):
     def _measured(self) -> Trace:
         return Trace(lost=self.losses(("measured",)).take(MEASURED_PACKETS), num_packets=MEASURED_PACKETS)
 
-    def _recordings(self) -> Iterable[Trace]:
-        return (self._measured,)
+    @property
+    def loss_rate(self) -> float:
+        return self._measured.loss_rate
+
+    @property
+    def mean_burst_packets(self) -> float:
+        return self._measured.mean_burst_packets
+
+    def autocorrelation(self, lag: int) -> float:
+        return self._measured.autocorrelation(lag)
 
     def losses(self, key: Key) -> "PerPacketLosses":
         return PerPacketLosses(self, key)
@@ -407,58 +394,6 @@ def _trace_of(table: Any, about: dict) -> ProbeTrace:
     return ProbeTrace(flows=flows, **{name: about[name] for name in ABOUT})
 
 
-@dataclass(frozen=True)
-class Replay(_Recorded):
-    """Lose on each link the packets that a recording lost there. The closed forms describe all links together.
-
-    Training starts at the recording's first packet, and wraps after its last. Each evaluation starts at its own offset,
-    as with `Trace`.
-
-    Args:
-        links: pairs of a link and its losses, one for every link that carries packets.
-    """
-
-    links: tuple[tuple[Link, Trace], ...]
-
-    def __post_init__(self) -> None:
-        check_filled("links", self.links)
-        names = [checked_link(link) for link, _ in self.links]
-        if len(set(names)) < len(names):
-            raise ValueError(f"links = {shown(names)} has a link twice: give each once")
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> "Replay":
-        """Return the recording in a trace file that names its flows by ranks, such as 0 and 1."""
-        flows = read_trace(Path(path)).flows.values()
-        try:
-            return cls(tuple(((int(flow.src), int(flow.dst)), flow.losses()) for flow in flows))
-        except ValueError as error:
-            raise ValueError(f"trace {path} does not name its flows by ranks ({error}): use trace(FILE)") from error
-
-    def _recordings(self) -> Iterable[Trace]:
-        return (trace for _, trace in self.links)
-
-    def losses(self, key: Key) -> TraceLosses:
-        """Return the losses of the link that ends `key`."""
-        link: Any = (key[-2], key[-1])
-        return TraceLosses(self.of(link), key, offset=0 if "training" in key[:-3] else None)
-
-    def of(self, link: Link) -> Trace:
-        """Return what the recording holds of a link, or raise ValueError if it lacks the link."""
-        self.check_has([link])
-        return dict(self.links)[link]
-
-    def check_has(self, links: Iterable[Link]) -> None:
-        """Raise ValueError if the recording lacks one of the links."""
-        recorded = dict(self.links)
-        for src, dst in sorted(links):
-            if (src, dst) not in recorded:
-                known = ", ".join(f"{src}>{dst}" for src, dst in recorded)
-                raise ValueError(
-                    f"the recording has no link {src}>{dst}, only {known}: give a recording with as many ranks"
-                )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Correlated(ClosedForms):
     """Lose a packet if its switch or its link loses it: `common` is drawn once per switch, `private` once per link.
@@ -476,8 +411,6 @@ class Correlated(ClosedForms):
     def __post_init__(self) -> None:
         check_process("common", self.common)
         check_process("private", self.private)
-        if isinstance(self.common, Replay):
-            raise ValueError(f"common = {shown(self.common)} holds losses of single links: give it as private")
 
     @classmethod
     def from_loss_and_share(
@@ -533,7 +466,7 @@ class Correlated(ClosedForms):
     def losses(self, key: Key) -> "CorrelatedLosses":
         """Return the losses of one link; the common ones do not depend on `key`'s src and dst."""
         private = (*key, "private")
-        if isinstance(self.private, Correlated | Replay):  # which read the link at the key's end
+        if isinstance(self.private, Correlated):  # which reads the link at the key's end
             private = (*key[:-3], "private", *key[-3:])
         return CorrelatedLosses(self.common.losses((*key[:-2], "switch", self.switch)), self.private.losses(private))
 
@@ -576,7 +509,6 @@ LOSS_PROCESSES: dict[str, Callable[..., LossProcess]] = {
     "correlated": Correlated.from_loss_and_share,
     "four_state": FourState,
     "netem": from_netem,
-    "replay": Replay.from_file,
     "trace": Trace.from_file,
 }
 """Add your own, a class or a function that returns a process, and every configuration knows its name."""

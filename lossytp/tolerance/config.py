@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from lossytp.network.checks import check_known, check_probability, parse, split_outside_parentheses
-from lossytp.network.traces import LOSS_PROCESSES, Replay
+from lossytp.network.traces import LOSS_PROCESSES
 from lossytp.training.groups import NetworkSettings
 from lossytp.training.rows import DATA_VARIABLE
 from lossytp.training.settings import Count, Positive, Settings
@@ -91,10 +91,7 @@ class ToleranceConfig(Settings):
         size = self.ranks()
         if size is None:
             return
-        ranks, process, wiring = tuple(range(size)), settings.process(), settings.wiring()
-        if isinstance(process, Replay):
-            process.check_has(wiring.lossy_links(ranks, None))
-        wiring.check_delivers(settings.build(), ranks)
+        settings.wiring().check_delivers(settings.build(), tuple(range(size)))
 
     def ranks(self) -> int | None:
         """Return the tensor-parallel size; None if it follows from a model that is not loaded yet.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lossytp.network.routes import Wire
-from lossytp.network.traces import Replay, Trace
+from lossytp.network.traces import Trace
 from lossytp.training.config import EvaluateConfig, PretrainConfig, RunSettings, TrainConfig, settings_class
 from lossytp.training.files import check_writable, write_atomically
 from lossytp.training.groups import NetworkSettings
@@ -136,14 +136,9 @@ def commit() -> str | None:
 
 def trace_sha256(network: NetworkSettings) -> str | None:
     """Return the hash of the recorded losses that the network replays; None if it replays none."""
-    process = network.process()
-    if isinstance(process, Replay):
-        links = "".join(f"{link} {_sha256(trace)}\n" for link, trace in process.links)
-        return hashlib.sha256(links.encode()).hexdigest()
-    return _sha256(process) if isinstance(process, Trace) else None
-
-
-def _sha256(trace: Trace) -> str:
+    trace = network.process()
+    if not isinstance(trace, Trace):
+        return None
     lost = np.asarray(trace.lost, dtype="<i8").tobytes()
     return hashlib.sha256(f"{trace.num_packets} ".encode() + lost).hexdigest()
 
@@ -198,7 +193,7 @@ def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: floa
     Returns:
         The expected seconds; None for what `lossytp.network.timing` does not cover: other parallelisms, settings of
         `NOT_TIMED`, lossy gradients of copies, an algorithm without a schedule, a repair that sends more packets, a
-        recording of each link, retransmission at a loss rate above 0.9, or a model of unknown shape.
+        retransmission at a loss rate above 0.9, or a model of unknown shape.
     """
     from lossytp.network.timing import AllReduce, BestEffort, Channel, Path, SelectiveRepeat, Transport, step_seconds
 
@@ -218,7 +213,6 @@ def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: floa
         or config.parallelism.replicated_gradients == "lossy"
         or any(values.get(name) is not None and values[name] is not False for name in NOT_TIMED)
         or wiring.repair.sends_more
-        or isinstance(process, Replay)
         or (sent_again and process.loss_rate > 0.9)
     ):
         return None

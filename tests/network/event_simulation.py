@@ -47,15 +47,15 @@ class Simulation(ABC):
 class Reliable(Simulation):
     """What both ARQs share: a window of sequence numbers, timers, and a sender woken by what may let it send.
 
-    `paced` starts a packet at most every (packet + round trip) / window seconds; otherwise at most every `packet_s`,
-    and the window's acknowledgements clock the sender.
+    It starts a packet at most every (packet + round trip) / window seconds.
     """
 
-    def __init__(self, *args, window: int, timeout_s: float, paced: bool = True) -> None:
+    def __init__(self, *args, window: int, timeout_s: float) -> None:
         super().__init__(*args)
         self.window, self.timeout_s = window, Fraction(timeout_s)
-        self.pause_s = max(self.packet_s, (self.packet_s + self.round_trip_s) / window) if paced else self.packet_s
+        self.pause_s = max(self.packet_s, (self.packet_s + self.round_trip_s) / window)
         self.acknowledged: set[int] = set()
+        self.next = 0
         self.wake = self.env.event()
 
     @property
@@ -83,9 +83,12 @@ class Reliable(Simulation):
         self.acknowledged.add(packet)
         self.woken()
 
-    @abstractmethod
     def choose(self) -> int | None:
         """The packet to send next; None where there is none to send now."""
+        if self.next < min(self.num_packets, self.base + self.window):
+            self.next += 1
+            return self.next - 1
+        return None
 
     @abstractmethod
     def timer(self, packet: int):
@@ -95,16 +98,10 @@ class Reliable(Simulation):
 class SelectiveRepeatEvents(Reliable):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self.next = 0
         self.due: list[int] = []
 
     def choose(self) -> int | None:
-        if self.due:
-            return self.due.pop(0)
-        if self.next < min(self.num_packets, self.base + self.window):
-            self.next += 1
-            return self.next - 1
-        return None
+        return self.due.pop(0) if self.due else super().choose()
 
     def timer(self, packet: int):
         yield self.env.timeout(self.timeout_s)
@@ -120,15 +117,8 @@ class SelectiveRepeatEvents(Reliable):
 class GoBackNEvents(Reliable):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self.next = 0
         self.expected = 0
         self.latest: dict[int, int] = {}  # packet: which of its transmissions its timer is about
-
-    def choose(self) -> int | None:
-        if self.next < min(self.num_packets, self.base + self.window):
-            self.next += 1
-            return self.next - 1
-        return None
 
     def timer(self, packet: int):
         number = self.latest[packet] = self.latest.get(packet, 0) + 1

@@ -164,12 +164,3 @@ def assert_a_saved_state_resumes(process, edges, key):
     for num_packets in (0, 17, 20_000):
         np.testing.assert_array_equal(resumed.take(num_packets), losses.take(num_packets))
     assert resumed.state_dict() == losses.state_dict()
-
-
-def assert_closed_forms_hold(process, lost, num_packets, lags=(1, 2, 5, 20)):
-    """Of losses among many packets: rate, mean burst and autocorrelations within four standard errors."""
-    is_lost = indicators(lost, num_packets)
-    assert_within(batch_means(is_lost), process.loss_rate, "loss rate")
-    assert_within(batch_means(burst_lengths(lost)), process.mean_burst_packets, "mean burst")
-    for lag in lags:
-        assert_within(autocorrelation(is_lost, lag, process.loss_rate), process.autocorrelation(lag), f"lag {lag}")

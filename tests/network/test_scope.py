@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossytp.network import Bernoulli, LossyNetwork, Wire
-from lossytp.network.routes import SENDER, Missing
+from lossytp.network.routes import SENDER
 from lossytp.network.scope import (
     COUNTED,
     EVERYWHERE,
@@ -55,10 +55,8 @@ def test_a_scope_covers_its_part_and_no_other(scope, inside):
 
 
 def test_a_message_of_no_known_place_is_a_reduction_outside_all_layers():
-    assert Scope(phase="reduce").covers(None)
-    assert not Scope(phase="gather").covers(None)
-    assert not Scope(layers=(0, 100)).covers(None)
-    assert not Scope(direction="forward").covers(None)
+    parts = [Scope(phase="reduce"), Scope(phase="gather"), Scope(layers=(0, 100)), Scope(direction="forward")]
+    assert [scope.covers(None) for scope in parts] == [True, False, False, False]
 
 
 @pytest.mark.parametrize(
@@ -71,18 +69,12 @@ def test_a_part_that_there_is_not_is_refused(name, value):
         Scope(**{name: value})
 
 
-def test_links_are_read_from_text():
+def test_links_and_layers_are_read_from_text():
     assert links_named("0>1, 2>-1,-1>3") == [(0, 1), (2, -1), (-1, 3)]
-
-
-@pytest.mark.parametrize("text", ["0>1,0>1", "0>1,00>1", "0>0", "0>1,", "", "0-1"])
-def test_links_that_are_none_or_named_twice_are_refused(text):
-    with pytest.raises(ValueError, match="link"):
-        links_named(text)
-
-
-def test_layers_are_read_from_text():
     assert layers_named(" 0:2") == (0, 2)
+    for text in ("0>1,0>1", "0>1,00>1", "0>0", "0>1,", "", "0-1"):
+        with pytest.raises(ValueError, match="link"):
+            links_named(text)
     with pytest.raises(ValueError, match="lossy_layers"):
         layers_named("0-2")
 
@@ -121,27 +113,14 @@ def counters_of(calls, called=()):
 @reproducible
 @given(calls=additions)
 def test_rows_total_what_was_added(calls):
-    expected = {row: Counter() for row, *_ in calls}
+    expected = {row: np.zeros(4, int) for row, *_ in calls}
     for row, *more in calls:
-        for name, count in zip(("packets", "lost", "extra", "missing"), more, strict=True):
-            expected[row][name] += count
+        expected[row] += more
     rows = {}
     for row in counters_of(calls).rows():
         site = None if row["layer"] is None else Site(*(row[name] for name in Site._fields))
-        rows[row["purpose"], site, row["group"], row["src"], row["dst"]] = {name: row[name] for name in COUNTED}
-    assert rows == expected
-
-
-@reproducible
-@given(calls=additions)
-def test_every_grouping_of_a_summary_adds_up(calls):
-    counters = counters_of(calls)
-    for purpose in ("training", "evaluation"):
-        summary = counters.summary(purpose)
-        for place, name in enumerate(("packets", "lost", "extra", "missing"), start=1):
-            assert summary[name] == sum(call[place] for call in calls if call[0][0] == purpose)
-            for grouping in ("by_direction", "by_operation", "by_phase", "by_module", "by_layer", "by_link"):
-                assert sum(part[name] for part in summary[grouping].values()) == summary[name]
+        rows[row["purpose"], site, row["group"], row["src"], row["dst"]] = [row[name] for name in COUNTED]
+    assert rows == {row: counts.tolist() for row, counts in expected.items()}
 
 
 def test_a_summary_by_hand():
@@ -170,11 +149,11 @@ def test_a_summary_by_hand():
     assert counters.summary("evaluation")["packets"] == 7
     counters.add(("training", None, "replicas", 0, 1), 1, 1, 0, 1)  # another end's 0 and 1
     links = counters.summary("training")["by_link"]
-    assert {name: row["packets"] for name, row in links.items()} == {
-        "tp: 0->1": 70,
-        "1->0": 30,
-        "replicas: 0->1": 1,
-    }
+    assert {name: row["packets"] for name, row in links.items()} == {"tp: 0->1": 70, "1->0": 30, "replicas: 0->1": 1}
+    with pytest.raises(ValueError, match="purpose"):
+        counters.summary("eval")
+    summary = Counters().summary("training")
+    assert (summary["packets"], summary["lost"], summary["observed_loss_rate"]) == (0, 0, None)
 
 
 @reproducible
@@ -241,13 +220,6 @@ def test_a_saved_state_counts_on(calls, more, called, more_called):
     assert resumed.state_dict() == counters_of(calls + more, called + more_called).state_dict()
 
 
-def test_nothing_sent_has_no_observed_rate_and_another_purpose_no_summary():
-    summary = Counters().summary("training")
-    assert (summary["packets"], summary["lost"], summary["observed_loss_rate"]) == (0, 0, None)
-    with pytest.raises(ValueError, match="purpose"):
-        Counters().summary("eval")
-
-
 @pytest.mark.parametrize("theirs", [(5, 2), (6, 1), (5, 1, 2, 0), (5, 1, 0, 0)])
 def test_processes_that_disagree_ran_apart(theirs):
     key = ("training", Site(None, None, "forward"), "tp", 0, 1)
@@ -258,21 +230,6 @@ def test_processes_that_disagree_ran_apart(theirs):
 
 
 # Tapes
-
-ONE, TWO = Missing([np.array([0])]), Missing([np.array([1, 4]), np.array([0])])
-
-
-def test_a_tape_replays_in_order_and_from_the_start_each_time():
-    """A recomputation may stop early."""
-    tape = LossTape()
-    tape.record(ONE)
-    tape.record(TWO)
-    assert not tape.replaying
-    tape.rewind()
-    assert tape.replaying
-    assert tape.next() is ONE
-    tape.rewind()
-    assert [tape.next() is ONE, tape.next() is TWO] == [True, True]
 
 
 @pytest.fixture
@@ -320,7 +277,6 @@ def test_each_tape_has_losses_of_its_own_and_tapes_nest(network):
 
 def test_recording_ends_with_its_block_even_by_an_exception(network):
     tape = LossTape()
-    state = network.state_dict()
 
     def record_and_fail():
         with network.recording(tape):
@@ -329,7 +285,6 @@ def test_recording_ends_with_its_block_even_by_an_exception(network):
 
     with pytest.raises(KeyError):
         record_and_fail()
-    assert network.state_dict() != state
     assert send(network) != send(network)  # neither recorded nor replayed
     assert tape.replaying
 
@@ -351,8 +306,6 @@ def test_recorded_noise_comes_again_between_recorded_losses(network):
     tape = LossTape()
     with network.recording(tape):
         recorded = [send(network), numbers(network), send(network), numbers(network)]
-    state = network.state_dict()
     with network.recording(tape):
         assert [send(network), numbers(network), send(network), numbers(network)] == recorded
-    assert network.state_dict() == state
     assert numbers(network) not in recorded

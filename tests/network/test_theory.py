@@ -190,12 +190,9 @@ def test_links_that_deliver_nothing():
         assert expected_squared_error("direct", repair, 4, 1.0) == pytest.approx(3 / 4)
         assert mean_weights("direct", repair, 4, 1.0) == pytest.approx(np.eye(4))
         assert expected_squared_error("switch", repair, 4, 1.0, 0.5) == pytest.approx(1)
-    assert mean_weights("direct", "rescale_counted", 4, 1.0) == pytest.approx(4 * np.eye(4))
-    assert mean_weights("direct", "local", 4, 1.0) == pytest.approx(4 * np.eye(4))
+    for repair in ("rescale_counted", "local"):
+        assert mean_weights("direct", repair, 4, 1.0) == pytest.approx(4 * np.eye(4))
     assert expected_squared_error("direct", "local", 4, 1.0, coherence=1.0) == pytest.approx(0)
-    assert mean_weights("ring", "local", 4, 1.0, reliable_gather=False) == pytest.approx(
-        np.full((4, 4), 0.25) + 0.25 * np.eye(4)
-    )
 
 
 @settings(reproducible, max_examples=30)
@@ -214,16 +211,6 @@ def test_share_of_contributions_missing(ranks, rate):
     assert missing_share("ring", "zero", ranks, rate) == pytest.approx(1 - np.mean(delivered))
     lossy = missing_share("ring", "zero", ranks, rate, reliable_gather=False)
     assert lossy == pytest.approx(1 - np.mean(delivered) ** 2)
-
-
-def test_an_error_of_independent_parts_is_a_mean_over_parts_and_of_equal_ones_a_square():
-    """Two ranks, a ring: one part of two crosses one hop, so that a half, or a quarter, of the sum's energy is lost."""
-    assert expected_squared_error("ring", "zero", 2, 0.1, 0.0) == pytest.approx(0.1 / 2)
-    assert expected_squared_error("ring", "zero", 2, 0.1, 1.0) == pytest.approx(0.1 / 4)
-    # with lossy gather a rank that is not the owner lacks all of it as well
-    assert expected_squared_error("ring", "zero", 2, 0.1, 1.0, reliable_gather=False) == pytest.approx(
-        (0.1 / 4 + 0.9 * 0.1 / 4 + 0.1) / 2
-    )
 
 
 @pytest.mark.parametrize(

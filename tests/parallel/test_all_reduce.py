@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lossytp as ltp
-from lossytp.network.traces import Replay
 from lossytp.parallel.collectives import all_reduce
 from tests.parallel.conftest import bernoulli
 from tests.parallel.naive_all_reduce import ALGORITHMS, REPAIRS, naive_all_reduce, whole_numbers
@@ -247,7 +246,7 @@ def test_a_rate_or_a_process_is_no_network(network: object) -> None:
 def test_a_recorded_link_without_losses_changes_nothing_however_others_lose(wiring: dict) -> None:
     """Chunk 0 crosses 1>0, which lost nothing in the recording; 0>1 lost two of five packets."""
     links = {(0, 1): ltp.Trace(lost=[1, 3], num_packets=5), (1, 0): ltp.Trace(lost=[], num_packets=5)}
-    total_RN = all_reduce(torch.ones(2, 7280), ltp.LossyNetwork(Replay(tuple(links.items()))), **wiring)
+    total_RN = all_reduce(torch.ones(2, 7280), ltp.LossyNetwork(links), **wiring)
     assert (total_RN[:, :3640] == 2).all()
     assert not (total_RN[:, 3640:] == 2).all()
 
@@ -255,4 +254,4 @@ def test_a_recorded_link_without_losses_changes_nothing_however_others_lose(wiri
 def test_a_recorded_link_that_lost_everything_cannot_be_protected() -> None:
     links = {(0, 1): ltp.Trace(lost=[0], num_packets=1), (1, 0): ltp.Trace(lost=[], num_packets=5)}
     with pytest.raises(ValueError, match=r"the link 0>1 loses every packet"):
-        all_reduce(torch.ones(2, 728), ltp.LossyNetwork(Replay(tuple(links.items()))), repair="protect(0.1)")
+        all_reduce(torch.ones(2, 728), ltp.LossyNetwork(links), repair="protect(0.1)")

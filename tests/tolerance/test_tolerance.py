@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.traces import FlowTrace, ProbeTrace, write_trace
 from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate
 from lossytp.tolerance import measure
@@ -258,13 +257,6 @@ def test_bad_values_are_one_line(text, values, message):
     with pytest.raises(ValueError, match=message) as error:
         settings(text, **values)
     assert "\n" not in str(error.value)
-
-
-def test_a_recording_of_fewer_ranks_is_refused_before_the_first_row(text, tmp_path):
-    flow = FlowTrace(lost=np.array([False, True]), src="0", dst="1")
-    write_trace(tmp_path / "two.parquet", ProbeTrace(flows={0: flow}))
-    with pytest.raises(ValueError, match="the recording has no link 0>2, only 0>1"):
-        settings(text, loss_type=f"replay('{tmp_path / 'two.parquet'}')", loss_rates=None)
 
 
 def test_the_size_follows_from_the_model(text):
