@@ -36,7 +36,7 @@ def main() -> None:
             f"{result['max_length']} tokens"
         )
     if "first_tokens" in result:
-        print(f"every text stands behind {' '.join(result['first_tokens'])}, as the tokenizer asks")
+        print(f"every text begins with {' '.join(result['first_tokens'])}, as the tokenizer asks")
     if "text" in result:
         print(f"with packet loss: {result['text']['lossy']!r}\nwithout: {result['text']['clean']!r}")
     print(f"see {config.output.output_dir}/evaluation.json")

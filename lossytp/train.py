@@ -25,7 +25,7 @@ def main() -> None:
 
     record = run(config)
     if layout.rank == 0:
-        saved = ", and the model beside it, in float32" if config.output.save_model else ""
+        saved = ", and the model in float32" if config.output.save_model else ""
         print(f"{_outcome(config.data.dataset, record)}: see {config.output.output_dir}/record.json{saved}")
 
 

@@ -237,9 +237,9 @@ def _arms(arms: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 def _cell(arm: str, values: dict[str, Any], place: Path, processes: int) -> Cell:
     kind = settings_class(values)
     config = kind.from_dict({**values, "output_dir": kind.defaults()["output_dir"]})
-    told = {name: value for name, value in config.changes().items() if name not in ("task_folder", "threads")}
-    told |= {"processes": processes} if processes > 1 else {}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+    changed = {name: value for name, value in config.changes().items() if name not in ("task_folder", "threads")}
+    changed |= {"processes": processes} if processes > 1 else {}
+    digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
     process = re.sub(r"[^\w.-]+", "-", config.network.loss_type).strip("-")  # it may contain a path
     task = re.sub(r"[^\w.-]+", "-", config.task).strip("-")
     name = f"{task}_{process}_{config.network.loss_rate:g}_seed{config.network.seed}_{digest}"

@@ -55,8 +55,8 @@ def _measure_and_print(config: ToleranceConfig) -> None:
     done = load_rows(config)
     measurement = Measurement(config)
     tokens = measurement.blocks_NT.numel()
-    behind = "".join(f", each block behind {' '.join(names)}" for names in measurement.first_tokens.values())
-    text = f"{tokens} tokens of {config.with_text().text}{behind}"
+    first = "".join(f", each block after {' '.join(names)}" for names in measurement.first_tokens.values())
+    text = f"{tokens} tokens of {config.with_text().text}{first}"
     width = max(14, *(len(setup.repair) for setup in config.setups()))
     print(
         f"{config.model_name} on {text}, {measurement.ranks} tensor-parallel ranks: {measurement.lossless:.3f} nats a "

@@ -25,7 +25,7 @@ from lossytp.tolerance import COLLAPSE_NATS
 from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig, first_size
 from lossytp.training.corpus import corpus
 from lossytp.training.files import write_atomically
-from lossytp.training.models import GENERATION, answers, check_tokenizer, load_model, load_tokenizer, told_first_tokens
+from lossytp.training.models import GENERATION, answers, check_tokenizer, first_token_names, load_model, load_tokenizer
 from lossytp.training.progress import waiting
 from lossytp.training.record import check_same_trace, commit, environment, trace_sha256
 from lossytp.training.shapes import Shape, check_positions
@@ -76,7 +76,7 @@ class Measurement:
         check_positions(config.model_name, positions, block_size, setting="block_size")
         sizes = Shape.read(lambda setting: getattr(shape, setting, None))
         self.ranks = config.tensor_parallel_size or first_size(config.model_name, sizes)
-        self.first_tokens = told_first_tokens(tokenizer)
+        self.first_tokens = first_token_names(tokenizer)
         with waiting(f"{config.model_name}: reading the text, and scoring it without losses"):
             text, wanted = corpus(config.files(), split="validation"), config.blocks or max(1, TOKENS // block_size)
             blocks_NT = all_blocks(text, tokenizer, block_size=block_size, at_most=wanted)

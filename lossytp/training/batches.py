@@ -230,7 +230,7 @@ def _prepare(task: Task, examples: Examples, tokenizer: PreTrainedTokenizerFast,
     taken = len(first) + (ANSWER_TOKENS if generates else 0)
     if max_length <= taken:
         what = f"{len(first)} first tokens" + (f" and an answer of {ANSWER_TOKENS}" if generates else "")
-        raise ValueError(f"max_length = {max_length} leaves no room for a text beside {what}: give {taken + 1} or more")
+        raise ValueError(f"max_length = {max_length} leaves no room for a text after {what}: give {taken + 1} or more")
 
     def encoded(texts: list[str]) -> list[list[int]]:  # in parallel, by the tokenizer's own threads
         return [encoding.ids for encoding in tokenizer.backend_tokenizer.encode_batch(texts, add_special_tokens=False)]

@@ -22,10 +22,10 @@ from lossytp.training.models import (
     GENERATION,
     answers,
     check_tokenizer,
+    first_token_names,
     load_model,
     load_tokenizer,
     prompt,
-    told_first_tokens,
 )
 from lossytp.training.objectives import mean_over_ranks, scores
 from lossytp.training.progress import waiting
@@ -76,7 +76,7 @@ def _evaluate(config: EvaluateConfig, layout: Layout, network: LossyNetwork) -> 
     del dense
     give_back_freed_memory()
     result: dict[str, Any] = {**describe(config), "dataset": config.data.dataset, "max_length": max_length}
-    result |= told_first_tokens(tokenizer)
+    result |= first_token_names(tokenizer)
     if config.data.dataset is not None:
         data = load_dataset(
             config.data.dataset,

@@ -135,14 +135,14 @@ def first_tokens(tokenizer: "PreTrainedTokenizerFast") -> list[int]:
     return list(encoded["input_ids"][: [*encoded["special_tokens_mask"], 0].index(0)])
 
 
-def told_first_tokens(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
+def first_token_names(tokenizer: "PreTrainedTokenizerFast") -> dict[str, list[str]]:
     """Return a record's entry `first_tokens`, the names of these tokens, if there are any."""
     names = [str(tokenizer.convert_ids_to_tokens(each)) for each in first_tokens(tokenizer)]
     return {"first_tokens": names} if names else {}
 
 
 def prompt(tokenizer: "PreTrainedTokenizerFast", text: str) -> "dict[str, Tensor]":
-    """Return a text to continue, behind the first tokens, as ids (1, tokens) with their attention mask."""
+    """Return a text to continue, after the first tokens, as ids (1, tokens) with their attention mask."""
     import torch
 
     ids = [*first_tokens(tokenizer), *tokenizer(text, add_special_tokens=False)["input_ids"]]

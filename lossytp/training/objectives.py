@@ -24,9 +24,9 @@ from lossytp.training.models import (
     build_language_model,
     build_model,
     check_configuration,
+    first_token_names,
     load_tokenizer,
     prompt,
-    told_first_tokens,
 )
 from lossytp.training.progress import waiting
 from lossytp.training.saved_models import (
@@ -309,7 +309,7 @@ class FineTuning(Objective[TrainConfig]):
             "majority_share": chance.get("accuracy"),
             "subsets": [split for split in ("train", "test") if task.source.subset(split)],
             "cut_share": float(test.cut.mean()),
-            **told_first_tokens(self.tokenizer),
+            **first_token_names(self.tokenizer),
             "incomplete_rows": {"train": self.data.train.incomplete, "test": test.incomplete},
         }
 
@@ -459,7 +459,7 @@ class Pretraining(Objective[PretrainConfig]):
             "majority_share": None,
             "subsets": [],
             "passes": self.blocks.passes,
-            **told_first_tokens(self.tokenizer),
+            **first_token_names(self.tokenizer),
             "vocabulary": len(self.tokenizer),
             "validation_tokens": self.validation.numel(),
         }

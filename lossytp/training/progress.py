@@ -40,9 +40,9 @@ def details(numbers: Mapping[str, float], position: Mapping[str, int]) -> str:
     """
     if not position:
         return ""
-    told = f"{numbers['train/tokens']:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s"
-    places = [f"{name} {number}" for name, number in position.items()]
-    return ", ".join([told, f"learning rate {numbers['train/learning_rate']:.2e}", *places])
+    line = f"{numbers['train/tokens']:,} tokens, {numbers['train/tokens_per_second']:,.0f} tokens/s"
+    positions = [f"{name} {number}" for name, number in position.items()]
+    return ", ".join([line, f"learning rate {numbers['train/learning_rate']:.2e}", *positions])
 
 
 class Progress:
@@ -65,13 +65,13 @@ class Progress:
 
     def show(self, step: int, loss: float, more: str = "") -> None:
         """Show that `step`, counted from 1, is done, with its training loss and the text `more`."""
-        told = f"loss {loss:.3f}{more and f', {more}'}"
+        line = f"loss {loss:.3f}{more and f', {more}'}"
         if self._bar is not None:
-            self._bar.set_postfix_str(told, refresh=False)
+            self._bar.set_postfix_str(line, refresh=False)
             self._bar.update()
         elif self._shown and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
-            self._write(f"{self._name}: step {step} of {self._steps}, {told}")
+            self._write(f"{self._name}: step {step} of {self._steps}, {line}")
 
     def evaluated(self, step: int, point: Mapping[str, Any], sample: str = "") -> None:
         """Show the scores of an evaluation, and a text that the model wrote. The entry point shows the last scores."""

@@ -111,8 +111,10 @@ def _processor() -> str:
     """Return the processor's name and generation. Two generations of one name may add numbers in different orders."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0]
-        told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
-        return "{model name}, family {cpu family}, model {model}".format_map(told)
+        entries = {
+            name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())
+        }
+        return "{model name}, family {cpu family}, model {model}".format_map(entries)
     except (OSError, KeyError):  # not Linux, or a processor without these entries
         return platform.processor()
 

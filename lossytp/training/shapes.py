@@ -129,8 +129,8 @@ def flaw(file: Path) -> str | None:
             safe_open(file, "pt")
     except SafetensorError:
         damaged = True
-    told = [what for first, what in STARTS.items() if start.startswith(first)]
-    return f"{file.name} {(told or ['is empty, cut off or damaged'])[0]}" if told or damaged else None
+    known = [what for first, what in STARTS.items() if start.startswith(first)]
+    return f"{file.name} {(known or ['is empty, cut off or damaged'])[0]}" if known or damaged else None
 
 
 SCRATCH = "-scratch"

@@ -231,7 +231,7 @@ def _first_and_room(tokenizer: PreTrainedTokenizerFast, block_size: int) -> tupl
     """Return the tokens that begin every block, and P."""
     first = np.array(first_tokens(tokenizer), dtype=np.int64)
     if block_size <= len(first):
-        raise ValueError(f"block_size = {block_size} leaves no room behind {len(first)} first tokens: give more")
+        raise ValueError(f"block_size = {block_size} leaves no room after {len(first)} first tokens: give more")
     return first, block_size - len(first)
 
 

@@ -75,7 +75,7 @@ def test_every_block_stands_behind_the_token_that_the_tokenizer_asks_for(text, t
     (tmp_path / "tolerance.json").unlink()
     measure_and_print(config.replace(min_draws=2, max_draws=2))
     assert json.loads((tmp_path / "tolerance.json").read_text())["first_tokens"] == [BOS]
-    assert f"each block behind {BOS}" in capsys.readouterr().out
+    assert f"each block after {BOS}" in capsys.readouterr().out
 
 
 def test_more_blocks_than_the_text_has_are_refused(text):

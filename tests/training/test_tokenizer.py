@@ -3,7 +3,7 @@
 import pytest
 
 from lossytp.training.config import PretrainConfig
-from lossytp.training.models import first_tokens, load_tokenizer, told_first_tokens
+from lossytp.training.models import first_token_names, first_tokens, load_tokenizer
 from lossytp.training.text import encode, tokenizer_for
 from tests.training.bos import BOS, with_bos
 
@@ -20,8 +20,8 @@ def test_texts_are_neither_cut_nor_padded(tmp_path, load):
 
 def test_the_tokens_before_every_text_are_those_that_the_tokenizer_asks_for(tmp_path):
     tokenizer = load_tokenizer("gpt2-nano")
-    assert (first_tokens(tokenizer), told_first_tokens(tokenizer)) == ([], {}), "of the study's own models: none"
+    assert (first_tokens(tokenizer), first_token_names(tokenizer)) == ([], {}), "of the study's own models: none"
     with_bos(tokenizer).save_pretrained(tmp_path)
     loaded = load_tokenizer(str(tmp_path))
     assert first_tokens(loaded) == [loaded.convert_tokens_to_ids(BOS)], "and not the end token, which comes last"
-    assert told_first_tokens(loaded) == {"first_tokens": [BOS]}
+    assert first_token_names(loaded) == {"first_tokens": [BOS]}
