@@ -9,7 +9,7 @@ ROOT = Path(lossytp.__file__).parent
 READERS = (  # whose messages are the middle of a longer one: "FILE cannot be read (...): give another file"
     "network/bounded_files.py", "network/checks.py", "network/importing.py", "network/traces.py", "training/rows.py",
     "training/checkpoint.py", "training/config.py", "training/command_line.py", "training/shapes.py",
-    "training/tasks.py", "training/text.py", "network/routes.py",
+    "training/task_kinds.py", "training/corpus.py", "network/routes.py",
 )  # fmt: skip
 
 
