@@ -1,8 +1,16 @@
-"""Collectives over a lossy network, computed from an exact sum and the losses.
+"""Collectives over a lossy network: mask the contributions, sum them exactly, mask the results.
 
-An algorithm decides which elements of each rank survive to the sum, and which results reach each rank
-(`lossytp.network.routes`). In between, the sum is exact. Every process computes all losses of the group itself, so
-processes exchange only the sum.
+A packet that a hop of the algorithm loses (`lossytp.network.routes`) takes elements of some ranks' contributions x_RN
+from the sum, or elements of the sum from some ranks' results y_RN:
+
+    for hop, packet in lost on the way to the sum:  x_RN[hop.positions, elements of the packet] = 0
+    total_N = x_RN.sum(0)
+    y_RN = total_N.expand(R, N)
+    for hop, packet in lost on the way back:        y_RN[hop.positions, elements of the packet] = 0
+
+A repair puts other values in place of these zeros. Every process draws all losses of the group itself, so processes
+exchange only the exact sum. This holds for rings and trees that repair partial sums on the way, too: a sum is linear in
+the contributions. So each row is followed through all hops, and a process needs only the rows of its own ranks.
 
 Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
 """
@@ -38,349 +46,57 @@ from lossytp.network.routes import Hop, Hops, Missing
 from lossytp.network.scope import NOWHERE, PHASES, Site
 from lossytp.parallel.group import RankGroup, check_reaches, nothing_to_wait_for
 
-# Take lost coefficients out of messages that were sent in blocks, each transformed by Hadamard's matrix.
-#
-# A block's elements get random signs first. Coefficient i of block j is number i * (number of blocks) + j on the wire,
-# so a packet carries at most one coefficient of a block.
-#
-# Shapes: L ranks of this process, N elements of one message; B blocks of S elements; P packets of C coefficients.
-
-
-def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard, capacity: int, seed: int) -> Tensor:
-    """Return the rows without the coefficients that some packets carry. Complete blocks do not change.
-
-    Args:
-        sent_LN: what crosses a hop, one row for each rank of this process.
-        packets: sorted numbers of the missing packets, int64.
-        repair: says the size of a block.
-        capacity: elements per packet.
-        seed: of the signs.
-    """
-    rows, length = sent_LN.shape
-    size = repair.block_for(length, capacity)
-    blocks = -(-length // size)
-    carried = min(capacity, size * blocks)
-    lost_PC = torch.zeros(-(-size * blocks // carried), carried, dtype=torch.bool, device=sent_LN.device)
-    lost_PC.index_fill_(0, on_device(packets, sent_LN.device), True)
-    lost_BS = lost_PC.view(-1)[: size * blocks].view(size, blocks).t().contiguous()
-    affected_B1 = lost_BS.any(1, keepdim=True)
-    matrix = _hadamard_matrix(size, sent_LN.dtype, sent_LN.device)
-    signs_BS = signs_of(seed, blocks * size, sent_LN.dtype, sent_LN.device).view(blocks, size)
-    result_LN = torch.empty_like(sent_LN)
-    for row in range(rows):
-        values_BS = pad(sent_LN[row], (0, blocks * size - length)).view(blocks, size)
-        coefficients_BS = (values_BS * signs_BS) @ matrix
-        coefficients_BS.masked_fill_(lost_BS, 0)
-        back_BS = (coefficients_BS @ matrix) * signs_BS
-        result_LN[row] = torch.where(affected_B1, back_BS, values_BS).view(-1)[:length]
-    return result_LN
-
-
-def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
-    """Return the numbers on the device. From pinned memory, a GPU fetches them while the processor goes on."""
-    tensor = torch.from_numpy(numbers)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
-
-
-@lru_cache(maxsize=16)  # this and the signs stay in the device's memory
-def _hadamard_matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return Sylvester's matrix, orthonormal and symmetric: its own inverse."""
-    return torch.from_numpy(hadamard(size) / size**0.5).to(device, dtype)
-
-
-def signs_of(seed: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the first `count` signs of the seed's stream."""
-    return _more_signs(seed, 1 << (count - 1).bit_length(), dtype, device)[:count]
-
-
-@lru_cache(maxsize=8)
-def _more_signs(seed: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    signs = np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0)
-    return torch.from_numpy(signs).to(device, dtype)  # exact in any dtype
-
-
-# The tensor side of `lossytp.network.repairs`: what replaces missing packets.
-#
-# A sum is linear in the ranks' contributions, even if a ring or a tree repairs partial sums on the way. So each row
-# here is one rank's contribution, followed through all hops, and a process needs only the rows of its own ranks.
-#
-# Shapes: R ranks, L of them in this process, N elements of one message, flattened row-major.
-
-
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+NOTHING_MISSING = Missing([], reliable=True)
 Memory = dict[tuple[int, int, int], Tensor]
 """What last arrived, by the size of the message, the number of the hop and the position of the rank."""
-FEW_SPANS = 2000  # up to this number, a loop over numpy slices is fastest
 
 
-class Message(NamedTuple):
-    """One message that has crossed its hops, before its repair.
+def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
+    """Sum R stacked messages over a lossy network.
 
-    `rows_LN[i]` belongs to the rank at `positions[i]` of the group whose global ranks are `ranks`. The rows are
-    contributions in a reduce phase and results in a gather phase.
-    """
-
-    rows_LN: Tensor
-    positions: Sequence[int]
-    ranks: Sequence[int]
-    hops: Hops
-    missing: Missing
-    """What `network.send` returned for the hops."""
-    network: LossyNetwork
-    """The network that the message crossed. It has the loss rates, the tape and the seed of Hadamard's signs."""
-    capacity: int
-    """Elements per packet."""
-    in_gather: bool = False
-    own_LN: Tensor | None = None
-    """The ranks' own contributions from before the sum, for repairs that use them; None if there are none."""
-    memory: Memory | None = None
-    """What last arrived, for repairs that remember it. It is updated unless the network's tape replays."""
-    deliver: Repair = ZERO
-    """The repair that has restored some of the packets that links lost."""
-    first_hop: int = 0
-    """The number that the first of `hops` has in the whole message."""
-
-    def rows_of(self, positions: Sequence[int]) -> list[int]:
-        """Return the rows of those of the positions that are in this process."""
-        return [self.positions.index(position) for position in positions if position in self.positions]
-
-    def lost(self) -> Iterator[tuple[Hop, np.ndarray]]:
-        """Yield each hop and the numbers of its missing packets, counted over all packets of the hop."""
-        for hop, packets, protected in zip(self.hops, self.missing.packets, self.protected(), strict=True):
-            others = np.delete(np.arange(hop.num_packets(self.capacity)), protected) if len(protected) else None
-            yield hop, packets if others is None else others[packets]
-
-    def lacking(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
-        """Yield each hop whose losses affect rows of this process: the hop, its missing packets and the rows."""
-        for hop, packets in self.lost():
-            rows = self.rows_of(hop.positions) if len(packets) else []
-            if rows:
-                yield hop, packets, rows
-
-    def protected(self) -> Sequence[np.ndarray]:
-        """Return the numbers of the packets of each hop that were sent reliably."""
-        return self.missing.protected or [NO_PACKETS] * len(self.hops)
-
-    def spans(self, hop: Hop, packets: np.ndarray) -> Iterator[tuple[int, int]]:
-        """Yield the elements [start, stop) of each packet."""
-        for packet in packets.tolist():
-            start = hop.start + packet * self.capacity
-            yield start, min(start + self.capacity, hop.stop)
-
-
-Fill = Callable[[Message, Any], None]
-FILLS: dict[type[Repair], Fill] = {}
-"""How each repair fills in what a message lacks. Other repairs use the function of their nearest listed base class."""
-AnyFill = TypeVar("AnyFill", bound=Fill)
-
-
-def fills(kind: type[Repair]) -> Callable[[AnyFill], AnyFill]:
-    """Return a decorator that registers a function as the fill of repairs of this `kind`."""
-
-    def register(fill: AnyFill) -> AnyFill:
-        FILLS[kind] = fill
-        return fill
-
-    return register
-
-
-def settle_(message: Message, repair: Repair) -> Missing:
-    """Remove from the rows what their message lacks, and repair it, in place.
+    Args:
+        x_RN: (ranks, elements), one floating-point message per rank. It is not changed, and no gradient flows through.
+        network: its links advance by the packets of the messages.
+        wiring: settings of `Wiring.named`, such as `algorithm` and `repair`. `sequence_parallel` is refused, since it
+            does not all-reduce; so is the repair "stale", which needs the earlier messages of a `LossyCollective`.
 
     Returns:
-        What the message lacks, with the packets that `protect` chose.
+        (ranks, elements): the result that each rank holds.
 
     Raises:
-        ValueError: if no function is registered for the repair.
+        TypeError: if an argument is of another type.
+        ValueError: if `x_RN` has another shape or dtype, a name is unknown, or the network can lose nothing of the sum.
     """
-    if message.missing.reliable:
-        return message.missing
-    protect, fill = stage_of(repair, "select"), stage_of(repair, "fill")
-    message = message._replace(deliver=stage_of(repair, "deliver"))
-    if not isinstance(protect, Protect):
-        _fill_(message, fill)
-        return message.missing
-    chosen = []
-    for number, hop in enumerate(message.hops):  # a sender chooses by what it holds after the earlier hops
-        chosen.append(_protected(message, hop, protect))
-        missing = Missing([message.missing.packets[number]], protected=[chosen[-1]])
-        _fill_(message._replace(hops=(hop,), missing=missing, first_hop=number), fill)
-    return message.missing._replace(protected=chosen)
-
-
-def _fill_(message: Message, repair: Repair) -> None:
-    fill = next((FILLS[kind] for kind in type(repair).__mro__ if kind in FILLS), None)
-    if fill is None:
+    check_is("x_RN", x_RN, Tensor, "stacked messages, such as torch.randn(4, 1000)")
+    if x_RN.ndim != 2 or not x_RN.is_floating_point():
         raise ValueError(
-            f"repair = {repair} has no function that fills in: decorate one with fills({type(repair).__name__})"
+            f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}: stack floating-point messages to (ranks, elements)"
         )
-    fill(message, repair)
+    collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring.named(**wiring))
+    repair, own_streams = collective.wiring.repair, collective.wiring.own_streams
+    if collective.wiring.sequence_parallel:
+        raise ValueError("sequence_parallel = True does not all-reduce: leave it out")
+    check_reaches(network, collective.group, collective.wiring)
+    if not any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES):
+        raise ValueError(
+            f"scope = {network.scope} leaves out a single sum, which belongs to no layer, module or direction: give "
+            "only a phase, or no scope"
+        )
+    if repair.remembers:
+        raise ValueError(
+            f"repair = '{repair}' does not work for a single sum, before which nothing arrived: choose another"
+        )
+    result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
+    return result if own_streams else result.expand_as(x_RN).clone()
 
 
-def _protected(message: Message, hop: Hop, protect: Protect) -> np.ndarray:
-    """Return the packets of a hop that its sender protects, by the sum of the rows, or in a gather by one of them."""
-    rows, num_packets = message.rows_of(hop.positions), hop.num_packets(message.capacity)
-    if not rows:
-        return NO_PACKETS
-    if protect.by != "norm":
-        return protect.protected(np.zeros(num_packets), message.network.seed)
-    held_LN = message.rows_LN[rows[:1] if message.in_gather else rows, hop.start : hop.stop]
-    held_N = held_LN[0] if len(held_LN) == 1 else held_LN.sum(0)
-    squares_N = held_N.to(torch.float64 if held_N.dtype == torch.float64 else torch.float32).square()
-    squares_PC = pad(squares_N, (0, num_packets * message.capacity - len(squares_N))).view(num_packets, -1)
-    return protect.protected(squares_PC.sum(1).cpu().numpy(), message.network.seed)
+class Sum(NamedTuple):
+    """A sum that is being computed. The losses of its contributions are known already."""
 
-
-def adjoint_(message: Message, repair: Repair) -> None:
-    """Apply the adjoint of `settle_` to the contributions' gradients, the last hop first.
-
-    Except for `Local`, a hop is a symmetric linear map of each row. These maps do not commute if Hadamard's blocks are
-    padded. What a repair remembers comes from earlier messages, so no gradient flows to it.
-    """
-    if message.missing.reliable:
-        return
-    message = message._replace(deliver=stage_of(repair, "deliver"))
-    fill = ZERO if repair.remembers else stage_of(repair, "fill")
-    _fill_(message._replace(hops=message.hops[::-1], missing=message.missing.backwards()), fill)
-
-
-@fills(Zero)
-def zero_(message: Message, repair: Repair) -> None:
-    """Set what is missing to zero."""
-    rows, starts, stops = [], [], []
-    for hop, packets, here in message.lacking():
-        first = hop.start + packets * message.capacity
-        for row in here:
-            rows.append(np.full(len(packets), row))
-            starts.append(first)
-            stops.append(np.minimum(first + message.capacity, hop.stop))
-    if rows:
-        _zero_spans_(message.rows_LN, *(np.concatenate(parts) for parts in (rows, starts, stops)))
-
-
-def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> None:
-    """Set elements [starts[i], stops[i]), at least one, of row rows[i] of contiguous rows to zero."""
-    if rows_LN.device.type == "cpu" and len(rows) <= FEW_SPANS:
-        bytes_LN: Any = rows_LN.view(torch.uint8).numpy()  # numpy slices cost a tenth of torch's, in any dtype
-        size = rows_LN.element_size()
-        for row, start, stop in zip(rows.tolist(), (starts * size).tolist(), (stops * size).tolist(), strict=True):
-            bytes_LN[row, start:stop] = 0
-        return
-    # all at once: a row of numbers for each span, in which short spans repeat their last element
-    before = rows * rows_LN.shape[1]
-    first, last = (on_device(before + each, rows_LN.device) for each in (starts, stops))
-    longest = torch.arange(int((stops - starts).max()), device=rows_LN.device)
-    elements = torch.minimum(first[:, None] + longest, last[:, None] - 1)
-    rows_LN.view(-1).index_fill_(0, elements.view(-1), 0)
-
-
-@fills(Rescale)
-def rescale_(message: Message, repair: Rescale) -> None:
-    """Scale what crossed each hop, and set what is missing to zero."""
-    for hop, protected in zip(message.hops, message.protected(), strict=True):
-        loss_rate = message.network.loss_rate(hop.src, hop.dst)
-        weight = repair.weight(message.deliver.missing_rate(loss_rate))
-        for row in message.rows_of(hop.positions) if weight != 1 else ():
-            crossed_N = message.rows_LN[row, hop.start : hop.stop]
-            scaled_N = crossed_N * weight
-            for packet in protected.tolist():  # these certainly arrive
-                span = slice(packet * message.capacity, (packet + 1) * message.capacity)
-                scaled_N[span] = crossed_N[span]
-            crossed_N.copy_(scaled_N)
-    zero_(message, repair)
-
-
-@fills(RescaleCounted)
-def rescale_counted_(message: Message, repair: RescaleCounted) -> None:
-    """Scale each element by R / (contributions that arrived). Every process counts those of all ranks."""
-    zero_(message, repair)
-    if message.in_gather or not message.missing.any:
-        return
-    rows_LN, size = message.rows_LN, len(message.ranks)
-    lost_RN = np.zeros((size, rows_LN.shape[1]), dtype=bool)
-    for hop, packets in message.lost():
-        for start, stop in message.spans(hop, packets):
-            lost_RN[list(hop.positions), start:stop] = True
-    lost_N = lost_RN.sum(0)
-    elements = np.flatnonzero((lost_N > 0) & (lost_N < size))
-    factor = torch.from_numpy(size / (size - lost_N[elements])).to(rows_LN)
-    rows_LN[:, torch.from_numpy(elements).to(factor.device)] *= factor
-
-
-@fills(Stale)
-def stale_(message: Message, repair: Stale) -> None:
-    """Fill in what last arrived, and remember what arrived now. A replay repeats the first result."""
-    tape, memory = message.network.tape, message.memory
-    assert memory is not None
-    hops = list(message.lost())
-    if tape is not None and tape.replaying:
-        put_in = iter(tape.next())
-        for hop, packets in hops:
-            for row in message.rows_of(hop.positions):
-                for start, stop in message.spans(hop, packets):
-                    message.rows_LN[row, start:stop] = next(put_in)
-        return
-    size = message.rows_LN.shape[1]
-    for other in [place for place in memory if place[0] != size or place[2] not in message.positions]:
-        del memory[other]  # of messages of another size, or of ranks that another layout had in this process
-    pieces = []
-    for number, (hop, packets) in enumerate(hops, message.first_hop):
-        for row in message.rows_of(hop.positions):
-            arrived = message.rows_LN[row, hop.start : hop.stop]
-            place = (size, number, message.positions[row])
-            last = memory.get(place)
-            if last is None or last.shape != arrived.shape or last.dtype != arrived.dtype:
-                last = memory[place] = torch.zeros_like(arrived)
-            for start, stop in message.spans(hop, packets):
-                span = slice(start - hop.start, stop - hop.start)
-                arrived[span] = last[span]
-                if tape is not None:
-                    pieces.append(last[span].clone())
-            last.copy_(arrived)
-    if tape is not None:
-        tape.record(pieces)
-
-
-@fills(Local)
-def local_(message: Message, repair: Local) -> None:
-    """Fill in the receiver's own contribution."""
-    rows_LN, own_LN = message.rows_LN, message.own_LN
-    if own_LN is None:
-        zero_(message, repair)
-        return
-    for hop, packets in message.lost():
-        lacking = message.rows_of(hop.positions)
-        sums_up = not message.in_gather and hop.dst in message.ranks
-        receiver = message.rows_of([message.ranks.index(hop.dst)]) if sums_up else []
-        for start, stop in message.spans(hop, packets):
-            for row in lacking:
-                rows_LN[row, start:stop] = own_LN[row, start:stop] if message.in_gather else 0
-            for row in receiver:
-                rows_LN[row, start:stop] += own_LN[row, start:stop]
-
-
-@fills(Hadamard)
-def hadamard_(message: Message, repair: Hadamard) -> None:
-    """Set the coefficients in missing packets to zero, and transform back. Complete blocks do not change."""
-    capacity, seed = message.capacity, message.network.seed
-    for hop, packets, protected in zip(message.hops, message.missing.packets, message.protected(), strict=True):
-        rows = message.rows_of(hop.positions) if len(packets) else []
-        if not rows:
-            continue
-        here: Any = rows if len(rows) > 1 else slice(rows[0], rows[0] + 1)  # the processor waits for a GPU after a list
-        sent_LN = message.rows_LN[here, hop.start : hop.stop]
-        if not len(protected):
-            message.rows_LN[here, hop.start : hop.stop] = without_coefficients(sent_LN, packets, repair, capacity, seed)
-            continue
-        num_packets, length = hop.num_packets(capacity), sent_LN.shape[1]
-        others = on_device(np.delete(np.arange(num_packets), protected), sent_LN.device)
-        sent_LPC = pad(sent_LN, (0, num_packets * capacity - length)).view(len(rows), num_packets, capacity)
-        others_LN = sent_LPC[:, others].view(len(rows), -1)
-        kept_LN = without_coefficients(others_LN, packets, repair, capacity, seed)
-        sent_LPC[:, others] = kept_LN.view(len(rows), -1, capacity)
-        message.rows_LN[here, hop.start : hop.stop] = sent_LPC.view(len(rows), -1)[:, :length]
-
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    wait: Callable[[], Tensor]
+    hops: Hops
+    missing: Missing
 
 
 @dataclass(frozen=True)
@@ -414,21 +130,21 @@ class LossyCollective:
         """
         return self.begin_sum_(parts, site, unit).wait()
 
-    def begin_sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> "Sum":
+    def begin_sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Sum:
         """Begin `sum_`, and return without waiting for it."""
-        wiring = self.wiring
+        wiring, group = self.wiring, self.group
         if wiring.sequence_parallel:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
         parts_LN = parts.view(len(parts), -1)
         parts_LN.copy_(self._rounded(parts_LN))
         own_LN = parts_LN.clone() if wiring.repair.uses_own_part else None
         reduce, gather = wiring.algorithm.pair(wiring.sequence_parallel)
-        hops = reduce(parts_LN.shape[1], self.group.ranks, unit)
-        if self._chooses_by_partial_sums(hops):
-            parts = self.group.all_rows(parts)  # no process knows alone what the senders hold
+        hops = reduce(parts_LN.shape[1], group.ranks, unit)
+        if self._protects_partial_sums(hops) and group.processes > 1:
+            parts = group.all_rows(parts)  # no process knows alone what the senders hold
         missing = self._lose_(parts.view(len(parts), -1), hops, site, own_LN)
         total = parts.sum(0) if len(parts) > 1 else parts[0]
-        wait = self.group.begin_sum_(total) if len(parts) == len(self.group.local) else nothing_to_wait_for
+        wait = group.begin_sum_(total) if len(parts) == len(group.local) else nothing_to_wait_for
 
         def finish() -> Tensor:
             wait()
@@ -436,10 +152,10 @@ class LossyCollective:
                 total.copy_(self._rounded(total))
             if not wiring.own_streams:
                 return total
-            results = total.expand(len(self.group.local), *total.shape).clone()
-            hops = gather(parts_LN.shape[1], self.group.ranks, unit)
+            results = total.expand(len(group.local), *total.shape).clone()
+            back = gather(parts_LN.shape[1], group.ranks, unit)
             gathering = (site or NOWHERE)._replace(phase="gather")
-            self._lose_(results.view(len(results), -1), hops, gathering, own_LN, in_gather=True)
+            self._lose_(results.view(len(results), -1), back, gathering, own_LN, in_gather=True)
             return results
 
         return Sum(finish, hops, missing)
@@ -456,12 +172,18 @@ class LossyCollective:
         copies_LN = copies.view(len(copies), -1)
         hops = self.wiring.algorithm.all_gather(copies_LN.shape[1], self.group.ranks, unit)
         gathering = (site or NOWHERE)._replace(operation="all_gather", phase="gather")
-        self._lose_(copies_LN, hops, gathering, None, in_gather=True)
+        self._lose_(copies_LN, hops, gathering, in_gather=True)
         return copies
 
     def adjoint_(self, gradients: Tensor, hops: Hops, missing: Missing) -> None:
-        """Turn the gradient of a sum, repeated (L, ...), into those of its contributions, in place."""
-        adjoint_(self._message(gradients.view(len(gradients), -1), hops, missing), self.wiring.repair)
+        """Turn the gradient of a sum, repeated (L, ...), into those of its contributions, in place, the last hop first.
+
+        Except for `Local`, a hop is a symmetric linear map of each row. These maps do not commute if Hadamard's blocks
+        are padded. What a repair remembers comes from earlier messages, so no gradient flows to it.
+        """
+        if not missing.reliable:
+            message = self._message(gradients.view(len(gradients), -1), hops[::-1], missing.backwards())
+            _fill_(message, ZERO if message.repair.remembers else stage_of(message.repair, "fill"))
 
     def memories_state(self) -> list:
         """Return what the repair remembers from training, as lists and tensors."""
@@ -471,32 +193,30 @@ class LossyCollective:
     def load_memories_state(self, state: list, device: torch.device) -> None:
         """Resume from `memories_state()`."""
         self.memories[TRAINING] = {
-            site and Site(*site): {place: last.to(device) for place, last in memory} for site, memory in state
+            site and Site(*site): {key: last.to(device) for key, last in memory} for site, memory in state
         }
 
     def _lose_(
-        self, rows_LN: Tensor, hops: Hops, site: Site | None, own_LN: Tensor | None, *, in_gather: bool = False
+        self, rows_LN: Tensor, hops: Hops, site: Site | None, own_LN: Tensor | None = None, *, in_gather: bool = False
     ) -> Missing:
         """Send the rows over `hops`, and leave in them what arrives."""
         network, repair = self.network, self.wiring.repair
         if self.wiring.control == "noise":
             _add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
             return NOTHING_MISSING
-        itemsize = self._itemsize(rows_LN)
-        missing = network.send(hops, itemsize, repair=repair, group=self.group.name, site=site)
+        missing = network.send(hops, self._itemsize(rows_LN), repair=repair, group=self.group.name, site=site)
         memory = self._memory(site) if repair.remembers else None
-        message = self._message(rows_LN, hops, missing)
-        return settle_(message._replace(in_gather=in_gather, own_LN=own_LN, memory=memory), repair)
+        message = self._message(rows_LN, hops, missing)._replace(in_gather=in_gather, own_LN=own_LN, memory=memory)
+        return apply_losses_(message)
 
-    def _message(self, rows_LN: Tensor, hops: Hops, missing: Missing) -> Message:
+    def _message(self, rows_LN: Tensor, hops: Hops, missing: Missing) -> "Message":
         capacity = self.network.wire.elements_per_packet(self._itemsize(rows_LN))
         positions = self.group.local if len(rows_LN) == len(self.group.local) else range(self.group.size)
-        return Message(rows_LN, positions, self.group.ranks, hops, missing, self.network, capacity)
+        ranks, repair = self.group.ranks, self.wiring.repair
+        return Message(rows_LN, positions, ranks, hops, missing, self.network, capacity, repair)
 
-    def _chooses_by_partial_sums(self, hops: Hops) -> bool:
-        """Return whether a sender must choose packets by a partial sum that spans several processes."""
-        protects = stage_of(self.wiring.repair, "select") != ZERO
-        return protects and self.group.processes > 1 and any(len(hop.positions) > 1 for hop in hops)
+    def _protects_partial_sums(self, hops: Hops) -> bool:
+        return stage_of(self.wiring.repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops)
 
     def _itemsize(self, message: Tensor) -> int:
         return DTYPES[self.wiring.wire_dtype].itemsize if self.wiring.wire_dtype else message.element_size()
@@ -520,54 +240,92 @@ def collective_of(model: nn.Module) -> LossyCollective | None:
     return next((each for each in found if isinstance(each, LossyCollective)), None)
 
 
-class Sum(NamedTuple):
-    """A sum that is being computed. The losses of its contributions are known already."""
+class Message(NamedTuple):
+    """One message that has crossed its hops, before its repair.
 
-    wait: Callable[[], Tensor]
+    `rows_LN[i]` belongs to the rank at `positions[i]` of the group whose global ranks are `ranks`. The rows are
+    contributions in a reduce phase and results in a gather phase.
+    """
+
+    rows_LN: Tensor
+    positions: Sequence[int]
+    ranks: Sequence[int]
     hops: Hops
     missing: Missing
+    """What `network.send` returned for the hops."""
+    network: LossyNetwork
+    """The network that the message crossed. It has the loss rates, the tape and the seed of Hadamard's signs."""
+    capacity: int
+    """Elements per packet."""
+    repair: Repair
+    in_gather: bool = False
+    own_LN: Tensor | None = None
+    """The ranks' own contributions from before the sum, for repairs that use them; None if there are none."""
+    memory: Memory | None = None
+    """What last arrived, for repairs that remember it. It is updated unless the network's tape replays."""
+    first_hop: int = 0
+    """The number that the first of `hops` has in the whole message."""
+
+    def rows_of(self, positions: Sequence[int]) -> list[int]:
+        """Return the rows of those of the positions that are in this process."""
+        return [self.positions.index(position) for position in positions if position in self.positions]
+
+    def lost(self) -> Iterator[tuple[Hop, np.ndarray, list[int]]]:
+        """Yield each hop, its missing packets, counted over all packets of the hop, and the rows that lack them."""
+        for hop, packets, protected in zip(self.hops, self.missing.packets, self.protected(), strict=True):
+            counted = self.unprotected(hop, protected)[packets] if len(protected) else packets
+            yield hop, counted, self.rows_of(hop.positions)
+
+    def protected(self) -> Sequence[np.ndarray]:
+        """Return the numbers of the packets of each hop that were sent reliably."""
+        return self.missing.protected or [NO_PACKETS] * len(self.hops)
+
+    def unprotected(self, hop: Hop, protected: np.ndarray) -> np.ndarray:
+        """Return the numbers of the other packets of a hop."""
+        return np.delete(np.arange(hop.num_packets(self.capacity)), protected)
+
+    def spans(self, hop: Hop, packets: np.ndarray) -> Iterator[tuple[int, int]]:
+        """Yield the elements [start, stop) of each packet."""
+        for packet in packets.tolist():
+            start = hop.start + packet * self.capacity
+            yield start, min(start + self.capacity, hop.stop)
 
 
-NOTHING_MISSING = Missing([], reliable=True)
-
-
-def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
-    """Sum R stacked messages over a lossy network.
-
-    Args:
-        x_RN: (ranks, elements), one floating-point message per rank. It is not changed, and no gradient flows through.
-        network: its links advance by the packets of the messages.
-        wiring: settings of `Wiring.named`, such as `algorithm` and `repair`. `sequence_parallel` is refused, since it
-            does not all-reduce; so is the repair "stale", which needs the earlier messages of a `LossyCollective`.
+def apply_losses_(message: Message) -> Missing:
+    """Remove from the rows what their message lacks, and repair it, in place.
 
     Returns:
-        (ranks, elements): the result that each rank holds.
+        What the message lacks, with the packets that `protect` chose.
 
     Raises:
-        TypeError: if an argument is of another type.
-        ValueError: if `x_RN` has another shape or dtype, a name is unknown, or the network can lose nothing of the sum.
+        ValueError: if no function is registered for the repair.
     """
-    check_is("x_RN", x_RN, Tensor, "stacked messages, such as torch.randn(4, 1000)")
-    if x_RN.ndim != 2 or not x_RN.is_floating_point():
-        raise ValueError(
-            f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}: stack floating-point messages to (ranks, elements)"
-        )
-    if wiring.get("sequence_parallel"):
-        raise ValueError("sequence_parallel = True does not all-reduce: leave it out")
-    collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring.named(**wiring))
-    check_reaches(network, collective.group, collective.wiring)
-    if not any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES):
-        raise ValueError(
-            f"scope = {network.scope} leaves out a single sum, which belongs to no layer, module or direction: give "
-            "only a phase, or no scope"
-        )
-    if collective.wiring.repair.remembers:
-        raise ValueError(
-            f"repair = '{collective.wiring.repair}' does not work for a single sum, before which nothing arrived: "
-            "choose another"
-        )
-    result = collective.sum_(x_RN.detach().clone(memory_format=torch.contiguous_format))
-    return result if collective.wiring.own_streams else result.expand_as(x_RN).clone()
+    missing, protect, fill = message.missing, stage_of(message.repair, "select"), stage_of(message.repair, "fill")
+    if missing.reliable:
+        return missing
+    if not isinstance(protect, Protect):
+        _fill_(message, fill)
+        return missing
+    chosen = []
+    for number, hop in enumerate(message.hops):  # a sender chooses by what it holds after the earlier hops
+        chosen.append(_protected(message, hop, protect))
+        of_hop = Missing([missing.packets[number]], protected=[chosen[-1]])
+        _fill_(message._replace(hops=(hop,), missing=of_hop, first_hop=number), fill)
+    return missing._replace(protected=chosen)
+
+
+def _protected(message: Message, hop: Hop, protect: Protect) -> np.ndarray:
+    """Return the packets of a hop that its sender protects, by the sum of the rows, or in a gather by one of them."""
+    rows, num_packets = message.rows_of(hop.positions), hop.num_packets(message.capacity)
+    if not rows:
+        return NO_PACKETS
+    if protect.by != "norm":
+        return protect.protected(np.zeros(num_packets), message.network.seed)
+    held_LN = message.rows_LN[rows[:1] if message.in_gather else rows, hop.start : hop.stop]
+    held_N = held_LN[0] if len(held_LN) == 1 else held_LN.sum(0)
+    squares_N = held_N.to(torch.float64 if held_N.dtype == torch.float64 else torch.float32).square()
+    squares_PC = pad(squares_N, (0, num_packets * message.capacity - len(squares_N))).view(num_packets, -1)
+    return protect.protected(squares_PC.sum(1).cpu().numpy(), message.network.seed)
 
 
 def _add_noise_(message: Message, group: str, site: Site | None) -> None:
@@ -584,3 +342,222 @@ def _add_noise_(message: Message, group: str, site: Site | None) -> None:
             wide = span.double()  # squares of fp16 would overflow or vanish
             scale = math.sqrt(network.loss_rate(hop.src, hop.dst)) * wide.square().mean().sqrt()
             span.copy_(wide + scale * torch.from_numpy(numbers).to(wide))
+
+
+# How each repair fills in what a message lacks: the tensor side of `lossytp.network.repairs`.
+
+
+Fill = Callable[[Message, Any], None]
+FILLS: dict[type[Repair], Fill] = {}
+"""How each repair fills in what a message lacks. Other repairs use the function of their nearest listed base class."""
+AnyFill = TypeVar("AnyFill", bound=Fill)
+
+
+def fills(kind: type[Repair]) -> Callable[[AnyFill], AnyFill]:
+    """Return a decorator that registers a function as the fill of repairs of this `kind`."""
+
+    def register(fill: AnyFill) -> AnyFill:
+        FILLS[kind] = fill
+        return fill
+
+    return register
+
+
+def _fill_(message: Message, repair: Repair) -> None:
+    fill = next((FILLS[kind] for kind in type(repair).__mro__ if kind in FILLS), None)
+    if fill is None:
+        raise ValueError(
+            f"repair = {repair} has no function that fills in: decorate one with fills({type(repair).__name__})"
+        )
+    fill(message, repair)
+
+
+@fills(Zero)
+def zero_(message: Message, repair: Repair) -> None:
+    """Set what is missing to zero."""
+    rows, starts, stops = [], [], []
+    for hop, packets, here in message.lost():
+        first = hop.start + packets * message.capacity
+        for row in here if len(packets) else ():
+            rows.append(np.full(len(packets), row))
+            starts.append(first)
+            stops.append(np.minimum(first + message.capacity, hop.stop))
+    if rows:
+        _zero_spans_(message.rows_LN, *(np.concatenate(parts) for parts in (rows, starts, stops)))
+
+
+@fills(Rescale)
+def rescale_(message: Message, repair: Rescale) -> None:
+    """Scale what crossed each hop, and set what is missing to zero."""
+    deliver = stage_of(message.repair, "deliver")
+    for hop, protected in zip(message.hops, message.protected(), strict=True):
+        weight = repair.weight(deliver.missing_rate(message.network.loss_rate(hop.src, hop.dst)))
+        for row in message.rows_of(hop.positions) if weight != 1 else ():
+            crossed_N = message.rows_LN[row, hop.start : hop.stop]
+            scaled_N = crossed_N * weight
+            for packet in protected.tolist():  # these certainly arrive
+                span = slice(packet * message.capacity, (packet + 1) * message.capacity)
+                scaled_N[span] = crossed_N[span]
+            crossed_N.copy_(scaled_N)
+    zero_(message, repair)
+
+
+@fills(RescaleCounted)
+def rescale_counted_(message: Message, repair: RescaleCounted) -> None:
+    """Scale each element by R / (contributions that arrived). Every process counts those of all ranks."""
+    zero_(message, repair)
+    if message.in_gather or not message.missing.any:
+        return
+    rows_LN, size = message.rows_LN, len(message.ranks)
+    lost_RN = np.zeros((size, rows_LN.shape[1]), dtype=bool)
+    for hop, packets, _ in message.lost():
+        for start, stop in message.spans(hop, packets):
+            lost_RN[list(hop.positions), start:stop] = True
+    lost_N = lost_RN.sum(0)
+    elements = np.flatnonzero((lost_N > 0) & (lost_N < size))
+    factor = torch.from_numpy(size / (size - lost_N[elements])).to(rows_LN)
+    rows_LN[:, torch.from_numpy(elements).to(factor.device)] *= factor
+
+
+@fills(Stale)
+def stale_(message: Message, repair: Stale) -> None:
+    """Fill in what last arrived, and remember what arrived now. A replay repeats the first result."""
+    tape, memory, size = message.network.tape, message.memory, message.rows_LN.shape[1]
+    assert memory is not None
+    replayed = iter(tape.next()) if tape is not None and tape.replaying else None
+    put_in = []
+    if replayed is None:  # forget messages of another size, and ranks that another layout had in this process
+        for key in [key for key in memory if key[0] != size or key[2] not in message.positions]:
+            del memory[key]
+    for number, (hop, packets, rows) in enumerate(message.lost(), message.first_hop):
+        for row in rows:
+            arrived = message.rows_LN[row, hop.start : hop.stop]
+            key = (size, number, message.positions[row])
+            last = memory.get(key)
+            if last is None or last.shape != arrived.shape or last.dtype != arrived.dtype:
+                last = torch.zeros_like(arrived)
+            for start, stop in message.spans(hop, packets):
+                span = slice(start - hop.start, stop - hop.start)
+                put_in.append(last[span] if replayed is None else next(replayed))
+                arrived[span] = put_in[-1]
+            if replayed is None:
+                memory[key] = arrived.clone()
+    if tape is not None and replayed is None:
+        tape.record(put_in)
+
+
+@fills(Local)
+def local_(message: Message, repair: Local) -> None:
+    """Fill in the receiver's own contribution."""
+    rows_LN, own_LN = message.rows_LN, message.own_LN
+    if own_LN is None:
+        zero_(message, repair)
+        return
+    for hop, packets, lacking in message.lost():
+        sums_up = not message.in_gather and hop.dst in message.ranks
+        receiver = message.rows_of([message.ranks.index(hop.dst)]) if sums_up else []
+        for start, stop in message.spans(hop, packets):
+            for row in lacking:
+                rows_LN[row, start:stop] = own_LN[row, start:stop] if message.in_gather else 0
+            for row in receiver:
+                rows_LN[row, start:stop] += own_LN[row, start:stop]
+
+
+@fills(Hadamard)
+def hadamard_(message: Message, repair: Hadamard) -> None:
+    """Set the coefficients in missing packets to zero, and transform back. Complete blocks do not change."""
+    capacity, seed = message.capacity, message.network.seed
+    for hop, packets, protected in zip(message.hops, message.missing.packets, message.protected(), strict=True):
+        rows = message.rows_of(hop.positions) if len(packets) else []
+        if not rows:
+            continue
+        here: Any = rows if len(rows) > 1 else slice(rows[0], rows[0] + 1)  # the processor waits for a GPU after a list
+        sent_LN = message.rows_LN[here, hop.start : hop.stop]
+        if not len(protected):
+            message.rows_LN[here, hop.start : hop.stop] = without_coefficients(sent_LN, packets, repair, capacity, seed)
+            continue
+        num_packets, length = hop.num_packets(capacity), sent_LN.shape[1]
+        others = on_device(message.unprotected(hop, protected), sent_LN.device)
+        sent_LPC = pad(sent_LN, (0, num_packets * capacity - length)).view(len(rows), num_packets, capacity)
+        others_LN = sent_LPC[:, others].view(len(rows), -1)
+        kept_LN = without_coefficients(others_LN, packets, repair, capacity, seed)
+        sent_LPC[:, others] = kept_LN.view(len(rows), -1, capacity)
+        message.rows_LN[here, hop.start : hop.stop] = sent_LPC.view(len(rows), -1)[:, :length]
+
+
+def without_coefficients(sent_LN: Tensor, packets: np.ndarray, repair: Hadamard, capacity: int, seed: int) -> Tensor:
+    """Return the rows without the coefficients of Hadamard's transform that some packets carry.
+
+    The elements get random signs, and B blocks of S elements are transformed. Coefficient i of block j is number
+    i * B + j on the wire, so a packet carries at most one coefficient of a block.
+
+    Args:
+        sent_LN: what crosses a hop, one row for each rank of this process.
+        packets: sorted numbers of the missing packets, int64.
+        repair: says the size of a block.
+        capacity: elements per packet.
+        seed: of the signs.
+    """
+    length = sent_LN.shape[1]
+    size = repair.block_for(length, capacity)
+    blocks = -(-length // size)
+    carried = min(capacity, size * blocks)
+    lost_PC = torch.zeros(-(-size * blocks // carried), carried, dtype=torch.bool, device=sent_LN.device)
+    lost_PC.index_fill_(0, on_device(packets, sent_LN.device), True)
+    lost_BS = lost_PC.view(-1)[: size * blocks].view(size, blocks).t().contiguous()
+    affected_B1 = lost_BS.any(1, keepdim=True)
+    matrix = _hadamard_matrix(size, sent_LN.dtype, sent_LN.device)
+    signs_BS = signs_of(seed, blocks * size, sent_LN.dtype, sent_LN.device).view(blocks, size)
+    result_LN = torch.empty_like(sent_LN)
+    for sent_N, result_N in zip(sent_LN, result_LN, strict=True):
+        values_BS = pad(sent_N, (0, blocks * size - length)).view(blocks, size)
+        coefficients_BS = (values_BS * signs_BS) @ matrix
+        coefficients_BS.masked_fill_(lost_BS, 0)
+        back_BS = (coefficients_BS @ matrix) * signs_BS
+        result_N.copy_(torch.where(affected_B1, back_BS, values_BS).view(-1)[:length])
+    return result_LN
+
+
+@lru_cache(maxsize=16)  # this and the signs stay in the device's memory
+def _hadamard_matrix(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return Sylvester's matrix, orthonormal and symmetric: its own inverse."""
+    return torch.from_numpy(hadamard(size) / size**0.5).to(device, dtype)
+
+
+def signs_of(seed: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the first `count` signs of the seed's stream."""
+    return _more_signs(seed, 1 << (count - 1).bit_length(), dtype, device)[:count]
+
+
+@lru_cache(maxsize=8)
+def _more_signs(seed: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    signs = np.where(Stream((seed, "hadamard")).uniforms(count) < 0.5, -1.0, 1.0)
+    return torch.from_numpy(signs).to(device, dtype)  # exact in any dtype
+
+
+# The fast path of zeros, which most packets take.
+
+
+FEW_SPANS = 2000  # up to this number, a loop over numpy slices is fastest
+
+
+def _zero_spans_(rows_LN: Tensor, rows: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> None:
+    """Set elements [starts[i], stops[i]), at least one, of row rows[i] of contiguous rows to zero."""
+    if rows_LN.device.type == "cpu" and len(rows) <= FEW_SPANS:
+        bytes_LN: Any = rows_LN.view(torch.uint8).numpy()  # numpy slices cost a tenth of torch's, in any dtype
+        size = rows_LN.element_size()
+        for row, start, stop in zip(rows.tolist(), (starts * size).tolist(), (stops * size).tolist(), strict=True):
+            bytes_LN[row, start:stop] = 0
+        return
+    # all at once: a row of numbers for each span, in which short spans repeat their last element
+    before = rows * rows_LN.shape[1]
+    first, last = (on_device(before + each, rows_LN.device) for each in (starts, stops))
+    longest = torch.arange(int((stops - starts).max()), device=rows_LN.device)
+    elements = torch.minimum(first[:, None] + longest, last[:, None] - 1)
+    rows_LN.view(-1).index_fill_(0, elements.view(-1), 0)
+
+
+def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """Return the numbers on the device. From pinned memory, a GPU fetches them while the processor goes on."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

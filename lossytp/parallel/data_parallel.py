@@ -22,19 +22,85 @@ from transformers import PreTrainedModel
 
 from lossytp.parallel.plans import blocks_of, draw_, values_of
 
+DataParallelType = Literal["ddp", "fsdp"]
+
+
+def data_parallel(
+    model: PreTrainedModel, mesh: DeviceMesh, kind: DataParallelType, *, custom: bool = False
+) -> nn.Module:
+    """Return `model` as one of the replicas along the 1-D `mesh`. Call the result instead of `model`.
+
+    Args:
+        model: the model, on its device, or deferred. FSDP moves it there from the CPU, block by block.
+        mesh: the replicas.
+        kind: "ddp" replicates the parameters, "fsdp" shards them, block by block.
+        custom: whether to use this project's code in place of PyTorch's. PyTorch's FSDP2 changes `model` itself, the
+            others wrap it.
+    """
+    if custom and kind == "fsdp":
+        return FlatFSDP(model, mesh.get_group(), blocks=blocks_of(model))
+    if custom:
+        return BucketedDDP(model, mesh.get_group())
+    if kind == "ddp":
+        return DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
+    sharded: Any = fully_shard
+    for part in (*blocks_of(model), model):
+        draw_(part)
+        sharded(part, mesh=mesh)
+    return model
+
+
+class _Replica(nn.Module):
+    """One of the replicas of `module`: act at the end of each backward, and start again after one that failed."""
+
+    def __init__(self, module: nn.Module, process_group: ProcessGroup) -> None:
+        super().__init__()
+        self.module, self.process_group = module, process_group
+        self._in_backward = False
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self._in_backward:  # the last one failed
+            self._reset()
+        return self.module(*inputs, **named)
+
+    def _begin_backward(self) -> None:
+        if not self._in_backward:
+            self._in_backward = True
+            Variable._execution_engine.queue_callback(self._finish)
+
+    def _finish(self) -> None:
+        """Wait for the messages, at the end of backward.
+
+        Raises:
+            RuntimeError: if a parameter got no gradient.
+        """
+        missing = self._missing()
+        self._reset()
+        if missing:
+            raise RuntimeError(
+                f"backward gave no gradient to {len(missing)} parameters, such as {missing[0]}: freeze what the "
+                "training loss does not use, with requires_grad_(False)"
+            )
+
+    def _missing(self) -> list[str]:
+        """Return the names of parameters without a gradient, in an order that all replicas share."""
+        raise NotImplementedError
+
+    def _reset(self) -> None:
+        """Wait for the messages under way, and make ready for the next backward."""
+        raise NotImplementedError
+
+
 # Data parallelism by hand: average the gradients of replicas while backward still computes others.
 #
-# Li et al., "PyTorch Distributed: experiences on accelerating data parallel training", VLDB 2020, section 3.2. Backward
-# reaches the last layers first. So the gradients lie in buckets in reverse order, and each bucket is summed over the
-# replicas as soon as its gradients are there:
+# Li et al., "PyTorch Distributed", VLDB 2020, section 3.2. Backward reaches the last layers first. So the gradients lie
+# in buckets in reverse order, and each bucket is summed over the replicas as soon as its gradients are there:
 #
 #     backward   last layer ................................. first layer
 #     bucket 0   [gradients]---- all-reduce ---->
 #     bucket 1              [gradients]---- all-reduce ---->
 #     bucket 2                         [gradients]---- all-reduce ---->
 #                                                             | wait for all
-#
-# `FlatFSDP` also shards the parameters. `data_parallel` chooses between these two and PyTorch's own.
 
 
 FIRST_BUCKET_BYTES = 2**20  # small, so that the first message leaves early; as in PyTorch
@@ -58,7 +124,7 @@ class Bucket:
         self.work: Work | None = None  # the all-reduce under way
 
 
-class BucketedDDP(nn.Module):
+class BucketedDDP(_Replica):
     """Replicas of `module` that see different examples and train on the mean of their gradients.
 
     Call it instead of `module`. After `backward()` every replica holds the same gradients. Every parameter that is not
@@ -71,25 +137,17 @@ class BucketedDDP(nn.Module):
     """
 
     def __init__(self, module: nn.Module, process_group: ProcessGroup, *, bucket_bytes: int = BUCKET_BYTES) -> None:
-        super().__init__()
-        self.module = module
-        self.process_group = process_group
+        super().__init__(module, process_group)
         self.averages = True
         for tensor in (*module.parameters(), *module.buffers()):
             dist.broadcast(tensor.detach(), group_src=0, group=process_group)
         trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         self.buckets = [Bucket(parameters) for parameters in _filled(reversed(trained), bucket_bytes)]
-        self._in_backward = False
         self._sent: list[Bucket] = []
         for bucket in self.buckets:
             for name in bucket.views:
                 hook = partial(self._take_gradient, bucket, name)
                 module.get_parameter(name).register_post_accumulate_grad_hook(hook)
-
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        if self._in_backward:  # the last one failed
-            self._reset()
-        return self.module(*inputs, **named)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -101,49 +159,30 @@ class BucketedDDP(nn.Module):
             self.averages = averaged
 
     def _take_gradient(self, bucket: Bucket, name: str, parameter: nn.Parameter) -> None:
-        """Move a gradient into its bucket, and send the bucket if it is full."""
+        """Move a gradient into its bucket, and send the buckets that are full, in the same order on all replicas."""
         if not self.averages:
             return
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._finish)
+        self._begin_backward()
         assert parameter.grad is not None
         torch.mul(parameter.grad, 1 / self.process_group.size(), out=bucket.views[name])
         parameter.grad = bucket.views[name]
         bucket.missing.remove(name)
-        for ready in self.buckets[len(self._sent) :]:  # all replicas send them in the same order
+        for ready in self.buckets[len(self._sent) :]:
             if ready.missing:
                 break
             ready.work = dist.all_reduce(ready.flat, group=self.process_group, async_op=True)
             self._sent.append(ready)
 
-    def _finish(self) -> None:
-        """Wait for the messages, at the end of backward.
-
-        Raises:
-            RuntimeError: if a parameter got no gradient.
-        """
-        missing = [name for bucket in self.buckets for name in sorted(bucket.missing)]
-        self._reset()
-        check_all_arrived(missing)
+    def _missing(self) -> list[str]:
+        return [name for bucket in self.buckets for name in sorted(bucket.missing)]
 
     def _reset(self) -> None:
-        """Wait for the messages, and make ready for the next backward."""
         for bucket in self._sent:
             assert bucket.work is not None
             bucket.work.wait()
         for bucket in self.buckets:
             bucket.missing, bucket.work = set(bucket.views), None
         self._in_backward, self._sent = False, []
-
-
-def check_all_arrived(missing: list[str]) -> None:
-    """Raise RuntimeError if backward gave some parameters no gradient."""
-    if missing:
-        raise RuntimeError(
-            f"backward gave no gradient to {len(missing)} parameters, such as {missing[0]}: freeze what the training "
-            "loss does not use, with requires_grad_(False)"
-        )
 
 
 def _filled(parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -> list[dict[str, nn.Parameter]]:
@@ -159,11 +198,17 @@ def _filled(parameters: Iterable[tuple[str, nn.Parameter]], bucket_bytes: int) -
     return groups
 
 
-# Parameters that replicas shard, gather and free together, side by side in one vector.
+# Fully sharded data parallelism by hand: each replica keeps a shard of the parameters, and gathers them before use.
 #
-# `FlatFSDP` decides when. Zhao et al., "PyTorch FSDP", VLDB 2023, section 3.2.1, call the vector a flat parameter.
+# Zhao et al., "PyTorch FSDP", VLDB 2023, section 3; Rajbhandari et al., "ZeRO", SC 2020, stage 3. The parameters fall
+# into units: those of each transformer block, and the rest.
 #
-# Shapes: P elements of the vector, padded to a multiple of the R replicas.
+#     forward    gather the first block, compute, free; gather the second block, compute, free; ...
+#     backward   gather the last block, compute its gradients, free, reduce-scatter them; then the block before; ...
+#     optimizer  each replica updates its shards
+#
+# While one block computes, the next one's gather and the previous one's reduce-scatter run. The rest, such as the
+# embeddings, stays gathered from the beginning of forward to the end of backward, as in PyTorch.
 
 
 class Member(NamedTuple):
@@ -174,10 +219,10 @@ class Member(NamedTuple):
 
 
 class FlatUnit:
-    """Parameters side by side in a vector (P,). Replica r of R keeps the r-th part of the vector, its shard.
+    """Parameters side by side in a vector (P,), padded. Replica r of R keeps the r-th part of the vector, its shard.
 
-    While they are gathered, the model holds `wholes`. Otherwise it holds `pieces`, which the optimizer trains: the part
-    of each parameter in this replica's shard, one-dimensional and often empty.
+    Zhao et al. call the vector a flat parameter. While it is gathered, the model holds `wholes`. Otherwise it holds
+    `pieces`, which the optimizer trains: the part of each parameter in this replica's shard, 1-D and often empty.
 
     Args:
         parameters: the parameters with their names and modules, all of one dtype.
@@ -210,18 +255,15 @@ class FlatUnit:
             piece.sharded_over_replicas = True  # type: ignore[attr-defined]
         self.gathered = True
         self.gathering: tuple[Tensor, Work] | None = None  # what arrives
-        self.in_backward = False
         self.gradient_P: Tensor | None
         self.gradients: list[Tensor]  # the parameters' parts of gradient_P
         self.missing: set[int]  # parameters whose gradients are not computed yet
-        self.forget_gradients()
-        self.free()
+        self.reset()
 
     def views(self, flat_P: Tensor) -> list[Tensor]:
         """Return the parameters' parts of `flat_P`, in their shapes."""
         sizes = [shape.numel() for shape in self.shapes]
-        parts = flat_P[: sum(sizes)].split(sizes)
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(flat_P[: sum(sizes)].split(sizes), self.shapes, strict=True)]
 
     def pieces_of(self, shard: Tensor) -> list[Tensor]:
         """Return the parameters' parts of this replica's `shard` (P / R,)."""
@@ -267,15 +309,21 @@ class FlatUnit:
     def take_gradient(self, index: int) -> None:
         """Move a whole parameter's gradient into the vector of the unit's gradients."""
         if self.gradient_P is None:
-            self.gradient_P = self.shard.new_zeros(self.each * self.group.size())
+            self.gradient_P = self.shard.new_zeros(len(self.flat_P))
             self.gradients = self.views(self.gradient_P)
         gradient, self.wholes[index].grad = self.wholes[index].grad, None
         assert gradient is not None
         torch.mul(gradient, 1 / self.group.size(), out=self.gradients[index])
         self.missing.remove(index)
 
+    def reset(self) -> None:
+        """Free, and make ready for the next backward."""
+        self.in_backward = False
+        self.forget_gradients()
+        self.free()
+
     def forget_gradients(self) -> None:
-        """Make ready for the next backward."""
+        """Drop the vector of gradients, whose parts are in the pieces or not wanted."""
         self.gradient_P, self.gradients, self.missing = None, [], set(range(len(self.shapes)))
 
     def add_to_pieces(self, gradient: Tensor) -> None:
@@ -288,25 +336,12 @@ class FlatUnit:
         shard = torch.zeros_like(self.shard)
         for part, piece in zip(self.pieces_of(shard), pieces, strict=True):
             part.copy_(piece.detach())
-        flat_P = shard.new_empty(self.each * self.group.size())
+        flat_P = shard.new_empty(len(self.flat_P))
         dist.all_gather_single(flat_P, shard, group=self.group)
         return self.views(flat_P)
 
 
-# Fully sharded data parallelism by hand: each replica keeps a shard of the parameters, and gathers them before use.
-#
-# Zhao et al., "PyTorch FSDP: experiences on scaling fully sharded data parallel", VLDB 2023, section 3; Rajbhandari et
-# al., "ZeRO", SC 2020, stage 3. The parameters fall into units: those of each transformer block, and the rest.
-#
-#     forward    gather the first block, compute, free; gather the second block, compute, free; ...
-#     backward   gather the last block, compute its gradients, free, reduce-scatter them; then the block before; ...
-#     optimizer  each replica updates its shards
-#
-# While one block computes, the next one's gather and the previous one's reduce-scatter run. The rest, such as the
-# embeddings, stays gathered from the beginning of forward to the end of backward, as in PyTorch.
-
-
-class FlatFSDP(nn.Module):
+class FlatFSDP(_Replica):
     """Replicas of `module` that see different examples, and share its parameters, gradients and optimizer's state.
 
     Call it instead of `module`, which holds pieces of parameters from now on: make the optimizer afterwards. Every
@@ -319,11 +354,8 @@ class FlatFSDP(nn.Module):
     """
 
     def __init__(self, module: nn.Module, process_group: ProcessGroup, *, blocks: Sequence[nn.Module]) -> None:
-        super().__init__()
-        self.module = module
-        self.process_group = process_group
+        super().__init__(module, process_group)
         self.units: list[FlatUnit] = []
-        self._in_backward = False
         self._reduced: list[FlatUnit] = []  # in this backward
         self._under_way: tuple[FlatUnit, Tensor, Work] | None = None  # the last reduce-scatter
         for owner, parameters in _owned(module, blocks):
@@ -334,18 +366,12 @@ class FlatFSDP(nn.Module):
                 whole.register_post_accumulate_grad_hook(partial(self._take_gradient, unit, index))
             self.units.append(unit)
 
-    def forward(self, *inputs: Any, **named: Any) -> Any:
-        if self._in_backward:  # the last one failed
-            self._reset()
-        return self.module(*inputs, **named)
-
     def _before_forward(self, unit: FlatUnit, owner: nn.Module, inputs: Any) -> None:
         if unit.in_backward:  # activation checkpointing computes the block again
             return
         if owner is self.module:
             unit.free()  # after a forward without backward it holds old parameters
-        unit.gather()
-        self._begin_gather(self.units.index(unit) + 1)
+        self._gather(unit, then=+1)
 
     def _after_forward(self, unit: FlatUnit, owner: nn.Module, inputs: Any, output: Any) -> None:
         if unit.in_backward:
@@ -357,18 +383,17 @@ class FlatFSDP(nn.Module):
             unit.free()
 
     def _before_backward(self, unit: FlatUnit, gradient: Tensor) -> None:
-        if unit.in_backward or unit in self._reduced:
-            return
-        if not self._in_backward:
-            self._in_backward = True
-            Variable._execution_engine.queue_callback(self._finish)
-        unit.in_backward = True
-        unit.gather()
-        self._begin_gather(self.units.index(unit) - 1)
+        if not unit.in_backward and unit not in self._reduced:
+            self._begin_backward()
+            unit.in_backward = True
+            self._gather(unit, then=-1)
 
-    def _begin_gather(self, index: int) -> None:
-        if 0 <= index < len(self.units):
-            self.units[index].begin_gather()
+    def _gather(self, unit: FlatUnit, then: int) -> None:
+        """Gather a unit, and begin to gather the next one."""
+        unit.gather()
+        following = self.units.index(unit) + then
+        if 0 <= following < len(self.units):
+            self.units[following].begin_gather()
 
     def _take_gradient(self, unit: FlatUnit, index: int, whole: nn.Parameter) -> None:
         """Take a gradient. Free and reduce-scatter the unit if it is the last one."""
@@ -387,33 +412,23 @@ class FlatFSDP(nn.Module):
     def _wait_for_reduction(self) -> None:
         """Wait for the reduce-scatter under way, so that whole gradients of at most two units are in memory."""
         if self._under_way is not None:
-            unit, gradient, work = self._under_way
+            (unit, gradient, work), self._under_way = self._under_way, None
             work.wait()
             unit.add_to_pieces(gradient)
             unit.forget_gradients()
-            self._under_way = None
 
-    def _finish(self) -> None:
-        """Wait and free, at the end of backward.
-
-        Raises:
-            RuntimeError: if a parameter got no gradient.
-        """
+    def _missing(self) -> list[str]:
         self._wait_for_reduction()
         late = [unit for unit in self.units if unit not in self._reduced]
-        missing = [unit.members[index].name for unit in late for index in sorted(unit.missing)]
-        self._reset()
-        check_all_arrived(missing)
+        return [unit.members[index].name for unit in late for index in sorted(unit.missing)]
 
     def _reset(self) -> None:
-        """Free, drop the gradients that a failed backward has left, and make ready for the next one."""
+        """Free, and drop the gradients that a failed backward has left."""
         if self._under_way is not None:
             self._under_way[2].wait()
         self._reduced, self._in_backward, self._under_way = [], False, None
         for unit in self.units:
-            unit.in_backward = False
-            unit.forget_gradients()
-            unit.free()
+            unit.reset()
 
     def whole(self, piece_of: Callable[[nn.Parameter], Tensor]) -> dict[str, Tensor]:
         """Gather something that the replicas hold in pieces, such as gradients or an optimizer's moments.
@@ -439,41 +454,8 @@ def _owned(module: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[nn.Modu
             member = members.setdefault(parameter, Member(f"{prefix}.{name}".lstrip("."), []))
             member.modules.append((holder, name))
     in_block = {parameter: block for block in blocks for parameter in block.parameters()}
-    owned = []
-    for owner in (module, *blocks):
-        mine = [
-            (member, parameter)
-            for parameter, member in members.items()
-            if parameter.requires_grad and in_block.get(parameter, module) is owner
-        ]
-        if mine:
-            owned.append((owner, mine))
-    return owned
-
-
-DataParallelType = Literal["ddp", "fsdp"]
-
-
-def data_parallel(
-    model: PreTrainedModel, mesh: DeviceMesh, kind: DataParallelType, *, custom: bool = False
-) -> nn.Module:
-    """Return `model` as one of the replicas along the 1-D `mesh`. Call the result instead of `model`.
-
-    Args:
-        model: the model, on its device, or deferred. FSDP moves it there from the CPU, block by block.
-        mesh: the replicas.
-        kind: "ddp" replicates the parameters, "fsdp" shards them, block by block.
-        custom: whether to use this project's code in place of PyTorch's. PyTorch's FSDP2 changes `model` itself, the
-            others wrap it.
-    """
-    if custom and kind == "fsdp":
-        return FlatFSDP(model, mesh.get_group(), blocks=blocks_of(model))
-    if custom:
-        return BucketedDDP(model, mesh.get_group())
-    if kind == "ddp":
-        return DistributedDataParallel(model, process_group=mesh.get_group(), gradient_as_bucket_view=True)
-    sharded: Any = fully_shard
-    for part in (*blocks_of(model), model):
-        draw_(part)
-        sharded(part, mesh=mesh)
-    return model
+    owned: dict[nn.Module, list[tuple[Member, nn.Parameter]]] = {owner: [] for owner in (module, *blocks)}
+    for parameter, member in members.items():
+        if parameter.requires_grad:
+            owned[in_block.get(parameter, module)].append((member, parameter))
+    return [(owner, parameters) for owner, parameters in owned.items() if parameters]

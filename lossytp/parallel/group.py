@@ -48,7 +48,6 @@ class RankGroup:
                 f"tensor_parallel_size = {self.size} is not a multiple of the {self.processes} processes that share "
                 f"the ranks: give a multiple of {self.processes}, or start fewer processes"
             )
-
         if self.first_rank < 0:
             object.__setattr__(self, "first_rank", self._first_process() * self.size // self.processes)
         if not self.name:
@@ -106,19 +105,16 @@ class RankGroup:
         Nothing is lost here: every process has already applied the losses that `LossyNetwork` drew. If the process
         group is lossy, the group that it wraps carries the sum.
         """
-        if self.process_group is None or self.processes == 1:
-            return nothing_to_wait_for
-        return self.plain_group.allreduce([partial]).wait
+        return nothing_to_wait_for if self.processes == 1 else self.plain_group.allreduce([partial]).wait
 
     def max_(self, partial: "Tensor") -> None:
         """Replace `partial` by the largest of the processes', element by element, reliably."""
-        if self.process_group is None or self.processes == 1:
-            return
         from torch.distributed import AllreduceOptions, ReduceOp
 
         options = AllreduceOptions()
         options.reduceOp = ReduceOp.MAX  # type: ignore[assignment]
-        self.plain_group.allreduce([partial], options).wait()
+        if self.processes > 1:
+            self.plain_group.allreduce([partial], options).wait()
 
     def all_rows(self, parts: "Tensor") -> "Tensor":
         """Return every rank's row (R, ...) of `parts` (L, ...), reliably."""
@@ -238,19 +234,18 @@ def under_torchrun() -> bool:
     """Return whether torchrun's variables are set for this process.
 
     Raises:
-        ValueError: if one of them is missing.
+        ValueError: if one of them is missing or wrong.
     """
     given = [name for name in VARIABLES if name in os.environ]
-    if given and len(given) < len(VARIABLES):
-        missing = ", ".join(name for name in VARIABLES if name not in given)
+    missing = [name for name in VARIABLES if name not in os.environ]
+    if given and missing:
         raise ValueError(
-            f"{given[0]} is set but {missing} is not: start with torchrun, which sets {', '.join(VARIABLES)}"
+            f"{given[0]} is set but {', '.join(missing)} is not: start with torchrun, which sets {', '.join(VARIABLES)}"
         )
-    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
-        if given and not os.environ[name].isdigit():
-            raise ValueError(f"{name} = {os.environ[name]!r} is not a whole number: start with torchrun, which sets it")
-    if given and not 0 < int(os.environ["MASTER_PORT"]) < 2**16:
-        raise ValueError(f"MASTER_PORT = {os.environ['MASTER_PORT']} is not between 1 and 65535: choose another")
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT") if given else ():
+        if not os.environ[name].isdigit() or (name == "MASTER_PORT" and not 0 < int(os.environ[name]) < 2**16):
+            kind = "port, 1 to 65535" if name == "MASTER_PORT" else "whole number"
+            raise ValueError(f"{name} = {os.environ[name]!r} is not a {kind}: start with torchrun, which sets it")
     return bool(given)
 
 
@@ -258,11 +253,9 @@ def rank_and_world_size() -> tuple[int, int]:
     """Return the rank and the world size from torchrun's variables; (0, 1) without them.
 
     Raises:
-        ValueError: if the variables contradict each other.
+        ValueError: if a variable is missing or wrong, or they contradict each other.
     """
-    if not under_torchrun():
-        return 0, 1
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = (int(os.environ[name]) for name in VARIABLES[:2]) if under_torchrun() else (0, 1)
     if rank >= world_size:
         raise ValueError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}: number the ranks from 0")
     return rank, world_size

@@ -21,23 +21,19 @@ from lossytp.parallel.group import RankGroup
 from lossytp.parallel.plans import blocks_of
 from lossytp.parallel.vocabulary import IGNORED
 
-# Cut a decoder of transformers between its blocks into the stages of a pipeline.
-#
-# The model's own code runs on every stage. Its list of blocks reaches to the stage's last block, so that each block
-# keeps its number, and its parameters keep their names. Stand-ins replace the blocks of earlier stages, and what comes
-# before all blocks: they return the hidden states that this stage has received. Another stand-in follows the stage's
-# last block and keeps the hidden states for the next stage.
-#
-# Shapes: B examples, T tokens, D model width, C classes, V words of the vocabulary.
-
-
+PipelineSchedule = Literal["gpipe", "1f1b"]
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 LANGUAGE_MODELS, CLASSIFIERS = ("LMHeadModel", "ForCausalLM"), "ForSequenceClassification"
 
 
 class Stage(nn.Module):
     """One stage: its blocks, with the embeddings if it is the first, and the last norm and the head if it is the last.
 
-    A head that is tied to the embeddings has its own copy, so its gradient and the embeddings' must be added up.
+    The model's own code runs on every stage. Its list of blocks reaches to the stage's last block, so that each block
+    keeps its number, and its parameters keep their names. Stand-ins replace the blocks of earlier stages, and what
+    comes before all blocks: they return the hidden states that this stage has received. Another stand-in follows the
+    stage's last block and keeps the hidden states for the next stage. A head that is tied to the embeddings has its own
+    copy, so its gradient and the embeddings' must be added up.
 
     Args:
         model: the whole decoder; the stage takes over its blocks, and copies what else it needs.
@@ -58,10 +54,9 @@ class Stage(nn.Module):
     def __init__(self, model: PreTrainedModel, index: int, num_stages: int, exact_adjoint: bool = False) -> None:
         super().__init__()
         self.is_language_model = type(model).__name__.endswith(LANGUAGE_MODELS)
-        children = list(model.base_model.children())
-        blocks = blocks_of(model)
-        place = next((n for n, child in enumerate(children) if isinstance(child, nn.ModuleList)), None)
-        if not (self.is_language_model or type(model).__name__.endswith(CLASSIFIERS)) or place is None:
+        children, blocks = list(model.base_model.children()), blocks_of(model)
+        listed = next((n for n, child in enumerate(children) if isinstance(child, nn.ModuleList)), None)
+        if not (self.is_language_model or type(model).__name__.endswith(CLASSIFIERS)) or listed is None:
             raise TypeError(
                 f"a pipeline of a {type(model).__name__} is not supported: give a classifier or a language model, "
                 "whose base model lists its blocks"
@@ -79,14 +74,14 @@ class Stage(nn.Module):
         self.received, self.handed_on = _Received(), _HandedOn()
         after = [] if self.is_last else [self.handed_on]
         memo: dict[int, Any] = {  # deepcopy takes these in place of copies
-            id(children[place]): nn.ModuleList([self.received] * first + blocks[first:stop] + after)
+            id(children[listed]): nn.ModuleList([self.received] * first + blocks[first:stop] + after)
         }
         if not self.is_first:
-            before = [each for each in children[:place] if isinstance(each, nn.Dropout) or _has_parameters(each)]
+            before = [each for each in children[:listed] if isinstance(each, nn.Dropout) or _has_parameters(each)]
             memo |= {id(each): self.received for each in before}
         if not self.is_last:
             around = [child for child in model.children() if child is not model.base_model]
-            memo |= {id(each): nn.Identity() for each in children[place + 1 :] + around if _has_parameters(each)}
+            memo |= {id(each): nn.Identity() for each in children[listed + 1 :] + around if _has_parameters(each)}
         self.model: Any = copy.deepcopy(model, memo)
 
     @property
@@ -95,8 +90,7 @@ class Stage(nn.Module):
         if self.tied_shape is None or not (self.is_first or self.is_last):
             return None
         holder: Any = self.model.get_input_embeddings() if self.is_first else self.model.get_output_embeddings()
-        weight: nn.Parameter = holder.weight
-        return weight
+        return holder.weight
 
     @property
     def counted_by_first_stage(self) -> nn.Parameter | None:
@@ -148,17 +142,14 @@ class _HandedOn(nn.Module):
 
 
 def _tied_shape(model: PreTrainedModel) -> torch.Size | None:
-    embeddings, head = (getattr(model, name)() for name in ("get_input_embeddings", "get_output_embeddings"))
+    decoder: Any = model
+    embeddings, head = decoder.get_input_embeddings(), decoder.get_output_embeddings()
     tied = head is not None and head.weight is embeddings.weight and head.weight.requires_grad
     return embeddings.weight.shape if tied else None
 
 
 def _has_parameters(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
-
-
-PipelineSchedule = Literal["gpipe", "1f1b"]
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Pipeline:
@@ -188,10 +179,8 @@ class Pipeline:
         device: torch.device,
         exact_adjoint: bool = False,
     ) -> None:
-        self.process_group = process_group
-        self.schedule = schedule
-        self.num_microbatches = num_microbatches
-        self.device = device
+        self.process_group, self.device = process_group, device
+        self.schedule, self.num_microbatches = schedule, num_microbatches
         self.index, self.num_stages = process_group.rank(), process_group.size()
         if schedule == "1f1b" and num_microbatches < self.num_stages:
             raise ValueError(
@@ -199,14 +188,10 @@ class Pipeline:
                 f"keep busy: give {self.num_stages} or more, or gpipe"
             )
         self.stage = Stage(model, self.index, self.num_stages, exact_adjoint)
-        # only the last batch's schedule, by examples and tokens: it holds the hidden states of a whole batch
-        self._training: dict[tuple[int, int], Any] = {}
-        self._evaluation: dict[tuple[int, int], Any] = {}
+        self.is_last = self.stage.is_last
+        # by "train" and "eval", the last batch's shape and schedule alone, which holds hidden states of a whole batch
+        self._schedules: dict[str, tuple[torch.Size, Any]] = {}
         self._counted: Tensor | None = None  # tokens that a microbatch predicts, on average over the batch
-
-    @property
-    def is_last(self) -> bool:
-        return self.index == self.num_stages - 1
 
     def forward_backward(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Compute the gradients of the mean training loss over `batch`.
@@ -220,32 +205,22 @@ class Pipeline:
         Returns:
             The training loss on the last stage, None on the others.
         """
-        examples, tokens = batch["input_ids"].shape
-        microbatches = 1 if examples % self.num_microbatches else self.num_microbatches
-        if (examples, tokens) not in self._training:
-            self._training.clear()
-            kind = ScheduleGPipe if microbatches == 1 else SCHEDULES[self.schedule]
-            stage = self._stage_for(examples // microbatches, tokens)
-            self._training[examples, tokens] = kind(
-                stage, microbatches, loss_fn=lambda output, labels: self._loss(output, labels, self._counted)
-            )
+        microbatches = 1 if len(batch["input_ids"]) % self.num_microbatches else self.num_microbatches
+        kind = ScheduleGPipe if microbatches == 1 else SCHEDULES[self.schedule]
+        schedule = self._schedule_for(batch, "train", kind, microbatches)
         losses: list[Tensor] = []
         results = {"target": batch["labels"], "losses": losses} if self.is_last else {}
         if self.stage.is_language_model:
             self._counted = (batch["labels"][:, 1:] != IGNORED).sum() / microbatches
-        self._training[examples, tokens].step(*self._first(batch), **self._rest(batch), **results)
+        schedule.step(*self._first(batch), **self._rest(batch), **results)
         self._sum_tied_gradients()
         return torch.stack(losses).detach().mean() if self.is_last else None
 
     @torch.no_grad()
     def logits(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Return logits, (B, C) or (B, T, V), on the last stage, None on the others."""
-        examples, tokens = batch["input_ids"].shape
-        if (examples, tokens) not in self._evaluation:
-            self._evaluation.clear()
-            self._evaluation[examples, tokens] = ScheduleGPipe(self._stage_for(examples, tokens), 1)
-        output: Tensor | None = self._evaluation[examples, tokens].eval(*self._first(batch), **self._rest(batch))
-        return output
+        schedule = self._schedule_for(batch, "eval", ScheduleGPipe, 1)
+        return schedule.eval(*self._first(batch), **self._rest(batch))
 
     def loss(self, batch: dict[str, Tensor]) -> Tensor | None:
         """Return the mean training loss over `batch`, without gradients, on the last stage, None on the others."""
@@ -256,9 +231,7 @@ class Pipeline:
         """Return the mean loss over examples; over predicted tokens, or their sum divided by `counted`."""
         if not self.stage.is_language_model:
             return F.cross_entropy(output, labels)
-        model: Any = self.stage.model
-        loss: Tensor = model.loss_function(output, labels, output.shape[-1], num_items_in_batch=counted)
-        return loss
+        return self.stage.model.loss_function(output, labels, output.shape[-1], num_items_in_batch=counted)
 
     def _sum_tied_gradients(self) -> None:
         """Add up, reliably, the gradients of the embedding and of the head that is tied to it, as Megatron-LM does."""
@@ -277,13 +250,17 @@ class Pipeline:
         names = ("attention_mask",) if self.index == 0 else ("attention_mask", "input_ids")
         return {name: batch[name] for name in names if name in batch}
 
-    def _stage_for(self, examples: int, tokens: int) -> PipelineStage:
-        """Return the stage for microbatches of this shape, which it gets in advance so that no shape is sent."""
-        ids = torch.zeros(examples, tokens, dtype=torch.int64, device="meta")
+    def _schedule_for(self, batch: dict[str, Tensor], use: str, kind: Any, microbatches: int) -> Any:
+        """Return the schedule for batches of this shape, which stages get in advance so that no shape is sent."""
+        shape = batch["input_ids"].shape
+        if self._schedules.get(use, (None,))[0] == shape:
+            return self._schedules[use][1]
+        self._schedules.pop(use, None)  # before the next one needs memory
+        ids = torch.zeros(shape[0] // microbatches, shape[1], dtype=torch.int64, device="meta")
         hidden = torch.zeros(*ids.shape, self.stage.width, device="meta", dtype=self.stage.dtype)
         rows = ids.shape if self.stage.is_language_model else ids.shape[:1]
         logits = torch.zeros(*rows, self.stage.num_logits, device="meta", dtype=self.stage.dtype)
-        return PipelineStage(
+        stage = PipelineStage(
             self.stage,
             self.index,
             self.num_stages,
@@ -292,3 +269,6 @@ class Pipeline:
             output_args=(logits if self.is_last else hidden).requires_grad_(),
             group=self.process_group,
         )
+        loss = {"loss_fn": lambda output, labels: self._loss(output, labels, self._counted)} if use == "train" else {}
+        self._schedules[use] = shape, kind(stage, microbatches, **loss)
+        return self._schedules[use][1]

@@ -19,7 +19,9 @@ import torch.distributed as dist
 
 import lossytp as ltp
 from lossytp.parallel import backend as initialize
-from lossytp.parallel.backend import LossyProcessGroup, backend_for, this_device, under_torchrun, wrapped_backend
+from lossytp.parallel.backend import backend_for, this_device, wrapped_backend
+from lossytp.parallel.group import under_torchrun
+from lossytp.parallel.process_group import LossyProcessGroup
 from tests.ports import held_port
 
 VARIABLES = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -75,7 +77,7 @@ def test_some_variables_without_the_others_are_refused(torchrun: Callable, given
 @pytest.mark.parametrize("value", ["one", "-1", "", "1.5"])
 def test_variables_that_are_no_whole_numbers_are_refused(torchrun: Callable, name: str, value: str) -> None:
     torchrun(**{name: value})
-    with pytest.raises(ValueError, match=f"^{name} = {value!r} is not a whole number: start with torchrun"):
+    with pytest.raises(ValueError, match=f"^{name} = {value!r} is not a (whole number|port, 1 to 65535): start with torchrun"):
         under_torchrun()
 
 

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import _register_work
 from torch.distributed._functional_collectives import wait_tensor
 
 import lossytp as ltp
-from lossytp.parallel.backend import Then
+from lossytp.parallel.process_group import Then
 from tests.parallel.backend_reference import Reference, network
 from tests.parallel.operations import new_group, whole_numbers
 
