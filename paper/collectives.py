@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from lossytp.network import LossProcess, LossyNetwork
 from lossytp.network.checks import check_at_least, check_probability
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import Hops, Missing, algorithm_named
 from lossytp.network.theory import expected_squared_error
 from lossytp.network.timing import AllReduce, Channel, Path, Transport, collective_times, tail
@@ -74,7 +74,7 @@ def errors_by_rank(
 
     Args:
         process: the loss process of each link.
-        way: settings of `Wiring`, such as algorithm, repair and reliable_gather.
+        way: settings of `CommConfig`, such as algorithm, repair and reliable_gather.
         ranks: number of ranks in the group.
         coherence: correlation of the ranks' parts.
         num_packets: packets of a message.
@@ -95,7 +95,7 @@ def _errors(
 ) -> Iterator[Tensor]:
     """Yield each message's lossy sum minus its exact sum of Gaussian parts: (N,), or (R, N) without a shared result."""
     check_probability("coherence", coherence)
-    collective = LossyCollective(network, RankGroup(ranks), Wiring.named(**way))
+    collective = LossyCollective(network, RankGroup(ranks), CommConfig.named(**way))
     generator = torch.Generator().manual_seed(seed)
     for _ in range(num_messages):
         common_N = torch.randn(num_elements, generator=generator)
@@ -119,7 +119,7 @@ def squared_errors(
 
     Args:
         process: the loss process of each link.
-        ways: settings of `Wiring`: algorithm, repair, reliable_gather.
+        ways: settings of `CommConfig`: algorithm, repair, reliable_gather.
         ranks: number of ranks in the group.
         coherence: correlation of the ranks' parts, which are Gaussian and new in each message.
         num_elements: elements of a message.
@@ -147,7 +147,7 @@ def squared_errors(
                 "coherence": coherence,
                 "measured": measured.mean(),
                 "standard_error": measured.std(ddof=1) / num_messages**0.5,
-                "expected": expected_squared_error(Wiring.named(**way), ranks, process.loss_rate, coherence),
+                "expected": expected_squared_error(CommConfig.named(**way), ranks, process.loss_rate, coherence),
             }
         )
     return pd.DataFrame(rows)

@@ -220,11 +220,11 @@ def _shares_settings(config: TrainConfig, base: TrainConfig) -> bool:
 def relative_squared_error(config: TrainConfig, coherence: Mapping[str, float]) -> float:
     """Return the expected squared error of a run's sums, relative, given the coherence by number of ranks."""
     ranks = config.network.tensor_parallel_size
-    return expected_squared_error(config.wiring(), ranks, config.network.process().loss_rate, coherence[str(ranks)])
+    return expected_squared_error(config.comm(), ranks, config.network.process().loss_rate, coherence[str(ranks)])
 
 
 def _missing_share(config: TrainConfig) -> float:
-    return missing_share(config.wiring(), config.network.tensor_parallel_size, config.network.process().loss_rate)
+    return missing_share(config.comm(), config.network.tensor_parallel_size, config.network.process().loss_rate)
 
 
 # Relate the fall in accuracy to the bytes that are lost together, at equal loss rate.

@@ -317,7 +317,7 @@ class InferenceProbe:
         """Return the rise of each draw of losses, (S,)."""
         network = config.network.build()
         model: Any = parallelize(
-            self.dense, network, tensor_parallel_size=config.network.tensor_parallel_size, wiring=config.wiring()
+            self.dense, network, tensor_parallel_size=config.network.tensor_parallel_size, comm=config.comm()
         )
         rises_S = []
         for draw in range(draws):

@@ -49,7 +49,7 @@ def test_a_repair(follow):
     network = LossyNetwork(Bernoulli(loss_rate=0.5), wire=Wire(elements=1))
     lacks_N = ltp.all_reduce(torch.ones(2, 20_000), network, repair="twice")[0] < 2
     assert lacks_N.double().mean() == pytest.approx(0.25, abs=0.02)
-    assert TrainConfig(repair="twice").wiring().repair.name == "twice"
+    assert TrainConfig(repair="twice").comm().repair.name == "twice"
 
 
 def test_a_task(follow, tmp_path, monkeypatch):

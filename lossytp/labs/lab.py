@@ -84,7 +84,7 @@ class BackendLabConfig(LabConfig):
         for name in ("wire_dtype", "lossy_module", "lossy_layers"):
             self._refuse(name, getattr(self, name) is not None)
         self._refuse("control", self.control == "noise")
-        self._refuse("repair", self.wiring().repair.remembers)
+        self._refuse("repair", self.comm().repair.remembers)
         return self
 
     def _refuse(self, name: str, asked: bool) -> None:

@@ -34,7 +34,7 @@ def run(config: BackendLabConfig) -> dict[str, Any]:
     check_splits("hidden_dim", config.hidden_dim, layout.world_size)
     device = this_device(layout)
     with connected_processes(config, layout) as network:
-        check_reaches(network, layout.tensor_group(), config.wiring())
+        check_reaches(network, layout.tensor_group(), config.comm())
         digits = load_digits(config, device)
         mesh = init_device_mesh(device.type, (layout.world_size,))
 

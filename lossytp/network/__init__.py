@@ -9,7 +9,7 @@ from lossytp.network.losses import (
     from_netem,
     gilbert_elliott_preset,
 )
-from lossytp.network.lossy_network import LossyNetwork, Wiring
+from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.repairs import REPAIRS
 from lossytp.network.routes import ALGORITHMS, SWITCH, Wire
 from lossytp.network.scope import Scope, Site
@@ -22,6 +22,7 @@ __all__ = [
     "REPAIRS",
     "SWITCH",
     "Bernoulli",
+    "CommConfig",
     "Correlated",
     "FourState",
     "GilbertElliott",
@@ -32,7 +33,6 @@ __all__ = [
     "Site",
     "Trace",
     "Wire",
-    "Wiring",
     "from_netem",
     "gilbert_elliott_preset",
     "loss_process_named",

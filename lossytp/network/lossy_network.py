@@ -367,8 +367,8 @@ CONTROLS = ("noise",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wiring:
-    """How ranks exchange messages. `Wiring.named` makes one from the names that `parallelize` takes.
+class CommConfig:
+    """How ranks exchange messages. `CommConfig.named` makes one from the names that `parallelize` takes.
 
     Args:
         algorithm: the packets' routes.
@@ -396,13 +396,13 @@ class Wiring:
 
     @classmethod
     def named(cls, *, algorithm: str = "direct", repair: str = "zero", **settings: Any) -> Self:
-        """Return the wiring of an algorithm and a repair by name, such as "ring" and "fec(10, 8)"."""
+        """Return the configuration with an algorithm and a repair by name, such as "ring" and "fec(10, 8)"."""
         check_names(settings, [field.name for field in fields(cls)])
         return cls(algorithm=algorithm_named(algorithm), repair=repair_named(repair), **settings)
 
     def __post_init__(self) -> None:
-        check_is("algorithm", self.algorithm, Algorithm, 'one, or its name to Wiring.named, such as "ring"')
-        check_is("repair", self.repair, Repair, 'one, or its name to Wiring.named, such as "rescale"')
+        check_is("algorithm", self.algorithm, Algorithm, 'one, or its name to CommConfig.named, such as "ring"')
+        check_is("repair", self.repair, Repair, 'one, or its name to CommConfig.named, such as "rescale"')
         for name in ("reliable_gather", "sequence_parallel", "exact_adjoint"):
             check_bool(name, getattr(self, name))
         check_known("wire_dtype", self.wire_dtype, (None, *WIRE_DTYPES))

@@ -26,13 +26,13 @@ from numbers import Real
 import numpy as np
 
 from lossytp.network.checks import check_at_least, check_probability
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.repairs import ZERO, Chain, Moments, Protect, Repair, stage_of
 from lossytp.network.routes import Hop
 
 
 def expected_squared_error(
-    wiring: Wiring, ranks: int, loss_rate: float, coherence: float = 0.0, energy_at_risk: float | None = None
+    comm: CommConfig, ranks: int, loss_rate: float, coherence: float = 0.0, energy_at_risk: float | None = None
 ) -> float:
     """Return E[(a rank's result - sum)^2] / E[sum^2] of an all-reduce, averaged over elements and ranks.
 
@@ -51,7 +51,7 @@ def expected_squared_error(
     uncorrelated and each crosses one link.
 
     Args:
-        wiring: how the ranks exchange messages. A message has as many equal chunks as there are ranks.
+        comm: how the ranks exchange messages. A message has as many equal chunks as there are ranks.
         ranks: number of ranks, R.
         loss_rate: stationary loss rate of every link.
         coherence: rho, above -1 / (R - 1), where the parts sum to nothing, and at most 1, where they are equal.
@@ -69,19 +69,19 @@ def expected_squared_error(
             "sum is always 0; give one inside"
         )
     at_risk = 1.0
-    if isinstance(protect := stage_of(wiring.repair, "select"), Protect):
+    if isinstance(protect := stage_of(comm.repair, "select"), Protect):
         at_risk = 1 - protect.share if energy_at_risk is None else energy_at_risk
         check_probability("energy_at_risk", at_risk)
-        others = [stage_of(wiring.repair, stage) for stage in ("deliver", "fill")]
-        wiring = replace(wiring, repair=Chain(tuple(part for part in others if part != ZERO)))
+        others = [stage_of(comm.repair, stage) for stage in ("deliver", "fill")]
+        comm = replace(comm, repair=Chain(tuple(part for part in others if part != ZERO)))
     elif energy_at_risk is not None:
         raise ValueError(
-            f"energy_at_risk = {energy_at_risk} does not go with repair = '{wiring.repair}': give it with protect only"
+            f"energy_at_risk = {energy_at_risk} does not go with repair = '{comm.repair}': give it with protect only"
         )
     products_RR = np.full((ranks, ranks), coherence) + (1 - coherence) * np.eye(ranks)
     errors = [
         (products_RR * (second_RR - mean_R[:, None] - mean_R + 1)).sum()
-        for mean_R, second_RR in _moments(wiring, ranks, loss_rate)
+        for mean_R, second_RR in _moments(comm, ranks, loss_rate)
     ]
     return float(at_risk * np.mean(errors) / products_RR.sum())
 
@@ -91,7 +91,7 @@ def unprotected_energy(squares: np.ndarray, protect: Protect) -> float:
     return float(1 - squares[protect.protected(squares, seed=0)].sum() / squares.sum())
 
 
-def mean_weights(wiring: Wiring, ranks: int, loss_rate: float) -> np.ndarray:
+def mean_weights(comm: CommConfig, ranks: int, loss_rate: float) -> np.ndarray:
     """Return E[a_r] of rank r's part in an element of chunk c, averaged over the ranks' results: (chunks c, ranks r).
 
     Its distance from 1 is the bias of a repair. With `rescale` it is 1. With `rescale_counted` in a direct exchange, an
@@ -100,32 +100,32 @@ def mean_weights(wiring: Wiring, ranks: int, loss_rate: float) -> np.ndarray:
     (R - (1 - p^R) / q) / (R - 1). Where all parts are equally likely to arrive ("sender", "switch"), each has 1 - p^R.
     With `stale`, it is the probability that the part is current.
     """
-    means = [mean_R for mean_R, _ in _moments(wiring, ranks, loss_rate)]
+    means = [mean_R for mean_R, _ in _moments(comm, ranks, loss_rate)]
     return np.reshape(means, (ranks, -1, ranks)).mean(1)
 
 
-def missing_share(wiring: Wiring, ranks: int, loss_rate: float) -> float:
+def missing_share(comm: CommConfig, ranks: int, loss_rate: float) -> float:
     """Return the mean share of contributions that a rank's result lacks, whether or not a repair fills the gaps.
 
     Restored packets are not missing. In a direct exchange with a reliable gather, the share is (R - 1) p / R.
     """
     check_probability("loss_rate", loss_rate)
-    rate = wiring.repair.missing_rate(loss_rate)
-    return float(1 - mean_weights(replace(wiring, repair=ZERO), ranks, rate).mean())
+    rate = comm.repair.missing_rate(loss_rate)
+    return float(1 - mean_weights(replace(comm, repair=ZERO), ranks, rate).mean())
 
 
-def _moments(wiring: Wiring, ranks: int, loss_rate: float) -> Iterator[Moments]:
+def _moments(comm: CommConfig, ranks: int, loss_rate: float) -> Iterator[Moments]:
     """Yield the moments in each rank's result for one element per chunk. If all results are equal, yield one rank's."""
     check_at_least("ranks", ranks, 1)
     check_probability("loss_rate", loss_rate)
-    repair, everyone = wiring.repair, tuple(range(ranks))
+    repair, everyone = comm.repair, tuple(range(ranks))
     rate = repair.missing_rate(loss_rate)
-    reduce, gather = (routes(ranks, everyone) for routes in wiring.algorithm.pair(wiring.sequence_parallel))
+    reduce, gather = (routes(ranks, everyone) for routes in comm.algorithm.pair(comm.sequence_parallel))
     for chunk in range(ranks):
         total = _sum_moments(tuple(hop for hop in reduce if hop.start <= chunk < hop.stop), repair, ranks, rate)
         on_way = [hop.positions for hop in gather if hop.start <= chunk < hop.stop]
-        for receiver in range(1 if wiring.reliable_gather else ranks):
-            hops = 0 if wiring.reliable_gather else sum(receiver in positions for positions in on_way)
+        for receiver in range(1 if comm.reliable_gather else ranks):
+            hops = 0 if comm.reliable_gather else sum(receiver in positions for positions in on_way)
             yield repair.result_moments(total, receiver, float((1 - rate) ** hops))
 
 

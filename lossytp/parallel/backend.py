@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCP
 from torch.distributed import Backend, ProcessGroup
 
 from lossytp.network.checks import check_known, check_names, shown
-from lossytp.network.lossy_network import LossyNetwork, Wiring
+from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.parallel.group import rank_and_world_size, under_torchrun
 from lossytp.parallel.process_group import LossyProcessGroup
 
@@ -33,7 +33,7 @@ class _Settings:
 
     network: LossyNetwork
     wraps: str
-    wiring: Wiring
+    comm: CommConfig
 
 
 _settings: _Settings | None = None
@@ -55,7 +55,7 @@ def init_process_group(
             "auto": NCCL if each rank has a GPU of its own, else gloo, the same on all ranks.
         timeout_s: seconds to wait for the other ranks, at the start and in each collective.
         compared: more settings that must be equal on all ranks, as JSON can hold them.
-        settings: `algorithm`, `repair` and `reliable_gather` of every operation, as in `Wiring.named`. With
+        settings: `algorithm`, `repair` and `reliable_gather` of every operation, as in `CommConfig.named`. With
             `reliable_gather=False`, each rank's result of an all-reduce loses packets too. This has no effect with
             "sender", whose sum reaches all ranks.
 
@@ -65,7 +65,7 @@ def init_process_group(
     """
     global _settings
     check_known("wraps", wraps, BACKENDS)
-    wiring = backend_wiring(**settings)
+    comm = backend_comm(**settings)
     if not under_torchrun():
         raise ValueError(
             "torch.distributed needs several processes: start with torchrun --standalone --nproc_per_node 2"
@@ -75,10 +75,10 @@ def init_process_group(
     rank, world = rank_and_world_size()
     device = this_device(rank)
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" and wraps == "auto" else ""
-    mine = {**(compared or {}), "algorithm": wiring.algorithm.name, "repair": str(wiring.repair), "wraps": wraps}
-    mine |= {"device": device.type, "reliable_gather": wiring.reliable_gather, "timeout_s": timeout_s, "gpu": gpu}
+    mine = {**(compared or {}), "algorithm": comm.algorithm.name, "repair": str(comm.repair), "wraps": wraps}
+    mine |= {"device": device.type, "reliable_gather": comm.reliable_gather, "timeout_s": timeout_s, "gpu": gpu}
     mine |= {"seed": network.seed, **network.state_dict()["settings"], "WORLD_SIZE": world}
-    _settings = _Settings(network, wraps, wiring)
+    _settings = _Settings(network, wraps, comm)
     store = _join(rank, world, timeout_s)
     everyone = _compared(store, rank, world, mine, timeout_s)
     if wraps == "auto":
@@ -107,14 +107,14 @@ def this_device(rank: int) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % visible) if visible else torch.device("cpu")
 
 
-def backend_wiring(*, reliable_gather: bool = True, **names: str) -> Wiring:
-    """Return the wiring of every operation of the backend, given the names of its `algorithm` and `repair`.
+def backend_comm(*, reliable_gather: bool = True, **names: str) -> CommConfig:
+    """Return the configuration of every operation of the backend, given the names of its `algorithm` and `repair`.
 
     "sender" has no gather that could lose packets.
     """
     check_names(names, ("algorithm", "repair"))
-    wiring = Wiring.named(**names)
-    return replace(wiring, reliable_gather=reliable_gather or wiring.algorithm.sum_reaches_all)
+    comm = CommConfig.named(**names)
+    return replace(comm, reliable_gather=reliable_gather or comm.algorithm.sum_reaches_all)
 
 
 def joined() -> bool:
@@ -229,5 +229,5 @@ def _make_group(options: Any, _: Any) -> LossyProcessGroup:
         name=options.group_id,
         ranks=options.global_ranks_in_group or range(size),  # torch leaves it empty for the default group
         network=_settings.network,
-        wiring=_settings.wiring,
+        comm=_settings.comm,
     )

@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 
 from lossytp.network.checks import check_is
 from lossytp.network.losses import NO_PACKETS, Stream
-from lossytp.network.lossy_network import TRAINING, LossyNetwork, Wiring
+from lossytp.network.lossy_network import TRAINING, CommConfig, LossyNetwork
 from lossytp.network.repairs import (
     ZERO,
     Hadamard,
@@ -52,13 +52,13 @@ Memory = dict[tuple[int, int, int], Tensor]
 """What last arrived, by the size of the message, the number of the hop and the position of the rank."""
 
 
-def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
+def all_reduce(x_RN: Tensor, network: LossyNetwork, **comm: Any) -> Tensor:
     """Sum R stacked messages over a lossy network.
 
     Args:
         x_RN: (ranks, elements), one floating-point message per rank. It is not changed, and no gradient flows through.
         network: its links advance by the packets of the messages.
-        wiring: settings of `Wiring.named`, such as `algorithm` and `repair`. `sequence_parallel` is refused, since it
+        comm: settings of `CommConfig.named`, such as `algorithm` and `repair`. `sequence_parallel` is refused, since it
             does not all-reduce; so is the repair "stale", which needs the earlier messages of a `LossyCollective`.
 
     Returns:
@@ -73,11 +73,11 @@ def all_reduce(x_RN: Tensor, network: LossyNetwork, **wiring: Any) -> Tensor:
         raise ValueError(
             f"x_RN is {x_RN.dtype} of shape {tuple(x_RN.shape)}: stack floating-point messages to (ranks, elements)"
         )
-    collective = LossyCollective(network, RankGroup(len(x_RN)), Wiring.named(**wiring))
-    repair, own_streams = collective.wiring.repair, collective.wiring.own_streams
-    if collective.wiring.sequence_parallel:
+    collective = LossyCollective(network, RankGroup(len(x_RN)), CommConfig.named(**comm))
+    repair, own_streams = collective.comm.repair, collective.comm.own_streams
+    if collective.comm.sequence_parallel:
         raise ValueError("sequence_parallel = True does not all-reduce: leave it out")
-    check_reaches(network, collective.group, collective.wiring)
+    check_reaches(network, collective.group, collective.comm)
     if not any(network.scope.covers(NOWHERE._replace(phase=phase)) for phase in PHASES):
         raise ValueError(
             f"scope = {network.scope} leaves out a single sum, which belongs to no layer, module or direction: give "
@@ -111,13 +111,13 @@ class LossyCollective:
 
     network: LossyNetwork
     group: RankGroup
-    wiring: Wiring = field(default_factory=Wiring)
+    comm: CommConfig = field(default_factory=CommConfig)
     memories: dict = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_is("network", self.network, LossyNetwork, "one, such as LossyNetwork(Bernoulli(loss_rate=0.01))")
         check_is("group", self.group, RankGroup, "one, such as RankGroup(4)")
-        check_is("wiring", self.wiring, Wiring, 'one, such as Wiring.named(algorithm="ring")')
+        check_is("comm", self.comm, CommConfig, 'one, such as CommConfig.named(algorithm="ring")')
 
     def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Sum `parts` (L, ...), one contribution per local rank, as the network delivers them.
@@ -132,13 +132,13 @@ class LossyCollective:
 
     def begin_sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Sum:
         """Begin `sum_`, and return without waiting for it."""
-        wiring, group = self.wiring, self.group
-        if wiring.sequence_parallel:
+        comm, group = self.comm, self.group
+        if comm.sequence_parallel:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
         parts_LN = parts.view(len(parts), -1)
         parts_LN.copy_(self._rounded(parts_LN))
-        own_LN = parts_LN.clone() if wiring.repair.uses_own_part else None
-        reduce, gather = wiring.algorithm.pair(wiring.sequence_parallel)
+        own_LN = parts_LN.clone() if comm.repair.uses_own_part else None
+        reduce, gather = comm.algorithm.pair(comm.sequence_parallel)
         hops = reduce(parts_LN.shape[1], group.ranks, unit)
         if self._protects_partial_sums(hops) and group.processes > 1:
             parts = group.all_rows(parts)  # no process knows alone what the senders hold
@@ -148,9 +148,9 @@ class LossyCollective:
 
         def finish() -> Tensor:
             wait()
-            if not wiring.sequence_parallel:  # each rank keeps its shard
+            if not comm.sequence_parallel:  # each rank keeps its shard
                 total.copy_(self._rounded(total))
-            if not wiring.own_streams:
+            if not comm.own_streams:
                 return total
             results = total.expand(len(group.local), *total.shape).clone()
             back = gather(parts_LN.shape[1], group.ranks, unit)
@@ -166,11 +166,11 @@ class LossyCollective:
         If the gather is reliable, all copies are the same memory.
         """
         copies = self._rounded(x).expand(len(self.group.local), *x.shape)
-        if self.wiring.reliable_gather:
+        if self.comm.reliable_gather:
             return copies
         copies = copies.clone(memory_format=torch.contiguous_format)
         copies_LN = copies.view(len(copies), -1)
-        hops = self.wiring.algorithm.all_gather(copies_LN.shape[1], self.group.ranks, unit)
+        hops = self.comm.algorithm.all_gather(copies_LN.shape[1], self.group.ranks, unit)
         gathering = (site or NOWHERE)._replace(operation="all_gather", phase="gather")
         self._lose_(copies_LN, hops, gathering, in_gather=True)
         return copies
@@ -200,8 +200,8 @@ class LossyCollective:
         self, rows_LN: Tensor, hops: Hops, site: Site | None, own_LN: Tensor | None = None, *, in_gather: bool = False
     ) -> Missing:
         """Send the rows over `hops`, and leave in them what arrives."""
-        network, repair = self.network, self.wiring.repair
-        if self.wiring.control == "noise":
+        network, repair = self.network, self.comm.repair
+        if self.comm.control == "noise":
             _add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
             return NOTHING_MISSING
         missing = network.send(hops, self._itemsize(rows_LN), repair=repair, group=self.group.name, site=site)
@@ -212,18 +212,18 @@ class LossyCollective:
     def _message(self, rows_LN: Tensor, hops: Hops, missing: Missing) -> "Message":
         capacity = self.network.wire.elements_per_packet(self._itemsize(rows_LN))
         positions = self.group.local if len(rows_LN) == len(self.group.local) else range(self.group.size)
-        ranks, repair = self.group.ranks, self.wiring.repair
+        ranks, repair = self.group.ranks, self.comm.repair
         return Message(rows_LN, positions, ranks, hops, missing, self.network, capacity, repair)
 
     def _protects_partial_sums(self, hops: Hops) -> bool:
-        return stage_of(self.wiring.repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops)
+        return stage_of(self.comm.repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops)
 
     def _itemsize(self, message: Tensor) -> int:
-        return DTYPES[self.wiring.wire_dtype].itemsize if self.wiring.wire_dtype else message.element_size()
+        return DTYPES[self.comm.wire_dtype].itemsize if self.comm.wire_dtype else message.element_size()
 
     def _rounded(self, message: Tensor) -> Tensor:
         """Round to what the wire's dtype can hold, and keep the message's own dtype."""
-        return message.to(DTYPES[self.wiring.wire_dtype]).to(message.dtype) if self.wiring.wire_dtype else message
+        return message.to(DTYPES[self.comm.wire_dtype]).to(message.dtype) if self.comm.wire_dtype else message
 
     def _memory(self, site: Site | None) -> Memory:
         """Return what last arrived of the messages of this site. Each block of evaluation has its own memory."""

@@ -21,7 +21,7 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 from transformers.pytorch_utils import Conv1D
 
 from lossytp.network.checks import check_bool, check_is
-from lossytp.network.lossy_network import LossyNetwork, Wiring
+from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import Layout, RankGroup, check_layers, check_reaches
 from lossytp.parallel.layers import (
@@ -259,7 +259,7 @@ def parallelize(
     tensor_parallel_size: int,
     group: RankGroup | None = None,
     own_copies: bool = False,
-    wiring: Wiring | None = None,
+    comm: CommConfig | None = None,
     plan: Plan | None = None,
     **settings: Any,
 ) -> PreTrainedModel:
@@ -280,9 +280,9 @@ def parallelize(
             process.
         own_copies: whether each rank has its own copies of replicated parameters, which may drift apart. This needs
             `reliable_gather=False`. Otherwise the ranks of a process share them.
-        wiring: how the ranks exchange messages. If left out, `settings` make it.
+        comm: how the ranks exchange messages. If left out, `settings` make it.
         plan: which layers to shard, and how, as in `lossytp.parallel.plans`. If left out, the model's own plan.
-        settings: settings of `Wiring.named`: algorithm, repair, reliable_gather and others.
+        settings: settings of `CommConfig.named`: algorithm, repair, reliable_gather and others.
 
     Raises:
         TypeError: if the model or an argument is of another type.
@@ -299,14 +299,14 @@ def parallelize(
             f"tensor_parallel_size = {tensor_parallel_size}, but the group has {group.size} ranks: leave one out"
         )
     check_bool("own_copies", own_copies)
-    if wiring is None:
-        wiring = Wiring.named(**settings)
+    if comm is None:
+        comm = CommConfig.named(**settings)
     elif settings:
-        raise ValueError(f"wiring and {', '.join(settings)} were both given: give one of the two")
-    collective = LossyCollective(network, group, wiring)
-    check_reaches(network, group, collective.wiring)
+        raise ValueError(f"comm and {', '.join(settings)} were both given: give one of the two")
+    collective = LossyCollective(network, group, comm)
+    check_reaches(network, group, collective.comm)
     check_layers(network, len(blocks_of(model)))
-    own_streams = collective.wiring.own_streams
+    own_streams = collective.comm.own_streams
     if own_copies and not own_streams:
         raise ValueError(
             "own_copies = True, but all ranks share a stream: give reliable_gather = False, or leave it out"

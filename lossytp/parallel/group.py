@@ -8,7 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from lossytp.network.checks import check_number
-from lossytp.network.lossy_network import LossyNetwork, Wiring
+from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.routes import Link, check_links_within
 
 if TYPE_CHECKING:
@@ -267,19 +267,19 @@ def rank_and_world_size() -> tuple[int, int]:
 MOST_SHOWN = 8  # links in a message
 
 
-def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> None:
+def check_reaches(network: LossyNetwork, group: RankGroup, comm: CommConfig) -> None:
     """Raise ValueError if the network's scope or named links cover nothing that the group may lose.
 
     Other axes of parallelism send other messages. So if the group is not the whole world, only links to or from ranks
     that do not exist are refused.
     """
-    wiring.check_delivers(network, group.ranks)
+    comm.check_delivers(network, group.ranks)
     phase, named = network.scope.phase, set(network.named_links)
     if phase is None and not named:
         return
     check_links_within(network.named_links, group.num_global_ranks)
-    lossy = wiring.lossy_links(group.ranks, phase)
-    if group.num_global_ranks > group.size or not wiring.lossy_links(group.ranks, None):
+    lossy = comm.lossy_links(group.ranks, phase)
+    if group.num_global_ranks > group.size or not comm.lossy_links(group.ranks, None):
         return
     if not lossy:
         raise ValueError(
@@ -288,7 +288,7 @@ def check_reaches(network: LossyNetwork, group: RankGroup, wiring: Wiring) -> No
         )
     if named and not named & lossy:
         raise ValueError(
-            f"the network names {_text(named)}, over which {wiring.algorithm.name!r} of {group.size} "
+            f"the network names {_text(named)}, over which {comm.algorithm.name!r} of {group.size} "
             f"ranks sends nothing that may be lost: name some of {_text(lossy)}"
         )
 

@@ -106,7 +106,7 @@ class SharedRow(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_LKD = ctx.saved_tensors
         dy_TD = gradients[0].reshape(-1, weight_LKD.shape[-1])
-        if ctx.collective.wiring.exact_adjoint:
+        if ctx.collective.comm.exact_adjoint:
             dy_LTD = dy_TD.expand(len(weight_LKD), *dy_TD.shape).clone(memory_format=torch.contiguous_format)
             ctx.collective.adjoint_(dy_LTD, *ctx.lost)
             x_LTK = x.reshape(-1, *weight_LKD.shape[:2]).transpose(0, 1)
@@ -135,7 +135,7 @@ class OwnColumn(Function):
         site: Site,
     ) -> Tensor:
         ranks_here, d_width = len(collective.group.local), x.shape[-1]
-        if collective.wiring.sequence_parallel:
+        if collective.comm.sequence_parallel:
             forth = site._replace(direction="forward")
             x_LTD = collective.all_gather(x.contiguous(), forth, unit=d_width).reshape(ranks_here, -1, d_width)
         else:
@@ -162,7 +162,7 @@ class OwnColumn(Function):
             dbias = _from_ranks(dy_LTO.sum(1, keepdim=True), ctx.widths).view(-1)
         if ctx.needs_input_grad[0]:
             dx = total.wait().view(ctx.shape)
-            if ctx.collective.wiring.own_streams:
+            if ctx.collective.comm.own_streams:
                 dx /= len(dy_LTO)
         return dx, dweight, dbias, None, None, None
 
@@ -184,7 +184,7 @@ class OwnRow(Function):
         x, weight_LKD = ctx.saved_tensors
         ranks_here, inputs, d_width = weight_LKD.shape
         dy = gradients[0]
-        if ctx.collective.wiring.sequence_parallel:
+        if ctx.collective.comm.sequence_parallel:
             back = ctx.site._replace(direction="backward")
             dy_LTD = ctx.collective.all_gather(dy.contiguous(), back, unit=d_width).reshape(ranks_here, -1, d_width)
         else:
@@ -206,7 +206,7 @@ def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
 
 def _unit(collective: LossyCollective, d_width: int) -> int:
     """Return the unit that chunks are multiples of: a token's elements if chunks are shards of a stream, else 1."""
-    return d_width if collective.wiring.sequence_parallel else 1
+    return d_width if collective.comm.sequence_parallel else 1
 
 
 def _to_ranks(y_TO: Tensor, widths: tuple[int, ...]) -> Tensor:
@@ -233,14 +233,14 @@ def _lay_out(y_LTO: Tensor, collective: LossyCollective, shape: torch.Size, widt
     If ranks have their own streams, the ranks lie one after another along the batch. Otherwise all local ranks' heads
     or units lie side by side, in the dense order.
     """
-    if collective.wiring.own_streams:
+    if collective.comm.own_streams:
         return y_LTO.view(*shape, -1)
     return _from_ranks(y_LTO, widths).view(*shape, -1)
 
 
 def _take_up(y: Tensor, collective: LossyCollective, widths: tuple[int, ...]) -> Tensor:
     """Reverse `_lay_out`: return (L, T, O)."""
-    if collective.wiring.own_streams:
+    if collective.comm.own_streams:
         return y.reshape(len(collective.group.local), -1, y.shape[-1])
     return _to_ranks(y.reshape(-1, y.shape[-1]), widths)
 
@@ -327,21 +327,21 @@ class ColumnParallelLinear(nn.Module):
         self.weight = shard(dense_weight)
         self.bias = None if dense_bias is None else shard(dense_bias)
         self.collective = collective
-        self.gather_output = gather_output and (group.processes > 1 or collective.wiring.own_streams)
+        self.gather_output = gather_output and (group.processes > 1 or collective.comm.own_streams)
         self.site = Site(layer, module, "backward")
 
     @property
     def widths_out(self) -> list[int]:
         """Return the number of outputs of each projection, which `forward` returns side by side."""
-        group, wiring = self.collective.group, self.collective.wiring
-        ranks = group.size if self.gather_output else 1 if wiring.own_streams else len(group.local)
+        group, comm = self.collective.group, self.collective.comm
+        ranks = group.size if self.gather_output else 1 if comm.own_streams else len(group.local)
         return [ranks * width for width in self.widths]
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
         x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
         with torch.autocast(x.device.type, enabled=False):
-            function = SharedColumn if self.collective.wiring.one_stream else OwnColumn
+            function = SharedColumn if self.collective.comm.one_stream else OwnColumn
             y = function.apply(x, weight, bias, self.widths, self.collective, self.site)
             return gather_columns(y, self.widths, self.collective) if self.gather_output else y
 
@@ -442,7 +442,7 @@ class RowParallelLinear(nn.Module):
             copies = dense_bias.expand(len(group.local), -1) if own_bias else dense_bias
             self.bias = nn.Parameter(copies.detach().clone(), dense_bias.requires_grad)
         self.collective = collective
-        self.split_input = split_input and (group.processes > 1 or collective.wiring.own_streams)
+        self.split_input = split_input and (group.processes > 1 or collective.comm.own_streams)
         self.site = Site(layer, module, "forward")
 
     @outside_graphs
@@ -451,7 +451,7 @@ class RowParallelLinear(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             if self.split_input:
                 x = split_columns(x, (weight.shape[1],), self.collective)
-            function = SharedRow if self.collective.wiring.one_stream else OwnRow
+            function = SharedRow if self.collective.comm.one_stream else OwnRow
             y = function.apply(x, weight, self.collective, self.site)
             if bias is None:
                 return y

@@ -105,7 +105,7 @@ def own_columns(whole: Tensor, widths: tuple[int, ...], group: RankGroup) -> Ten
 def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
     """Return all columns, given this process's, (B, ..., O), or each stream's, (L * B, ..., sum of `widths`)."""
     group = collective.group
-    if not collective.wiring.own_streams:
+    if not collective.comm.own_streams:
         return all_columns(y, widths, group)
     pieces = y.unflatten(0, (len(group.local), -1)).split(widths, -1)
     here = torch.cat([piece.movedim(0, -2).flatten(-2) for piece in pieces], -1)
@@ -116,7 +116,7 @@ def _whole(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> T
 def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:
     """Reverse `_whole`: each stream keeps its own rank's columns."""
     group = collective.group
-    if not collective.wiring.own_streams:
+    if not collective.comm.own_streams:
         return own_columns(whole, widths, group)
     streams = whole.unflatten(0, (len(group.local), -1))
     pieces = [piece.unflatten(-1, (group.size, -1)) for piece in streams.split([group.size * w for w in widths], -1)]
@@ -126,7 +126,7 @@ def _part(whole: Tensor, widths: tuple[int, ...], collective: LossyCollective) -
 
 
 def _streams(collective: LossyCollective) -> int:
-    return len(collective.group.local) if collective.wiring.own_streams else 1
+    return len(collective.group.local) if collective.comm.own_streams else 1
 
 
 def gather_columns(y: Tensor, widths: tuple[int, ...], collective: LossyCollective) -> Tensor:

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import AllgatherOptions, _register_work, _resolv
 from torch._compile import _disable_dynamo
 from torch.distributed import ProcessGroup, ReduceOp, Work
 
-from lossytp.network.lossy_network import LossyNetwork, Wiring
+from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.repairs import ZERO, stage_of
 from lossytp.network.routes import Hop, Hops, Routes
 from lossytp.network.scope import Site
@@ -107,19 +107,19 @@ class LossyProcessGroup(ProcessGroup):
         name: PyTorch's name of the group. The name and the first rank select the group's streams.
         ranks: global ranks, by position in the group.
         network: the network, with the same seed and loss processes on every rank.
-        wiring: algorithm, repair and reliable_gather of every operation. A repair that remembers is refused at the
+        comm: algorithm, repair and reliable_gather of every operation. A repair that remembers is refused at the
             first lossy message, because this group does not know which message follows which. "local" leaves zero in an
             all-gather, where no rank has its own part.
     """
 
     def __init__(
-        self, wrapped: ProcessGroup, *, name: str, ranks: Sequence[int], network: LossyNetwork, wiring: Wiring
+        self, wrapped: ProcessGroup, *, name: str, ranks: Sequence[int], network: LossyNetwork, comm: CommConfig
     ) -> None:
         super().__init__(wrapped.rank(), wrapped.size())  # type: ignore[call-arg]
         self.wrapped, self.network, self.ranks = wrapped, network, tuple(ranks)
         self._c10d_name = name
-        self._routes, self._repair = wiring.algorithm, wiring.repair
-        self._reliable_gather = wiring.reliable_gather
+        self._routes, self._repair = comm.algorithm, comm.repair
+        self._reliable_gather = comm.reliable_gather
         self._under_way: set[Work] = set()
 
     def getBackendName(self) -> str:

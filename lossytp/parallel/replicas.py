@@ -190,7 +190,7 @@ def synchronise_gradients_(model: nn.Module, layout: Layout, network: LossyNetwo
     copies = max((copies for p, axes, copies in placed(model) if "tp" not in axes), default=1)
     collective = collective_of(model)
     if lossy and collective is not None:
-        if not collective.wiring.own_streams or copies != len(collective.group.local):
+        if not collective.comm.own_streams or copies != len(collective.group.local):
             raise ValueError("lossy = True needs ranks with copies of their own: give own_copies = True to parallelize")
         _in_one_message_(gradients, copies, lambda each: collective.sum_(each, GRADIENTS) / collective.group.size)
     elif lossy:

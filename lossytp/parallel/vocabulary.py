@@ -205,9 +205,9 @@ class VocabularyParallelHead(nn.Module):
 
     def _as_received(self, logits: Tensor) -> Tensor:
         """Return what each local rank receives (L, ..., O) if each rank sends its columns to the others."""
-        lossy = replace(self.collective.wiring, reliable_gather=False)
+        lossy = replace(self.collective.comm, reliable_gather=False)
         columns_first = logits.movedim(-1, 0).contiguous()  # so that a rank's columns are one chunk
-        copies = replace(self.collective, wiring=lossy).all_gather(columns_first, FORWARD)
+        copies = replace(self.collective, comm=lossy).all_gather(columns_first, FORWARD)
         return copies.movedim(1, -1)
 
 
@@ -237,7 +237,7 @@ def split_vocabulary_(model: PreTrainedModel, *, lossy_gather: bool = False) -> 
             f"{type(model).__name__} is not a tensor-parallel language model with a plain embedding and head: give a "
             "language model that parallelize returned"
         )
-    if not collective.wiring.one_stream:
+    if not collective.comm.one_stream:
         raise ValueError(
             "enable_loss_parallelism = True does not work where ranks have no common stream: give reliable_gather = "
             "True and no sequence_parallel"

@@ -91,7 +91,7 @@ class ToleranceConfig(Settings):
         size = self.ranks()
         if size is None:
             return
-        settings.wiring().check_delivers(settings.build(), tuple(range(size)))
+        settings.comm().check_delivers(settings.build(), tuple(range(size)))
 
     def ranks(self) -> int | None:
         """Return the tensor-parallel size; None if it follows from a model that is not loaded yet.

@@ -125,7 +125,7 @@ def _lossy(dense: PreTrainedModel, settings: NetworkSettings) -> tuple[LossyNetw
     settings.check_forward()
     network = settings.build()
     size = settings.tensor_parallel_size
-    return network, parallelize(dense, network, tensor_parallel_size=size, wiring=settings.wiring())
+    return network, parallelize(dense, network, tensor_parallel_size=size, comm=settings.comm())
 
 
 def _drawn(lossy: PreTrainedModel, network: LossyNetwork, blocks_NT: Tensor, draw: int) -> np.ndarray:
@@ -312,11 +312,11 @@ def by_norm(
 
 def _packets(parts_RM: Tensor, width: int, settings: NetworkSettings) -> Iterator[Packet]:
     """Yield the packets of the reduce phase. A token has `width` elements."""
-    wiring = settings.wiring()
-    reduce, _ = wiring.algorithm.pair(wiring.sequence_parallel)
-    sent_as = parts_RM.dtype if wiring.wire_dtype is None else DTYPES[wiring.wire_dtype]
+    comm = settings.comm()
+    reduce, _ = comm.algorithm.pair(comm.sequence_parallel)
+    sent_as = parts_RM.dtype if comm.wire_dtype is None else DTYPES[comm.wire_dtype]
     capacity = settings.build().wire.elements_per_packet(sent_as.itemsize)
-    unit = width if wiring.sequence_parallel else 1
+    unit = width if comm.sequence_parallel else 1
     for hop in reduce(parts_RM.shape[1], tuple(range(len(parts_RM))), unit):
         carried = parts_RM[list(hop.positions), hop.start : hop.stop].sum(0)
         norms = pad(carried, (0, -len(carried) % capacity)).view(-1, capacity).double().norm(dim=1)
@@ -395,11 +395,11 @@ def sum_errors(
     for each in networks:
         each.check_forward()
     sums = sums_of(dense, ranks)
-    collectives = [LossyCollective(each.build(), RankGroup(ranks), each.wiring()) for each in networks]
+    collectives = [LossyCollective(each.build(), RankGroup(ranks), each.comm()) for each in networks]
     for collective in collectives:
-        if collective.wiring.repair.remembers:
+        if collective.comm.repair.remembers:
             raise ValueError(
-                f"repair = '{collective.wiring.repair}' does not work for single sums, before which nothing arrived: "
+                f"repair = '{collective.comm.repair}' does not work for single sums, before which nothing arrived: "
                 "choose another"
             )
     rows = []
@@ -410,7 +410,7 @@ def sum_errors(
                 site = Site(split.layer, split.module, "forward")
                 width = parts_RM.shape[1] // len(ids_T)
                 for number, collective in enumerate(collectives):
-                    unit = width if collective.wiring.sequence_parallel else 1
+                    unit = width if collective.comm.sequence_parallel else 1
                     results = [
                         collective.sum_(parts_RM.clone(), site, unit).view(-1, parts_RM.shape[1]) for _ in range(draws)
                     ]

@@ -109,7 +109,7 @@ class Measurement:
         config = self.config
         settings = config.network(setup)
         network = settings.build()
-        model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, wiring=settings.wiring())
+        model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, comm=settings.comm())
         rises_SN: list[np.ndarray] = []
         while len(rises_SN) < config.max_draws:
             with network.evaluation(len(rises_SN)):

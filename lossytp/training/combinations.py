@@ -55,8 +55,8 @@ def _backend_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
     sharded, pipeline = parallelism.fully_sharded, parallelism.pipeline_parallel_size > 1
     ranks, layers = network.tensor_parallel_size, parallelism.tensor_parallel_layers
     own_layers, alone = layers == "lossytp" and ranks > 1, parallelism.data_parallel_size == 1 and not pipeline
-    wiring, adjoint = config.wiring(), parallelism.exact_adjoint
-    repair, algorithm = wiring.repair, wiring.algorithm
+    comm, adjoint = config.comm(), parallelism.exact_adjoint
+    repair, algorithm = comm.repair, comm.algorithm
     for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers"):
         between_stages = name == "exact_adjoint" and pipeline and ranks == 1
         if values[name] and not own_layers and not between_stages:
@@ -97,7 +97,7 @@ def _scope_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
     process = network.process()
     if ranks == 1 and process.loss_rate > 0:
         yield "loss_rate", "has no effect on one rank, which sends nothing: give tensor_parallel_size above 1"
-    used = config.wiring().lossy_links(tuple(range(ranks)), network.lossy_phase)
+    used = config.comm().lossy_links(tuple(range(ranks)), network.lossy_phase)
     if any(link not in used for link in named or ()):
         links = ",".join(f"{src}>{dst}" for src, dst in sorted(used)) or "none"
         yield "lossy_links", f"names a link on which {network.algorithm!r} loses nothing: choose among {links}"
@@ -112,7 +112,7 @@ def _training_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
         yield "reliable_gather", "has no effect where nothing is summed: give tensor_parallel_size above 1"
     if gradients != "reliable" and (ranks == 1 or network.reliable_gather or network.sequence_parallel):
         yield "replicated_gradients", "has no effect on one residual stream: give reliable_gather = False, or no value"
-    if gradients == "lossy" and config.wiring().repair.uses_own_part:
+    if gradients == "lossy" and config.comm().repair.uses_own_part:
         yield "replicated_gradients", "with repair = 'local' would take a rank's own gradient for the sum: change one"
     if parallelism.resync_every is not None and gradients == "reliable":
         yield "resync_every", "has no effect where copies do not drift: give replicated_gradients, or leave it out"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from pydantic import model_validator
 
 from lossytp.network.checks import check_filled
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel.group import Layout, rank_and_world_size
 from lossytp.training.combinations import check_blocks, combinations
 from lossytp.training.groups import (
@@ -104,9 +104,9 @@ class RunSettings(Settings):
         """Return whether tensor-parallel ranks also share the vocabulary, and compute the training loss together."""
         return False
 
-    def wiring(self) -> Wiring:
+    def comm(self) -> CommConfig:
         """Return how the tensor-parallel ranks exchange messages."""
-        return self.network.wiring(exact_adjoint=self.parallelism.exact_adjoint)
+        return self.network.comm(exact_adjoint=self.parallelism.exact_adjoint)
 
     def layout(self, rank: int, world_size: int) -> Layout:
         """Return the run's layout over `world_size` processes, with this process's rank.
@@ -288,7 +288,7 @@ class PretrainConfig(RunSettings):
         split, ranks = parallelism.enable_loss_parallelism, network.tensor_parallel_size
         if parallelism.deferred_init and ranks == 1 and not parallelism.fully_sharded:
             yield "deferred_init", "needs shards to draw: give tensor_parallel_size above 1, or fsdp with replicas"
-        if split and (ranks == 1 or not self.wiring().one_stream):
+        if split and (ranks == 1 or not self.comm().one_stream):
             yield (
                 "enable_loss_parallelism",
                 "needs ranks with a common stream: give tensor_parallel_size above 1, reliable_gather = True and no "

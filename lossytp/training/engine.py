@@ -196,7 +196,7 @@ class Engine:
     ) -> None:
         check_blocks(config, dense.config.num_hidden_layers)
         self.config, self.network, self.layout, self.device = config, network, layout, device
-        self.wiring = config.wiring()
+        self.comm = config.comm()
         self.implementation = _implementation(config, layout)
         model: Any = self._tensor_parallel(dense)
         coarse = config.network.wire_dtype == "bf16" or torch.get_float32_matmul_precision() != "highest"
@@ -285,7 +285,7 @@ class Engine:
             tensor_parallel_size=config.network.tensor_parallel_size,
             group=layout.tensor_group(),
             own_copies=config.parallelism.replicated_gradients != "reliable",
-            wiring=self.wiring,
+            comm=self.comm,
         )
         if config.splits_vocabulary:
             split_vocabulary_(parallel, lossy_gather=config.loses_logits)
@@ -334,7 +334,7 @@ class Engine:
     def synchronise(self) -> None:
         """Synchronise, before an optimizer step, the gradients of replicated parameters as configured."""
         config = self.config
-        each_its_own = self.wiring.own_streams  # each rank has its own losses, or its own data from replicas and stages
+        each_its_own = self.comm.own_streams  # each rank has its own losses, or its own data from replicas and stages
         each_its_own |= config.parallelism.data_parallel_size > 1 or config.parallelism.pipeline_parallel_size > 1
         if config.parallelism.replicated_gradients != "none" and each_its_own:
             lossy = config.parallelism.replicated_gradients == "lossy"

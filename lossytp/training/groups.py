@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from lossytp.network.losses import Bernoulli, GilbertElliott, LossProcess, gilbert_elliott_preset
-from lossytp.network.lossy_network import LossyNetwork, Wiring
+from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.routes import Wire
 from lossytp.network.scope import Scope, layers_named, links_named
 from lossytp.network.traces import loss_process_named
@@ -74,7 +74,7 @@ class NetworkSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.wiring()
+        self.comm()
         self.build()
         return self
 
@@ -117,9 +117,9 @@ class NetworkSettings(Settings):
         if self.lossy_direction == "backward":
             raise ValueError("lossy_direction = 'backward' loses nothing in an evaluation: leave it out")
 
-    def wiring(self, *, exact_adjoint: bool = False) -> Wiring:
+    def comm(self, *, exact_adjoint: bool = False) -> CommConfig:
         """Return how the tensor-parallel ranks exchange messages."""
-        return Wiring.named(
+        return CommConfig.named(
             algorithm=self.algorithm,
             repair=self.repair,
             reliable_gather=self.reliable_gather,

@@ -202,10 +202,10 @@ def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: floa
     values, timing = record["config"], record["timing"]
     config = settings_class(values).from_dict(values)
     shape, ranks = shape_of(config.model_name), config.network.tensor_parallel_size
-    wiring, process = config.wiring(), config.network.process()
+    comm, process = config.comm(), config.network.process()
     schedule, sent_again = (
-        wiring.algorithm.schedule,
-        config.network.reliable_gather and not wiring.algorithm.sum_reaches_all,
+        comm.algorithm.schedule,
+        config.network.reliable_gather and not comm.algorithm.sum_reaches_all,
     )
     if (
         shape is None
@@ -214,7 +214,7 @@ def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: floa
         or config.parallelism.data_parallel_size * config.parallelism.pipeline_parallel_size > 1
         or config.parallelism.replicated_gradients == "lossy"
         or any(values.get(name) is not None and values[name] is not False for name in NOT_TIMED)
-        or wiring.repair.sends_more
+        or comm.repair.sends_more
         or (sent_again and process.loss_rate > 0.9)
     ):
         return None

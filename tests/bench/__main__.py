@@ -56,7 +56,7 @@ def interleaved(arms: dict[str, Callable[[], object]], rounds: int, label: str) 
 def training_step_ratios(
     shape: dict, batch: int, length: int, rounds: int, ways: dict[str, dict], classes: int | None = None
 ) -> dict:
-    """Virtual-rank training steps (TP 4, 1 % loss) against the dense transformers step; `ways` are their wirings.
+    """Virtual-rank training steps (TP 4, 1 % loss) against the dense transformers step; `ways` are their comms.
 
     The parallel models compute GPT-2's activation in one kernel, which the dense one does not: another arm, dense with
     that kernel, tells how much of the ratios is due to it. With `classes` they classify; without, they predict the
@@ -77,7 +77,7 @@ def training_step_ratios(
 
     networks = {name: ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.01)) for name in ways}
     models = {"dense": dense, "dense, one-kernel activation": fused} | {
-        name: ltp.parallelize(dense, networks[name], tensor_parallel_size=4, **wiring) for name, wiring in ways.items()
+        name: ltp.parallelize(dense, networks[name], tensor_parallel_size=4, **comm) for name, comm in ways.items()
     }
     arms: dict[str, Callable[[], object]] = {
         name: partial(step, model, torch.optim.AdamW(model.parameters())) for name, model in models.items()

@@ -28,7 +28,7 @@ from lossytp.network import (
     Trace,
     Wire,
 )
-from lossytp.network.lossy_network import Wiring, described, process_described
+from lossytp.network.lossy_network import CommConfig, described, process_described
 from lossytp.network.random_numbers import Normals
 from lossytp.network.routes import ALGORITHMS, Hop
 from lossytp.network.routes import DIRECT as direct
@@ -518,7 +518,7 @@ NOISE = {"control": "noise"}
 
 
 @pytest.mark.parametrize(
-    ("wiring", "name"),
+    ("comm", "name"),
     [
         ({"algorithm": "rings"}, "algorithm"),
         *(({"repair": repair}, "repair") for repair in ("magic", "hadamard(6)")),
@@ -534,9 +534,9 @@ NOISE = {"control": "noise"}
         ({"reliable_gathers": False}, "did you mean reliable_gather"),
     ],
 )
-def test_ways_of_exchange_that_cannot_be_are_refused(wiring, name):
+def test_ways_of_exchange_that_cannot_be_are_refused(comm, name):
     with pytest.raises(ValueError, match=name) as refusal:
-        Wiring.named(**wiring)
+        CommConfig.named(**comm)
     assert "\n" not in str(refusal.value)
 
 
@@ -555,7 +555,7 @@ def test_whatever_else_there_is_can_be_combined():
         )
         settings = {"reliable_gather": gather, "sequence_parallel": sequence, "exact_adjoint": adjoint}
         try:
-            Wiring.named(algorithm=algorithm, repair=repair, control="noise" if noise else None, **settings)
+            CommConfig.named(algorithm=algorithm, repair=repair, control="noise" if noise else None, **settings)
         except ValueError:
             refused += 1
             assert expected, (algorithm, repair, settings, noise)
@@ -567,8 +567,8 @@ def test_whatever_else_there_is_can_be_combined():
 
 
 def test_messages_have_their_own_dtype_where_none_is_given():
-    assert [Wiring(wire_dtype=dtype).wire_dtype for dtype in (None, "fp32", "bf16")] == [None, "fp32", "bf16"]
-    assert Wiring() == Wiring.named(algorithm="direct", repair="zero", reliable_gather=True)
+    assert [CommConfig(wire_dtype=dtype).wire_dtype for dtype in (None, "fp32", "bf16")] == [None, "fp32", "bf16"]
+    assert CommConfig() == CommConfig.named(algorithm="direct", repair="zero", reliable_gather=True)
 
 
 @pytest.mark.parametrize(
@@ -581,6 +581,6 @@ def test_messages_have_their_own_dtype_where_none_is_given():
 def test_ways_of_other_types_are_refused(name, values):
     for value in values:
         with pytest.raises(TypeError, match=name):
-            Wiring(**{name: value})
+            CommConfig(**{name: value})
     with pytest.raises(TypeError, match="repair"):
-        Wiring.named(repair=None)
+        CommConfig.named(repair=None)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import nbinom
 
 from lossytp.network import theory
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.repairs import REPAIRS as REGISTRY
 from lossytp.network.repairs import Fec, Repair, same_age
 from lossytp.network.routes import ALGORITHMS, SWITCH, Algorithm, Hop, no_hops
@@ -20,7 +20,7 @@ from tests.network.loss_statistics import reproducible
 
 
 def wired(algorithm, repair, reliable_gather=True):
-    return Wiring.named(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
+    return CommConfig.named(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
 
 
 def expected_squared_error(algorithm, repair, ranks, loss_rate, coherence=0.0, reliable_gather=True):
@@ -119,8 +119,8 @@ def test_sequence_parallel_sums_travel_as_reduce_scatters_do(algorithm):
         on_way = [hop for hop in routes if hop.start <= chunk < hop.stop]
         for rank in range(ranks):
             lost += 1 - (1 - rate) ** sum(rank in hop.positions for hop in on_way)
-    wiring = Wiring.named(algorithm=algorithm, sequence_parallel=True)
-    assert theory.expected_squared_error(wiring, ranks, rate) == pytest.approx(lost / ranks**2)
+    comm = CommConfig.named(algorithm=algorithm, sequence_parallel=True)
+    assert theory.expected_squared_error(comm, ranks, rate) == pytest.approx(lost / ranks**2)
 
 
 @settings(reproducible, max_examples=30)

@@ -22,7 +22,7 @@ PHASES = {
 
 
 def refused(algorithm: str, repair: str, phase: str) -> str | None:
-    """Why the library refuses the combination, as `Wiring` says it does."""
+    """Why the library refuses the combination, as `CommConfig` says it does."""
     if "local" in repair and algorithm == "sender":
         return "where every rank lacks what is lost"
     if "local" in repair and phase == "sequence-parallel":
@@ -39,6 +39,6 @@ ALLOWED = [combination for combination in COMBINATIONS if not refused(*combinati
 def run(collective: LossyCollective, parts_RN: Tensor, unit: int) -> Tensor:
     """Each local rank's result: of an all-reduce, or of a reduce-scatter and the all-gather behind it."""
     total = collective.sum_(parts_RN.clone(), unit=unit)
-    if collective.wiring.sequence_parallel:
+    if collective.comm.sequence_parallel:
         return torch.cat([total[None], collective.all_gather(total, unit=unit)])
-    return total if collective.wiring.own_streams else total.expand(len(parts_RN), -1)
+    return total if collective.comm.own_streams else total.expand(len(parts_RN), -1)

@@ -22,8 +22,8 @@ from tests.parallel.backend_reference import Reference, uneven
 def new_group(lossy: ltp.LossyNetwork, **settings: Any) -> ProcessGroup:
     """Make another group of all ranks, with other settings."""
     assert initialize._settings is not None
-    wiring = initialize.backend_wiring(**settings)
-    with patch.object(initialize, "_settings", replace(initialize._settings, network=lossy, wiring=wiring)):
+    comm = initialize.backend_comm(**settings)
+    with patch.object(initialize, "_settings", replace(initialize._settings, network=lossy, comm=comm)):
         group = dist.new_group()
     assert isinstance(group, ProcessGroup)
     return group

@@ -11,7 +11,7 @@ from torch import Tensor
 import lossytp as ltp
 from lossytp.network.checks import parse
 from lossytp.network.losses import Stream
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.repairs import REPAIRS
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
@@ -87,7 +87,7 @@ def test_equals_the_reference(algorithm: str, repair: str, phase: str) -> None:
             network, twin = lossy_network(process), lossy_network(process)
             group = RankGroup(num_ranks, name="some", first_rank=FIRST_RANK)
             collective = LossyCollective(
-                network, group, Wiring.named(algorithm=algorithm, repair=repair, **PHASES[phase])
+                network, group, CommConfig.named(algorithm=algorithm, repair=repair, **PHASES[phase])
             )
             ranks = reference(twin, num_ranks, algorithm, repair)
             some = process == "bursts" or num_ranks in (4, 6, 7)
@@ -113,7 +113,7 @@ def test_another_seed_is_told_from_the_reference(algorithm: str) -> None:
     """Control: the comparison could fail."""
     network, twin = lossy_network("bernoulli", seed=0), lossy_network("bernoulli", seed=1)
     collective = LossyCollective(
-        network, RankGroup(3, "some", first_rank=FIRST_RANK), Wiring.named(algorithm=algorithm)
+        network, RankGroup(3, "some", first_rank=FIRST_RANK), CommConfig.named(algorithm=algorithm)
     )
     parts_RN = messages(3, 37, 0)
     expected = run_reference(reference(twin, 3, algorithm, "zero"), parts_RN, "reliable gather", 1)
@@ -131,7 +131,7 @@ def test_every_algorithm_and_repair_is_tried_here() -> None:
 def test_what_cannot_be_combined_is_refused_with_the_reason(algorithm: str, repair: str, phase: str) -> None:
     reason = refused(algorithm, repair, phase)
     with pytest.raises(ValueError, match=reason) as refusal:
-        Wiring.named(algorithm=algorithm, repair=repair, **PHASES[phase])
+        CommConfig.named(algorithm=algorithm, repair=repair, **PHASES[phase])
     assert "\n" not in str(refusal.value)
 
 
@@ -145,7 +145,9 @@ def every_result(group: RankGroup) -> dict[tuple, tuple]:
     for combination in ALLOWED:
         algorithm, repair, phase = combination
         network = lossy_network("bernoulli")
-        collective = LossyCollective(network, group, Wiring.named(algorithm=algorithm, repair=repair, **PHASES[phase]))
+        collective = LossyCollective(
+            network, group, CommConfig.named(algorithm=algorithm, repair=repair, **PHASES[phase])
+        )
         rows = []
         for number, size in enumerate([37, 37]):
             result = run(collective, messages(group.size, size, number)[here], unit=1)

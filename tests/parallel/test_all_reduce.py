@@ -242,11 +242,11 @@ def test_a_rate_or_a_process_is_no_network(network: object) -> None:
         all_reduce(torch.ones(2, 3), network)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("wiring", [{"repair": "rescale"}, {"control": "noise"}])
-def test_a_recorded_link_without_losses_changes_nothing_however_others_lose(wiring: dict) -> None:
+@pytest.mark.parametrize("comm", [{"repair": "rescale"}, {"control": "noise"}])
+def test_a_recorded_link_without_losses_changes_nothing_however_others_lose(comm: dict) -> None:
     """Chunk 0 crosses 1>0, which lost nothing in the recording; 0>1 lost two of five packets."""
     links = {(0, 1): ltp.Trace(lost=[1, 3], num_packets=5), (1, 0): ltp.Trace(lost=[], num_packets=5)}
-    total_RN = all_reduce(torch.ones(2, 7280), ltp.LossyNetwork(links), **wiring)
+    total_RN = all_reduce(torch.ones(2, 7280), ltp.LossyNetwork(links), **comm)
     assert (total_RN[:, :3640] == 2).all()
     assert not (total_RN[:, 3640:] == 2).all()
 

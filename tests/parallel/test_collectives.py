@@ -5,7 +5,7 @@ import torch
 
 import lossytp as ltp
 from lossytp.network import Scope, Site
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli
@@ -15,7 +15,9 @@ from tests.parallel.naive_all_reduce import ALGORITHMS, REPAIRS, naive_all_reduc
 @pytest.mark.parametrize("repair", REPAIRS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_sum_takes_parts_of_any_shape_and_sums_over_ranks(algorithm: str, repair: str) -> None:
-    collective = LossyCollective(bernoulli(0.2, seed=5), RankGroup(4), Wiring.named(algorithm=algorithm, repair=repair))
+    collective = LossyCollective(
+        bernoulli(0.2, seed=5), RankGroup(4), CommConfig.named(algorithm=algorithm, repair=repair)
+    )
     parts = whole_numbers(4, 3000)
     expected = naive_all_reduce(parts, bernoulli(0.2, seed=5), algorithm, repair)
     result = collective.sum_(parts.clone().view(4, 10, 30, 10))
@@ -46,10 +48,10 @@ def test_a_sum_is_one_for_all_ranks_or_one_for_each() -> None:
         "shards": {"sequence_parallel": True},
         "shards, lossily gathered": {"sequence_parallel": True, "reliable_gather": False},
     }.items():
-        collective = LossyCollective(bernoulli(0.2), RankGroup(4), Wiring.named(**how))
+        collective = LossyCollective(bernoulli(0.2), RankGroup(4), CommConfig.named(**how))
         total = collective.sum_(parts.clone(), unit=20)
         copies = collective.all_gather(torch.ones(3, 20))
-        how = collective.wiring
+        how = collective.comm
         shapes[name] = tuple(total.shape), tuple(copies.shape), how.one_stream, how.own_streams
     assert shapes == {
         "one stream": ((3, 20), (4, 3, 20), True, False),
@@ -62,10 +64,12 @@ def test_a_sum_is_one_for_all_ranks_or_one_for_each() -> None:
 def test_a_reliable_gather_copies_nothing_and_a_lossy_one_leaves_its_input_as_it_is() -> None:
     x = torch.ones(40)
     network = bernoulli(1.0)
-    reliable = LossyCollective(network, RankGroup(2), Wiring(sequence_parallel=True)).all_gather(x)
+    reliable = LossyCollective(network, RankGroup(2), CommConfig(sequence_parallel=True)).all_gather(x)
     assert reliable.data_ptr() == x.data_ptr()
     assert network.counters.rows() == []
-    lossy = LossyCollective(network, RankGroup(2), Wiring(sequence_parallel=True, reliable_gather=False)).all_gather(x)
+    lossy = LossyCollective(
+        network, RankGroup(2), CommConfig(sequence_parallel=True, reliable_gather=False)
+    ).all_gather(x)
     assert lossy.tolist() == [[1] * 20 + [0] * 20, [0] * 20 + [1] * 20]
     assert x.tolist() == [1] * 40
 
@@ -73,25 +77,25 @@ def test_a_reliable_gather_copies_nothing_and_a_lossy_one_leaves_its_input_as_it
 def test_shards_are_of_whole_units() -> None:
     """Three tokens of 10 elements over two ranks: two of them, and one."""
     network = ltp.LossyNetwork({(0, 1): ltp.Bernoulli(loss_rate=1.0)})
-    wiring = Wiring(sequence_parallel=True, reliable_gather=False)
-    collective = LossyCollective(network, RankGroup(2), wiring)
+    comm = CommConfig(sequence_parallel=True, reliable_gather=False)
+    collective = LossyCollective(network, RankGroup(2), comm)
     assert collective.sum_(torch.ones(2, 30), unit=10).tolist() == [2] * 20 + [1] * 10
     assert collective.all_gather(torch.ones(30), unit=10)[1].tolist() == [0] * 20 + [1] * 10
 
 
 def test_each_phase_is_counted_at_a_site_of_its_own() -> None:
     site = Site(1, "mlp", "forward")
-    for wiring, expected in (
-        (Wiring(reliable_gather=False), {("all_reduce", "reduce"), ("all_reduce", "gather")}),
+    for comm, expected in (
+        (CommConfig(reliable_gather=False), {("all_reduce", "reduce"), ("all_reduce", "gather")}),
         (
-            Wiring(sequence_parallel=True, reliable_gather=False),
+            CommConfig(sequence_parallel=True, reliable_gather=False),
             {("reduce_scatter", "reduce"), ("all_gather", "gather")},
         ),
     ):
         network = bernoulli(0.2)
-        collective = LossyCollective(network, RankGroup(2), wiring)
+        collective = LossyCollective(network, RankGroup(2), comm)
         total = collective.sum_(torch.ones(2, 1000), site)
-        if wiring.sequence_parallel:
+        if comm.sequence_parallel:
             collective.all_gather(total, site)
         rows = network.counters.rows()
         assert {(row["operation"], row["phase"]) for row in rows} == expected
@@ -136,9 +140,9 @@ def test_a_sum_begun_is_that_waited_for() -> None:
 def test_evaluation_remembers_a_step_of_its_own() -> None:
     """Stale values of training come from training, and each evaluation starts with none."""
     network = bernoulli(1.0)
-    collective = LossyCollective(network, RankGroup(2), Wiring.named(algorithm="switch", repair="stale"))
+    collective = LossyCollective(network, RankGroup(2), CommConfig.named(algorithm="switch", repair="stale"))
 
-    good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
+    good = LossyCollective(bernoulli(0.0), collective.group, collective.comm, collective.memories)
 
     def remember(value: float) -> None:
         good.sum_(torch.full((2, 4), value))

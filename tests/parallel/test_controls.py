@@ -5,7 +5,7 @@ import torch
 
 import lossytp as ltp
 from lossytp.network.losses import Normals
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.parallel.conftest import bernoulli
@@ -14,7 +14,7 @@ from tests.parallel.conftest import bernoulli
 def test_noise_by_hand() -> None:
     """Rank 0's piece for rank 1 is 3 and 4, of mean square 12.5; its link loses 0.08, and no other anything."""
     network = ltp.LossyNetwork({(0, 1): ltp.Bernoulli(loss_rate=0.08)})
-    collective = LossyCollective(network, RankGroup(2), Wiring(control="noise"))
+    collective = LossyCollective(network, RankGroup(2), CommConfig(control="noise"))
     x_RN = torch.tensor([[1.0, 2, 3, 4], [10, 20, 30, 40]], dtype=torch.float64)
     normals = torch.from_numpy(Normals((0, "training", 0, "tp", 0, 1, "normals")).take(4))
     for drawn in (normals[:2], normals[2:]):  # of the first message and the next
@@ -28,7 +28,7 @@ def test_a_gathers_noise_is_of_the_sum_and_each_ranks_own() -> None:
     """Downlinks alone are noisy: the sum, 2 everywhere, has a mean square of 4."""
     network = ltp.LossyNetwork({(-1, 0): ltp.Bernoulli(loss_rate=0.25)})
     collective = LossyCollective(
-        network, RankGroup(2), Wiring.named(algorithm="switch", reliable_gather=False, control="noise")
+        network, RankGroup(2), CommConfig.named(algorithm="switch", reliable_gather=False, control="noise")
     )
     normals = torch.from_numpy(Normals((0, "training", 0, "tp", -1, 0, "normals")).take(5)).float()
     result = collective.sum_(torch.ones(2, 5))
@@ -37,8 +37,8 @@ def test_a_gathers_noise_is_of_the_sum_and_each_ranks_own() -> None:
 
 
 def test_a_sequence_parallel_gather_is_noisy_on_the_ranks_that_it_reaches() -> None:
-    wiring = Wiring(sequence_parallel=True, reliable_gather=False, control="noise")
-    collective = LossyCollective(bernoulli(0.5), RankGroup(2), wiring)
+    comm = CommConfig(sequence_parallel=True, reliable_gather=False, control="noise")
+    collective = LossyCollective(bernoulli(0.5), RankGroup(2), comm)
     x = torch.arange(1.0, 9)
     copies = collective.all_gather(x)
     for rank, own, others in ((0, slice(4), slice(4, 8)), (1, slice(4, 8), slice(4))):
@@ -48,7 +48,7 @@ def test_a_sequence_parallel_gather_is_noisy_on_the_ranks_that_it_reaches() -> N
 
 def test_a_reliable_network_is_without_noise() -> None:
     network, untouched = bernoulli(0.5), bernoulli(0.5)
-    collective = LossyCollective(network, RankGroup(2), Wiring(control="noise"))
+    collective = LossyCollective(network, RankGroup(2), CommConfig(control="noise"))
     with network.reliable():
         assert collective.sum_(torch.ones(2, 6)).tolist() == [2] * 6
     assert network.state_dict() == untouched.state_dict()
@@ -70,7 +70,7 @@ def test_a_reliable_network_is_without_noise() -> None:
 )
 def test_noise_is_refused_where_it_cannot_stand_in_for_losses(how: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Wiring.named(control="noise", **how)
+        CommConfig.named(control="noise", **how)
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 300.0])

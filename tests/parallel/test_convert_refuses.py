@@ -7,7 +7,7 @@ import pytest
 from transformers import BertConfig, BertForSequenceClassification, GPT2DoubleHeadsModel, GPT2Model, PreTrainedModel
 
 import lossytp as ltp
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel.convert import parallelize
 from tests.parallel.conftest import bernoulli, tiny_gpt2
 from tests.parallel.converted_gpt2 import lossy, unchanged
@@ -122,7 +122,10 @@ def test_what_cannot_be_parallelized_is_refused(model: Any, how: dict, error: ty
         ({"reliable_gather": "no"}, "reliable_gather = 'no' is of type str, not bool: give True or False"),
         ({"tensor_parallel_size": "4"}, "tensor_parallel_size = '4' is not a whole number: give the number of ranks"),
         ({"repair": None}, "repair = None is of type NoneType, not str: give a name, or name(1, option=2)"),
-        ({"wiring": "ring"}, "wiring = 'ring' is of type str, not Wiring: give one, such as Wiring.named(algorithm="),
+        (
+            {"comm": "ring"},
+            "comm = 'ring' is of type str, not CommConfig: give one, such as CommConfig.named(algorithm=",
+        ),
     ],
 )
 def test_an_argument_of_another_type_is_refused(given: dict, message: str) -> None:
@@ -131,7 +134,7 @@ def test_an_argument_of_another_type_is_refused(given: dict, message: str) -> No
         parallelize(tiny_gpt2(), **arguments)
 
 
-def test_a_wiring_and_its_settings_are_not_given_both() -> None:
+def test_a_comm_config_and_its_settings_are_not_given_both() -> None:
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.1))
-    with pytest.raises(ValueError, match=r"^wiring and repair, seed were both given: give one of the two$"):
-        parallelize(tiny_gpt2(), network, tensor_parallel_size=4, wiring=Wiring(), repair="zero", seed=1)
+    with pytest.raises(ValueError, match=r"^comm and repair, seed were both given: give one of the two$"):
+        parallelize(tiny_gpt2(), network, tensor_parallel_size=4, comm=CommConfig(), repair="zero", seed=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from tests.parallel.algorithms_and_repairs import ALGORITHMS, PHASES, run
@@ -139,7 +139,7 @@ def test_what_one_dead_link_does_is_as_worked_out_by_hand(
     num_ranks, size = len(expected) - (phase == "sequence-parallel"), len(expected[0])
     network = ltp.LossyNetwork({link: ltp.Bernoulli(loss_rate=1)})
     collective = LossyCollective(
-        network, RankGroup(num_ranks), Wiring.named(algorithm=algorithm, repair=repair, **PHASES[phase])
+        network, RankGroup(num_ranks), CommConfig.named(algorithm=algorithm, repair=repair, **PHASES[phase])
     )
     parts_RN = (10.0 ** torch.arange(num_ranks))[:, None].repeat(1, size)
     assert run(collective, parts_RN, 1).tolist() == expected
@@ -150,10 +150,10 @@ def test_what_crosses_a_dead_link_is_stale_forever_and_after_a_good_one_fresh(al
     """A link that died after the first message: what it brought then stands in for what it should bring now."""
     link = {"sender": (1, -1), "switch": (1, -1), "ring": (2, 0)}.get(algorithm, (1, 0))
     network = ltp.LossyNetwork({link: ltp.Bernoulli(loss_rate=1)})
-    collective = LossyCollective(network, RankGroup(3), Wiring.named(algorithm=algorithm, repair="stale"))
+    collective = LossyCollective(network, RankGroup(3), CommConfig.named(algorithm=algorithm, repair="stale"))
     parts_RN = (10.0 ** torch.arange(3))[:, None].repeat(1, 6)
     whole = LossyCollective(
-        ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0)), collective.group, collective.wiring, collective.memories
+        ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0)), collective.group, collective.comm, collective.memories
     )
     assert whole.sum_(parts_RN.clone()).tolist() == [111] * 6
     old = {

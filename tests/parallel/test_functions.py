@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lossytp as ltp
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.scope import Site
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
@@ -100,9 +100,9 @@ def randn(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
     return tensor.requires_grad_(grad)
 
 
-def collective(loss_rate: float = 0.0, size: int = 4, **wiring: Any) -> LossyCollective:
+def collective(loss_rate: float = 0.0, size: int = 4, **comm: Any) -> LossyCollective:
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), seed=4, wire=ltp.Wire(elements=2))
-    return LossyCollective(network, RankGroup(size), Wiring.named(**wiring))
+    return LossyCollective(network, RankGroup(size), CommConfig.named(**comm))
 
 
 def column(all_reduce: LossyCollective, projections: int = 1) -> Any:
@@ -191,10 +191,10 @@ def test_the_exact_adjoint_is_the_adjoint_of_what_the_layer_did(algorithm: str, 
     assert abs((z.grad * v).sum() - (upstream * along_x).sum()) > 1e-3, "control: g's own backward is not"
 
 
-@pytest.mark.parametrize("wiring", [{"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
-def test_layers_of_either_kind_pass_gradients_on_whatever_is_frozen(wiring: dict) -> None:
-    all_reduce = collective(**wiring)
-    streams = 4 if all_reduce.wiring.own_streams else 1
+@pytest.mark.parametrize("comm", [{"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
+def test_layers_of_either_kind_pass_gradients_on_whatever_is_frozen(comm: dict) -> None:
+    all_reduce = collective(**comm)
+    streams = 4 if all_reduce.comm.own_streams else 1
     expected = None
     for frozen in ([], ["weight"], ["bias"], ["weight", "bias"]):
         layers = column(all_reduce), row_after_column(all_reduce)
@@ -215,9 +215,9 @@ def row_after_column(all_reduce: LossyCollective) -> Any:
     return RowParallelLinear(*weight.shape, dense=(weight, bias), collective=all_reduce, layer=0, module="mlp")
 
 
-@pytest.mark.parametrize("wiring", [{"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
-def test_an_input_that_needs_no_gradient_reduces_nothing_backward(wiring: dict) -> None:
-    all_reduce = collective(**wiring)
+@pytest.mark.parametrize("comm", [{"reliable_gather": False}, {"sequence_parallel": True}], ids=str)
+def test_an_input_that_needs_no_gradient_reduces_nothing_backward(comm: dict) -> None:
+    all_reduce = collective(**comm)
     layer = column(all_reduce)
     layer(randn(4 * B, T, D)).sum().backward()
     assert all_reduce.network.report().empty
@@ -225,12 +225,12 @@ def test_an_input_that_needs_no_gradient_reduces_nothing_backward(wiring: dict) 
 
 
 @pytest.mark.parametrize(
-    "wiring",
+    "comm",
     [{"reliable_gather": False}, {"sequence_parallel": True, "reliable_gather": False}, {"exact_adjoint": True}],
     ids=str,
 )
-def test_neither_inputs_nor_gradients_of_the_caller_are_modified(wiring: dict) -> None:
-    all_reduce = collective(0.5, repair="rescale", wire_dtype="bf16", **wiring)
+def test_neither_inputs_nor_gradients_of_the_caller_are_modified(comm: dict) -> None:
+    all_reduce = collective(0.5, repair="rescale", wire_dtype="bf16", **comm)
     first, second = column(all_reduce, projections=1), row_after_column(all_reduce)
     x, upstream = randn(4 * B, T, D, grad=True), randn(4 * B, T, D, seed=1)
     between = first(x)
@@ -243,7 +243,7 @@ def test_neither_inputs_nor_gradients_of_the_caller_are_modified(wiring: dict) -
 
 
 @pytest.mark.parametrize(
-    ("wiring", "expected"),
+    ("comm", "expected"),
     [
         (
             {"reliable_gather": False},
@@ -262,10 +262,10 @@ def test_neither_inputs_nor_gradients_of_the_caller_are_modified(wiring: dict) -
     ],
     ids=str,
 )
-def test_what_is_sent_is_counted_by_direction_operation_and_phase(wiring: dict, expected: list) -> None:
+def test_what_is_sent_is_counted_by_direction_operation_and_phase(comm: dict, expected: list) -> None:
     """All of it B T D elements; two a packet, of a chunk to each of three others. The adjoint sends nothing."""
-    all_reduce = collective(**wiring)
-    streams = 4 if all_reduce.wiring.own_streams else 1
+    all_reduce = collective(**comm)
+    streams = 4 if all_reduce.comm.own_streams else 1
     x = randn(streams * B, T, D, grad=True)
     row_after_column(all_reduce)(column(all_reduce)(x)).sum().backward()
     table = all_reduce.network.report()
@@ -279,8 +279,8 @@ def test_bf16_on_the_wire_rounds_what_is_sent_and_fits_four_times_as_much_in_a_p
     results, packets = [], []
     for wire_dtype in (None, "bf16"):
         network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.0))
-        wiring = Wiring(reliable_gather=False, wire_dtype=wire_dtype)
-        layer = row(LossyCollective(network, RankGroup(2), wiring))
+        comm = CommConfig(reliable_gather=False, wire_dtype=wire_dtype)
+        layer = row(LossyCollective(network, RankGroup(2), comm))
         results.append(layer(randn(2, 2 * 728, K)))  # a stream each; chunks of 728 * D elements
         packets.append(network.report()["packets"].tolist())
     assert packets == [[4 * D] * 4, [D] * 4]

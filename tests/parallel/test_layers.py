@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import lossytp as ltp
 from lossytp.network import Site
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import ColumnParallelLinear, RowParallelLinear
@@ -31,7 +31,7 @@ def randn(*shape: int, seed: int = 0, grad: bool = False) -> Tensor:
 
 def collective(network: ltp.LossyNetwork, num_ranks: int, *names: str) -> LossyCollective:
     return LossyCollective(
-        network, RankGroup(num_ranks), Wiring.named(**dict(zip(("algorithm", "repair"), names, strict=False)))
+        network, RankGroup(num_ranks), CommConfig.named(**dict(zip(("algorithm", "repair"), names, strict=False)))
     )
 
 

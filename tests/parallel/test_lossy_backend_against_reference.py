@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import lossytp as ltp
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
@@ -132,10 +132,10 @@ def on_rank_compare_with_virtual_ranks(algorithm: str) -> list[str]:
             continue
         group = new_group(lossy, algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
         how = {"algorithm": algorithm, "repair": repair, "reliable_gather": reliable_gather}
-        sums = LossyCollective(network(), RankGroup(num_ranks, name=f"{group.group_name}@0"), Wiring.named(**how))
-        scattered = replace(sums, wiring=Wiring.named(**how | {"sequence_parallel": True, "reliable_gather": True}))
+        sums = LossyCollective(network(), RankGroup(num_ranks, name=f"{group.group_name}@0"), CommConfig.named(**how))
+        scattered = replace(sums, comm=CommConfig.named(**how | {"sequence_parallel": True, "reliable_gather": True}))
         how["repair"] = "zero" if repair == "local" else repair  # no rank has a part of its own of what it gathers
-        shards = replace(sums, wiring=Wiring.named(**how | {"sequence_parallel": True, "reliable_gather": False}))
+        shards = replace(sums, comm=CommConfig.named(**how | {"sequence_parallel": True, "reliable_gather": False}))
         for size in SIZES:
             x_RN = torch.stack([whole_numbers(rank, size * num_ranks) for rank in range(num_ranks)])
             total = sums.sum_(x_RN[:, :-1].contiguous())

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lossytp as ltp
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel import collectives as missing
 from lossytp.parallel.collectives import LossyCollective, _zero_spans_
 from lossytp.parallel.group import RankGroup
@@ -65,7 +65,7 @@ def test_many_spans_are_zeroed_as_few_are(dtype: torch.dtype, monkeypatch: pytes
     for few in (missing.FEW_SPANS, 0):
         monkeypatch.setattr(missing, "FEW_SPANS", few)
         network = bernoulli(0.3, wire=ltp.Wire(elements=7))
-        results.append(LossyCollective(network, RankGroup(3), Wiring.named(algorithm="ring")).sum_(rows.clone()))
+        results.append(LossyCollective(network, RankGroup(3), CommConfig.named(algorithm="ring")).sum_(rows.clone()))
     assert torch.equal(*results)
     assert not torch.equal(results[0], rows.sum(0))
 
@@ -80,8 +80,8 @@ def test_the_adjoint_is_that_of_the_lossy_sum(algorithm: str, repair: str) -> No
     generator = torch.Generator().manual_seed(0)
     x_RN, y_N = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((5, 93), (93,)))
     network = bernoulli(0.3, wire=ltp.Wire(elements=3))
-    wiring = Wiring.named(algorithm=algorithm, repair=repair, exact_adjoint=True)
-    collective = LossyCollective(network, RankGroup(5), wiring)
+    comm = CommConfig.named(algorithm=algorithm, repair=repair, exact_adjoint=True)
+    collective = LossyCollective(network, RankGroup(5), comm)
     begun = collective.begin_sum_(x_RN.clone())
     back_RN = y_N.repeat(5, 1)
     collective.adjoint_(back_RN, begun.hops, begun.missing)
@@ -92,7 +92,7 @@ def test_the_adjoint_is_that_of_the_lossy_sum(algorithm: str, repair: str) -> No
 
 def test_what_stood_in_from_before_has_no_gradient() -> None:
     network = bernoulli(1.0)
-    collective = LossyCollective(network, RankGroup(2), Wiring.named(repair="stale", exact_adjoint=True))
+    collective = LossyCollective(network, RankGroup(2), CommConfig.named(repair="stale", exact_adjoint=True))
     begun = collective.begin_sum_(torch.ones(2, 4))
     back_RN = torch.ones(2, 4)
     collective.adjoint_(back_RN, begun.hops, begun.missing)
@@ -102,15 +102,15 @@ def test_what_stood_in_from_before_has_no_gradient() -> None:
 def test_memories_of_another_size_are_not_taken_for_those_of_the_same_piece() -> None:
     """Of 12 and of 9 elements over four ranks all pieces are of 3, but the third hop is another link's."""
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))
-    collective = LossyCollective(network, RankGroup(4), Wiring.named(repair="stale"))
-    good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
+    collective = LossyCollective(network, RankGroup(4), CommConfig.named(repair="stale"))
+    good = LossyCollective(bernoulli(0.0), collective.group, collective.comm, collective.memories)
     good.sum_(torch.full((4, 12), 5.0))
     assert collective.sum_(torch.ones(4, 9)).tolist() == [1] * 9
 
 
 def test_memories_of_ranks_that_are_elsewhere_are_not_kept() -> None:
     """A change of layout hands over the memory of all ranks. What is not updated must not reach the next layout."""
-    collective = LossyCollective(bernoulli(1.0), RankGroup(2), Wiring.named(repair="stale"))
+    collective = LossyCollective(bernoulli(1.0), RankGroup(2), CommConfig.named(repair="stale"))
     collective.sum_(torch.ones(2, 4))
     ((_, kept),) = collective.memories_state()
     moved = [(size, hop, position + 2) for (size, hop, position), _ in kept]
@@ -123,8 +123,8 @@ def test_memories_of_ranks_that_are_elsewhere_are_not_kept() -> None:
 
 def test_a_block_of_evaluation_does_not_remember_another_of_the_same_step() -> None:
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=1.0))
-    collective = LossyCollective(network, RankGroup(2), Wiring.named(repair="stale"))
-    good = LossyCollective(bernoulli(0.0), collective.group, collective.wiring, collective.memories)
+    collective = LossyCollective(network, RankGroup(2), CommConfig.named(repair="stale"))
+    good = LossyCollective(bernoulli(0.0), collective.group, collective.comm, collective.memories)
     remembered = []
     for value in (5.0, 1.0):
         with network.evaluation(0), good.network.evaluation(0):

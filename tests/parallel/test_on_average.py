@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel.collectives import LossyCollective, all_reduce
 from lossytp.parallel.group import RankGroup
 from tests.network.loss_statistics import assert_within, is_within
@@ -33,7 +33,7 @@ def shares_delivered(algorithm: str, repair: str, phase: str) -> tuple[float, fl
     lossy, x_RN = network(elements=1), torch.ones(RANKS, 80, dtype=torch.float64)
     how = {"algorithm": algorithm, "repair": repair, "reliable_gather": phase == "reduce"}
     if phase == "sequence-parallel":
-        collective = LossyCollective(lossy, RankGroup(RANKS), Wiring.named(sequence_parallel=True, **how))
+        collective = LossyCollective(lossy, RankGroup(RANKS), CommConfig.named(sequence_parallel=True, **how))
         shares = [collective.all_gather(collective.sum_(x_RN.clone())).mean() / RANKS for _ in range(NUM_MESSAGES)]
     else:
         shares = [all_reduce(x_RN, lossy, **how).mean() / RANKS for _ in range(NUM_MESSAGES)]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
 
@@ -27,8 +27,8 @@ REPAIRS = [
 def lossy_sum(rows_RN: torch.Tensor, *, device: str, loss_rate: float, repair: str, algorithm: str) -> torch.Tensor:
     """Return the second of two sums, since `stale` needs a first one; 7 elements a packet, the last packet short."""
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), wire=ltp.Wire(elements=7), seed=1)
-    wiring = Wiring.named(algorithm=algorithm, repair=repair, reliable_gather=False)
-    collective = LossyCollective(network, RankGroup(len(rows_RN)), wiring)
+    comm = CommConfig.named(algorithm=algorithm, repair=repair, reliable_gather=False)
+    collective = LossyCollective(network, RankGroup(len(rows_RN)), comm)
     collective.sum_(rows_RN.to(device, copy=True))
     return collective.sum_(rows_RN.to(device, copy=True)).cpu()
 

@@ -6,7 +6,7 @@ import torch
 
 import lossytp as ltp
 from lossytp.network import theory
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.repairs import Protect
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
@@ -32,9 +32,9 @@ def test_expected_error_follows_from_the_measured_norms(others: str) -> None:
     """In a direct exchange of uncorrelated parts; the norms differ a thousandfold."""
     messages, loss_rate, elements = 400, 0.2, RANKS * CAPACITY * 25
     repair = "protect(0.1)" if others == "zero" else f"protect(0.1) + {others}"
-    wiring = Wiring.named(repair=repair)
+    comm = CommConfig.named(repair=repair)
     collective = LossyCollective(
-        ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), wire=WIRE), RankGroup(RANKS), wiring
+        ltp.LossyNetwork(ltp.Bernoulli(loss_rate=loss_rate), wire=WIRE), RankGroup(RANKS), comm
     )
     x_RN = massive(elements)
     squares_RCP = x_RN.square().view(RANKS, RANKS, -1, CAPACITY).sum(-1).numpy()
@@ -47,18 +47,18 @@ def test_expected_error_follows_from_the_measured_norms(others: str) -> None:
     for sign_R1 in signs:  # random signs make the parts uncorrelated
         signed = x_RN * sign_R1
         errors.append(((collective.sum_(signed.clone()) - signed.sum(0)) ** 2).sum().item() / squares_RCP.sum())
-    expected = theory.expected_squared_error(wiring, RANKS, loss_rate, energy_at_risk=float(at_risk))
+    expected = theory.expected_squared_error(comm, RANKS, loss_rate, energy_at_risk=float(at_risk))
     expected *= (1 - own) / (1 - 1 / RANKS)  # the theory has parts of equal energy
     estimate = batch_means(np.array(errors))
     assert_within(estimate, expected, others)
-    assert not is_within(estimate, theory.expected_squared_error(wiring, RANKS, loss_rate)), "control: equal norms"
+    assert not is_within(estimate, theory.expected_squared_error(comm, RANKS, loss_rate)), "control: equal norms"
 
 
 def test_energy_at_risk_is_refused_for_other_repairs_and_values() -> None:
     with pytest.raises(ValueError, match=r"energy_at_risk = 0.5 does not go with repair = 'stale': give it with"):
-        theory.expected_squared_error(Wiring.named(repair="stale"), 4, 0.1, energy_at_risk=0.5)
+        theory.expected_squared_error(CommConfig.named(repair="stale"), 4, 0.1, energy_at_risk=0.5)
     with pytest.raises(ValueError, match=r"energy_at_risk = 2 is not in \[0, 1\]"):
-        theory.expected_squared_error(Wiring.named(repair="protect(0.1)"), 4, 0.1, energy_at_risk=2)
+        theory.expected_squared_error(CommConfig.named(repair="protect(0.1)"), 4, 0.1, energy_at_risk=2)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -82,10 +82,10 @@ def test_massive_packets_always_arrive(algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_exact_adjoint_protects_what_forward_protected(algorithm: str, repair: str) -> None:
     """<u, dS v> = <dS' u, v> for steps v so small that the order of the norms stays."""
-    wiring = Wiring.named(algorithm=algorithm, repair=repair, exact_adjoint=True)
+    comm = CommConfig.named(algorithm=algorithm, repair=repair, exact_adjoint=True)
 
     def collective() -> LossyCollective:
-        return LossyCollective(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.3), wire=WIRE), RankGroup(RANKS), wiring)
+        return LossyCollective(ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.3), wire=WIRE), RankGroup(RANKS), comm)
 
     x_RN, v_RN = massive(640), massive(640, seed=1)
     u_N = torch.randn(640, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

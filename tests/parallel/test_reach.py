@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.group import RankGroup, check_layers, check_reaches
 from tests.parallel.conftest import bernoulli, tiny_gpt2
@@ -19,12 +19,12 @@ def named(*links: tuple[int, int]) -> ltp.LossyNetwork:
     return ltp.LossyNetwork(dict.fromkeys(links, SOME))
 
 
-def parallelize(network: ltp.LossyNetwork, **wiring: object) -> None:
-    ltp.parallelize(tiny_gpt2(), network, tensor_parallel_size=4, **wiring)
+def parallelize(network: ltp.LossyNetwork, **comm: object) -> None:
+    ltp.parallelize(tiny_gpt2(), network, tensor_parallel_size=4, **comm)
 
 
-def all_reduce(network: ltp.LossyNetwork, **wiring: object) -> None:
-    ltp.all_reduce(torch.ones(4, 8), network, **wiring)
+def all_reduce(network: ltp.LossyNetwork, **comm: object) -> None:
+    ltp.all_reduce(torch.ones(4, 8), network, **comm)
 
 
 IGNORED = [
@@ -45,18 +45,18 @@ USED = [
 
 
 @pytest.mark.parametrize("entry", [parallelize, all_reduce])
-@pytest.mark.parametrize(("network", "wiring", "message"), IGNORED)
-def test_what_could_lose_nothing_is_refused(entry, network, wiring, message) -> None:
+@pytest.mark.parametrize(("network", "comm", "message"), IGNORED)
+def test_what_could_lose_nothing_is_refused(entry, network, comm, message) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as refusal:
-        entry(network, **wiring)
+        entry(network, **comm)
     assert "\n" not in str(refusal.value)
     assert network.counters.rows() == []
 
 
-@pytest.mark.parametrize(("network", "wiring"), USED)
-def test_what_can_lose_something_is_taken(network, wiring) -> None:
-    parallelize(network, **wiring)
-    all_reduce(network, **wiring)
+@pytest.mark.parametrize(("network", "comm"), USED)
+def test_what_can_lose_something_is_taken(network, comm) -> None:
+    parallelize(network, **comm)
+    all_reduce(network, **comm)
     assert sum(row["packets"] for row in network.counters.rows()) > 0
 
 
@@ -84,8 +84,8 @@ def test_lossy_links_are_those_that_are_counted(algorithm, phase) -> None:
     for reliable_gather in (True, False):
         if ALGORITHMS[algorithm].sum_reaches_all and not reliable_gather:
             continue
-        wiring = Wiring.named(algorithm=algorithm, reliable_gather=reliable_gather)
-        expected = wiring.lossy_links((0, 1, 2, 3), phase)
+        comm = CommConfig.named(algorithm=algorithm, reliable_gather=reliable_gather)
+        expected = comm.lossy_links((0, 1, 2, 3), phase)
         network = bernoulli(0.1, scope=ltp.Scope(phase=phase))
         if not expected:
             with pytest.raises(ValueError, match="because the gather phase is reliable"):
@@ -99,10 +99,10 @@ def test_a_group_among_others_leaves_the_others_their_links() -> None:
     """Rank 4 is the first of this replica, and ranks 0 to 3 another's."""
     group = RankGroup(4, first_rank=4)
     assert group.num_global_ranks == 8
-    check_reaches(named((0, 4)), group, Wiring())
-    check_reaches(bernoulli(0.1, scope=ltp.Scope(phase="gather")), group, Wiring())
+    check_reaches(named((0, 4)), group, CommConfig())
+    check_reaches(bernoulli(0.1, scope=ltp.Scope(phase="gather")), group, CommConfig())
     with pytest.raises(ValueError, match="link 0>8 names rank 8, which is above 7, the last of 8 ranks"):
-        check_reaches(named((0, 8)), group, Wiring())
+        check_reaches(named((0, 8)), group, CommConfig())
 
 
 def test_one_rank_alone_sends_nothing_and_may_have_any_scope() -> None:

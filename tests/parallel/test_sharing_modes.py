@@ -30,7 +30,7 @@ REPAIRS = ["rescale", "rescale_counted", "stale", "local", "fec(5, 4)", "hadamar
 REPAIRS += ["protect(0.1)", "protect(0.1) + hadamard(8)", "protect(0.1) + stale", "fec(5, 4) + rescale"]
 
 
-REFUSED = [("sequence, lossy gather", "local"), ("exact adjoint", "local")]  # see test_wiring.py
+REFUSED = [("sequence, lossy gather", "local"), ("exact adjoint", "local")]  # see test_comm_config.py
 WITH_REPAIRS = [(mode, repair) for mode in MODES for repair in REPAIRS if (mode, repair) not in REFUSED]
 
 

@@ -15,7 +15,7 @@ import torch
 import lossytp as ltp
 from lossytp.network import theory
 from lossytp.network.losses import GilbertElliott, LossProcess
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import ALGORITHMS
 from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.group import RankGroup
@@ -56,8 +56,8 @@ def parts(ranks: int, coherence: float, elements: int, generator: torch.Generato
     return root_RR @ torch.randn(ranks, elements, generator=generator, dtype=torch.float64)
 
 
-def wired(algorithm: str, repair: str, reliable_gather: bool) -> Wiring:
-    return Wiring.named(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
+def wired(algorithm: str, repair: str, reliable_gather: bool) -> CommConfig:
+    return CommConfig.named(algorithm=algorithm, repair=repair, reliable_gather=reliable_gather)
 
 
 def collective(process: LossProcess, algorithm: str, repair: str, ranks: int, reliable_gather: bool) -> LossyCollective:

@@ -47,7 +47,7 @@ def test_only_one_layers_module_loses_packets(dense, blocks, phase):
         (1, "mlp"),
     ]
     network = settings.replace(lossy_layers="1:2", lossy_module="attention").build()
-    model = ltp.parallelize(dense, network, tensor_parallel_size=4, wiring=settings.wiring())
+    model = ltp.parallelize(dense, network, tensor_parallel_size=4, comm=settings.comm())
     rises = []
     for draw in (4, 5):  # the third row's own
         with network.evaluation(draw):

@@ -127,7 +127,7 @@ def test_other_algorithms_lose_what_their_routes_carry(dense, blocks, algorithm)
 def test_packets_are_those_that_the_model_sends(dense, blocks, changed):
     settings = SETTINGS.replace(**changed)
     network = settings.build()
-    model = ltp.parallelize(dense, network, tensor_parallel_size=RANKS, wiring=settings.wiring())
+    model = ltp.parallelize(dense, network, tensor_parallel_size=RANKS, comm=settings.comm())
     with network.evaluation(0), torch.no_grad():
         model(blocks[:1, :22])  # 22 tokens, which 4 ranks cannot share evenly
     sent = network.report().query("phase == 'reduce'").groupby(["layer", "module"])["packets"].sum()

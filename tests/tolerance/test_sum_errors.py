@@ -58,7 +58,7 @@ def test_the_mean_error_is_the_closed_form_with_the_parts_coherence(dense, block
     for ids in blocks:
         for _, parts in contributions(dense, ids, sums, RANKS):
             coherence = (float(parts.sum(0).square().sum() / parts.square().sum()) - 1) / (RANKS - 1)
-            expected.append(expected_squared_error(settings().wiring(), RANKS, 0.1, coherence))
+            expected.append(expected_squared_error(settings().comm(), RANKS, 0.1, coherence))
     table = sum_errors(dense, blocks, [settings()], draws=60)
     assert table["squared_error"].item() == pytest.approx(np.mean(expected), rel=0.1)
 

@@ -180,7 +180,7 @@ def test_a_record_is_of_a_number_of_processes_but_an_evaluation_of_any(tmp_path,
         (["--wire_dtype", "bf16", "--control", "elements"], {"wire_dtype": "bf16", "control": "elements"}),
     ],
 )
-def test_the_wiring_from_flags_and_from_the_record_that_they_lead_to(tmp_path, words, expected):
+def test_the_comm_config_from_flags_and_from_the_record_that_they_lead_to(tmp_path, words, expected):
     config = parse(TrainConfig, None, words)
     assert config.changes() == expected
     (tmp_path / "record.json").write_text(json.dumps({"config": config.as_dict(), "final": {}}))

@@ -12,7 +12,7 @@ import pytest
 
 from lossytp.labs.lab import LabConfig
 from lossytp.network import Bernoulli, GilbertElliott, Scope
-from lossytp.network.lossy_network import Wiring
+from lossytp.network.lossy_network import CommConfig
 from lossytp.network.routes import Wire
 from lossytp.probe.commands import ImportConfig, ReportConfig
 from lossytp.tolerance.config import ToleranceConfig
@@ -51,18 +51,18 @@ def test_groups_hold_flat_settings():
         config.network.loss_rate = 0.5
 
 
-def test_wiring_and_network_are_what_was_asked_for():
+def test_comm_config_and_network_are_what_was_asked_for():
     plain = TrainConfig()
-    assert plain.wiring() == Wiring()
+    assert plain.comm() == CommConfig()
     network = plain.network.build()
     assert (network.scope, network.wire, network.seed) == (Scope(), Wire(), 1234)
     config = TrainConfig(**OWN, algorithm="tree", repair="hadamard(16)", wire_dtype="bf16")
     expected = {"algorithm": "tree", "repair": "hadamard(16)", "wire_dtype": "bf16"}
-    assert config.wiring() == Wiring.named(reliable_gather=False, **expected)
+    assert config.comm() == CommConfig.named(reliable_gather=False, **expected)
     for name in ("sequence_parallel", "exact_adjoint"):
-        assert TrainConfig(**{name: True}).wiring() == Wiring(**{name: True})
-    assert TrainConfig(control="noise").wiring() == Wiring(control="noise")
-    assert TrainConfig(control="elements").wiring() == Wiring()
+        assert TrainConfig(**{name: True}).comm() == CommConfig(**{name: True})
+    assert TrainConfig(control="noise").comm() == CommConfig(control="noise")
+    assert TrainConfig(control="elements").comm() == CommConfig()
     elements = TrainConfig(control="elements", mtu_bytes=900).network.build()
     assert elements.wire == Wire(mtu_bytes=900, elements=1)
     parts = {"lossy_direction": "forward", "lossy_module": "mlp", "lossy_layers": " 1 : 3 ", "lossy_phase": "gather"}

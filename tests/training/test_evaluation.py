@@ -20,10 +20,10 @@ from tests.training.tasks_of_all_kinds import OWN_STREAMS, TASKS, evaluate, rows
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("wiring", [{}, OWN_STREAMS], ids=str)
+@pytest.mark.parametrize("comm", [{}, OWN_STREAMS], ids=str)
 @pytest.mark.parametrize("kind", TASKS)
-def test_evaluating_gives_the_training_runs_own_scores_for_every_kind_of_task(tmp_path, kind, wiring):
-    record = train(tmp_path, kind, **wiring)
+def test_evaluating_gives_the_training_runs_own_scores_for_every_kind_of_task(tmp_path, kind, comm):
+    record = train(tmp_path, kind, **comm)
     assert record["status"] == "finished"
     assert record["network"]["training"]["lost"] > 0
     assert record["network"]["evaluation"]["lost"] > 0
@@ -34,7 +34,7 @@ def test_evaluating_gives_the_training_runs_own_scores_for_every_kind_of_task(tm
     for metric, value in result["clean"].items():
         assert value == pytest.approx(last[f"{metric}_clean"], abs=1e-6), metric
         assert result["lossy"][metric] == value  # without losses
-    lossy = evaluate(tmp_path, loss_rate=0.5, **wiring, output_dir=str(tmp_path / "lossy"))
+    lossy = evaluate(tmp_path, loss_rate=0.5, **comm, output_dir=str(tmp_path / "lossy"))
     assert lossy["clean"] == pytest.approx(result["clean"], abs=1e-6)
     assert lossy["network"]["lost"] > 0
     if kind in ("classification", "choice"):
@@ -147,10 +147,10 @@ def test_prompts_and_lengths_that_do_not_fit_are_refused(tmp_path, values, words
         evaluate(tmp_path, **values)
 
 
-@pytest.mark.parametrize("wiring", [{}, OWN_STREAMS], ids=str)
-def test_the_text_is_that_of_greedy_search(tmp_path, wiring):
+@pytest.mark.parametrize("comm", [{}, OWN_STREAMS], ids=str)
+def test_the_text_is_that_of_greedy_search(tmp_path, comm):
     train(tmp_path, "generation")
-    result = evaluate(tmp_path, prompt="the rose", new_tokens=12, loss_rate=0.6, **wiring)
+    result = evaluate(tmp_path, prompt="the rose", new_tokens=12, loss_rate=0.6, **comm)
     folder = tmp_path / "run" / "last"
     model, tokenizer = GPT2LMHeadModel.from_pretrained(folder).eval(), load_tokenizer(str(folder))
     ids = tokenizer("the rose", return_tensors="pt")["input_ids"]

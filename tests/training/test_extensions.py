@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lossytp as ltp
-from lossytp.network import ALGORITHMS, REPAIRS, Wiring
+from lossytp.network import ALGORITHMS, REPAIRS, CommConfig
 from lossytp.network.repairs import Zero
 from lossytp.network.routes import Algorithm, Hop, Schedule, in_steps
 from lossytp.network.theory import expected_squared_error, missing_share
@@ -90,10 +90,10 @@ def test_timing_uses_their_declarations(toy, filled):
 
 @pytest.mark.slow
 def test_errors_of_their_sums_agree_with_theory(filled):
-    wiring = Wiring.named(algorithm="star", repair="twice")
-    expected = expected_squared_error(wiring, RANKS, LOSS_RATE)
+    comm = CommConfig.named(algorithm="star", repair="twice")
+    expected = expected_squared_error(comm, RANKS, LOSS_RATE)
     assert expected == pytest.approx((RANKS - 1) / RANKS * LOSS_RATE**2)
-    assert missing_share(wiring, RANKS, LOSS_RATE) == pytest.approx(expected)
+    assert missing_share(comm, RANKS, LOSS_RATE) == pytest.approx(expected)
     x_RN = torch.randn(RANKS, 200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     network = ltp.LossyNetwork(ltp.Bernoulli(loss_rate=LOSS_RATE), wire=ltp.Wire(elements=1))
     error_N = ltp.all_reduce(x_RN, network, algorithm="star", repair="twice")[0] - x_RN.sum(0)
@@ -103,4 +103,4 @@ def test_errors_of_their_sums_agree_with_theory(filled):
 
 def test_an_unregistered_repair_is_unknown():
     with pytest.raises(ValueError, match="repair = 'twice' is unknown: choose one of zero"):
-        Wiring.named(repair="twice")
+        CommConfig.named(repair="twice")
