@@ -31,7 +31,7 @@ def test_a_table_is_read_whole_or_by_its_columns(tmp_path):
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("none", "No such file"), ("a\0b", "null byte"), (".", "folder"), ("/dev/zero", "a device"), ("pipe", "a pipe")],
+    [("none", "No such file"), ("a\0b", "null"), (".", "folder"), ("/dev/zero", "a device"), ("pipe", "a pipe")],
 )
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path, monkeypatch, path, words):
     monkeypatch.chdir(tmp_path)
