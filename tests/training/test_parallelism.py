@@ -184,7 +184,7 @@ def on_rank_look(folder: Path, values: dict) -> tuple[int, set[str]]:
     looked = []
 
     def after(engine: Engine, scaler: torch.amp.GradScaler) -> None:
-        schedules = engine.pipeline._training.values() if engine.pipeline else ()
+        schedules = [engine.pipeline._schedules["train"][1]] if engine.pipeline else []
         looked.append((torch.initial_seed(), {type(schedule).__name__ for schedule in schedules}))
 
     with spied(after=after):
