@@ -38,6 +38,11 @@ def data_parallel(
         custom: whether to use this project's code in place of PyTorch's. PyTorch's FSDP2 changes `model` itself, the
             others wrap it.
     """
+    if kind == "fsdp" and any(getattr(layer, "has_copies", False) for layer in model.modules()):
+        raise ValueError(
+            "data_parallel_type = 'fsdp' does not work where ranks hold copies of key-value heads: give 'ddp', or "
+            f"tensor_parallel_size = {getattr(model.config, 'num_key_value_heads', 1)} or less"
+        )
     if custom and kind == "fsdp":
         return FlatFSDP(model, mesh.get_group(), blocks=blocks_of(model))
     if custom:

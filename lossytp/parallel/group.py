@@ -131,14 +131,17 @@ def nothing_to_wait_for() -> None:
 def check_divides(tensor_parallel_size: int, *, heads: int = 0, inner: int = 0, key_value_heads: int = 0) -> None:
     """Raise ValueError unless every rank gets the same number of heads and of the MLP's `inner` units.
 
-    Give `key_value_heads` if queries share them, and 0 for what is not sharded.
+    Give `key_value_heads` if queries share them, and 0 for what is not sharded. More ranks than key-value heads must be
+    a multiple of their number: each head then has a copy on several ranks.
     """
     check_number("tensor_parallel_size", tensor_parallel_size, Integral, "the number of ranks")
     grouped = key_value_heads if key_value_heads != heads else 0
     counts = {f"{heads} heads": heads, f"{grouped} key-value heads": grouped, f"MLP of {inner}": inner}
     counts = {name: count for name, count in counts.items() if count}
-    fits = [size for size in range(1, max(counts.values()) + 1) if not any(n % size for n in counts.values())]
-    if tensor_parallel_size not in fits:
+    divided = [count for count in (heads, inner) if count]
+    fits = [size for size in range(1, max(divided, default=1) + 1) if not any(count % size for count in divided)]
+    fits = [size for size in fits if not (grouped % size and size % grouped)]
+    if divided and tensor_parallel_size not in fits:
         raise ValueError(
             f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {' and its '.join(counts)}: "
             f"choose one of {', '.join(map(str, fits))}"
