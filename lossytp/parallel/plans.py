@@ -209,11 +209,12 @@ def plan_of(model: PreTrainedModel, given: Plan | None = None) -> Plan:
                 f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
             )
         return dict(plan)
+    weights = [name for name, _ in model.base_model.named_parameters()]  # a plan names those of experts, too
     check_is("plan", given, Mapping, f"patterns and the names of their styles, such as {EXAMPLE}")
     for pattern, style in given.items():
         check_is("plan's pattern", pattern, str, f"one, such as in {EXAMPLE}")
         check_is(f"plan[{pattern!r}]", style, str, "the name of a style, such as 'colwise'")
-        if "*" in pattern:
+        if "*" in pattern and not any(map(regex(pattern).fullmatch, weights)):
             named_by({pattern: style}, model)
     return given
 
