@@ -476,7 +476,7 @@ def test_an_evaluations_step_is_a_whole_number(step):
 
 @pytest.mark.parametrize("ranks_per_node", [0, -2, 2.5, True, "2"])
 def test_nodes_of_no_ranks_are_refused(ranks_per_node):
-    with pytest.raises(ValueError, match="^ranks_per_node = .*: give .*1 or more$"):
+    with pytest.raises(ValueError, match=r"^ranks_per_node = .*: give .*1 or more$"):
         LossyNetwork(BERNOULLI, ranks_per_node=ranks_per_node)
 
 
