@@ -81,7 +81,7 @@ class BackendLabConfig(LabConfig):
 
     @model_validator(mode="after")
     def _check_backendlab(self) -> Self:
-        for name in ("wire_dtype", "lossy_module", "lossy_layers"):
+        for name in ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions"):
             self._refuse(name, getattr(self, name) is not None)
         self._refuse("control", self.control == "noise")
         self._refuse("repair", self.comm().repair.remembers)

@@ -230,7 +230,8 @@ class LossyCollective:
         return Message(rows_LN, positions, ranks, hops, missing, self.network, capacity, repair)
 
     def _protects_partial_sums(self, hops: Hops) -> bool:
-        return stage_of(self.comm.repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops)
+        by_norm = isinstance(stage_of(self.comm.repair, "select"), Protect)
+        return by_norm and any(len(hop.positions) > 1 for hop in hops)
 
     def _rounded(self, message: Tensor, routes: Routes, unit: int = 1, rows: int = 1) -> Tensor:
         """Round what these routes send to what the wire's dtype can hold, and keep the message's own dtype."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lossytp.network.checks import check_number
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
+from lossytp.network.repairs import ZERO, Hadamard, Rescale
 from lossytp.network.routes import Link, check_links_within
 
 if TYPE_CHECKING:
@@ -279,6 +280,18 @@ def check_reaches(network: LossyNetwork, group: RankGroup, comm: CommConfig) -> 
     comm.check_delivers(network, group.ranks)
     phase, named = network.scope.phase, set(network.named_links)
     check_nodes(network, comm, group.num_global_ranks)
+    fill = comm.repair.part("fill")
+    if network.scope.positions is not None and (
+        comm.repair.part("select") != ZERO or isinstance(fill, Rescale | Hadamard)
+    ):
+        raise ValueError(
+            f"repair = '{comm.repair}' does not work where only some positions lose packets: give another repair, or "
+            "leave positions out"
+        )
+    if network.scope.positions is not None and comm.control:
+        raise ValueError(
+            f"control = {comm.control!r} does not work where only some positions lose packets: leave one out"
+        )
     if phase is None and not named:
         return
     check_links_within(network.named_links, group.num_global_ranks)

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from lossytp.network.losses import Bernoulli, GilbertElliott, LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.network.routes import Wire
-from lossytp.network.scope import Scope, layers_named, links_named
+from lossytp.network.scope import Scope, links_named, range_named
 from lossytp.network.traces import loss_process_named
 from lossytp.training.rows import FORMATS
 from lossytp.training.settings import (
@@ -44,8 +44,8 @@ class NetworkSettings(Settings):
     algorithm: str = "direct"
     """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"
-    """zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block), retransmit(budget), protect(share), or
-    several joined by +."""
+    """zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block), retransmit(budget), protect(share),
+    protect_first(positions), or several joined by +."""
     reliable_gather: bool = True
     """False also loses packets of sums on their way back. Each rank then has its own residual stream. FSDP's
     all-gathers and a pipeline's sends always lose packets."""
@@ -62,6 +62,8 @@ class NetworkSettings(Settings):
     """Lose packets only in attention or mlp."""
     lossy_layers: str | None = None
     """Lose packets only in these transformer layers: first:stop, counted from 0."""
+    lossy_positions: str | None = None
+    """Lose only packets that hold tokens at these positions of their sequences: first:stop, counted from 0."""
     lossy_phase: str | None = None
     """Lose packets only in the reduce or the gather phase."""
     lossy_links: str | None = None
@@ -142,8 +144,9 @@ class NetworkSettings(Settings):
             scope=Scope(
                 direction=self.lossy_direction,
                 module=self.lossy_module,
-                layers=None if self.lossy_layers is None else layers_named(self.lossy_layers),
+                layers=range_named("lossy_layers", self.lossy_layers),
                 phase=self.lossy_phase,
+                positions=range_named("lossy_positions", self.lossy_positions),
             ),
             ranks_per_node=self.ranks_per_node,
         )
