@@ -97,8 +97,8 @@ def test_left_padding_does_not_move_the_positions(family: str) -> None:
     dense, padding = FAMILIES[family]().eval(), torch.zeros(3, 4, dtype=torch.long)
     mask = torch.cat([padding, torch.ones_like(IDS)], 1)
     model = lossy(dense, 1.0, positions=(1, 3), algorithm="sender")  # the others spare an owner's part
-    named: dict[str, Tensor] = {"position_ids": (mask.cumsum(1) - 1).clamp(0)} if family == "gpt2" else {}
-    padded = model(input_ids=torch.cat([padding, IDS], 1), attention_mask=mask, **named).logits[:, 4:]
+    inputs: dict[str, Tensor] = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(0)}
+    padded = model(input_ids=torch.cat([padding, IDS], 1), **inputs).logits[:, 4:]
     assert relative_error(padded, model(input_ids=IDS).logits) < 1e-9
     assert relative_error(padded, dense(input_ids=IDS).logits) > 1e-3, "control"
 
