@@ -140,7 +140,8 @@ class LossyCollective:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
         parts_LN = parts.view(len(parts), -1)
         reduce, gather = comm.algorithm.pair(comm.sequence_parallel)
-        parts_LN.copy_(self._rounded(parts_LN, reduce, unit, len(parts)))
+        if comm.wire_dtype:
+            parts_LN.copy_(self._rounded(parts_LN, reduce, unit, len(parts)))
         own_LN = parts_LN.clone() if comm.repair.uses_own_part else None
         hops = reduce(parts_LN.shape[1], group.ranks, unit)
         if self._protects_partial_sums(hops) and group.processes > 1:
@@ -151,7 +152,7 @@ class LossyCollective:
 
         def finish() -> Tensor:
             wait()
-            if not comm.sequence_parallel:  # each rank keeps its shard
+            if comm.wire_dtype and not comm.sequence_parallel:  # else each rank keeps its shard
                 total.copy_(self._rounded(total, gather))
             if not comm.own_streams:
                 return total
