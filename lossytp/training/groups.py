@@ -145,6 +145,27 @@ class NetworkSettings(Settings):
         )
 
 
+class BackendNetwork(NetworkSettings):
+    """The network of PyTorch's own messages. The backend `lossy` does not know the layers that they serve."""
+
+    elsewhere: ClassVar[str] = ""
+    """What else to do, for messages."""
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        for name in ("wire_dtype", "lossy_module", "lossy_layers"):
+            self._refuse(name, getattr(self, name) is not None)
+        self._refuse("control", self.control == "noise")
+        self._refuse("repair", self.comm().repair.remembers)
+        return self
+
+    def _refuse(self, name: str, asked: bool) -> None:
+        if asked:
+            raise ValueError(
+                f"{name} = {getattr(self, name)!r} works only in this project's layers: leave it out{self.elsewhere}"
+            )
+
+
 class ParallelismSettings(Settings):
     """The layout of a training run over ranks, and how replicated parameters stay equal."""
 
