@@ -15,12 +15,11 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from multiprocessing import spawn, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from lossytp.network.repairs import ZERO, stage_of
 from lossytp.network.routes import check_links_within
@@ -45,20 +44,25 @@ class RunConfig(BackendNetwork):
     report: str | None = None
     """File for the report, in JSON. The program's rank 0 writes it."""
 
+    @field_validator("report")
+    @classmethod
+    def _found_from_anywhere(cls, value: str | None) -> str | None:
+        return None if value is None else os.path.abspath(value)  # the program may change the folder
+
     @model_validator(mode="after")
     def _check_run(self) -> Self:
         for name in OF_THE_PROGRAM:
             if name in self.model_fields_set:
                 raise ValueError(f"{name} = {getattr(self, name)} is the program's to choose: leave it out")
-        comm, network, ranks = self.comm(), self.build(), int(os.environ.get("WORLD_SIZE", 0))
+        comm, network, world = self.comm(), self.build(), os.environ.get("WORLD_SIZE", "")
         if stage_of(comm.repair, "select") != ZERO and not comm.algorithm.hops_carry_one():
             raise ValueError(
                 f"repair = {self.repair!r} needs packets of one rank each, but algorithm = {self.algorithm!r} sends "
                 "sums: choose direct"
             )
-        if ranks:
-            check_links_within(network.named_links, ranks)
-        comm.check_delivers(network, tuple(range(max(ranks, 2))))
+        if world.isdigit():
+            check_links_within(network.named_links, int(world))
+        comm.check_delivers(network, tuple(range(int(world) if world.isdigit() else 2)))
         if self.report is not None:
             check_writable(str(Path(self.report).parent), "the folder of report")
             if Path(self.report).is_dir():
@@ -145,26 +149,29 @@ class LossyRun:
 
         The ranks meet in the store, because the program may have destroyed its groups.
         """
-        store, note = self.store, ""
+        store = self.store
         if store is None and self.has_children:
             return  # one of them reports
         if store is not None and self.rank:
             with suppress(RuntimeError):  # rank 0 has left
                 store.set(f"counted by {self.rank}", json.dumps(self.network.counters.state_dict()))
             return
-        until = time.monotonic() + (0 if self.failed or sys.exc_info()[0] else PATIENCE_S)
-        for other in range(1, self.processes):
-            assert store is not None
-            try:
-                store.wait([f"counted by {other}"], timedelta(seconds=max(until - time.monotonic(), 0.01)))
-                counted = Counters()
-                counted.load_state_dict(json.loads(store.get(f"counted by {other}")))
-                self.network.counters.merge(counted)
-            except RuntimeError:
-                note += f"; without rank {other}, which did not end in time"
-            except ValueError as error:  # where the program has failed
-                note += f"; {error}"
-        self._print(note)
+        until = time.monotonic() + (0 if self.failed or _failed(sys.exc_info()[1]) else PATIENCE_S)
+        self._print("".join(self._add(store, other, until) for other in range(1, self.processes)))
+
+    def _add(self, store: Any, other: int, until: float) -> str:
+        """Add what another rank counted; return why that is impossible, or ""."""
+        key, counted = f"counted by {other}", Counters()
+        try:
+            while not store.check([key]):
+                if time.monotonic() > until:
+                    return f"; without rank {other}, which did not end in time"
+                time.sleep(0.02)
+            counted.load_state_dict(json.loads(store.get(key)))
+            self.network.counters.merge(counted)
+        except (RuntimeError, ValueError) as error:  # the store is gone, or a program failed between two ranks' counts
+            return f"; without rank {other}: {error}"
+        return ""
 
     def _print(self, note: str) -> None:
         summary, table = self.network.summary("training"), self.network.report()
@@ -174,7 +181,7 @@ class LossyRun:
             sums = table.groupby(["direction", "operation", "phase"])[["packets", "lost"]].sum()
             print(sums.assign(observed_loss_rate=sums["lost"] / sums["packets"]).to_string(), file=sys.stderr)
         else:
-            hint = "" if processes > 1 else ": start with torchrun, if the program starts no processes itself"
+            hint = "" if processes > 1 else ": write torchrun, or another launcher, before -m lossytp.run"
             print(f"No process sent a message of more than one packet{hint}", file=sys.stderr)
         if self.config.report is not None:
             unused = (*OF_THE_PROGRAM, "report")
@@ -197,8 +204,12 @@ def main() -> None:
     try:
         run.program.run("__main__")
     except BaseException as error:
-        run.failed = not isinstance(error, SystemExit) or error.code not in (None, 0)
+        run.failed = _failed(error)
         raise
+
+
+def _failed(error: BaseException | None) -> bool:
+    return error is not None and not (isinstance(error, SystemExit) and error.code in (None, 0))
 
 
 def in_child() -> dict[str, Any]:
