@@ -88,9 +88,10 @@ class Program:
                 if importlib.util.find_spec(name) is not None:
                     return
             raise ValueError(f"module = {name!r} is not installed here: give another one's name, or a Python file")
+        if Path(name).is_dir():
+            raise ValueError(f"program = {name!r} is a folder: give a Python file in it")
         if not Path(name).is_file():
-            wrong = "is a folder: give a Python file in it" if Path(name).is_dir() else "does not exist: give a file"
-            raise ValueError(f"program = {name!r} {wrong}")
+            raise ValueError(f"program = {name!r} does not exist: give a Python file")
         self.target = str(Path(name).absolute())
 
     def run(self, run_name: str) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def as_command(monkeypatch: pytest.MonkeyPatch) -> Callable:
     [
         ([], "the program is missing: give a Python file, such as train.py, or -m and a module's name"),
         (["-m"], "the program is missing: .*"),
-        (["there_is_none.py"], r"program = 'there_is_none\.py' does not exist: give a file"),
+        (["there_is_none.py"], r"program = 'there_is_none\.py' does not exist: give a Python file"),
         (["."], r"program = '\.' is a folder: give a Python file in it"),
         (["-m", "no.such"], "module = 'no.such' is not installed here: give another one's name, or a Python file"),
         (["--loss_rate", "1.5", "x.py"], r"loss_rate = 1\.5 is above 1: give 1 or less"),
