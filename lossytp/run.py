@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import spawn, util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -88,10 +89,9 @@ class Program:
                 if importlib.util.find_spec(name) is not None:
                     return
             raise ValueError(f"module = {name!r} is not installed here: give another one's name, or a Python file")
-        if Path(name).is_dir():
-            raise ValueError(f"program = {name!r} is a folder: give a Python file in it")
         if not Path(name).is_file():
-            raise ValueError(f"program = {name!r} does not exist: give a Python file")
+            what = "a folder" if Path(name).is_dir() else "no file"
+            raise ValueError(f"program = {name!r} is {what}: give a Python file")
         self.target = str(Path(name).absolute())
 
     def run(self, run_name: str) -> dict[str, Any]:
@@ -119,12 +119,12 @@ class LossyRun:
 
         names = {name: getattr(self.config, name) for name in ("algorithm", "repair", "reliable_gather")}
         serve_all_groups(self.network, backend_comm(**names), self._started)
-        os.register_at_fork(after_in_parent=self._becomes_a_parent)
-        prepared = spawn.get_preparation_data
+        becomes_a_parent, prepared = partial(setattr, self, "has_children", True), spawn.get_preparation_data
+        os.register_at_fork(after_in_parent=becomes_a_parent)
 
         def prepared_here(name: str) -> dict[str, Any]:
             """Let a spawned process import this module, which runs the program, in place of the program."""
-            self._becomes_a_parent()
+            becomes_a_parent()
             data = {key: value for key, value in prepared(name).items() if key != "init_main_from_path"}
             words = ["-m"] * self.program.is_module + [self.program.target, *self.program.words[1:]]
             argv = [self.program.words[0], json.dumps([self.config.changes(), words])]
@@ -137,9 +137,6 @@ class LossyRun:
         if self.ends_with != os.getpid():
             self.ends_with = os.getpid()
             util.Finalize(None, self._end, exitpriority=0)
-
-    def _becomes_a_parent(self) -> None:
-        self.has_children = True
 
     def _started(self, store: "Store", rank: int, processes: int) -> None:
         self.store, self.rank, self.processes = store, rank, processes
@@ -177,7 +174,8 @@ class LossyRun:
     def _print(self, note: str) -> None:
         summary, table = self.network.summary("training"), self.network.report()
         lost, packets, processes = summary["lost"], summary["packets"], self.processes
-        print(f"lossytp.run: lost {lost:,} of {packets:,} packets, {processes} processes{note}", file=sys.stderr)
+        where = f"{processes} process{'es' * (processes > 1)}"
+        print(f"lossytp.run: lost {lost:,} of {packets:,} packets, {where}{note}", file=sys.stderr)
         if packets:
             sums = table.groupby(["direction", "operation", "phase"])[["packets", "lost"]].sum()
             print(sums.assign(observed_loss_rate=sums["lost"] / sums["packets"]).to_string(), file=sys.stderr)

@@ -200,14 +200,15 @@ def as_command(monkeypatch: pytest.MonkeyPatch) -> Callable:
     [
         ([], "the program is missing: give a Python file, such as train.py, or -m and a module's name"),
         (["-m"], "the program is missing: .*"),
-        (["there_is_none.py"], r"program = 'there_is_none\.py' does not exist: give a Python file"),
-        (["."], r"program = '\.' is a folder: give a Python file in it"),
+        (["there_is_none.py"], r"program = 'there_is_none\.py' is no file: give a Python file"),
+        (["."], r"program = '\.' is a folder: give a Python file"),
         (["-m", "no.such"], "module = 'no.such' is not installed here: give another one's name, or a Python file"),
         (["--loss_rate", "1.5", "x.py"], r"loss_rate = 1\.5 is above 1: give 1 or less"),
         (["--loss_rat", "0.1", "x.py"], "unknown parameter 'loss_rat': did you mean loss_rate\\?"),
         (["--tensor_parallel_size", "4", "x.py"], "tensor_parallel_size = 4 is the program's to choose: leave it out"),
         (["--wire_dtype", "bf16", "x.py"], "wire_dtype = 'bf16' works only in this project's layers: leave it out"),
         (["--repair", "stale", "x.py"], "repair = 'stale' works only in this project's layers: leave it out"),
+        (["--repair", "protect_first(2)", "x.py"], "repair = .* works only in this project's layers: leave it out"),
         (["--repair", "protect(0.1)", "--algorithm", "ring", "x.py"], "repair = .* needs packets of one rank .*"),
         (["--repair", "protect(0.1)", "--loss_rate", "1", "x.py"], "repair = .* the link 0>1 loses every packet: .*"),
         (["--report", ".", "x.py"], "report = '.*' is a folder: give a file in it"),
@@ -335,6 +336,6 @@ def test_a_program_without_processes_is_told_to_start_some(tmp_path: Path, capsy
     first.store, first.processes, first.network = None, 1, ltp.LossyNetwork(ltp.Bernoulli(loss_rate=0.5))
     first._end()
     assert "write torchrun, or another launcher, before -m lossytp.run" in capsys.readouterr().err
-    first._becomes_a_parent()  # of processes that report themselves
+    first.has_children = True  # of processes that report themselves
     first._end()
     assert capsys.readouterr().err == ""

@@ -4,9 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lossytp.network.repairs import ZERO, stage_of
+from lossytp.network.repairs import ZERO, ProtectFirst, stage_of
 from lossytp.network.routes import check_links_within
-from lossytp.network.scope import layers_named, links_named
+from lossytp.network.scope import links_named
+from lossytp.parallel.group import check_nodes
 
 if TYPE_CHECKING:
     from lossytp.training.config import RunSettings
@@ -57,10 +58,12 @@ def _backend_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
     own_layers, alone = layers == "lossytp" and ranks > 1, parallelism.data_parallel_size == 1 and not pipeline
     comm, adjoint = config.comm(), parallelism.exact_adjoint
     repair, algorithm = comm.repair, comm.algorithm
-    for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers"):
+    for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers", "lossy_positions"):
         between_stages = name == "exact_adjoint" and pipeline and ranks == 1
         if values[name] and not own_layers and not between_stages:
             yield name, "needs this project's layers over several ranks: leave out implementation, or leave this out"
+    if network.lossy_positions is not None and pipeline:
+        yield "lossy_positions", "does not work in a pipeline, whose stages do not know positions: leave one out"
     if adjoint and pipeline and repair != ZERO:
         yield "exact_adjoint", f"works in a pipeline only with repair = 'zero', not {network.repair!r}: leave one out"
     for name, asked in {"repair": repair.remembers, "control": network.control == "noise"}.items():
@@ -68,6 +71,8 @@ def _backend_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
             yield name, "needs this project's layers, and tensor parallelism alone: leave this out, or the others"
     scattered = algorithm.reduce_scatter(16, (0, 1, 2, 3)) if sharded else ()
     carry_one = algorithm.hops_carry_one() and all(len(hop.positions) == 1 for hop in scattered)
+    if isinstance(stage_of(repair, "select"), ProtectFirst) and not (own_layers and alone):
+        yield "repair", "needs positions, which only this project's layers know: leave out replicas and stages"
     if stage_of(repair, "select") != ZERO and not (own_layers and alone) and not carry_one:
         yield "repair", f"needs packets of one rank each, but {network.algorithm!r} sends sums: choose direct"
     if ranks > 1 and config.kind == "generation" and (sharded or not (own_layers or network.reliable_gather)):
@@ -86,6 +91,8 @@ def _scope_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
     if stages == 1 and not sharded and network.lossy_phase == "gather" and network.reliable_gather:
         yield "lossy_phase", "loses nothing where gathers are reliable: give reliable_gather = False"
     named = None if network.lossy_links is None else links_named(network.lossy_links)
+    built = network.build()
+    check_nodes(built, config.comm(), math.prod((ranks, replicas, stages)))
     if parallelism.tensor_parallel_layers != "lossytp" or replicas > 1 or stages > 1:
         if named is not None:
             check_links_within(named, math.prod((ranks, replicas, stages)))
@@ -97,7 +104,8 @@ def _scope_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
     process = network.process()
     if ranks == 1 and process.loss_rate > 0:
         yield "loss_rate", "has no effect on one rank, which sends nothing: give tensor_parallel_size above 1"
-    used = config.comm().lossy_links(tuple(range(ranks)), network.lossy_phase)
+    sent = config.comm().lossy_links(tuple(range(ranks)), network.lossy_phase)
+    used = {link for link in sent if not built.within_node(*link)}
     if any(link not in used for link in named or ()):
         links = ",".join(f"{src}>{dst}" for src, dst in sorted(used)) or "none"
         yield "lossy_links", f"names a link on which {network.algorithm!r} loses nothing: choose among {links}"
@@ -134,7 +142,8 @@ def check_blocks(config: "RunSettings", blocks: int) -> None:
 
 def _needs_more_than(config: "RunSettings", blocks: int) -> Iterator[tuple[str, str]]:
     network, trained = config.network, config.optimizer.unfreeze_last_layers
-    last = blocks if network.lossy_layers is None else layers_named(network.lossy_layers)[1]
+    layers = network.build().scope.layers
+    last = blocks if layers is None else layers[1]
     has = f"is above {config.model_name}'s {blocks} blocks: give"
     if last > blocks:
         yield "lossy_layers", f"{has} {blocks} as the last"

@@ -10,8 +10,9 @@ from pydantic import Field, field_validator, model_validator
 
 from lossytp.network.losses import Bernoulli, GilbertElliott, LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
+from lossytp.network.repairs import ProtectFirst, stage_of
 from lossytp.network.routes import Wire
-from lossytp.network.scope import Scope, layers_named, links_named
+from lossytp.network.scope import Scope, links_named, range_named
 from lossytp.network.traces import loss_process_named
 from lossytp.training.rows import FORMATS
 from lossytp.training.settings import (
@@ -44,15 +45,16 @@ class NetworkSettings(Settings):
     algorithm: str = "direct"
     """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"
-    """zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block), retransmit(budget), protect(share), or
-    several joined by +."""
+    """zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block), retransmit(budget), protect(share),
+    protect_first(positions), or several joined by +."""
     reliable_gather: bool = True
     """False also loses packets of sums on their way back. Each rank then has its own residual stream. FSDP's
     all-gathers and a pipeline's sends always lose packets."""
     sequence_parallel: bool = False
     """Reduce-scatter and all-gather around a sharded residual stream; lossytp layers only."""
     wire_dtype: str | None = None
-    """Round messages to fp32 or bf16 for sending. If left out, keep their dtype. Lossytp layers only."""
+    """Round messages to fp32, bf16, int8, fp8 or int4 for sending, the last three in blocks of 32 elements with a
+    scale. If left out, keep their dtype. Lossytp layers only."""
     control: Literal["elements", "noise"] | None = None
     """Instead of packets, lose single elements (elements), or add Gaussian noise of equal squared error (noise)."""
     lossy_direction: str | None = None
@@ -61,10 +63,15 @@ class NetworkSettings(Settings):
     """Lose packets only in attention or mlp."""
     lossy_layers: str | None = None
     """Lose packets only in these transformer layers: first:stop, counted from 0."""
+    lossy_positions: str | None = None
+    """Lose only packets that hold tokens at these positions of their sequences: first:stop, counted from 0."""
     lossy_phase: str | None = None
     """Lose packets only in the reduce or the gather phase."""
     lossy_links: str | None = None
     """Links that lose packets, such as 0>1,2>3, in every group of ranks; all if left out; -1 is the switch."""
+    ranks_per_node: Count | None = None
+    """Links between ranks of one node (global rank // this number) are reliable, others lose packets. The switch is
+    outside of all nodes."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 1800.0
@@ -74,8 +81,7 @@ class NetworkSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.comm()
-        self.build()
+        self.comm().check_fits(self.build().wire)
         return self
 
     def process(self) -> LossProcess:
@@ -139,9 +145,11 @@ class NetworkSettings(Settings):
             scope=Scope(
                 direction=self.lossy_direction,
                 module=self.lossy_module,
-                layers=None if self.lossy_layers is None else layers_named(self.lossy_layers),
+                layers=range_named("lossy_layers", self.lossy_layers),
                 phase=self.lossy_phase,
+                positions=range_named("lossy_positions", self.lossy_positions),
             ),
+            ranks_per_node=self.ranks_per_node,
         )
 
 
@@ -153,10 +161,11 @@ class BackendNetwork(NetworkSettings):
 
     @model_validator(mode="after")
     def _check_backend(self) -> Self:
-        for name in ("wire_dtype", "lossy_module", "lossy_layers"):
+        for name in ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions"):
             self._refuse(name, getattr(self, name) is not None)
         self._refuse("control", self.control == "noise")
-        self._refuse("repair", self.comm().repair.remembers)
+        repair = self.comm().repair
+        self._refuse("repair", repair.remembers or isinstance(stage_of(repair, "select"), ProtectFirst))
         return self
 
     def _refuse(self, name: str, asked: bool) -> None:
