@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from lossytp.network.losses import Bernoulli, GilbertElliott, LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
+from lossytp.network.repairs import ProtectFirst, stage_of
 from lossytp.network.routes import Wire
 from lossytp.network.scope import Scope, links_named, range_named
 from lossytp.network.traces import loss_process_named
@@ -150,6 +151,28 @@ class NetworkSettings(Settings):
             ),
             ranks_per_node=self.ranks_per_node,
         )
+
+
+class BackendNetwork(NetworkSettings):
+    """The network of PyTorch's own messages. The backend `lossy` does not know the layers that they serve."""
+
+    elsewhere: ClassVar[str] = ""
+    """What else to do, for messages."""
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        for name in ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions"):
+            self._refuse(name, getattr(self, name) is not None)
+        self._refuse("control", self.control == "noise")
+        repair = self.comm().repair
+        self._refuse("repair", repair.remembers or isinstance(stage_of(repair, "select"), ProtectFirst))
+        return self
+
+    def _refuse(self, name: str, asked: bool) -> None:
+        if asked:
+            raise ValueError(
+                f"{name} = {getattr(self, name)!r} works only in this project's layers: leave it out{self.elsewhere}"
+            )
 
 
 class ParallelismSettings(Settings):
