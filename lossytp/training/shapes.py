@@ -8,12 +8,15 @@ import hashlib
 import importlib.util
 import io
 import json
+import mmap
 import os
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from lossytp.network.checks import check_at_least, shown
 from lossytp.parallel.group import check_divides
@@ -69,28 +72,57 @@ def dequantised(name: str, file: Path) -> Path:
     return cached("gguf", digest, lambda folder: _convert(name, file, folder))
 
 
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Let transformers parse a GGUF file once, in plain arrays, and give its pages back: it parses it four times."""
+    import gguf
+    import numpy
+
+    maps, memmap, dequantize = [], numpy.memmap, gguf.dequantize
+
+    def mapped(*args: Any, **named: Any) -> Any:
+        maps.append(memmap(*args, **named))
+        return numpy.asarray(maps[-1])
+
+    def dequantized(*args: Any) -> Any:
+        values = dequantize(*args)
+        for each in maps:
+            each._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+        return values
+
+    readers = cache(gguf.GGUFReader)
+    with patch("numpy.memmap", mapped), patch("gguf.GGUFReader", readers), patch("gguf.dequantize", dequantized):
+        yield
+
+
 def _convert(name: str, file: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     print(f"reading {file.name}, once: its weights are kept in {folder.parents[1]}", file=sys.stderr)
     source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
     quiet = nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO())  # of progress bars
     try:
-        with quiet:
+        with quiet, _read_once():
             tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, **source)
-            model: Any = AutoModelForCausalLM.from_pretrained(file.parent, **source, dtype=torch.float32)
+            config: Any = AutoConfig.from_pretrained(file.parent, **source)
+            with torch.device("meta"):  # else weights would be drawn at random first
+                model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            weights = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
+            model.load_state_dict(
+                {name: weights.pop(name).float() for name in list(weights)}, assign=True, strict=False
+            )
+            model.tie_weights()
+            lacking = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+            if lacking:
+                raise ValueError(f"it lacks {len(lacking)} weights, such as {lacking[0]}")
     except Exception as error:  # a damaged file can raise anything
         raise ValueError(
             f"model_name = {name!r}: {file} cannot be read ({first_line(error)}): give a whole GGUF file of a family "
             "that transformers reads"
         ) from error
-    values = {key: value for key, value in model.config.to_dict().items() if key != "quantization_config"}
-    with torch.device("meta"):  # else weights would be drawn at random first
-        plain: Any = type(model)(type(model.config)(**values))
-    plain.load_state_dict(model.state_dict(), assign=True)
-    plain.tie_weights()
-    plain.save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
