@@ -22,7 +22,7 @@ from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate, share_interval, t_interval
 from lossytp.study.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance import COLLAPSE_NATS
-from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig, first_size
+from lossytp.tolerance.config import NO_REPAIR, NetworksConfig, Setup, ToleranceConfig, first_size
 from lossytp.training.corpus import corpus
 from lossytp.training.files import write_atomically
 from lossytp.training.models import GENERATION, answers, check_tokenizer, first_token_names, load_model, load_tokenizer
@@ -54,6 +54,22 @@ class Row(NamedTuple):
     rises: list[list[float]]
 
 
+def language_model(config: NetworksConfig) -> tuple[Any, Any, int]:
+    """Return the tokenizer, the dense model, on a GPU if there is one, and the number of tensor-parallel ranks.
+
+    Raises:
+        ValueError: if the model is not a language model, or does not fit the tensor-parallel size.
+    """
+    tokenizer = load_tokenizer(config.model_name)
+    dense: Any = load_model(config.model_name).eval()
+    if not answers(dense, GENERATION):
+        raise ValueError(f"model_name = {config.model_name!r} is not a language model: give one")
+    check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
+    sizes = Shape.read(lambda setting: getattr(dense.config, setting, None))
+    dense.to("cuda" if torch.cuda.is_available() else "cpu")
+    return tokenizer, dense, config.tensor_parallel_size or first_size(config.model_name, sizes)
+
+
 class Measurement:
     """A model and a text, and `lossless`, their mean cross-entropy without losses.
 
@@ -64,18 +80,11 @@ class Measurement:
 
     def __init__(self, config: ToleranceConfig) -> None:
         self.config = config
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        tokenizer = load_tokenizer(config.model_name)
-        self.dense: Any = load_model(config.model_name).eval()
-        shape = self.dense.config
-        if not answers(self.dense, GENERATION):
-            raise ValueError(f"model_name = {config.model_name!r} is not a language model: give one")
-        check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, shape.vocab_size)
+        tokenizer, self.dense, self.ranks = language_model(config)
+        self.device, shape = self.dense.device, self.dense.config
         positions = shape.max_position_embeddings
         block_size = config.block_size or min(BLOCK_SIZE, positions)
         check_positions(config.model_name, positions, block_size, setting="block_size")
-        sizes = Shape.read(lambda setting: getattr(shape, setting, None))
-        self.ranks = config.tensor_parallel_size or first_size(config.model_name, sizes)
         self.first_tokens = first_token_names(tokenizer)
         with waiting(f"{config.model_name}: reading the text, and scoring it without losses"):
             text, wanted = corpus(config.files(), split="validation"), config.blocks or max(1, TOKENS // block_size)
@@ -85,7 +94,7 @@ class Measurement:
                     "blocks", config.blocks, len(blocks_NT), f"no more than the text has, of {block_size} tokens"
                 )
             self.blocks_NT = blocks_NT.to(self.device)
-            self.lossless_N = self._score(self.dense.to(self.device))
+            self.lossless_N = self._score(self.dense)
         self.lossless = float(self.lossless_N.mean())
 
     def rows(self, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:
