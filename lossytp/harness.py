@@ -20,13 +20,13 @@ import hashlib
 import json
 import logging
 import math
-import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -34,17 +34,13 @@ from tqdm import tqdm
 
 from lossytp.parallel.group import rank_and_world_size
 from lossytp.study.statistics import Estimate, crossed_interval
-from lossytp.tolerance.config import WIKITEXT, NetworksConfig, Setup, parts, wikitext
+from lossytp.tolerance.config import NetworksConfig, Setup, parts
 from lossytp.training.command_line import parse, run_as_command
-from lossytp.training.docstrings import Docstrings
 from lossytp.training.files import first_line, write_atomically
 from lossytp.training.models import check_there
 from lossytp.training.progress import waiting
 from lossytp.training.record import commit, environment, trace_sha256
 from lossytp.training.rows import hub_or_its_cache, sample_indices
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 OWN, YAML = Path(__file__).parent / "harness_tasks", ".yaml"
 RECORD = "harness.json"
@@ -75,80 +71,18 @@ class HarnessConfig(NetworksConfig):
     @model_validator(mode="after")
     def _check_tasks(self) -> Self:
         if not parts(self.tasks):
-            raise ValueError(f"tasks = {self.tasks!r} is empty: give one, such as last_word")
+            raise ValueError(f"tasks = {self.tasks!r} names none: give one, such as last_word")
         for name in parts(self.tasks):
             if name.endswith(YAML) and not Path(name).is_file():
                 raise ValueError(f"tasks = {name!r} does not exist: give the path of a YAML file, or a name")
         return self
 
 
-# The data of the tasks in harness_tasks, which their YAML files name.
+@cache  # the harness's own tasks take 10 s to list
+def _manager(*, include_defaults: bool) -> Any:
+    from lm_eval.tasks import TaskManager
 
-
-LONGEST_PASSAGE, SHORTEST_PASSAGE, SHORTEST_WORD = 64, 16, 4  # words, words, letters: LAMBADA's have 75 words
-WIKITEXT_FILES = ("valid.txt", "test.txt")
-UNTOKENISED = (  # WikiText puts spaces around punctuation
-    (r" @(.)@ ", r"\1"),
-    (r" ([.,;:!?)\]%])", r"\1"),
-    (r"([(\[$]) ", r"\1"),
-    (r" ('\w\w?)\b", r"\1"),
-    (r'" ([^"]*) "', r'"\1"'),
-)
-FEWSHOT_ROWS = 1000
-
-
-def rows_of(dataset: str, **_: Any) -> "dict[str, Dataset]":
-    """Return the rows of a task of `lossytp.train`: "test", and a sample of "train" for few-shot examples."""
-    from lossytp.training.tasks import task_named
-
-    source = task_named(dataset).source
-    train = source.rows("train")
-    return {"train": train.select(sample_indices(len(train), FEWSHOT_ROWS)), "test": source.rows("test")}
-
-
-def completed(row: dict[str, Any], results: list[tuple[float, bool]]) -> dict[str, float]:
-    """Return whether the model completes a passage, and the cross-entropy of its last word in nats."""
-    ((log_likelihood, greedy),) = results
-    return {"acc": float(greedy), "nats": -log_likelihood}
-
-
-def last_words(text: str, **_: Any) -> "dict[str, Dataset]":
-    """Return passages without their last word, and this word, in columns `passage` and `word`.
-
-    Args:
-        text: docstrings or wikitext-2.
-
-    Raises:
-        ValueError: if the text is not under LOSSYTP_DATA.
-    """
-    import datasets
-
-    if text != WIKITEXT:
-        texts = Docstrings().rows("test")["text"]
-    elif (file := wikitext()) is None:
-        raise ValueError(f"{WIKITEXT} is not under LOSSYTP_DATA")
-    else:
-        texts = [line for name in WIKITEXT_FILES for line in file.with_name(name).read_text("utf-8").split("\n")]
-        for pattern, instead in UNTOKENISED:
-            texts = [re.sub(pattern, instead, line) for line in texts]
-    found = dict.fromkeys(passage for each in texts for passage in passages(each.strip()))
-    rows = [dict(zip(("passage", "word"), passage.rsplit(" ", 1), strict=True)) for passage in found]
-    return {"test": datasets.Dataset.from_list(rows)}
-
-
-def passages(text: str) -> Iterator[str]:
-    """Yield runs of whole sentences whose last word also stands earlier in them, without the full stop."""
-    run: list[str] = []
-    for sentence in re.split(r"(?<=[a-z]\.) (?=[A-Z])", text):
-        run = [] if "<unk>" in sentence else [*run, sentence]
-        while len(run) > 1 and len(" ".join(run).split()) > LONGEST_PASSAGE:
-            run.pop(0)
-        *words, last = " ".join(run).split() or [""]
-        word, before = last[:-1], {each.strip("\"'`(),.;:") for each in words}
-        fits = SHORTEST_PASSAGE <= len(words) < LONGEST_PASSAGE and len(word) >= SHORTEST_WORD
-        if fits and last.endswith(".") and word.isalpha() and word in before:
-            yield " ".join([*words, word])
-            run = []
+    return TaskManager(include_path=str(OWN), include_defaults=include_defaults)
 
 
 def load_tasks(names: list[str], num_fewshot: int | None) -> dict[str, Any]:
@@ -157,15 +91,12 @@ def load_tasks(names: list[str], num_fewshot: int | None) -> dict[str, Any]:
     Raises:
         ValueError: if there is no such task, or it has no data here.
     """
-    from lm_eval.tasks import TaskManager
-
     logging.getLogger(PACKAGE).setLevel(logging.ERROR)  # it warns in each pass of each request that is cut
     own = {file.stem for file in OWN.glob(f"*{YAML}")}
     files = [name for name in names if name.endswith(YAML)]
     groups = any("group:" in Path(file).read_text("utf-8", "replace") for file in files)
     local = not groups and own.issuperset(set(names) - set(files))
-    with waiting("reading the harness's list of tasks"):
-        manager = TaskManager(include_path=str(OWN), include_defaults=not local)  # the defaults take 10 s
+    manager = _manager(include_defaults=not local)
     tasks: dict[str, Any] = {}
     for name in names:
         if name not in files and name not in manager.task_index:
@@ -184,9 +115,8 @@ def load_tasks(names: list[str], num_fewshot: int | None) -> dict[str, Any]:
             raise ValueError(f"tasks = {name!r} gives {min(twice)!r} a second time: give it once, or rename it")
         tasks |= found
     for task in tasks.values():
-        if task.get_config("num_fewshot") != 0:  # as in the harness, a task's own 0 stays
-            given = num_fewshot if num_fewshot is not None else task.get_config("num_fewshot") or 0
-            task.set_config(key="num_fewshot", value=given)
+        if num_fewshot is not None and task.get_config("num_fewshot") != 0:  # as in the harness, a task's own 0 stays
+            task.set_config(key="num_fewshot", value=num_fewshot)
     return tasks
 
 
@@ -224,14 +154,15 @@ class Measurement:
     """
 
     def __init__(self, config: HarnessConfig) -> None:
-        from lm_eval.api import model, task
-        from lm_eval.models import huggingface
+        with waiting("importing the harness and transformers, and reading the list of tasks"):
+            from lm_eval.api import model, task
+            from lm_eval.models import huggingface
 
-        from lossytp.tolerance.measure import language_model
+            from lossytp.tolerance.measure import language_model
 
-        for module in (model, task, huggingface):
-            vars(module)["tqdm"] = _no_bar  # it would show three in each pass
-        self.config, self.tasks = config, load_tasks(parts(config.tasks), config.num_fewshot)
+            for module in (model, task, huggingface):
+                vars(module)["tqdm"] = _no_bar  # it would show three in each pass
+            self.config, self.tasks = config, load_tasks(parts(config.tasks), config.num_fewshot)
         self.samples = {
             name: sample_indices(len(task.eval_docs), config.eval_samples).tolist()
             for name, task in self.tasks.items()
@@ -240,11 +171,10 @@ class Measurement:
         self.tokenizer, self.dense, self.ranks = language_model(config)
         with waiting(f"{config.model_name}: scoring without losses"):
             self.lossless = self.score(self.dense)
-        requests = {name: [each.args for each in task.instances] for name, task in self.tasks.items()}
-        texts = ["".join(pair) for pairs in requests.values() for pair in pairs if isinstance(pair[-1], str)]
-        ends = self.dense.config.max_position_embeddings + 1  # the last token is not read
-        self.cut = sum(len(self.tokenizer(text)["input_ids"]) > ends for text in texts)
-        self.sha256 = hashlib.sha256(repr(requests).encode()).hexdigest()
+        requests = [request for task in self.tasks.values() for request in task.instances]
+        texts = ["".join(each.args) for each in requests if each.request_type == "loglikelihood"]
+        self.cut = sum(len(self.tokenizer(text)["input_ids"]) > self.positions + 1 for text in texts)
+        self.sha256 = hashlib.sha256(repr([each.args for each in requests]).encode()).hexdigest()
 
     def score(self, model: Any) -> dict[Metric, Score]:
         """Return the score of every metric of every task. Each pass asks the same questions."""
@@ -261,11 +191,15 @@ class Measurement:
             softmax_dtype="float32",
             mixed_precision_dtype="bfloat16" if self.config.bf16 else None,
         )
+        self.positions = lm.max_length
         for task in self.tasks.values():
             task.set_fewshot_seed(self.config.seed)
         with torch.random.fork_rng():
             torch.manual_seed(self.config.seed)  # for a task that samples its answers
-            found: Any = evaluate(lm, {"tasks": self.tasks}, samples=self.samples, bootstrap_iters=0)
+            try:
+                found: Any = evaluate(lm, {"tasks": self.tasks}, samples=self.samples, bootstrap_iters=0)
+            except AssertionError as error:
+                raise ValueError(f"tasks = {self.config.tasks!r} cannot be asked ({error}): give others") from error
         values: dict[Metric, list] = defaultdict(list)
         for name, examples in found["samples"].items():
             for example in examples:
@@ -337,8 +271,7 @@ def measure_and_print(config: HarnessConfig) -> None:
 
 
 def _measure_and_print(config: HarnessConfig) -> None:
-    with waiting("importing the harness"):
-        measurement = Measurement(config)
+    measurement = Measurement(config)
     inputs, file = measurement.inputs(), Path(config.output_dir) / RECORD
     done = load_rows(file, inputs)
     sizes = {name: len({each.doc_id for each in task.instances}) for name, task in measurement.tasks.items()}

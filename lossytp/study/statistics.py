@@ -72,7 +72,7 @@ def crossed_interval(values_SN: np.ndarray) -> Estimate:
     """
     values_SN = np.asarray(values_SN, dtype=float)
     means = [values_SN.mean(axis) for axis in (0, 1)]
-    variances = np.array([stats.sem(each) ** 2 if len(each) > 1 else 0.0 for each in means])
+    variances = np.array([each.var(ddof=1) / len(each) if len(each) > 1 else 0.0 for each in means])
     value = float(values_SN.mean())
     if not variances.any():
         return Estimate(value, value, value)
