@@ -33,7 +33,7 @@ doc_to_text: "{{{{text}}}}"
 doc_to_target: {target}
 {more}
 """
-CHOICES = 'doc_to_choice: ["north", "of the", "played in"]\nmetric_list: [{metric: acc}, {metric: mcc}]'
+CHOICES = 'doc_to_choice: ["the", "of", "in"]\nmetric_list: [{metric: acc}, {metric: mcc}]'
 ANSWERS = "metric_list: [{metric: exact_match}]\ngeneration_kwargs: {until: ['.'], max_gen_toks: 4}"
 DENSE = Setup("direct", "reduce", "zero", 0.0)
 
