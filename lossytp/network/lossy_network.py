@@ -57,11 +57,13 @@ class LossyNetwork:
         seed: selects the random streams. The same seed loses the same packets in any process layout.
         wire: packet geometry.
         scope: which messages may lose packets; all if left out.
+        ranks_per_node: k, if links between ranks of a node, of equal global rank // k, are lossless. The switch is
+            outside of all nodes: links to and from it may lose packets.
 
     Raises:
         TypeError: if an argument is of another type.
-        ValueError: if a process is not a loss process, a link is not a pair of ranks, or `default` is given, or needed,
-            where it does not fit.
+        ValueError: if a process is not a loss process, a link is not a pair of ranks, `ranks_per_node` is below 1, or
+            `default` is given, or needed, where it does not fit.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class LossyNetwork:
         seed: int = 0,
         wire: Wire | None = None,
         scope: Scope = EVERYWHERE,
+        ranks_per_node: int | None = None,
     ) -> None:
         named = process if isinstance(process, Mapping) else {}
         if default is not None and process is not named:
@@ -86,6 +89,9 @@ class LossyNetwork:
         check_is("wire", self.wire, Wire, "one, such as Wire(mtu_bytes=1500)")
         check_is("scope", scope, Scope, 'one, such as Scope(direction="forward")')
         self.scope = scope
+        if ranks_per_node is not None:
+            check_at_least("ranks_per_node", ranks_per_node, 1)
+        self.ranks_per_node = ranks_per_node
         self.counters = Counters()
         self._training = self._streams = Streams(TRAINING, TRAINING)
         self._evaluations = 0
@@ -98,7 +104,11 @@ class LossyNetwork:
 
     def process(self, src: int, dst: int) -> LossProcess:
         """Return the loss process of the link src -> dst."""
-        return self._named.get((src, dst), self._default)
+        return LOSSLESS if self.within_node(src, dst) else self._named.get((src, dst), self._default)
+
+    def within_node(self, src: int, dst: int) -> bool:
+        """Return whether the link src -> dst stays within a node."""
+        return self.ranks_per_node is not None and src // self.ranks_per_node == dst // self.ranks_per_node
 
     def loss_rate(self, src: int, dst: int) -> float:
         """Return the loss rate of the link src -> dst."""
@@ -146,9 +156,16 @@ class LossyNetwork:
         return self.process(*link[1:]).losses((self.seed, *purpose, *link))
 
     def send(
-        self, hops: Hops, itemsize: int, *, repair: Repair = ZERO, group: str = "tp", site: Site | None = None
+        self,
+        hops: Hops,
+        itemsize: int,
+        block: int = 1,
+        *,
+        repair: Repair = ZERO,
+        group: str = "tp",
+        site: Site | None = None,
     ) -> Missing:
-        """Send one message of `itemsize`-byte elements over `hops`; return the packets that each hop lacks.
+        """Send one message of `itemsize`-byte blocks of `block` elements; return the packets that each hop lacks.
 
         Within `reliable()`, and outside the network's scope, no link advances and nothing is counted. While a tape
         replays, the recorded losses are returned.
@@ -157,7 +174,7 @@ class LossyNetwork:
             return self._tape.next()
         missing = Missing([], reliable=True)
         if not self._is_reliable(site):
-            capacity = self.wire.elements_per_packet(itemsize)
+            capacity = self.wire.elements_per_packet(itemsize, block)
             missing = Missing([self._send_over(hop, capacity, repair, group, site) for hop in hops])
             if hops:
                 self.counters.add_message((self._streams.purpose[0], site, group), missing.any)
@@ -322,7 +339,8 @@ class LossyNetwork:
 
     def _settings(self) -> dict[str, str]:
         """Return the settings that must be equal for a resumed network to lose the same packets."""
-        default = process_described(self._default)
+        nodes = "" if self.ranks_per_node is None else f" between nodes of {self.ranks_per_node} ranks"
+        default = process_described(self._default) + nodes
         named = {f"process of {src}>{dst}": process_described(process) for (src, dst), process in self._named.items()}
         different = {link: process for link, process in named.items() if process != default}
         return {"process": default} | different | {"wire": described(self.wire), "scope": described(self.scope)}
@@ -362,7 +380,8 @@ def process_described(process: LossProcess) -> str:
     return f"{described(process)} of loss rate {process.loss_rate:.6g}"
 
 
-WIRE_DTYPES = ("fp32", "bf16")
+WIRE_DTYPES = {"fp32": (4, 1), "bf16": (2, 1), "int8": (34, 32), "fp8": (34, 32), "int4": (18, 32)}
+"""The bytes and the elements of a block, of which a packet carries whole ones. Two of the bytes are a block's scale."""
 CONTROLS = ("noise",)
 
 
@@ -377,8 +396,8 @@ class CommConfig:
             `sequence_parallel`, its own holes in the stream that it gathers.
         sequence_parallel: reduce-scatter and all-gather around a residual stream that is sharded over ranks.
         exact_adjoint: whether backward uses what forward lost, although no real sender knows it.
-        wire_dtype: "fp32" or "bf16": round contributions and results to it for sending, but not partial sums on their
-            way. None keeps the messages' own dtype.
+        wire_dtype: "fp32", "bf16", "int8", "fp8" or "int4": round to it what is sent, in both directions, as
+            `lossytp.parallel.collectives.quantised` says. None keeps the messages' own dtype.
         control: "noise" adds Gaussian noise with the losses' expected squared error, instead of losing packets.
 
     Raises:
@@ -445,6 +464,25 @@ class CommConfig:
             self.own_streams and self.algorithm.sum_reaches_all,
             f"reliable_gather = False does not fit {algorithm}, whose sum reaches every rank: choose another algorithm",
         )
+
+    def block(self, itemsize: int) -> tuple[int, int]:
+        """Return the bytes and elements of a block on the wire: one element of `itemsize` bytes without wire_dtype."""
+        return WIRE_DTYPES[self.wire_dtype] if self.wire_dtype else (itemsize, 1)
+
+    def check_fits(self, wire: Wire) -> None:
+        """Raise ValueError unless a packet carries whole blocks, and so each block's scale."""
+        itemsize, block = self.block(1)
+        capacity = wire.elements_per_packet(itemsize, block)
+        if capacity == 0:
+            raise ValueError(
+                f"mtu_bytes = {wire.mtu_bytes} leaves a packet no room for a block of wire_dtype = "
+                f"{self.wire_dtype!r}: give {wire.header_bytes + itemsize} or more"
+            )
+        if capacity % block:
+            raise ValueError(
+                f"wire_dtype = {self.wire_dtype!r} does not work with packets of {capacity} elements, because its "
+                f"blocks have {block}: give a multiple, or leave control = 'elements' out"
+            )
 
     @property
     def own_streams(self) -> bool:

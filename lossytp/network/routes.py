@@ -49,13 +49,16 @@ class Wire:
             check_at_least("elements", self.elements, 1)
             check_at_most("elements", self.elements, MOST)
 
-    def elements_per_packet(self, itemsize: int) -> int:
-        """Return how many whole elements of `itemsize` bytes a packet carries: 364 in fp32 at the default MTU."""
-        return self.elements or (self.mtu_bytes - self.header_bytes) // itemsize
+    def elements_per_packet(self, itemsize: int, block: int = 1) -> int:
+        """Return how many whole elements of `itemsize` bytes a packet carries: 364 in fp32 at the default MTU.
 
-    def num_packets(self, num_elements: int, itemsize: int) -> int:
+        If elements come in blocks, `itemsize` is the bytes of a block and its scale: 42 blocks, 1344 elements, in int8.
+        """
+        return self.elements or (self.mtu_bytes - self.header_bytes) // itemsize * block
+
+    def num_packets(self, num_elements: int, itemsize: int, block: int = 1) -> int:
         """Return how many packets `num_elements` elements fill; the last one may be partly empty."""
-        return -(-num_elements // self.elements_per_packet(itemsize))
+        return -(-num_elements // self.elements_per_packet(itemsize, block))
 
 
 class Hop(NamedTuple):
@@ -126,10 +129,10 @@ class Schedule(NamedTuple):
     split: bool
     complete: Callable[[np.ndarray], np.ndarray]
 
-    def num_packets(self, num_elements: int, itemsize: int, ranks: int, wire: Wire) -> int:
-        """Return the packets of each message of an all-reduce of `num_elements` elements of `itemsize` bytes."""
+    def num_packets(self, num_elements: int, itemsize: int, ranks: int, wire: Wire, block: int = 1) -> int:
+        """Return the packets of each message of an all-reduce; an item of `itemsize` bytes has `block` elements."""
         elements = -(-num_elements // ranks) if self.split else num_elements
-        return self.chunks(ranks) * wire.num_packets(elements, itemsize)
+        return self.chunks(ranks) * wire.num_packets(elements, itemsize, block)
 
 
 class Algorithm(NamedTuple):

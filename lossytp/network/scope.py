@@ -162,7 +162,8 @@ class Scope:
         phase: "reduce" (contributions on their way to a sum) or "gather" (the sum on its way to the ranks).
 
     Messages that belong to no layer, such as data-parallel gradients, lie outside every range of layers and every
-    module. To restrict links, name them: `LossyNetwork({(0, 1): process})`.
+    module. To restrict links, name them, `LossyNetwork({(0, 1): process})`, or give `LossyNetwork` its
+    `ranks_per_node`.
     """
 
     direction: str | None = None

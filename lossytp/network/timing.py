@@ -357,8 +357,9 @@ class AllReduce:
     Args:
         algorithm: name of the algorithm.
         num_elements: number of elements in the message.
-        itemsize: bytes per element.
+        itemsize: bytes per element, or per block of elements with its scale.
         ranks: number of ranks.
+        block: elements of a block.
 
     Raises:
         ValueError: if the algorithm is unknown or has no schedule, or a number is below 1.
@@ -368,9 +369,10 @@ class AllReduce:
     num_elements: int
     itemsize: int = 4
     ranks: int
+    block: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("num_elements", "itemsize", "ranks"):
+        for name in ("num_elements", "itemsize", "ranks", "block"):
             check_at_least(name, getattr(self, name), 1)
         _ = self.schedule
 
@@ -386,7 +388,7 @@ class AllReduce:
 
     def num_packets(self, wire: Wire) -> int:
         """Return the packets of each message."""
-        return self.schedule.num_packets(self.num_elements, self.itemsize, self.ranks, wire)
+        return self.schedule.num_packets(self.num_elements, self.itemsize, self.ranks, wire, self.block)
 
 
 @dataclass(frozen=True, kw_only=True)

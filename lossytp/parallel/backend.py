@@ -19,7 +19,7 @@ from torch.distributed import Backend, ProcessGroup
 
 from lossytp.network.checks import check_known, check_names, shown
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
-from lossytp.parallel.group import rank_and_world_size, under_torchrun
+from lossytp.parallel.group import check_nodes, rank_and_world_size, under_torchrun
 from lossytp.parallel.process_group import LossyProcessGroup
 
 TIMEOUT_S = 1800.0  # PyTorch's own for gloo
@@ -73,6 +73,7 @@ def init_process_group(
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already: call destroy_process_group() first")
     rank, world = rank_and_world_size()
+    check_nodes(network, comm, world)
     device = this_device(rank)
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" and wraps == "auto" else ""
     mine = {**(compared or {}), "algorithm": comm.algorithm.name, "repair": str(comm.repair), "wraps": wraps}

@@ -17,7 +17,8 @@ Shapes: R ranks, L of them in this process, N elements of one message, flattened
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,7 +30,7 @@ from torch.nn.functional import pad
 
 from lossytp.network.checks import check_is
 from lossytp.network.losses import NO_PACKETS, Stream
-from lossytp.network.lossy_network import TRAINING, CommConfig, LossyNetwork
+from lossytp.network.lossy_network import TRAINING, WIRE_DTYPES, CommConfig, LossyNetwork
 from lossytp.network.repairs import (
     ZERO,
     Hadamard,
@@ -42,11 +43,12 @@ from lossytp.network.repairs import (
     Zero,
     stage_of,
 )
-from lossytp.network.routes import Hop, Hops, Missing
+from lossytp.network.routes import Hop, Hops, Missing, Routes
 from lossytp.network.scope import NOWHERE, PHASES, Site
 from lossytp.parallel.group import RankGroup, check_reaches, nothing_to_wait_for
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+RANGES = {"int8": (-128, 127), "fp8": (-448, 448), "int4": (-8, 7)}
 NOTHING_MISSING = Missing([], reliable=True)
 Memory = dict[tuple[int, int, int], Tensor]
 """What last arrived, by the size of the message, the number of the hop and the position of the rank."""
@@ -118,6 +120,7 @@ class LossyCollective:
         check_is("network", self.network, LossyNetwork, "one, such as LossyNetwork(Bernoulli(loss_rate=0.01))")
         check_is("group", self.group, RankGroup, "one, such as RankGroup(4)")
         check_is("comm", self.comm, CommConfig, 'one, such as CommConfig.named(algorithm="ring")')
+        self.comm.check_fits(self.network.wire)
 
     def sum_(self, parts: Tensor, site: Site | None = None, unit: int = 1) -> Tensor:
         """Sum `parts` (L, ...), one contribution per local rank, as the network delivers them.
@@ -136,9 +139,9 @@ class LossyCollective:
         if comm.sequence_parallel:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
         parts_LN = parts.view(len(parts), -1)
-        parts_LN.copy_(self._rounded(parts_LN))
-        own_LN = parts_LN.clone() if comm.repair.uses_own_part else None
         reduce, gather = comm.algorithm.pair(comm.sequence_parallel)
+        parts_LN.copy_(self._rounded(parts_LN, reduce, unit, len(parts)))
+        own_LN = parts_LN.clone() if comm.repair.uses_own_part else None
         hops = reduce(parts_LN.shape[1], group.ranks, unit)
         if self._protects_partial_sums(hops) and group.processes > 1:
             parts = group.all_rows(parts)  # no process knows alone what the senders hold
@@ -149,7 +152,7 @@ class LossyCollective:
         def finish() -> Tensor:
             wait()
             if not comm.sequence_parallel:  # each rank keeps its shard
-                total.copy_(self._rounded(total))
+                total.copy_(self._rounded(total, gather))
             if not comm.own_streams:
                 return total
             results = total.expand(len(group.local), *total.shape).clone()
@@ -165,7 +168,7 @@ class LossyCollective:
 
         If the gather is reliable, all copies are the same memory.
         """
-        copies = self._rounded(x).expand(len(self.group.local), *x.shape)
+        copies = self._rounded(x, self.comm.algorithm.all_gather, unit).expand(len(self.group.local), *x.shape)
         if self.comm.reliable_gather:
             return copies
         copies = copies.clone(memory_format=torch.contiguous_format)
@@ -174,6 +177,16 @@ class LossyCollective:
         gathering = (site or NOWHERE)._replace(operation="all_gather", phase="gather")
         self._lose_(copies_LN, hops, gathering, in_gather=True)
         return copies
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Round nothing for sending within the block."""
+        rounding = self.comm
+        object.__setattr__(self, "comm", replace(rounding, wire_dtype=None))
+        try:
+            yield
+        finally:
+            object.__setattr__(self, "comm", rounding)
 
     def adjoint_(self, gradients: Tensor, hops: Hops, missing: Missing) -> None:
         """Turn the gradient of a sum, repeated (L, ...), into those of its contributions, in place, the last hop first.
@@ -204,13 +217,14 @@ class LossyCollective:
         if self.comm.control == "noise":
             _add_noise_(self._message(rows_LN, hops, NOTHING_MISSING), self.group.name, site)
             return NOTHING_MISSING
-        missing = network.send(hops, self._itemsize(rows_LN), repair=repair, group=self.group.name, site=site)
+        block = self.comm.block(rows_LN.element_size())
+        missing = network.send(hops, *block, repair=repair, group=self.group.name, site=site)
         memory = self._memory(site) if repair.remembers else None
         message = self._message(rows_LN, hops, missing)._replace(in_gather=in_gather, own_LN=own_LN, memory=memory)
         return apply_losses_(message)
 
     def _message(self, rows_LN: Tensor, hops: Hops, missing: Missing) -> "Message":
-        capacity = self.network.wire.elements_per_packet(self._itemsize(rows_LN))
+        capacity = self.network.wire.elements_per_packet(*self.comm.block(rows_LN.element_size()))
         positions = self.group.local if len(rows_LN) == len(self.group.local) else range(self.group.size)
         ranks, repair = self.group.ranks, self.comm.repair
         return Message(rows_LN, positions, ranks, hops, missing, self.network, capacity, repair)
@@ -218,12 +232,13 @@ class LossyCollective:
     def _protects_partial_sums(self, hops: Hops) -> bool:
         return stage_of(self.comm.repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops)
 
-    def _itemsize(self, message: Tensor) -> int:
-        return DTYPES[self.comm.wire_dtype].itemsize if self.comm.wire_dtype else message.element_size()
-
-    def _rounded(self, message: Tensor) -> Tensor:
-        """Round to what the wire's dtype can hold, and keep the message's own dtype."""
-        return message.to(DTYPES[self.comm.wire_dtype]).to(message.dtype) if self.comm.wire_dtype else message
+    def _rounded(self, message: Tensor, routes: Routes, unit: int = 1, rows: int = 1) -> Tensor:
+        """Round what these routes send to what the wire's dtype can hold, and keep the message's own dtype."""
+        wire_dtype = self.comm.wire_dtype
+        if wire_dtype in RANGES:
+            rows_LN = message.reshape(rows, -1)
+            return quantised(rows_LN, wire_dtype, routes(rows_LN.shape[1], self.group.ranks, unit)).view(message.shape)
+        return message.to(DTYPES[wire_dtype]).to(message.dtype) if wire_dtype else message
 
     def _memory(self, site: Site | None) -> Memory:
         """Return what last arrived of the messages of this site. Each block of evaluation has its own memory."""
@@ -232,6 +247,47 @@ class LossyCollective:
             del self.memories[other]
         memory: Memory = self.memories.setdefault(block, {}).setdefault(site, {})
         return memory
+
+
+def quantised(rows_LN: Tensor, wire_dtype: str, hops: Hops) -> Tensor:
+    """Return the rows as their receivers decode them: in blocks of 32 elements, numbers times the block's scale.
+
+    The element of the largest magnitude becomes the lowest number, -8 in int4, as in vLLM's QuickReduce
+    (csrc/quickreduce), whose blocks have 32 elements, too. "fp8" has e4m3 numbers up to 448, as in FlashInfer's
+    `comm.quantized_all_reduce`, whose blocks have 256. Both run `direct`. A scale is a bfloat16, because float16 has
+    none for small gradients. Blocks begin where a hop's packets do, and a packet carries whole blocks with their
+    scales, so a lost packet takes no other packet's elements along.
+
+    What is rounded, for every algorithm and for "bf16" alike: each contribution once, also the part that a rank sums
+    itself; the sum of an all-reduce once, before it returns, also for the rank that has it already; each chunk of an
+    all-gather once. With `direct` this is all that crosses a link. Not rounded again are partial sums on their way, in
+    `ring` and `tree` and in a reduce-scatter of `tree` or `switch`, where real systems round at every hop; and what a
+    repair encodes. Backward rounds gradients as forward rounds sums, and no gradient knows of the rounding.
+
+    Args:
+        rows_LN: contributions or results, in any floating-point dtype.
+        wire_dtype: one of `RANGES`.
+        hops: of the whole message.
+    """
+    block, (lowest, highest), result_LN = WIRE_DTYPES[wire_dtype][1], RANGES[wire_dtype], torch.empty_like(rows_LN)
+    for start, stop in first_spans(hops, rows_LN.shape[1]):
+        span_LN = rows_LN[:, start:stop].to(torch.promote_types(rows_LN.dtype, torch.float32))
+        values_LBE = pad(span_LN, (0, -(stop - start) % block)).view(len(rows_LN), -1, block)
+        low_LB1, high_LB1 = values_LBE.aminmax(dim=2, keepdim=True)
+        scale_LB1 = (torch.where(high_LB1 > -low_LB1, high_LB1, low_LB1) / lowest).bfloat16().to(span_LN.dtype)
+        numbers_LBE = (values_LBE / scale_LB1.masked_fill(scale_LB1 == 0, 1)).clamp_(lowest, highest)
+        numbers_LBE = numbers_LBE.to(torch.float8_e4m3fn).to(span_LN) if wire_dtype == "fp8" else numbers_LBE.round_()
+        result_LN[:, start:stop] = (numbers_LBE * scale_LB1).flatten(1)[:, : stop - start]
+    return result_LN
+
+
+def first_spans(hops: Hops, num_elements: int) -> list[tuple[int, int]]:
+    """Return the bounds of what the hops carry that no earlier hop carried; a message without hops is one span."""
+    spans: list[tuple[int, int]] = []
+    for start, stop in dict.fromkeys((hop.start, hop.stop) for hop in hops):
+        if all(stop <= before or after <= start for before, after in spans):
+            spans.append((start, stop))
+    return spans or [(0, num_elements)]
 
 
 def collective_of(model: nn.Module) -> LossyCollective | None:

@@ -23,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 from lossytp.network.checks import check_bool, check_is
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
 from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.experts import TensorParallelExperts, experts_of
 from lossytp.parallel.group import Layout, RankGroup, check_layers, check_reaches
 from lossytp.parallel.layers import (
     SHARDED,
@@ -124,6 +125,8 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
             replacements[id(module)] = dense_layers[id(module.layer)][module.index]
         elif isinstance(module, SummedGradients):
             replacements[id(module)] = copy.deepcopy(module.module)
+        elif isinstance(module, TensorParallelExperts):
+            replacements[id(module)] = module.dense()
     replacements |= shared_again(model) | dense_vocabulary(model)
     dense: Any = copy.deepcopy(model, replacements)
     own_streams = isinstance(dense, OwnStreams)
@@ -135,6 +138,9 @@ def gather(model: PreTrainedModel) -> PreTrainedModel:
         dense.tie_weights()
     for block in blocks_of(dense):
         block.__class__ = block.base_class
+        for attention in block.modules():
+            if "dense_key_value_groups" in attention.__dict__:
+                attention.num_key_value_groups = attention.__dict__.pop("dense_key_value_groups")
     if isinstance(dense, GPT2PreTrainedModel):
         for block in blocks_of(dense):
             block.attn.split_size = model.config.hidden_size
@@ -319,18 +325,22 @@ def parallelize(
             f"{functional[0]} = 0"
         )
     summed = [module for _, _, style, module in named_by(plan_of(model, plan), model) if style == SUMMED]
-    if summed and own_copies:
-        raise ValueError(
-            f"own_copies = True for {type(model).__name__}, whose ranks sum the gradients of replicated norms: leave "
-            "it out"
-        )
+    mixtures = experts_of(model, plan_of(model, plan), tensor_parallel_size)
+    if (summed or mixtures) and own_copies:
+        reason = "sum the gradients of replicated norms" if summed else "share the routers of experts"
+        raise ValueError(f"own_copies = True for {type(model).__name__}, whose ranks {reason}: leave it out")
 
     def place(split: LayerSplit) -> dict[str, Any]:
         return {"collective": collective, "layer": split.layer, "module": split.module}
 
     def column(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
         return ColumnParallelLinear(
-            *weight.shape, dense=(weight, bias), widths=split.widths, gather_output=split.whole, **place(split)
+            *weight.shape,
+            dense=(weight, bias),
+            widths=split.widths,
+            copies=split.copies(group.size),
+            gather_output=split.whole,
+            **place(split),
         )
 
     def row(split: LayerSplit, weight: Tensor, bias: Tensor | None) -> nn.Module:
@@ -339,15 +349,37 @@ def parallelize(
         )
 
     ranks_here = len(group.local) if own_streams else 1  # attention sees them one after the other
-    kept = {id(module): SummedGradients(module, group) for module in summed} if group.processes > 1 else {}
+    kept: dict[int, Any] = {
+        id(module): SummedGradients(_drawn_copy(module), group) for module in summed if group.processes > 1
+    }
+    kept |= {id(split.experts): TensorParallelExperts(split, collective) for split in mixtures}
     parallel: Any = with_layers(model, splits, column, row, shards=group.processes * ranks_here, replacements=kept)
     for block in blocks_of(parallel):
         block.__class__ = mixed(type(block), TensorParallelBlock)
+        _share_key_value_heads_(block)
     assert_converted(parallel, plan)
     if own_streams:
         give_own_streams_(parallel, group, own_copies=own_copies)
     parallel.__class__ = mixed(type(parallel), SavesDense, *([OwnStreams] if own_streams else []))
     return parallel
+
+
+def _drawn_copy(module: nn.Module) -> nn.Module:
+    drawn = {
+        id(each): nn.Parameter(values_of(each).detach().clone(), each.requires_grad) for each in module.parameters()
+    }
+    return copy.deepcopy(module, dict(drawn))
+
+
+def _share_key_value_heads_(block: nn.Module) -> None:
+    """Let fewer queries share a key-value head in attention, if ranks have copies of these heads."""
+    for attention in block.modules():
+        if hasattr(attention, "num_key_value_groups"):
+            columns = [layer for layer in attention.modules() if isinstance(layer, ColumnParallelLinear)]
+            copies = max((each for layer in columns for each in layer.copies), default=1)
+            if copies > 1:
+                groups: Any = attention.num_key_value_groups
+                attention.dense_key_value_groups, attention.num_key_value_groups = groups, groups // copies
 
 
 def with_layers(
@@ -382,7 +414,9 @@ def with_layers(
             continue
         for index, linear in enumerate(split.linears):
             memo[id(linear)] = Projection(layer, index).train(linear.training)
-    sharded = {id(parameter) for split in splits for linear in split.linears for parameter in linear.parameters()}
+    replaced = [linear for split in splits for linear in split.linears]
+    replaced += [module for module in model.modules() if id(module) in memo]
+    sharded = {id(parameter) for module in replaced for parameter in module.parameters()}
     for parameter in model.parameters():
         if parameter.is_meta and id(parameter) not in sharded:
             memo[id(parameter)] = nn.Parameter(values_of(parameter), parameter.requires_grad)

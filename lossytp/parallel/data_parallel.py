@@ -4,6 +4,7 @@ Li et al., "PyTorch Distributed", VLDB 2020; Zhao et al., "PyTorch FSDP", VLDB 2
 packets in its all-reduce of gradients, and FSDP in its all-gather of parameters and reduce-scatter of gradients.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -37,6 +38,11 @@ def data_parallel(
         custom: whether to use this project's code in place of PyTorch's. PyTorch's FSDP2 changes `model` itself, the
             others wrap it.
     """
+    if kind == "fsdp" and any(getattr(layer, "has_copies", False) for layer in model.modules()):
+        raise ValueError(
+            "data_parallel_type = 'fsdp' does not work where ranks hold copies of key-value heads: give 'ddp', or "
+            f"tensor_parallel_size = {getattr(model.config, 'num_key_value_heads', 1)} or less"
+        )
     if custom and kind == "fsdp":
         return FlatFSDP(model, mesh.get_group(), blocks=blocks_of(model))
     if custom:
@@ -50,7 +56,7 @@ def data_parallel(
     return model
 
 
-class _Replica(nn.Module):
+class _Replica(nn.Module, ABC):
     """One of the replicas of `module`: act at the end of each backward, and start again after one that failed."""
 
     def __init__(self, module: nn.Module, process_group: ProcessGroup) -> None:
@@ -82,13 +88,13 @@ class _Replica(nn.Module):
                 "training loss does not use, with requires_grad_(False)"
             )
 
+    @abstractmethod
     def _missing(self) -> list[str]:
         """Return the names of parameters without a gradient, in an order that all replicas share."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _reset(self) -> None:
         """Wait for the messages under way, and make ready for the next backward."""
-        raise NotImplementedError
 
 
 # Data parallelism by hand: average the gradients of replicas while backward still computes others.

@@ -131,14 +131,17 @@ def nothing_to_wait_for() -> None:
 def check_divides(tensor_parallel_size: int, *, heads: int = 0, inner: int = 0, key_value_heads: int = 0) -> None:
     """Raise ValueError unless every rank gets the same number of heads and of the MLP's `inner` units.
 
-    Give `key_value_heads` if queries share them, and 0 for what is not sharded.
+    Give `key_value_heads` if queries share them, and 0 for what is not sharded. More ranks than key-value heads must be
+    a multiple of their number: each head then has a copy on several ranks.
     """
     check_number("tensor_parallel_size", tensor_parallel_size, Integral, "the number of ranks")
     grouped = key_value_heads if key_value_heads != heads else 0
     counts = {f"{heads} heads": heads, f"{grouped} key-value heads": grouped, f"MLP of {inner}": inner}
     counts = {name: count for name, count in counts.items() if count}
-    fits = [size for size in range(1, max(counts.values()) + 1) if not any(n % size for n in counts.values())]
-    if tensor_parallel_size not in fits:
+    divided = [count for count in (heads, inner) if count]
+    fits = [size for size in range(1, max(divided, default=1) + 1) if not any(count % size for count in divided)]
+    fits = [size for size in fits if not (grouped % size and size % grouped)]
+    if divided and tensor_parallel_size not in fits:
         raise ValueError(
             f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {' and its '.join(counts)}: "
             f"choose one of {', '.join(map(str, fits))}"
@@ -268,17 +271,18 @@ MOST_SHOWN = 8  # links in a message
 
 
 def check_reaches(network: LossyNetwork, group: RankGroup, comm: CommConfig) -> None:
-    """Raise ValueError if the network's scope or named links cover nothing that the group may lose.
+    """Raise ValueError if the network's scope, named links or nodes leave nothing that the group may lose.
 
     Other axes of parallelism send other messages. So if the group is not the whole world, only links to or from ranks
     that do not exist are refused.
     """
     comm.check_delivers(network, group.ranks)
     phase, named = network.scope.phase, set(network.named_links)
+    check_nodes(network, comm, group.num_global_ranks)
     if phase is None and not named:
         return
     check_links_within(network.named_links, group.num_global_ranks)
-    lossy = comm.lossy_links(group.ranks, phase)
+    lossy = {link for link in comm.lossy_links(group.ranks, phase) if not network.within_node(*link)}
     if group.num_global_ranks > group.size or not comm.lossy_links(group.ranks, None):
         return
     if not lossy:
@@ -290,6 +294,16 @@ def check_reaches(network: LossyNetwork, group: RankGroup, comm: CommConfig) -> 
         raise ValueError(
             f"the network names {_text(named)}, over which {comm.algorithm.name!r} of {group.size} "
             f"ranks sends nothing that may be lost: name some of {_text(lossy)}"
+        )
+
+
+def check_nodes(network: LossyNetwork, comm: CommConfig, ranks: int) -> None:
+    """Raise ValueError if all links among the first `ranks` global ranks are within a node, so that nothing is lost."""
+    links = () if network.ranks_per_node is None else comm.lossy_links(tuple(range(ranks)), None)
+    if links and all(network.within_node(*link) for link in links):
+        raise ValueError(
+            f"ranks_per_node = {network.ranks_per_node} puts all {ranks} ranks into one node, so nothing can be lost: "
+            f"give {ranks - 1} or less, or leave it out"
         )
 
 

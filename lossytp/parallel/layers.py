@@ -23,11 +23,19 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
-from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.scope import LossTape, Site
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.group import RankGroup
-from lossytp.parallel.mappings import all_columns, gather_columns, own_gradient, split_columns, sum_gradient
+from lossytp.parallel.mappings import (
+    all_columns,
+    gather_columns,
+    own_gradient,
+    split_columns,
+    streams_of,
+    sum_gradient,
+    sum_over_copies,
+    unit_of,
+)
 
 # f and g of `lossytp.parallel.mappings`, each fused with the adjacent matrix product, which saves a pass over memory.
 #
@@ -134,12 +142,7 @@ class OwnColumn(Function):
         collective: LossyCollective,
         site: Site,
     ) -> Tensor:
-        ranks_here, d_width = len(collective.group.local), x.shape[-1]
-        if collective.comm.sequence_parallel:
-            forth = site._replace(direction="forward")
-            x_LTD = collective.all_gather(x.contiguous(), forth, unit=d_width).reshape(ranks_here, -1, d_width)
-        else:
-            x_LTD = x.reshape(ranks_here, -1, d_width)
+        x_LTD = streams_of(x, collective, site._replace(direction="forward"))
         ctx.save_for_backward(x_LTD, weight_DO)
         ctx.widths, ctx.collective, ctx.site, ctx.shape = widths, collective, site, x.shape
         y_LTO = rank_by_rank(x_LTD, _to_ranks(weight_DO, widths))
@@ -155,7 +158,7 @@ class OwnColumn(Function):
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             parts_LTD = rank_by_rank(dy_LTO, _to_ranks(weight_DO, ctx.widths).transpose(1, 2))
-            total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=_unit(ctx.collective, len(weight_DO)))
+            total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=unit_of(ctx.collective, len(weight_DO)))
         if ctx.needs_input_grad[1]:
             dweight = _from_ranks(rank_by_rank(x_LTD.transpose(1, 2), dy_LTO), ctx.widths)
         if ctx.needs_input_grad[2]:
@@ -175,20 +178,17 @@ class OwnRow(Function):
         ctx.save_for_backward(x, weight_LKD)
         ctx.collective, ctx.site = collective, site
         parts_LTD = rank_by_rank(_take_up(x, collective, (weight_LKD.shape[1],)), weight_LKD)
-        unit = _unit(collective, weight_LKD.shape[-1])
+        unit = unit_of(collective, weight_LKD.shape[-1])
         return collective.sum_(parts_LTD, site, unit).view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_LKD = ctx.saved_tensors
-        ranks_here, inputs, d_width = weight_LKD.shape
-        dy = gradients[0]
-        if ctx.collective.comm.sequence_parallel:
-            back = ctx.site._replace(direction="backward")
-            dy_LTD = ctx.collective.all_gather(dy.contiguous(), back, unit=d_width).reshape(ranks_here, -1, d_width)
-        else:
-            dy_LTD = ranks_here * dy.reshape(ranks_here, -1, d_width)
+        ranks_here, inputs = weight_LKD.shape[:2]
+        dy_LTD = streams_of(gradients[0], ctx.collective, ctx.site._replace(direction="backward"))
+        if ctx.collective.comm.own_streams:
+            dy_LTD = ranks_here * dy_LTD
         dx = dweight = None
         if ctx.needs_input_grad[0]:
             dx_LTK = rank_by_rank(dy_LTD, weight_LKD.transpose(1, 2))
@@ -202,11 +202,6 @@ class OwnRow(Function):
 def rank_by_rank(a_LTK: Tensor, b_LKD: Tensor) -> Tensor:
     """Return each local rank's product, (L, T, D). For one rank, a plain product is faster than a batched one."""
     return torch.bmm(a_LTK, b_LKD) if len(a_LTK) > 1 else torch.mm(a_LTK[0], b_LKD[0]).unsqueeze(0)
-
-
-def _unit(collective: LossyCollective, d_width: int) -> int:
-    """Return the unit that chunks are multiples of: a token's elements if chunks are shards of a stream, else 1."""
-    return d_width if collective.comm.sequence_parallel else 1
 
 
 def _to_ranks(y_TO: Tensor, widths: tuple[int, ...]) -> Tensor:
@@ -294,6 +289,9 @@ class ColumnParallelLinear(nn.Module):
         collective: how the ranks all-reduce.
         layer: number of the transformer layer, for the counters.
         module: "attention" or "mlp", for the counters.
+        copies: number of neighbouring ranks that hold a copy of each head of a projection, such as a key-value head
+            that the queries of several ranks share. If left out, each output belongs to one rank. Backward sums the
+            gradients of the copies reliably, so they stay equal.
         gather_output: whether every rank needs the outputs of all ranks, which are gathered reliably.
     """
 
@@ -309,19 +307,25 @@ class ColumnParallelLinear(nn.Module):
         layer: int,
         module: str,
         widths: Sequence[int] | None = None,
+        copies: Sequence[int] | None = None,
         gather_output: bool = False,
         dense: tuple[Tensor, Tensor | None] | None = None,
     ) -> None:
         super().__init__()
         group = collective.group
         widths = [out_features] if widths is None else list(widths)
-        self.widths = tuple(width // group.size for width in widths)
+        self.copies = tuple(copies or [1] * len(widths))
+        self.widths = tuple(width * each // group.size for width, each in zip(widths, self.copies, strict=True))
         dense_weight, dense_bias = _drawn(in_features, out_features, bias) if dense is None else dense
 
         def shard(dense: Tensor) -> nn.Parameter:
-            here = slice(group.local.start, group.local.stop)
-            pieces = [piece.unflatten(-1, (group.size, -1)) for piece in dense.detach().split(widths, -1)]
-            part = torch.cat([piece[..., here, :].flatten(-2) for piece in pieces], -1)
+            pieces = [
+                piece.unflatten(-1, (group.size // each, -1))[..., [rank // each for rank in group.local], :].flatten(
+                    -2
+                )
+                for piece, each in zip(dense.detach().split(widths, -1), self.copies, strict=True)
+            ]
+            part = torch.cat(pieces, -1)
             return nn.Parameter(part, dense.requires_grad)
 
         self.weight = shard(dense_weight)
@@ -329,6 +333,16 @@ class ColumnParallelLinear(nn.Module):
         self.collective = collective
         self.gather_output = gather_output and (group.processes > 1 or collective.comm.own_streams)
         self.site = Site(layer, module, "backward")
+
+    @property
+    def has_copies(self) -> bool:
+        """Return whether neighbouring ranks hold copies of some columns."""
+        return max(self.copies) > 1
+
+    def copies_of_columns(self) -> Tensor:
+        """Return how many ranks hold a copy of each column of this process, (O,)."""
+        widths = torch.tensor(self.widths) * len(self.collective.group.local)
+        return torch.tensor(self.copies).repeat_interleave(widths).to(self.weight.device)
 
     @property
     def widths_out(self) -> list[int]:
@@ -339,7 +353,13 @@ class ColumnParallelLinear(nn.Module):
 
     @outside_graphs
     def forward(self, x: Tensor) -> Tensor:
-        x, weight, bias = cast_for_autocast(x, self.weight, self.bias)
+        given: tuple[Tensor | None, ...] = (self.weight, self.bias)
+        if self.has_copies:
+            given = tuple(
+                each if each is None else sum_over_copies(each, self.widths, self.copies, self.collective.group)
+                for each in given
+            )
+        x, weight, bias = cast_for_autocast(x, *given)
         with torch.autocast(x.device.type, enabled=False):
             function = SharedColumn if self.collective.comm.one_stream else OwnColumn
             y = function.apply(x, weight, bias, self.widths, self.collective, self.site)
@@ -350,7 +370,17 @@ class ColumnParallelLinear(nn.Module):
         group = self.collective.group
         with self.collective.network.reliable():
             weight = all_columns(self.weight.detach(), self.widths, group)
-            return weight, None if self.bias is None else all_columns(self.bias.detach(), self.widths, group)
+            bias = None if self.bias is None else all_columns(self.bias.detach(), self.widths, group)
+        return self._once(weight), None if bias is None else self._once(bias)
+
+    def _once(self, columns: Tensor) -> Tensor:
+        """Return the columns of all ranks, (..., O), without further copies."""
+        if not self.has_copies:
+            return columns
+        size = self.collective.group.size
+        pieces = columns.split([size * width for width in self.widths], -1)
+        each = zip(pieces, self.copies, strict=True)
+        return torch.cat([piece.unflatten(-1, (size, -1))[..., ::copies, :].flatten(-2) for piece, copies in each], -1)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what `Projection` has computed in advance out of copies."""
@@ -505,8 +535,10 @@ class TensorParallelBlock:
             raise AttributeError("gradient checkpointing was never enabled")
         checkpoint: Callable = self.__dict__["_gradient_checkpointing_func"]
         block: Any = self
-        sharded: Any = next(layer for layer in block.modules() if isinstance(layer, SHARDED))
-        network: LossyNetwork = sharded.collective.network
+        collective = collective_of(block)
+        if collective is None:
+            return checkpoint
+        network = collective.network
 
         def checkpoint_with_tape(function: Callable, *args: Any, **kwargs: Any) -> Any:
             tape = LossTape()

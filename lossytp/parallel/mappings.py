@@ -61,6 +61,60 @@ def reduce_from_tensor_parallel_region(parts_LTD: Tensor, collective: LossyColle
     return with_backward(parts_LTD, lambda parts: all_reduce(parts, collective, site), lambda dy: dy)
 
 
+def f_of_layers(x: Tensor, collective: LossyCollective, site: Site) -> Tensor:
+    """Return each local rank's input (L, T, D) of layers within a model, as f does. Backward all-reduces its gradient.
+
+    If the stream is sharded, forward all-gathers and backward reduce-scatters.
+    """
+    comm, width = collective.comm, x.shape[-1]
+
+    def backward(dx_LTD: Tensor) -> Tensor:
+        parts = dx_LTD.clone(memory_format=torch.contiguous_format)
+        total = collective.sum_(parts, site._replace(direction="backward"), unit_of(collective, width))
+        return (total / len(total) if comm.own_streams else total).reshape(x.shape)
+
+    return with_backward(x, lambda x: streams_of(x, collective, site._replace(direction="forward")), backward)
+
+
+def g_of_layers(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
+    """Sum the ranks' parts within a model, as g does, and maybe lose packets. Backward gives all the sum's gradient.
+
+    Returns:
+        The sum (T, D), or each local rank's result (L * T, D) if ranks have their own streams.
+    """
+    comm, width, lost = collective.comm, parts_LTD.shape[-1], []
+
+    def forward(parts_LTD: Tensor) -> Tensor:
+        parts = parts_LTD.clone(memory_format=torch.contiguous_format)
+        total = collective.begin_sum_(parts, site._replace(direction="forward"), unit_of(collective, width))
+        lost.append((total.hops, total.missing))
+        return total.wait().view(-1, width)
+
+    def backward(dy: Tensor) -> Tensor:
+        dy_LTD = streams_of(dy, collective, site._replace(direction="backward"))
+        if comm.exact_adjoint:
+            dy_LTD = dy_LTD.clone(memory_format=torch.contiguous_format)
+            collective.adjoint_(dy_LTD, *lost[0])
+        return len(dy_LTD) * dy_LTD if comm.own_streams else dy_LTD
+
+    return with_backward(parts_LTD, forward, backward)
+
+
+def streams_of(x: Tensor, collective: LossyCollective, site: Site) -> Tensor:
+    """Return what each local rank has of a residual stream (..., D): (L, T, D), all-gathered if it is sharded."""
+    ranks_here, width = len(collective.group.local), x.shape[-1]
+    if collective.comm.one_stream:
+        return x.reshape(-1, width).expand(ranks_here, -1, -1)
+    if collective.comm.sequence_parallel:
+        x = collective.all_gather(x.contiguous(), site, unit=width)
+    return x.reshape(ranks_here, -1, width)
+
+
+def unit_of(collective: LossyCollective, width: int) -> int:
+    """Return the unit that chunks are multiples of: a token's elements if chunks are shards of a stream, else 1."""
+    return width if collective.comm.sequence_parallel else 1
+
+
 def own_gradient(parameter: Tensor, ranks_here: int) -> Tensor:
     """Return `parameter`. Its gradient becomes that of its own rank's loss, not of the local ranks' mean loss."""
     if ranks_here == 1:
@@ -152,3 +206,21 @@ def sum_gradient(parameter: Tensor, group: RankGroup) -> Tensor:
         return total
 
     return with_backward(parameter, lambda parameter: parameter.view_as(parameter), total)
+
+
+def sum_over_copies(columns: Tensor, widths: tuple[int, ...], copies: tuple[int, ...], group: RankGroup) -> Tensor:
+    """Return `columns` (..., O). Backward sums the gradients of columns that neighbouring ranks hold copies of.
+
+    Each copy sees only its own rank's queries. The sum is reliable, so copies stay equal.
+    """
+
+    def total(gradient: Tensor) -> Tensor:
+        pieces = list(gradient.split([len(group.local) * width for width in widths], -1))
+        for number, each in enumerate(copies):
+            if each > 1:
+                of_ranks = pieces[number].unflatten(-1, (len(group.local), -1)).movedim(-2, 0)
+                sums = group.all_rows(of_ranks).unflatten(0, (-1, each)).sum(1)
+                pieces[number] = sums[[rank // each for rank in group.local]].movedim(0, -2).flatten(-2)
+        return torch.cat(pieces, -1)
+
+    return with_backward(columns, lambda columns: columns.view_as(columns), total)

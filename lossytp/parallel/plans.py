@@ -7,7 +7,8 @@ the base model, to styles; `*` stands for the number of the block. The styles ar
 - "rowwise": split by inputs, and summed;
 - "colwise_gather_output": "colwise", and every rank gathers all outputs;
 - "rowwise_split_input": "rowwise", where every rank holds all inputs;
-- "replicated_with_grad_allreduce": replicated between the two; ranks sum the gradients of its parameters.
+- "replicated_with_grad_allreduce": replicated between the two; ranks sum the gradients of its parameters;
+- "moe_tp_experts": a mixture of experts, of which each rank holds slices (`lossytp.parallel.experts`).
 
 "colwise:3" is this project's own style: one layer holds three projections side by side, as GPT-2's does.
 """
@@ -130,7 +131,9 @@ GPT2_PLAN: Plan = {
 COLUMN = {"colwise": False, "colwise_gather_output": True}  # whether every rank needs all outputs
 ROW = {"rowwise": False, "rowwise_split_input": True}  # whether every rank holds all inputs
 SUMMED = "replicated_with_grad_allreduce"
+EXPERTS = "moe_tp_experts"
 LINEAR = (nn.Linear, Conv1D)
+KEYS_AND_VALUES = ("k_proj", "v_proj")  # names of the layers whose heads several queries may share
 EXAMPLE = '{"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}'
 
 
@@ -146,6 +149,7 @@ class LayerSplit:
         projections: number of projections that each layer holds side by side.
         layer: number of the block.
         module: "attention" or "mlp".
+        shared_heads: number of key-value heads that a linear layer computes for more query heads; 0 for other layers.
     """
 
     linears: tuple[nn.Module, ...]
@@ -154,12 +158,19 @@ class LayerSplit:
     projections: int
     layer: int
     module: str
+    shared_heads: tuple[int, ...] = (0,)
 
     @property
     def widths(self) -> tuple[int, ...]:
         """Return the number of outputs of each projection."""
         outputs = (weight_and_bias(linear)[0].shape[1] for linear in self.linears)
         return tuple(width // self.projections for width in outputs for _ in range(self.projections))
+
+    def copies(self, size: int) -> tuple[int, ...]:
+        """Return how many of `size` ranks hold a copy of each output, by projection."""
+        return tuple(
+            max(1, size // heads) if heads else 1 for heads in self.shared_heads for _ in range(self.projections)
+        )
 
     def drawn_weight_and_bias(self) -> tuple[Tensor, Tensor | None]:
         """Return weight (inputs, outputs) and bias of all linear layers, side by side; deferred ones are drawn."""
@@ -198,11 +209,12 @@ def plan_of(model: PreTrainedModel, given: Plan | None = None) -> Plan:
                 f"{type(model).__name__} has no tensor-parallel plan: give plan, such as {EXAMPLE}, or another model"
             )
         return dict(plan)
+    weights = [name for name, _ in model.base_model.named_parameters()]  # a plan names those of experts, too
     check_is("plan", given, Mapping, f"patterns and the names of their styles, such as {EXAMPLE}")
     for pattern, style in given.items():
         check_is("plan's pattern", pattern, str, f"one, such as in {EXAMPLE}")
         check_is(f"plan[{pattern!r}]", style, str, "the name of a style, such as 'colwise'")
-        if "*" in pattern:
+        if "*" in pattern and not any(map(regex(pattern).fullmatch, weights)):
             named_by({pattern: style}, model)
     return given
 
@@ -214,17 +226,19 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
         TypeError: if a layer is not an nn.Linear or a Conv1D.
         ValueError: if a style is unknown, no pattern names a module, or a part of a block has no layer of one kind.
     """
-    columns: dict[tuple, list[nn.Module]] = {}
-    rows = []
+    columns: dict[tuple, list[tuple[nn.Module, int]]] = {}
+    rows, mixtures = [], 0
     for name, layer, style, module in named_by(plan, model):
         kind, _, projections = style.partition(":")
-        if kind == SUMMED:
+        if kind in (SUMMED, EXPERTS):
+            mixtures += kind == EXPERTS
             continue
         if kind not in COLUMN | ROW or not re.fullmatch(r"([1-9]\d*)?", projections):
             raise ValueError(
                 f"the plan's style {style!r} of {name} is not supported: give plan with the styles "
-                f"{', '.join([*COLUMN, *ROW, SUMMED])}, or a model without mixture-of-experts layers"
+                f"{', '.join([*COLUMN, *ROW, SUMMED, EXPERTS])}; expert parallelism is not supported"
             )
+        _check_no_own_parameters(name.rpartition(".")[0], model)
         if type(module) not in LINEAR:
             raise TypeError(
                 f"{name} is of type {type(module).__name__}, not a dense linear layer: give the dense model, or "
@@ -236,12 +250,18 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
             rows.append(LayerSplit((module,), True, ROW[kind], 1, layer, block))
             continue
         weight, bias = weight_and_bias(module)
+        grouped = block == "attention" and not COLUMN[kind] and name.endswith(KEYS_AND_VALUES)
+        heads = getattr(model.config, "num_key_value_heads", None) or 0 if grouped else 0
         alike = (len(weight), weight.dtype, weight.requires_grad, bias is not None and bias.requires_grad, bias is None)
         split = (COLUMN[kind], int(projections or 1), layer, block)
-        columns.setdefault((parent, split, alike), []).append(module)
-    splits = [LayerSplit(tuple(linears), False, *split) for (_, split, _), linears in columns.items()] + rows
+        columns.setdefault((parent, split, alike), []).append((module, heads))
+    splits = [
+        LayerSplit(tuple(linears), False, whole, projections, layer, block, heads)
+        for (_, (whole, projections, layer, block), _), members in columns.items()
+        for linears, heads in [tuple(zip(*members, strict=True))]
+    ] + rows
     sites = [{(split.layer, split.module) for split in splits if split.row is row} for row in (False, True)]
-    if not splits or sites[0] != sites[1]:
+    if not (splits or mixtures) or sites[0] != sites[1]:
         layer, block = min(sites[0] ^ sites[1], default=(0, "mlp"))
         raise ValueError(
             f"the plan shards block {layer}'s {block} not both by outputs and by inputs: name its first layers as "
@@ -250,16 +270,26 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
     return splits
 
 
+def _check_no_own_parameters(parent: str, model: PreTrainedModel) -> None:
+    own = [name for name, _ in model.base_model.get_submodule(parent).named_parameters(recurse=False)]
+    if own:
+        raise ValueError(
+            f"{parent} of {type(model).__name__} has parameters of its own ({', '.join(own)}), which no style splits: "
+            "give a plan without its layers, or another model"
+        )
+
+
 def check_size(model: PreTrainedModel, splits: list[LayerSplit], size: int) -> None:
     """Raise ValueError unless every rank gets the same number of heads and of every sharded layer's units."""
     config: Any = model.config
     inner = next((len(weight_and_bias(each.linears[0])[0]) for each in splits if each.row and each.module == "mlp"), 0)
-    heads = config.num_attention_heads if any(split.module == "attention" for split in splits) else 0
-    key_value_heads = getattr(config, "num_key_value_heads", None) if heads else None
-    check_divides(size, heads=heads, key_value_heads=key_value_heads or heads, inner=inner)
+    by_heads = any(split.module == "attention" and not split.whole for split in splits)
+    heads = config.num_attention_heads if by_heads else 0
+    check_divides(size, heads=heads, key_value_heads=heads and getattr(config, "num_key_value_heads", 0), inner=inner)
     for split in splits:
-        for width in (len(weight_and_bias(split.linears[0])[0]),) if split.row else split.widths:
-            if width % size:
+        widths = (len(weight_and_bias(split.linears[0])[0]),) if split.row else split.widths
+        for width, copies in zip(widths, split.copies(size), strict=True):
+            if width * copies % size:
                 raise ValueError(
                     f"tensor_parallel_size = {size} does not divide the {width} units of a layer of block "
                     f"{split.layer}'s {split.module}: choose a divisor"
@@ -272,13 +302,16 @@ def blocks_of(model: Any) -> list[Any]:
     return max(lists, key=len)
 
 
+def regex(pattern: str) -> re.Pattern:
+    """Return the regular expression of a plan's pattern, whose first group is the number of the block."""
+    return re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+"))
+
+
 def named_by(plan: Plan, model: PreTrainedModel) -> list[tuple[str, int, str, Any]]:
     """Return the name, block number, style and module of every module that the plan names, in the model's order."""
     patterns = {
-        re.compile(re.escape(pattern).replace(r"\*", r"(\d+)", 1).replace(r"\*", r"\d+")): style
-        for pattern, style in plan.items()
-        if "*" in pattern  # modules outside the blocks stay replicated
-    }
+        regex(pattern): style for pattern, style in plan.items() if "*" in pattern
+    }  # modules outside the blocks stay replicated
     found: Any = [
         (name, int(match[1]), style, module)
         for name, module in model.base_model.named_modules(remove_duplicate=False)

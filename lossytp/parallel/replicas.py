@@ -13,6 +13,7 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.scope import Counters, Site
 from lossytp.parallel.collectives import collective_of
 from lossytp.parallel.group import Layout
+from lossytp.parallel.layers import ColumnParallelLinear
 
 T = TypeVar("T")
 
@@ -27,13 +28,16 @@ def clip_gradients_(model: nn.Module, max_norm: float | None, layout: Layout, ne
     squares = torch.zeros(2, 2, dtype=torch.float64)
     gradients = []
     tied = getattr(model, "counted_by_first_stage", None)
+    layers = [layer for layer in model.modules() if isinstance(layer, ColumnParallelLinear) and layer.has_copies]
+    shared = {id(parameter): layer.copies_of_columns() for layer in layers for parameter in layer.parameters()}
     for parameter, axes, copies in placed(model):
         if parameter.grad is not None:
             gradient = local(parameter.grad)
             gradients.append(gradient)
             if parameter is tied:
                 continue
-            squares[int("tp" in axes), int("dp" in axes)] += gradient.double().square().sum().cpu() / copies
+            squares_here = gradient.double().square() / shared.get(id(parameter), copies)
+            squares[int("tp" in axes), int("dp" in axes)] += squares_here.sum().cpu()
     with network.reliable():
         squares[0] = _sum_over(layout, "tp", squares[0]) / layout.tensor_processes  # replicas may have drifted apart
         squares[1] = _sum_over(layout, "tp", squares[1])

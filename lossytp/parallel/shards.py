@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
+from lossytp.parallel.experts import TensorParallelExperts
 from lossytp.parallel.group import Layout
 from lossytp.parallel.layers import ColumnParallelLinear, Projection, RowParallelLinear, SummedGradients
 from lossytp.parallel.pipeline import Stage
@@ -219,6 +220,8 @@ def _parts(paths: list[str], module: Any, name: str, shape: Numbers, first_rank:
         first = shape[0] // len(group.local) * group.local.start
         here = ((0, min(shape[0], module.vocabulary - first)), *whole.here[1:])  # the rest is padding
         yield whole._replace(shape=(module.vocabulary, *shape[1:]), offsets=(first, *whole.offsets[1:]), here=here)
+    elif isinstance(module, TensorParallelExperts):
+        yield from _of_experts(whole, module, name, shape)
     elif name in getattr(module, "per_rank", ()):
         for index in range(shape[0]):
             here = ((index, index + 1), *whole.here[1:])
@@ -231,16 +234,32 @@ def _columns(paths: list[str], layer: Any, name: str, shape: Numbers) -> Iterato
     """Yield the parts of a column-parallel layer: its ranks' columns of each projection."""
     group, inputs = layer.collective.group, shape[:-1]
     linear, here, dense = 0, 0, 0  # dense: columns of this linear layer that earlier projections have
-    for width in layer.widths:
+    for width, copies in zip(layer.widths, layer.copies, strict=True):
         kind, outputs = layer.made_of[linear]
-        mine = width * len(group.local)
         whole = _whole(f"{paths[linear]}.{name}", (*inputs, outputs))
-        offsets = (*whole.offsets[:-1], dense + width * group.local.start)
-        part = _oriented(whole, whole.shape, offsets, kind is nn.Linear and bool(inputs))
-        yield part._replace(here=(*whole.here[:-1], (here, here + mine)))
-        here, dense = here + mine, dense + width * group.size
+        alone = copies > 1  # each rank's columns are a part, because neighbours have the same ones
+        size = width * (1 if alone else len(group.local))
+        for first in group.local if alone else group.local[:1]:
+            offsets = (*whole.offsets[:-1], dense + first // copies * width)
+            part = _oriented(whole, whole.shape, offsets, kind is nn.Linear and bool(inputs))
+            yield part._replace(here=(*whole.here[:-1], (here, here + size)))
+            here += size
+        dense += width * group.size // copies
         if dense == outputs:
             linear, dense = linear + 1, 0
+
+
+def _of_experts(whole: Part, experts: Any, name: str, shape: Numbers) -> Iterator[Part]:
+    """Yield the parts of a weight of tensor-parallel experts: for each local rank, a slice of each projection."""
+    group, (axis, pieces) = experts.collective.group, experts.pieces[name]
+    axis, size = axis + 1, shape[axis + 1] // pieces
+    dense = (*shape[1:axis], shape[axis] * group.size, *shape[axis + 1 :])
+    for index, rank in enumerate(group.local):
+        for piece in range(pieces):
+            here, offsets = list(whole.here), list(whole.offsets)
+            here[0], here[axis] = (index, index + 1), (piece * size, (piece + 1) * size)
+            offsets[axis] = (piece * group.size + rank) * size
+            yield Part(whole.name, dense, tuple(offsets), tuple(here), stacked=True)
 
 
 def _foreign(name: str, layer: Any, shape: Numbers, layout: Layout) -> Iterator[Part]:

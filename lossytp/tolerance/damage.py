@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from lossytp.network.checks import check_at_least, check_filled, check_known
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.network.scope import MODULES, Site
-from lossytp.parallel.collectives import DTYPES, LossyCollective
+from lossytp.parallel.collectives import LossyCollective
 from lossytp.parallel.convert import dense_splits, parallelize
 from lossytp.parallel.group import RankGroup
 from lossytp.parallel.layers import rank_by_rank
@@ -314,8 +314,7 @@ def _packets(parts_RM: Tensor, width: int, settings: NetworkSettings) -> Iterato
     """Yield the packets of the reduce phase. A token has `width` elements."""
     comm = settings.comm()
     reduce, _ = comm.algorithm.pair(comm.sequence_parallel)
-    sent_as = parts_RM.dtype if comm.wire_dtype is None else DTYPES[comm.wire_dtype]
-    capacity = settings.build().wire.elements_per_packet(sent_as.itemsize)
+    capacity = settings.build().wire.elements_per_packet(*comm.block(parts_RM.element_size()))
     unit = width if comm.sequence_parallel else 1
     for hop in reduce(parts_RM.shape[1], tuple(range(len(parts_RM))), unit):
         carried = parts_RM[list(hop.positions), hop.start : hop.stop].sum(0)

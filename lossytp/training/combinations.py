@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from lossytp.network.repairs import ZERO, stage_of
 from lossytp.network.routes import check_links_within
 from lossytp.network.scope import layers_named, links_named
+from lossytp.parallel.group import check_nodes
 
 if TYPE_CHECKING:
     from lossytp.training.config import RunSettings
@@ -86,6 +87,8 @@ def _scope_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
     if stages == 1 and not sharded and network.lossy_phase == "gather" and network.reliable_gather:
         yield "lossy_phase", "loses nothing where gathers are reliable: give reliable_gather = False"
     named = None if network.lossy_links is None else links_named(network.lossy_links)
+    built = network.build()
+    check_nodes(built, config.comm(), math.prod((ranks, replicas, stages)))
     if parallelism.tensor_parallel_layers != "lossytp" or replicas > 1 or stages > 1:
         if named is not None:
             check_links_within(named, math.prod((ranks, replicas, stages)))
@@ -97,7 +100,8 @@ def _scope_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
     process = network.process()
     if ranks == 1 and process.loss_rate > 0:
         yield "loss_rate", "has no effect on one rank, which sends nothing: give tensor_parallel_size above 1"
-    used = config.comm().lossy_links(tuple(range(ranks)), network.lossy_phase)
+    sent = config.comm().lossy_links(tuple(range(ranks)), network.lossy_phase)
+    used = {link for link in sent if not built.within_node(*link)}
     if any(link not in used for link in named or ()):
         links = ",".join(f"{src}>{dst}" for src, dst in sorted(used)) or "none"
         yield "lossy_links", f"names a link on which {network.algorithm!r} loses nothing: choose among {links}"

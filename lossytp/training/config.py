@@ -123,6 +123,13 @@ class RunSettings(Settings):
                 f"implementation = {parallelism.implementation!r} needs a process for each tensor-parallel rank: start "
                 f"with torchrun --standalone --nproc_per_node {needed}"
             )
+        nodes = self.network.ranks_per_node
+        if nodes is not None and several_ranks_a_process and needed > ranks:
+            raise ValueError(
+                f"ranks_per_node = {nodes} needs a process for each tensor-parallel rank, because "
+                "the links of replicas and stages are those of processes: start with torchrun --standalone "
+                f"--nproc_per_node {needed}"
+            )
         if parallelism.replicated_gradients != "reliable" and several_ranks_a_process and parallelism.fully_sharded:
             raise ValueError(
                 f"replicated_gradients = {parallelism.replicated_gradients!r} does not work with fsdp, which would "

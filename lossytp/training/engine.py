@@ -22,6 +22,7 @@ import lossytp
 from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel import backend as initialize
 from lossytp.parallel.backend import init_process_group, wrapped_backend
+from lossytp.parallel.collectives import collective_of
 from lossytp.parallel.convert import fuse_gelu_, parallelize
 from lossytp.parallel.data_parallel import BucketedDDP, FlatFSDP
 from lossytp.parallel.group import Layout
@@ -156,7 +157,8 @@ def check_same_function(
     """Raise ValueError unless `parallel` on its device computes without losses what `dense` does, up to `rounding`."""
     probe = torch.arange(1, 17).view(2, 8)
     training = dense.training, parallel.training
-    with network.reliable(), torch.no_grad():
+    collective = collective_of(parallel)
+    with network.reliable(), torch.no_grad(), collective.exact() if collective else nullcontext():
         expected, actual = (
             model.eval()(probe.to(next(model.parameters()).device)).logits.cpu().double() for model in (dense, parallel)
         )
@@ -199,7 +201,7 @@ class Engine:
         self.comm = config.comm()
         self.implementation = _implementation(config, layout)
         model: Any = self._tensor_parallel(dense)
-        coarse = config.network.wire_dtype == "bf16" or torch.get_float32_matmul_precision() != "highest"
+        coarse = torch.get_float32_matmul_precision() != "highest"
         alone = self.implementation == "dense"  # computes without messages, so it is compared where it is
         if not any(parameter.is_meta for parameter in dense.parameters()):  # else there is no dense model
             # `dense` itself does not go to the device, which may have room for a shard alone

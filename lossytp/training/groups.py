@@ -52,7 +52,8 @@ class NetworkSettings(Settings):
     sequence_parallel: bool = False
     """Reduce-scatter and all-gather around a sharded residual stream; lossytp layers only."""
     wire_dtype: str | None = None
-    """Round messages to fp32 or bf16 for sending. If left out, keep their dtype. Lossytp layers only."""
+    """Round messages to fp32, bf16, int8, fp8 or int4 for sending, the last three in blocks of 32 elements with a
+    scale. If left out, keep their dtype. Lossytp layers only."""
     control: Literal["elements", "noise"] | None = None
     """Instead of packets, lose single elements (elements), or add Gaussian noise of equal squared error (noise)."""
     lossy_direction: str | None = None
@@ -65,6 +66,9 @@ class NetworkSettings(Settings):
     """Lose packets only in the reduce or the gather phase."""
     lossy_links: str | None = None
     """Links that lose packets, such as 0>1,2>3, in every group of ranks; all if left out; -1 is the switch."""
+    ranks_per_node: Count | None = None
+    """Links between ranks of one node (global rank // this number) are reliable, others lose packets. The switch is
+    outside of all nodes."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
     timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 1800.0
@@ -74,8 +78,7 @@ class NetworkSettings(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self.comm()
-        self.build()
+        self.comm().check_fits(self.build().wire)
         return self
 
     def process(self) -> LossProcess:
@@ -142,6 +145,7 @@ class NetworkSettings(Settings):
                 layers=None if self.lossy_layers is None else layers_named(self.lossy_layers),
                 phase=self.lossy_phase,
             ),
+            ranks_per_node=self.ranks_per_node,
         )
 
 

@@ -218,7 +218,7 @@ def build_model(
 
     Args:
         name: the model, as in `TrainConfig.defaults()["model_name"]`.
-        kind: one of `heads.KINDS`.
+        kind: one of `KINDS`.
         labels: the classes of a classification.
         tokenizer: the model's tokenizer.
         dropout: probability of every dropout that the family has.

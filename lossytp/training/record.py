@@ -181,7 +181,7 @@ def check_inputs(
         )
 
 
-LIMITED = ("lossy_direction", "lossy_module", "lossy_layers", "lossy_phase", "lossy_links")
+LIMITED = ("lossy_direction", "lossy_module", "lossy_layers", "lossy_phase", "lossy_links", "ranks_per_node")
 NOT_TIMED = (*LIMITED, "control", "sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers")
 SAMPLES = 20  # simulated steps, each with a few dozen collectives
 
@@ -222,14 +222,12 @@ def seconds_of(record: dict[str, Any], *, link_gbits: float, round_trip_us: floa
     path = Path(bandwidth_bits_per_s=link_gbits * 1e9, round_trip_s=round_trip_us * 1e-6, wire=wire)
     tokens = timing["tokens_per_second"] * timing["train_seconds"] / timing["steps"] / config.microbatches
     elements = max(1, round(tokens)) * shape.width
-    itemsize = (
-        4
-        if (config.network.wire_dtype or ("bf16" if config.compute.bf16 or config.compute.fp16 else "fp32")) == "fp32"
-        else 2
+    itemsize, block = comm.block(2 if config.compute.bf16 or config.compute.fp16 else 4)
+    all_reduce = AllReduce(
+        algorithm=comm.algorithm.name, num_elements=elements, itemsize=itemsize, ranks=ranks, block=block
     )
-    ways: list[Transport] = [BestEffort.patient(schedule.num_packets(elements, itemsize, ranks, wire), path)]
+    ways: list[Transport] = [BestEffort.patient(all_reduce.num_packets(wire), path)]
     ways += [SelectiveRepeat.prompt(path)] if sent_again and process.loss_rate > 0 else []
-    all_reduce = AllReduce(algorithm=config.network.algorithm, num_elements=elements, itemsize=itemsize, ranks=ranks)
     seconds = [
         step_seconds(
             all_reduce,

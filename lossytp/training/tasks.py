@@ -237,7 +237,8 @@ def task_named(name: str) -> Task:
 #     labels: [bad, good]
 #     metrics: [f1, accuracy]         # the first is the headline; metric: f1 gives one
 #
-# The other keys are the fields of the kind's class in `kinds`. The task is named after the file, or by the key `name`.
+# The other keys are the fields of the kind's class in `lossytp.training.task_kinds`. The task is named after the file,
+# or by the key `name`.
 
 
 KINDS: dict[str, type[Task]] = {each.kind: each for each in (Classification, Regression, MultipleChoice, Generation)}

@@ -343,6 +343,8 @@ OTHERS = [
     (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork({(0, 1): MORE}), "process of 0>1"),
     (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork({(0, 2): BERNOULLI}), "process of"),
     (LossyNetwork({(0, 1): BERNOULLI}), LossyNetwork(BERNOULLI), "process"),
+    (LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI, ranks_per_node=2), "process"),
+    (LossyNetwork(BERNOULLI, ranks_per_node=4), LossyNetwork(BERNOULLI, ranks_per_node=2), "process"),
     (LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI, wire=Wire(mtu_bytes=900)), "wire"),
     (LossyNetwork(BERNOULLI), LossyNetwork(BERNOULLI, scope=Scope(direction="forward")), "scope"),
     (LossyNetwork(BERNOULLI, seed=3), LossyNetwork(BERNOULLI, seed=4), "seed"),
@@ -470,6 +472,12 @@ def test_arguments_of_other_types_are_refused(name, value):
 def test_an_evaluations_step_is_a_whole_number(step):
     with pytest.raises(TypeError, match="step"), LossyNetwork(BERNOULLI).evaluation(step):
         pass
+
+
+@pytest.mark.parametrize("ranks_per_node", [0, -2, 2.5, True, "2"])
+def test_nodes_of_no_ranks_are_refused(ranks_per_node):
+    with pytest.raises(ValueError, match=r"^ranks_per_node = .*: give .*1 or more$"):
+        LossyNetwork(BERNOULLI, ranks_per_node=ranks_per_node)
 
 
 def test_a_negative_number_of_packets_is_refused_and_none_advance_nothing():

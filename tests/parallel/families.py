@@ -53,18 +53,38 @@ GATHERING: dict[str, dict[str, Any]] = {  # each rank needs all outputs of some 
     "glm": {"head_dim": 8},
 }
 
+FEW_HEADS: dict[str, dict[str, Any]] = {  # at 2 ranks or more, several ranks share a key-value head
+    "llama, one key-value head": {"num_key_value_heads": 1},
+    "qwen2, one key-value head": {"num_key_value_heads": 1},
+    "qwen3, one key-value head": {"num_key_value_heads": 1},
+    "gemma3_text, one key-value head": {"num_key_value_heads": 1, "head_dim": 16},
+}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4},
+    "qwen3_moe": EXPERTS | {"head_dim": 8},
+    "olmoe": EXPERTS,
+    "qwen2_moe": EXPERTS | {"shared_expert_intermediate_size": 48},  # every token visits a shared expert, too
+    "deepseek_v3": EXPERTS  # attention that is not sharded; shared experts that are; one block without experts
+    | {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 2}
+    | {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+    | {"num_key_value_heads": 8},
+}
+ALL = FAMILIES | GATHERING | FEW_HEADS | MIXTURES
+
 
 def tiny(
     family: str, kind: str = "language model", *, dtype: torch.dtype = torch.float64, **changes: Any
 ) -> PreTrainedModel:
     """A dense model whose every parameter is random: what starts at zero or one would hide mistakes."""
-    settings = SIZES | (FAMILIES | GATHERING).get(family, {}) | changes
+    settings = SIZES | ALL.get(family, {}) | changes
     return randomised(AutoConfig.for_model(family.partition(",")[0], **settings), kind, dtype)
 
 
 def randomised(config: PreTrainedConfig, kind: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
+        config._experts_implementation = "eager"  # the others do not compute in float64
         model = HEADS[kind].from_config(config)
         with torch.no_grad():
             for parameter in model.parameters():

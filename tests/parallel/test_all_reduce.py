@@ -208,7 +208,7 @@ def test_no_draw_touches_the_global_generators() -> None:
         ({"algorithm": "rings"}, "algorithm = 'rings' is unknown: choose one of direct, ring, sender, switch, tree"),
         ({"repair": "magic"}, "repair = 'magic' is unknown: choose one of zero, rescale"),
         ({"repair": "fec(8)"}, r"repair = 'fec\(8\)': missing a required argument: 'k'; fec takes n: int, k: int"),
-        ({"wire_dtype": "fp8"}, "wire_dtype = 'fp8' is unknown: choose one of fp32, bf16"),
+        ({"wire_dtype": "fp9"}, "wire_dtype = 'fp9' is unknown: choose one of fp32, bf16, int8, fp8, int4"),
         ({"control": "silence"}, "control = 'silence' is unknown: choose one of noise"),
         ({"sequence_parallel": True}, "sequence_parallel = True does not all-reduce: leave it out"),
         ({"exact_adjoint": True, "repair": "local"}, "exact_adjoint does not work with repair = 'local'"),

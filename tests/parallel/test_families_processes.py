@@ -24,6 +24,8 @@ RUNS += [("llama", "own streams", {"algorithm": "ring", "repair": "protect(0.1) 
 RUNS += [("qwen3", mode, {}) for mode in ("shared", "own streams", "sequence, lossy gather")]
 RUNS += [(family, "shared", {}) for family in ("gpt_neox", "gemma", "olmo2", "phi3", "glm")]
 RUNS += [(family, "own streams", {}) for family in ("olmo2", "phi3", "glm")]
+RUNS += [("qwen2, one key-value head", mode, {}) for mode in ("shared", "own streams")]
+RUNS += [("qwen2_moe", mode, {"algorithm": "ring"}) for mode in ("shared", "own streams", "sequence, lossy gather")]
 
 
 def train(layout: Layout, family: str, mode: str, *, loss_rate: float = 0.1, **how: Any) -> dict:

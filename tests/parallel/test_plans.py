@@ -255,18 +255,44 @@ def test_a_plan_that_does_not_fit_is_refused_in_one_line(plan: Any, error: type[
     [
         (with_adapters, {}, TypeError, "LlamaForCausalLM has adapters, which are not sharded: give its merge_and_unl"),
         (
-            lambda: tiny("mixtral", dtype=torch.float32),
-            {},
+            lambda: tiny("mixtral"),
+            {"plan": dict.fromkeys(["layers.*.mlp.experts"], "ep_dispatch_experts")},
             ValueError,
-            "is not supported: give plan with the styles colwise, colwise_gather_output, rowwise, rowwise_split_input, "
-            "replicated_with_grad_allreduce, or a model without mixture-of-experts layers",
+            "style 'ep_dispatch_experts' of layers.0.mlp.experts is not supported: give plan with the styles colwise, "
+            "colwise_gather_output, rowwise, rowwise_split_input, replicated_with_grad_allreduce, moe_tp_experts; "
+            "expert parallelism is not supported",
         ),
         (
-            lambda: tiny("llama"),
-            {"tensor_parallel_size": 8},
+            lambda: tiny("mixtral"),
+            {"plan": {"layers.*.mlp.experts": "moe_tp_experts", "layers.*.mlp.experts.gate_up_proj": "packed_rowwise"}},
             ValueError,
-            "tensor_parallel_size = 8 does not divide the model's 8 heads and its 4 key-value heads and its MLP of 96: "
-            "choose one of 1, 2, 4",
+            "style 'packed_rowwise' of layers.0.mlp.experts.gate_up_proj is not supported: give a plan where the "
+            "experts' weights are colwise, packed_colwise, rowwise",
+        ),
+        (
+            lambda: tiny("mixtral", intermediate_size=97),
+            {},
+            ValueError,
+            "tensor_parallel_size = 2 does not divide the 97 units of layers.0.mlp.experts: choose a divisor",
+        ),
+        (
+            lambda: tiny("mixtral"),
+            {"reliable_gather": False, "own_copies": True},
+            ValueError,
+            "own_copies = True for MixtralForCausalLM, whose ranks share the routers of experts: leave it out",
+        ),
+        (
+            lambda: tiny("doge"),
+            {},
+            ValueError,
+            "layers.0.self_attn of DogeForCausalLM has parameters of its own (A), which no style splits: give a plan",
+        ),
+        (
+            lambda: tiny("llama", num_attention_heads=12, hidden_size=96),
+            {"tensor_parallel_size": 6},
+            ValueError,
+            "tensor_parallel_size = 6 does not divide the model's 12 heads and its 4 key-value heads and its MLP of 96: "
+            "choose one of 1, 2, 4, 12",
         ),
         (
             lambda: tiny("qwen3"),

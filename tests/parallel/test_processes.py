@@ -97,6 +97,19 @@ def test_two_processes_train_as_virtual_ranks_do(processes: Callable, size: int,
         assert all(torch.equal(tensor, second["replicated"][name]) for name, tensor in first["replicated"].items())
 
 
+@pytest.mark.parametrize("wire_dtype", ["int8", "fp8", "int4"])
+def test_blocks_with_scales_are_those_of_virtual_ranks(processes: Callable, wire_dtype: str) -> None:
+    """In float64, where no sum is so close to the middle of two numbers that the order of its terms decides."""
+    how = {"tensor_parallel_size": 4, "wire_dtype": wire_dtype}
+    expected = virtually("bernoulli", 0, 10, how)[torch.float64]
+    plain = virtually("bernoulli", 0, 10, {"tensor_parallel_size": 4})[torch.float64]
+    assert expected["table"]["packets"].sum() < 0.3 * plain["table"]["packets"].sum()
+    assert relative(expected["losses"], plain["losses"]) > 1e-4
+    for answer in processes(2, on_rank_train, "bernoulli", 0, 10, how):
+        assert relative(answer[torch.float64]["losses"], expected["losses"]) < 1e-9
+        assert answer[torch.float64]["table"].equals(expected["table"])
+
+
 def test_another_seed_gives_other_curves(processes: Callable) -> None:
     """Control of the test above, also of its tolerance: curves of one seed are not equal because all are."""
     how = {"tensor_parallel_size": 2}

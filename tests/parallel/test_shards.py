@@ -15,7 +15,7 @@ from lossytp.parallel.shards import FIRST, Copy, Part, Shard, assembled, shards
 from lossytp.parallel.vocabulary import split_vocabulary_
 from tests.parallel.conftest import bernoulli, tiny_gpt2
 from tests.parallel.distributed_models import in_replicas, join, spread
-from tests.parallel.families import FAMILIES, GATHERING
+from tests.parallel.families import ALL
 from tests.parallel.families import tiny as tiny_family
 
 pytestmark = pytest.mark.slow
@@ -77,7 +77,9 @@ def same(found: dict[str, Tensor], model: PreTrainedModel) -> bool:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_shards_of_all_processes_are_the_dense_model(processes: Callable, layout: str) -> None:
     number, sizes, replicas = LAYOUTS[layout]
-    names = ["gpt2", "llama, biases"]
+    names = ["gpt2", "llama, biases", "qwen2_moe"]
+    if replicas in (None, "ddp"):
+        names.append("qwen2, one key-value head")
     for name, *everyones in zip(names, *processes(number, on_rank, names, sizes, replicas), strict=True):
         assert same(dense(everyones), tiny(name))
 
@@ -100,7 +102,7 @@ def test_so_are_they_if_the_ranks_share_the_vocabulary(processes: Callable, repl
         assert same(dense(everyones), tiny(name))
 
 
-@pytest.mark.parametrize("name", ["gpt2", *FAMILIES, *GATHERING])
+@pytest.mark.parametrize("name", ["gpt2", *ALL])
 def test_virtual_ranks_are_the_dense_model_and_take_another(name: str) -> None:
     model, layout = ltp.parallelize(tiny(name), bernoulli(0.0), tensor_parallel_size=2), Layout(2)
     assert same(dense([held_by(model, layout)]), tiny(name))

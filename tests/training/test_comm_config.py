@@ -103,6 +103,27 @@ def test_bf16_on_the_wire_halves_the_packets_and_still_learns(toy: Callable, tmp
     assert curve(clean[1]) != curve(clean[0])
 
 
+@pytest.mark.parametrize("wire_dtype", ["int8", "fp8", "int4"])
+def test_a_model_learns_over_blocks_with_scales(toy: Callable, tmp_path: Path, wire_dtype: str) -> None:
+    """Gradients are sent in blocks, too, and packets get lost."""
+    learning = {"max_steps": 40, "learning_rate": 3e-3, "loss_rate": 0.01}
+    full, blocks = (train_toy(toy, tmp_path / str(dtype), wire_dtype=dtype, **learning) for dtype in (None, wire_dtype))
+    packets = traffic(blocks)["by_direction"]["backward"], traffic(full)["by_direction"]["backward"]
+    assert packets[0]["packets"] < 0.4 * packets[1]["packets"]
+    assert curve(blocks) != curve(full)
+    assert blocks["final"]["accuracy_clean"] == 1.0
+    assert blocks["config"]["wire_dtype"] == wire_dtype
+
+
+def test_only_links_between_nodes_lose_packets(folder: Path) -> None:
+    record = short(folder, **LOSSY, tensor_parallel_size=4, ranks_per_node=2)
+    lossy = {link for link, row in traffic(record)["by_link"].items() if row["lost"]}
+    assert lossy == {
+        f"{src}->{dst}" for one, other in ((0, 2), (0, 3), (1, 2), (1, 3)) for src, dst in ((one, other), (other, one))
+    }
+    assert record["config"]["ranks_per_node"] == 2
+
+
 def test_a_repairs_extra_packets_are_counted(folder: Path) -> None:
     plain = traffic(short(folder, **LOSSY))
     assert plain["extra"] == 0

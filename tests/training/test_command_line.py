@@ -178,6 +178,7 @@ def test_a_record_is_of_a_number_of_processes_but_an_evaluation_of_any(tmp_path,
             {"reliable_gather": False, "replicated_gradients": "none", "resync_every": 5},
         ),
         (["--wire_dtype", "bf16", "--control", "elements"], {"wire_dtype": "bf16", "control": "elements"}),
+        (["--wire-dtype", "int4", "--ranks-per-node", "2"], {"wire_dtype": "int4", "ranks_per_node": 2}),
     ],
 )
 def test_the_comm_config_from_flags_and_from_the_record_that_they_lead_to(tmp_path, words, expected):

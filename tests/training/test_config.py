@@ -174,6 +174,12 @@ def test_the_output_folder_is_expanded(monkeypatch, tmp_path):
         ({"exact_adjoint": True, "lossy_direction": "backward"}, "exact_adjoint"),
         ({"lossy_phase": "gather"}, "lossy_phase"),
         ({"lossy_links": "0>9"}, "lossy_links"),
+        ({"lossy_links": "0>1", "ranks_per_node": 2}, "lossy_links"),
+        ({"ranks_per_node": 0}, "ranks_per_node = 0 is below 1: give 1 or more"),
+        ({"ranks_per_node": 4}, "ranks_per_node = 4 puts all 4 ranks into one node, so nothing can be lost: give 3"),
+        ({"ranks_per_node": 8, "data_parallel_size": 2}, "ranks_per_node = 8 puts all 8 ranks into one node"),
+        ({"wire_dtype": "int8", "mtu_bytes": 77}, "mtu_bytes = 77 leaves a packet no room for a block"),
+        ({"wire_dtype": "int4", "control": "elements"}, "wire_dtype = 'int4' does not work with packets of 1 elements"),
         ({"tensor_parallel_size": 1, **OWN}, "reliable_gather"),
         ({"replicated_gradients": "none"}, "replicated_gradients"),
         ({**OWN, "replicated_gradients": "lossy", "repair": "local"}, "replicated_gradients"),
@@ -290,6 +296,7 @@ def test_layout_is_the_place_of_this_process(values, rank, world_size, expected)
         (PIPELINE, 3, 2),
         ({"implementation": "dtensor"}, 1, 4),
         ({"implementation": "megatron", "data_parallel_size": 2}, 2, 8),
+        ({"ranks_per_node": 4, "data_parallel_size": 2}, 2, 8),  # process 1 is on node 1, but its number is not rank 4
         ({**OWN, "replicated_gradients": "none", **FSDP}, 2, 8),  # virtual ranks' copies are not sharded
     ],
 )
@@ -350,6 +357,12 @@ def test_committed_records_are_recognised():
         changes = config.changes() | ({"processes": record["processes"]} if record["processes"] > 1 else {})
         digest = hashlib.sha256(json.dumps(changes, sort_keys=True).encode()).hexdigest()[:10]
         assert folder.name.endswith(digest)
+
+
+def test_records_mention_nodes_only_where_there_are_some():
+    assert "ranks_per_node" not in TrainConfig().result_settings()
+    assert TrainConfig(ranks_per_node=2).result_settings()["ranks_per_node"] == 2
+    assert TrainConfig(ranks_per_node=2).differences(TrainConfig().result_settings()) == ["ranks_per_node"]
 
 
 def test_settings_that_differ_are_named_with_both_values():

@@ -106,6 +106,8 @@ def test_without_losses_a_step_is_its_computation_and_all_reduces_of_known_lengt
     half = 3 * -(-114 * 128 // 4 // 728)
     assert seconds(bf16=True) == pytest.approx(0.5 + 32 * (half * packet_s + trip_s), rel=1e-9)
     assert seconds(bf16=True, wire_dtype="fp32") == seconds()
+    int4 = 3 * -(-114 * 128 // 4 // 2560)  # 80 blocks of 18 bytes
+    assert seconds(bf16=True, wire_dtype="int4") == pytest.approx(0.5 + 32 * (int4 * packet_s + trip_s), rel=1e-9)
     cut = seconds(912, 0.0, gradient_accumulation_steps=2)
     assert cut == pytest.approx(2 * seconds(456, 0.0), rel=1e-9)
 
@@ -125,6 +127,7 @@ def test_lost_packets_cost_a_round_trip_and_reliable_sums_more():
         {"sequence_parallel": True},
         {"repair": "fec(10, 8)"},
         {"lossy_direction": "forward"},
+        {"ranks_per_node": 2},
         {"control": "elements"},
         {"unfreeze_last_layers": 0},
         {"gradient_checkpointing": True},

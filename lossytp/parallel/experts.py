@@ -1,0 +1,136 @@
+"""Tensor-parallel mixtures of experts: each rank holds a slice of every expert, as in a dense MLP.
+
+The router is replicated, so all ranks send a token to the same experts, and the block's output is one sum over the
+ranks. transformers packs the experts' weights: `gate_up_proj` (E, 2F, D) and `down_proj` (E, D, F). Expert parallelism,
+where each rank holds whole experts and tokens travel to them by all-to-all, is not part of this library.
+
+Shapes: E experts, F units of an expert, D model width, K experts per token, T tokens. There are R ranks, L of them in
+this process.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from transformers import PreTrainedModel
+
+from lossytp.network.scope import Site
+from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.layers import outside_graphs
+from lossytp.parallel.mappings import f_of_layers, g_of_layers
+from lossytp.parallel.plans import EXPERTS, Plan, named_by, regex, values_of
+
+STYLES = {"colwise": (1, 1), "packed_colwise": (1, 2), "rowwise": (2, 1)}
+"""The axis of a packed weight that the ranks split, and the number of projections side by side on it."""
+Pieces = Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class ExpertsSplit:
+    """The experts of block `layer`, and how the ranks split each of their weights, by name, as in `STYLES`."""
+
+    experts: nn.Module
+    pieces: Pieces
+    layer: int
+
+
+def experts_of(model: PreTrainedModel, plan: Plan, size: int) -> list[ExpertsSplit]:
+    """Return the mixtures of experts of a dense model that `plan` shards over `size` ranks.
+
+    Raises:
+        ValueError: if a weight has no style, or a style that is not supported, or `size` does not divide a weight.
+    """
+    splits = []
+    for name, layer, style, experts in named_by(plan, model):
+        if style != EXPERTS:
+            continue
+        pieces = {}
+        for weight, values in experts.named_parameters():
+            given = next((each for pattern, each in plan.items() if regex(pattern).fullmatch(f"{name}.{weight}")), None)
+            if given not in STYLES:
+                raise ValueError(
+                    f"the plan's style {given!r} of {name}.{weight} is not supported: give a plan where the experts' "
+                    f"weights are {', '.join(STYLES)}"
+                )
+            axis, number = pieces[weight] = STYLES[given]
+            if values.shape[axis] % (number * size):
+                raise ValueError(
+                    f"tensor_parallel_size = {size} does not divide the {values.shape[axis] // number} units of "
+                    f"{name}: choose a divisor"
+                )
+        splits.append(ExpertsSplit(experts, pieces, layer))
+    return splits
+
+
+class TensorParallelExperts(nn.Module):
+    """Compute this process's slices of all experts, and sum over the ranks: (..., D) to (..., D).
+
+    Forward: one lossy all-reduce. Backward: two, of the gradients of the input and of the router's weights. The dense
+    module's own code computes each rank's part, on that rank's slices. Weights are (L, E, ...).
+
+    Args:
+        split: the dense experts, which are not changed.
+        collective: how the ranks all-reduce.
+    """
+
+    def __init__(self, split: ExpertsSplit, collective: LossyCollective) -> None:
+        super().__init__()
+        self.pieces, self.collective, self.site = split.pieces, collective, Site(split.layer, "mlp", "forward")
+        self.sharded_over_ranks = tuple(split.pieces)
+        local = collective.group.local
+        with torch.no_grad():
+            for name, dense in split.experts.named_parameters():
+                slices = _by_rank(values_of(dense), *split.pieces[name], collective.group.size)
+                part = slices[local.start : local.stop].clone(memory_format=torch.contiguous_format)
+                self.register_parameter(name, nn.Parameter(part, dense.requires_grad))
+        self._code = [_without_weights(split.experts)]  # a list hides it from this module
+
+    @outside_graphs
+    def forward(self, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the sum of the experts' outputs for each token.
+
+        Args:
+            x: (..., D).
+            top_k_index: (T, K), the experts of each token.
+            top_k_weights: (T, K), their weights.
+        """
+        collective, site = self.collective, self.site
+        x_LTD, weights_LTK = (f_of_layers(each, collective, site) for each in (x, top_k_weights))
+        own = collective.comm.own_streams
+        index_LTK = top_k_index.reshape(len(x_LTD) if own else 1, -1, top_k_index.shape[-1]).expand(len(x_LTD), -1, -1)
+        parts = [
+            functional_call(self._code[0], dict(zip(self.pieces, slices, strict=True)), inputs)
+            for *slices, inputs in zip(
+                *(getattr(self, name) for name in self.pieces),
+                zip(x_LTD, index_LTK, weights_LTK, strict=True),
+                strict=True,
+            )
+        ]
+        return g_of_layers(torch.stack(parts), collective, site).view(x.shape)
+
+    def dense(self) -> nn.Module:
+        """Return the dense experts; every process of the group must call this."""
+        dense = copy.copy(self._code[0]).train(self.training)
+        dense._parameters = {}
+        with self.collective.network.reliable(), torch.no_grad():
+            for name, (axis, pieces) in self.pieces.items():
+                mine = getattr(self, name)
+                slices = self.collective.group.all_rows(mine).unflatten(1 + axis, (pieces, -1))
+                whole = slices.movedim(0, 1 + axis).flatten(axis, axis + 2)
+                dense.register_parameter(name, nn.Parameter(whole.contiguous(), mine.requires_grad))
+        return dense
+
+
+def _by_rank(dense: Tensor, axis: int, pieces: int, ranks: int) -> Tensor:
+    """Return the slices of all ranks, (R, E, ...)."""
+    return dense.unflatten(axis, (pieces, ranks, -1)).movedim(axis + 1, 0).flatten(axis + 1, axis + 2)
+
+
+def _without_weights(experts: nn.Module) -> nn.Module:
+    """Return a copy of a module without the memory of its parameters."""
+    code = copy.copy(experts)
+    code._parameters = {name: nn.Parameter(each.detach().to("meta")) for name, each in experts.named_parameters()}
+    return code
