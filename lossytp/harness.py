@@ -108,8 +108,9 @@ def load_tasks(names: list[str], num_fewshot: int | None) -> dict[str, Any]:
             with waiting(f"{name}: reading its examples"), hub_or_its_cache():
                 found = manager.load([name])["tasks"]
         except Exception as error:  # a YAML file, and the code and the data that it names, can raise anything
+            why = first_line(error).removeprefix("ValueError: ")
             raise ValueError(
-                f"tasks = {name!r} cannot be read ({first_line(error)}): set LOSSYTP_DATA, go online once, or mend it"
+                f"tasks = {name!r} cannot be read ({why}): set LOSSYTP_DATA, go online once, or mend it"
             ) from error
         if twice := tasks.keys() & found.keys():
             raise ValueError(f"tasks = {name!r} gives {min(twice)!r} a second time: give it once, or rename it")

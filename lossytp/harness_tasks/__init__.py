@@ -1,4 +1,4 @@
-"""The tasks that `lossytp.harness` brings: YAML files of lm-evaluation-harness, and the functions that these name."""
+"""The tasks of `lossytp.harness`: YAML files of lm-evaluation-harness, and the functions that these name."""
 
 import re
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def last_words(text: str, **_: Any) -> "dict[str, Dataset]":
     if text != WIKITEXT:
         texts = Docstrings().rows("test")["text"]
     elif (file := wikitext()) is None:
-        raise ValueError(f"{WIKITEXT} is not under LOSSYTP_DATA")
+        raise ValueError(f"{WIKITEXT} is missing: put Salesforce/wikitext under LOSSYTP_DATA")
     else:
         texts = [line for name in WIKITEXT_FILES for line in file.with_name(name).read_text("utf-8").split("\n")]
         for pattern, instead in UNTOKENISED.items():
