@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lossytp.parallel.collectives import all_reduce
     from lossytp.parallel.convert import gather, parallelize
     from lossytp.parallel.own_streams import stream_distance
+    from lossytp.parallel.tokens import reliable_prefix
 
 __version__ = "0.2.0"
 __all__ = [
@@ -53,6 +54,7 @@ __all__ = [
     "init_process_group",
     "parallelize",
     "reliable",
+    "reliable_prefix",
     "stream_distance",
 ]
 _NEEDS_TORCH = {
@@ -61,6 +63,7 @@ _NEEDS_TORCH = {
     "init_process_group": "lossytp.parallel.backend",
     "reliable": "lossytp.parallel.backend",
     "parallelize": "lossytp.parallel.convert",
+    "reliable_prefix": "lossytp.parallel.tokens",
     "stream_distance": "lossytp.parallel.own_streams",
 }
 

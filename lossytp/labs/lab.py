@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from lossytp.network.lossy_network import LossyNetwork
 from lossytp.parallel.group import Layout, rank_and_world_size, under_torchrun
 from lossytp.parallel.replicas import mean_over_processes, merge_counters, on_rank_zero
 from lossytp.training.files import check_writable, write_atomically
-from lossytp.training.groups import NetworkSettings
+from lossytp.training.groups import BackendNetwork, NetworkSettings
 from lossytp.training.progress import Progress
 from lossytp.training.rows import DATA_VARIABLE, Files, Source
 from lossytp.training.settings import FASTEST, Count, CountFromZero
@@ -76,23 +76,10 @@ class LabConfig(NetworkSettings):
         return self
 
 
-class BackendLabConfig(LabConfig):
-    """A lab in which PyTorch sends the messages over the backend `lossy`, which does not know the layers they serve."""
+class BackendLabConfig(LabConfig, BackendNetwork):
+    """A lab in which PyTorch sends the messages over the backend `lossy`."""
 
-    @model_validator(mode="after")
-    def _check_backendlab(self) -> Self:
-        for name in ("wire_dtype", "lossy_module", "lossy_layers"):
-            self._refuse(name, getattr(self, name) is not None)
-        self._refuse("control", self.control == "noise")
-        self._refuse("repair", self.comm().repair.remembers)
-        return self
-
-    def _refuse(self, name: str, asked: bool) -> None:
-        if asked:
-            raise ValueError(
-                f"{name} = {getattr(self, name)!r} works only in this project's layers: leave it out, or run "
-                "lossytp.labs.tensor_parallel_manual"
-            )
+    elsewhere: ClassVar[str] = ", or run lossytp.labs.tensor_parallel_manual"
 
 
 def place(config: LabConfig, needs_processes: str | None = None) -> Layout:

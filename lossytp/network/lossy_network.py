@@ -19,7 +19,7 @@ import numpy as np
 from lossytp.network.checks import check_at_least, check_bool, check_is, check_known, check_names, check_number, shown
 from lossytp.network.losses import NO_PACKETS, Bernoulli, LinkLosses, LossProcess, check_process
 from lossytp.network.random_numbers import Normals
-from lossytp.network.repairs import ZERO, Repair, repair_named, stage_of
+from lossytp.network.repairs import ZERO, ProtectFirst, Repair, repair_named, stage_of
 from lossytp.network.routes import ALGORITHMS, Algorithm, Hop, Hops, Link, Missing, Wire, algorithm_named, checked_link
 from lossytp.network.scope import COUNTED, EVERYWHERE, Counters, LossTape, Scope, Site
 from lossytp.network.traces import most_wraps
@@ -96,11 +96,12 @@ class LossyNetwork:
         self._training = self._streams = Streams(TRAINING, TRAINING)
         self._evaluations = 0
         self._tape: LossTape | None = None
+        self.positions: np.ndarray | None = None  # of the tokens of the layers' messages, (T,), or -1 for padding
         self._suspended: list[None] = []  # one for each block of `reliable()`; appending is safe in threads
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy holds. It is outside of all blocks, because nothing would end them in the copy."""
-        return self.__dict__ | {"_streams": self._training, "_suspended": [], "_tape": None}
+        return self.__dict__ | {"_streams": self._training, "_suspended": [], "_tape": None, "positions": None}
 
     def process(self, src: int, dst: int) -> LossProcess:
         """Return the loss process of the link src -> dst."""
@@ -175,12 +176,49 @@ class LossyNetwork:
         missing = Missing([], reliable=True)
         if not self._is_reliable(site):
             capacity = self.wire.elements_per_packet(itemsize, block)
-            missing = Missing([self._send_over(hop, capacity, repair, group, site) for hop in hops])
+            missing = self._send_all(hops, capacity, repair, group, site)
             if hops:
                 self.counters.add_message((self._streams.purpose[0], site, group), missing.any)
         if self._tape is not None:
             self._tape.record(missing)
         return missing
+
+    def _send_all(self, hops: Hops, capacity: int, repair: Repair, group: str, site: Site | None) -> Missing:
+        first = repair.part("select")
+        if site is not None and site.layer is not None:
+            if isinstance(first, ProtectFirst):
+                protected = self._packets_at((0, first.positions), hops, capacity)
+                each = zip(hops, (repair.choosing(len(packets)) for packets in protected), strict=True)
+                sent = [self._send_over(hop, capacity, repair, group, site) for hop, repair in each]
+                return Missing(sent, protected=protected)
+            if self.scope.positions is not None:
+                sent = []
+                for hop, packets in zip(hops, self._packets_at(self.scope.positions, hops, capacity), strict=True):
+                    part = hop._replace(start=0, stop=len(packets) * capacity)
+                    sent.append(packets[self._send_over(part, capacity, repair, group, site)])
+                return Missing(sent)
+        return Missing([self._send_over(hop, capacity, repair, group, site) for hop in hops])
+
+    def _packets_at(self, positions: tuple[int, int] | slice, hops: Hops, capacity: int) -> list[np.ndarray]:
+        """Return for each hop the packets that hold a token at one of the positions, sorted.
+
+        Raises:
+            ValueError: if the positions of the message's tokens are not known.
+        """
+        elements, tokens = max((hop.stop for hop in hops), default=0), self.positions
+        if tokens is None or not len(tokens) or elements % len(tokens):
+            raise ValueError(
+                "the positions of a message's tokens are not known here: call the model itself, which counts them, and "
+                "not its layers or a pipeline"
+            )
+        first, stop = positions  # type: ignore[misc]
+        before = np.concatenate([[0], np.cumsum((tokens >= first) & (tokens < stop))])
+        found, width = [], elements // len(tokens)
+        for hop in hops:
+            starts = np.arange(hop.start, hop.stop, capacity)
+            last = np.minimum(starts + capacity, hop.stop) - 1
+            found.append(np.flatnonzero(before[last // width + 1] > before[starts // width]))
+        return found
 
     def _send_over(self, hop: Hop, capacity: int, repair: Repair, group: str, site: Site | None) -> np.ndarray:
         counts = [0, 0, 0]  # packets, lost, extra

@@ -71,6 +71,10 @@ class Repair:
         """Return how many of a hop's packets are sent until they arrive."""
         return 0
 
+    def choosing(self, count: int) -> "Repair":
+        """Return this repair for a hop of which `count` packets hold the positions that it protects."""
+        return self
+
     def deliver(self, num_packets: int, send: Send) -> np.ndarray:
         """Send a message of `num_packets` packets over one link; return the sorted indices that stay missing."""
         return send(num_packets)
@@ -488,6 +492,41 @@ class Protect(Zero):
 
 
 @dataclass(frozen=True)
+class ProtectFirst(Zero):
+    """Send the packets that hold a sequence's first positions reliably, as `protect` sends those of the largest norms.
+
+    In many models the first token has the massive activations that `protect` looks for. A sender knows where they are
+    without a norm. Padding has no position, and a cache's tokens count. Messages that belong to no layer, such as
+    data-parallel gradients, have no positions.
+
+    Args:
+        positions: number of positions of each sequence.
+    """
+
+    name = "protect_first"
+    stage = "select"
+    sends_more: ClassVar[bool] = True
+
+    positions: int
+
+    def __post_init__(self) -> None:
+        check_at_least("positions", self.positions, 1)
+
+    def choosing(self, count: int) -> Repair:
+        return Chosen(self.positions, count)
+
+
+@dataclass(frozen=True)
+class Chosen(ProtectFirst):
+    """`ProtectFirst` for one hop, `count` of whose packets hold the first positions."""
+
+    count: int
+
+    def num_protected(self, num_packets: int) -> int:
+        return self.count
+
+
+@dataclass(frozen=True)
 class Chain(Repair):
     """Select packets to protect, then deliver the others, then fill in what is still missing.
 
@@ -527,6 +566,9 @@ class Chain(Repair):
     def part(self, stage: str) -> Repair:
         return next((repair for repair in self.repairs if repair.stage == stage), ZERO)
 
+    def choosing(self, count: int) -> Repair:
+        return Chain(tuple(repair.choosing(count) for repair in self.repairs))
+
     def num_protected(self, num_packets: int) -> int:
         return self.part("select").num_protected(num_packets)
 
@@ -562,7 +604,8 @@ def stage_of(repair: Repair, stage: str) -> Repair:
 
 
 REPAIRS: dict[str, type[Repair]] = {
-    kind.name: kind for kind in (Zero, Rescale, RescaleCounted, Stale, Local, Fec, Hadamard, Retransmit, Protect)
+    kind.name: kind
+    for kind in (Zero, Rescale, RescaleCounted, Stale, Local, Fec, Hadamard, Retransmit, Protect, ProtectFirst)
 }
 
 

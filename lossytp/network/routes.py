@@ -207,6 +207,15 @@ def chunk_bounds(num_elements: int, num_chunks: int, unit: int = 1) -> list[Boun
     return [(min(c * size, num_elements), min((c + 1) * size, num_elements)) for c in range(num_chunks)]
 
 
+def first_spans(hops: Hops, num_elements: int) -> list[Bounds]:
+    """Return the bounds of what the hops carry that no earlier hop carried; a message without hops is one span."""
+    spans: list[Bounds] = []
+    for start, stop in dict.fromkeys((hop.start, hop.stop) for hop in hops):
+        if all(stop <= before or after <= start for before, after in spans):
+            spans.append((start, stop))
+    return spans or [(0, num_elements)]
+
+
 def whole(chunks: list[Bounds]) -> Bounds:
     """Return the bounds of the message that these chunks make up."""
     return 0, chunks[-1][1]

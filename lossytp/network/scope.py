@@ -160,34 +160,43 @@ class Scope:
         module: "attention" or "mlp".
         layers: first transformer layer and the layer after the last, counted from 0.
         phase: "reduce" (contributions on their way to a sum) or "gather" (the sum on its way to the ranks).
+        positions: first position and the position after the last, counted from 0 within each sequence, or a slice with
+            both. Packets that hold no such token are reliable, and not counted. Padding has no position.
 
-    Messages that belong to no layer, such as data-parallel gradients, lie outside every range of layers and every
-    module. To restrict links, name them, `LossyNetwork({(0, 1): process})`, or give `LossyNetwork` its
-    `ranks_per_node`.
+    Messages that belong to no layer, such as data-parallel gradients, lie outside every range of layers and positions,
+    and outside every module. To restrict links, name them, `LossyNetwork({(0, 1): process})`, or give `LossyNetwork`
+    its `ranks_per_node`.
     """
 
     direction: str | None = None
     module: str | None = None
     layers: tuple[int, int] | None = None
     phase: str | None = None
+    positions: tuple[int, int] | slice | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("direction", DIRECTIONS), ("module", MODULES), ("phase", PHASES)):
             check_known(name, getattr(self, name), (None, *known))
-        if self.layers is None:
-            return
-        layers = tuple(self.layers) if isinstance(self.layers, tuple | list) else ()
-        if len(layers) != 2 or not all(isinstance(end, Integral) for end in layers) or not 0 <= layers[0] < layers[1]:
-            raise ValueError(
-                f"layers = {self.layers} is not a range: give the first layer and the layer after the last, such as "
-                "(0, 2)"
-            )
-        object.__setattr__(self, "layers", layers)
+        if isinstance(each := self.positions, slice) and each.step in (None, 1):
+            object.__setattr__(self, "positions", (each.start or 0, each.stop))
+        for name in ("layers", "positions"):
+            given: Any = getattr(self, name)
+            ends = tuple(given) if isinstance(given, tuple | list) else ()
+            if given is None:
+                continue
+            if len(ends) != 2 or not all(isinstance(end, Integral) for end in ends) or not 0 <= ends[0] < ends[1]:
+                raise ValueError(
+                    f"{name} = {given} is not a range: give the first of the {name} and the one after the last, such "
+                    "as (0, 2), in a flag 0:2"
+                )
+            object.__setattr__(self, name, ends)
 
     def covers(self, site: Site | None) -> bool:
         """Return whether a message of this site may lose packets."""
         site = site or NOWHERE
         if self.layers is not None and (site.layer is None or not self.layers[0] <= site.layer < self.layers[1]):
+            return False
+        if self.positions is not None and site.layer is None:
             return False
         pairs = ((self.direction, site.direction), (self.module, site.module), (self.phase, site.phase))
         return all(wanted in (None, own) for wanted, own in pairs)
@@ -209,17 +218,17 @@ def links_named(text: str) -> list[Link]:
     return links
 
 
-def layers_named(text: str) -> tuple[int, int]:
-    """Return the first layer and the layer after the last of a text such as ``0:2``.
+def range_named(name: str, text: str | None) -> tuple[int, int] | None:
+    """Return the first number and the one after the last of a text such as ``0:2``, the value of the flag `name`.
 
     Raises:
         ValueError: if the text has another form.
     """
+    if text is None:
+        return None
     match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
     if not match:
-        raise ValueError(
-            f"lossy_layers = {text!r} is not understood: write first:stop, such as 0:2 (in YAML in quotes)"
-        )
+        raise ValueError(f"{name} = {text!r} is not understood: write first:stop, such as 0:2 (in YAML in quotes)")
     return int(match[1]), int(match[2])
 
 

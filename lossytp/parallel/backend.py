@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
-from torch.distributed import Backend, ProcessGroup
+from torch.distributed import Backend, ProcessGroup, distributed_c10d
 
 from lossytp.network.checks import check_known, check_names, shown
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
@@ -76,9 +76,8 @@ def init_process_group(
     check_nodes(network, comm, world)
     device = this_device(rank)
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" and wraps == "auto" else ""
-    mine = {**(compared or {}), "algorithm": comm.algorithm.name, "repair": str(comm.repair), "wraps": wraps}
-    mine |= {"device": device.type, "reliable_gather": comm.reliable_gather, "timeout_s": timeout_s, "gpu": gpu}
-    mine |= {"seed": network.seed, **network.state_dict()["settings"], "WORLD_SIZE": world}
+    mine = {**(compared or {}), "wraps": wraps, "device": device.type, "timeout_s": timeout_s, "gpu": gpu}
+    mine |= _as_compared(network, comm, world)
     _settings = _Settings(network, wraps, comm)
     store = _join(rank, world, timeout_s)
     everyone = _compared(store, rank, world, mine, timeout_s)
@@ -90,6 +89,61 @@ def init_process_group(
     limit = timedelta(seconds=timeout_s)
     dist.init_process_group("lossy", store=store, rank=rank, world_size=world, timeout=limit)
     dist.monitored_barrier()  # gloo fails on a rank that still connects when another one leaves
+
+
+def serve_all_groups(network: LossyNetwork, comm: CommConfig, started: Callable[[Store, int, int], None]) -> None:
+    """Carry over `network` whatever this process's gloo and NCCL groups send from now on, whoever makes them.
+
+    A group is what its maker asks for, with its options and by its name, within a `LossyProcessGroup`.
+
+    Args:
+        network: the network.
+        comm: algorithm, repair and reliable_gather of every operation.
+        started: called with the store, the rank and the size of each default group, once its ranks have the same
+            settings.
+    """
+    global _settings
+    _settings = _Settings(network, "nccl" if dist.is_nccl_available() and torch.cuda.is_available() else "gloo", comm)
+    Backend.register_backend("lossy", _make_group, extended_api=True, devices=["cpu", "cuda"])
+    c10d: Any = distributed_c10d  # every group is made and registered by these two functions of it
+    make, register = c10d._new_process_group_helper, c10d._register_pg_in_world
+
+    def make_lossy(size: int, rank: int, ranks: list[int], *args: Any, **named: Any) -> Any:
+        lossy = []
+
+        def register_lossy(group: ProcessGroup, **world: Any) -> None:
+            backends = {pair.partition(":")[2] for pair in world["backend_config"].split(",")}
+            if type(group) is ProcessGroup and backends <= {"gloo", "nccl"}:
+                name = world["group_name"]
+                group = LossyProcessGroup(group, name=name, ranks=ranks or range(size), network=network, comm=comm)
+                group._set_group_name(name)
+                lossy.append(group)
+            register(group, **world)
+
+        c10d._register_pg_in_world = register_lossy
+        try:
+            group, store = make(size, rank, ranks, *args, **named)
+        finally:
+            c10d._register_pg_in_world = register
+        if lossy and not ranks:
+            own = PrefixStore("lossytp", store)
+            _compared(own, rank, size, _as_compared(network, comm, size), named["timeout"].total_seconds())
+            started(own, rank, size)
+        return lossy[0] if lossy else group, store
+
+    c10d._new_process_group_helper = make_lossy
+
+
+def _as_compared(network: LossyNetwork, comm: CommConfig, world: int) -> dict[str, Any]:
+    """Return the settings that must be equal on all ranks."""
+    return {
+        "algorithm": comm.algorithm.name,
+        "repair": str(comm.repair),
+        "reliable_gather": comm.reliable_gather,
+        "seed": network.seed,
+        **network.state_dict()["settings"],
+        "WORLD_SIZE": world,
+    }
 
 
 def backend_for(gpus: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ from lossytp.network.repairs import (
     Zero,
     stage_of,
 )
-from lossytp.network.routes import Hop, Hops, Missing, Routes
+from lossytp.network.routes import Hop, Hops, Missing, Routes, first_spans
 from lossytp.network.scope import NOWHERE, PHASES, Site
 from lossytp.parallel.group import RankGroup, check_reaches, nothing_to_wait_for
 
@@ -140,7 +140,8 @@ class LossyCollective:
             site = (site or NOWHERE)._replace(operation="reduce_scatter")
         parts_LN = parts.view(len(parts), -1)
         reduce, gather = comm.algorithm.pair(comm.sequence_parallel)
-        parts_LN.copy_(self._rounded(parts_LN, reduce, unit, len(parts)))
+        if comm.wire_dtype:
+            parts_LN.copy_(self._rounded(parts_LN, reduce, unit, len(parts)))
         own_LN = parts_LN.clone() if comm.repair.uses_own_part else None
         hops = reduce(parts_LN.shape[1], group.ranks, unit)
         if self._protects_partial_sums(hops) and group.processes > 1:
@@ -151,7 +152,7 @@ class LossyCollective:
 
         def finish() -> Tensor:
             wait()
-            if not comm.sequence_parallel:  # each rank keeps its shard
+            if comm.wire_dtype and not comm.sequence_parallel:  # else each rank keeps its shard
                 total.copy_(self._rounded(total, gather))
             if not comm.own_streams:
                 return total
@@ -230,7 +231,8 @@ class LossyCollective:
         return Message(rows_LN, positions, ranks, hops, missing, self.network, capacity, repair)
 
     def _protects_partial_sums(self, hops: Hops) -> bool:
-        return stage_of(self.comm.repair, "select") != ZERO and any(len(hop.positions) > 1 for hop in hops)
+        by_norm = isinstance(stage_of(self.comm.repair, "select"), Protect)
+        return by_norm and any(len(hop.positions) > 1 for hop in hops)
 
     def _rounded(self, message: Tensor, routes: Routes, unit: int = 1, rows: int = 1) -> Tensor:
         """Round what these routes send to what the wire's dtype can hold, and keep the message's own dtype."""
@@ -255,8 +257,7 @@ def quantised(rows_LN: Tensor, wire_dtype: str, hops: Hops) -> Tensor:
     The element of the largest magnitude becomes the lowest number, -8 in int4, as in vLLM's QuickReduce
     (csrc/quickreduce), whose blocks have 32 elements, too. "fp8" has e4m3 numbers up to 448, as in FlashInfer's
     `comm.quantized_all_reduce`, whose blocks have 256. Both run `direct`. A scale is a bfloat16, because float16 has
-    none for small gradients. Blocks begin where a hop's packets do, and a packet carries whole blocks with their
-    scales, so a lost packet takes no other packet's elements along.
+    none for small gradients. Blocks begin where a hop's packets do, and a packet carries whole blocks and their scales.
 
     What is rounded, for every algorithm and for "bf16" alike: each contribution once, also the part that a rank sums
     itself; the sum of an all-reduce once, before it returns, also for the rank that has it already; each chunk of an
@@ -279,15 +280,6 @@ def quantised(rows_LN: Tensor, wire_dtype: str, hops: Hops) -> Tensor:
         numbers_LBE = numbers_LBE.to(torch.float8_e4m3fn).to(span_LN) if wire_dtype == "fp8" else numbers_LBE.round_()
         result_LN[:, start:stop] = (numbers_LBE * scale_LB1).flatten(1)[:, : stop - start]
     return result_LN
-
-
-def first_spans(hops: Hops, num_elements: int) -> list[tuple[int, int]]:
-    """Return the bounds of what the hops carry that no earlier hop carried; a message without hops is one span."""
-    spans: list[tuple[int, int]] = []
-    for start, stop in dict.fromkeys((hop.start, hop.stop) for hop in hops):
-        if all(stop <= before or after <= start for before, after in spans):
-            spans.append((start, stop))
-    return spans or [(0, num_elements)]
 
 
 def collective_of(model: nn.Module) -> LossyCollective | None:

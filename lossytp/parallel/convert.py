@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 
 from lossytp.network.checks import check_bool, check_is
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
-from lossytp.parallel.collectives import LossyCollective
+from lossytp.parallel.collectives import LossyCollective, collective_of
 from lossytp.parallel.experts import TensorParallelExperts, experts_of
 from lossytp.parallel.group import Layout, RankGroup, check_layers, check_reaches
 from lossytp.parallel.layers import (
@@ -48,6 +48,7 @@ from lossytp.parallel.plans import (
     weight_and_bias,
 )
 from lossytp.parallel.shards import shards
+from lossytp.parallel.tokens import needs_positions, positions_of
 from lossytp.parallel.vocabulary import dense_vocabulary
 
 # Turn a tensor-parallel model back into the dense one that it was made of.
@@ -94,6 +95,13 @@ class SavesDense:
             for parameter, shard in shards(model, Layout()):
                 shard.take_(parameter, lambda part: values[part.name])
         return keys
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        model: Any = self
+        collective = collective_of(model)
+        if collective is not None and needs_positions(collective):
+            collective.network.positions = positions_of(model, *inputs, **named)
+        return super().__call__(*inputs, **named)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Take off the hooks that transformers adds to return hidden states: it adds them again when it needs them."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lossytp.network.checks import check_number
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
+from lossytp.network.repairs import ZERO, Hadamard, Rescale
 from lossytp.network.routes import Link, check_links_within
 
 if TYPE_CHECKING:
@@ -138,14 +139,19 @@ def check_divides(tensor_parallel_size: int, *, heads: int = 0, inner: int = 0, 
     grouped = key_value_heads if key_value_heads != heads else 0
     counts = {f"{heads} heads": heads, f"{grouped} key-value heads": grouped, f"MLP of {inner}": inner}
     counts = {name: count for name, count in counts.items() if count}
-    divided = [count for count in (heads, inner) if count]
-    fits = [size for size in range(1, max(divided, default=1) + 1) if not any(count % size for count in divided)]
-    fits = [size for size in fits if not (grouped % size and size % grouped)]
-    if divided and tensor_parallel_size not in fits:
+    fits = sizes_that_divide(heads=heads, inner=inner, key_value_heads=key_value_heads)
+    if heads + inner and tensor_parallel_size not in fits:
         raise ValueError(
             f"tensor_parallel_size = {tensor_parallel_size} does not divide the model's {' and its '.join(counts)}: "
             f"choose one of {', '.join(map(str, fits))}"
         )
+
+
+def sizes_that_divide(*, heads: int = 0, inner: int = 0, key_value_heads: int = 0) -> list[int]:
+    """Return the numbers of ranks that `check_divides` accepts, ascending."""
+    divided = [count for count in (heads, inner) if count]
+    sizes = [size for size in range(1, max(divided, default=1) + 1) if not any(count % size for count in divided)]
+    return [size for size in sizes if not key_value_heads or not key_value_heads % size or not size % key_value_heads]
 
 
 # How a run is laid out over processes, and the place of this process.
@@ -279,6 +285,18 @@ def check_reaches(network: LossyNetwork, group: RankGroup, comm: CommConfig) -> 
     comm.check_delivers(network, group.ranks)
     phase, named = network.scope.phase, set(network.named_links)
     check_nodes(network, comm, group.num_global_ranks)
+    fill = comm.repair.part("fill")
+    if network.scope.positions is not None and (
+        comm.repair.part("select") != ZERO or isinstance(fill, Rescale | Hadamard)
+    ):
+        raise ValueError(
+            f"repair = '{comm.repair}' does not work where only some positions lose packets: give another repair, or "
+            "leave positions out"
+        )
+    if network.scope.positions is not None and comm.control:
+        raise ValueError(
+            f"control = {comm.control!r} does not work where only some positions lose packets: leave one out"
+        )
     if phase is None and not named:
         return
     check_links_within(network.named_links, group.num_global_ranks)

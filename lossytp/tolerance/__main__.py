@@ -17,6 +17,12 @@ from lossytp.training.progress import waiting
 
 COLUMNS = "{:9} {:6} {:{width}} {:>9} {:>20} {:>9} {:>5}"
 TITLES = ("algorithm", "phase", "repair", "loss rate", "rise (nats)", "collapsed", "draws")
+DECODED = ("same", "degenerate", "rise")
+DECODED_COLUMNS = "{:9} {:6} {:8} {:{width}} {:>9} {:>12} {:>13} {:>15} {:>13}"
+DECODED_TITLES = (
+    *("algorithm", "phase", "prefill", "repair", "loss rate"),
+    *("same tokens", "degenerate", "rise (nats)", "packets/token"),
+)
 
 
 def main() -> None:
@@ -35,7 +41,7 @@ def measure_and_print(config: ToleranceConfig) -> None:
         from lossytp.training.folder import exclusive_run  # it takes seconds: check arguments first
 
     with exclusive_run(config.output_dir):  # another measurement there would overwrite this one's rows
-        _measure_and_print(config)
+        (_decode_and_print if config.decode else _measure_and_print)(config)
 
 
 def _measure_and_print(config: ToleranceConfig) -> None:
@@ -82,6 +88,32 @@ def _measure_and_print(config: ToleranceConfig) -> None:
     keep_advice(measurement, lines)
     draw(rows, config.model_name, Path(config.output_dir))
     print("", *lines, "", f"see {config.output_dir}/{RECORD} and {FIGURE}.png there", sep="\n")
+
+
+def _decode_and_print(config: ToleranceConfig) -> None:
+    with waiting("importing transformers"):
+        from lossytp.tolerance.decode import DECODING, Decoder, load_decoded
+
+    done = load_decoded(config)
+    decoder = Decoder(config)
+    width = max(14, *(len(setup.repair) for setup in config.setups()))
+    print(
+        f"{config.model_name}, {config.prompts} prompts of {config.prompt_tokens} tokens of {config.with_text().text}, "
+        f"continued by {config.new_tokens} tokens over {decoder.ranks} tensor-parallel ranks\n"
+        f"{decoder.message_of_a_token()}\n"
+        f"Without losses, {decoder.degenerate:.0%} of the continuations degenerate, and they have "
+        f"{decoder.lossless_N.mean():.3f} nats a token.\n\n{DECODED_COLUMNS.format(*DECODED_TITLES, width=width)}",
+        flush=True,
+    )
+    bar = tqdm(unit="draw", leave=False, disable=not sys.stderr.isatty())
+    for row in decoder.rows(done, bar.update):
+        estimates = [f"{row[name]['value']:.3g} ± {row[name]['high'] - row[name]['value']:.2g}" for name in DECODED]
+        values = [row["algorithm"], row["phase"], row["prefill"], row["repair"], f"{row['loss_rate']:.3g}"]
+        line = DECODED_COLUMNS.format(*values, *estimates, f"{row['packets']:.0f}", width=width)
+        bar.write(line, file=sys.stdout)
+        sys.stdout.flush()
+    bar.close()
+    print(f"\nsee {config.output_dir}/{DECODING}")
 
 
 if __name__ == "__main__":

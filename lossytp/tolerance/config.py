@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from lossytp.network.checks import check_known, check_probability, parse, split_outside_parentheses
 from lossytp.network.traces import LOSS_PROCESSES
-from lossytp.parallel.group import check_nodes
+from lossytp.parallel.group import check_nodes, sizes_that_divide
 from lossytp.training.groups import NetworkSettings
 from lossytp.training.rows import DATA_VARIABLE
 from lossytp.training.settings import Count, Positive, Settings
@@ -19,6 +19,7 @@ STDLIB, WIKITEXT = "stdlib", "wikitext-2"
 
 PHASES = ("reduce", "both")
 SIZES = (4, 3, 2)  # tensor-parallel sizes to try if none is given
+PREFILLS = ("lossy", "prefix", "reliable")
 NO_REPAIR = "zero"
 DEFAULT_RATES = "0.001,0.01,0.03,0.1"
 
@@ -186,8 +187,21 @@ class ToleranceConfig(NetworksConfig):
     """Largest number of draws of losses for each row."""
     precision: Positive = 0.005
     """A row is done once its 95 % interval has this half-width, in nats, or a fifth of the rise."""
+    decode: bool = False
+    """Continue prompts token by token, in place of scoring blocks of text."""
+    prefills: str = "lossy,prefix,reliable"
+    """With decode, how prompts are read, separated by commas: lossy, prefix (the first tokens without losses), reliable
+    (all tokens without losses)."""
+    prefix_tokens: Count = 4
+    """With decode, tokens of a reliable prefix."""
+    prompts: Count = 4
+    """With decode, number of prompts, from the text's beginning."""
+    prompt_tokens: Annotated[int, Field(ge=2)] = 64
+    """With decode, tokens of a prompt."""
+    new_tokens: Annotated[int, Field(ge=4)] = 32
+    """With decode, tokens of a continuation. Each row has `min_draws` draws."""
     output_dir: str = "output/tolerance"
-    """Folder for tolerance.json and the figure."""
+    """Folder for tolerance.json, or decoding.json, and the figure."""
 
     @model_validator(mode="after")
     def _check_tolerance(self) -> Self:
@@ -195,7 +209,21 @@ class ToleranceConfig(NetworksConfig):
             raise ValueError(
                 f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
             )
+        self.prefill_names()
+        if self.prefix_tokens >= self.prompt_tokens:
+            raise ValueError(
+                f"prefix_tokens = {self.prefix_tokens} is not below prompt_tokens = {self.prompt_tokens}: give fewer"
+            )
         return self
+
+    def prefill_names(self) -> list[str]:
+        """Return how prompts are read, of `PREFILLS`."""
+        names = list(dict.fromkeys(parts(self.prefills)))
+        if not names:
+            raise ValueError(f"prefills = {self.prefills!r} is empty: give one, such as lossy")
+        for name in names:
+            check_known("prefills", name, PREFILLS)
+        return names
 
     def with_text(self) -> "ToleranceConfig":
         """Return the configuration with the default text if it has none."""
@@ -223,12 +251,13 @@ def first_size(model_name: str, shape: Shape) -> int:
     Raises:
         ValueError: if none does.
     """
+    fits = sizes_that_divide(**shape.divided)
     for size in SIZES:
-        if not any(count % size for count in shape.divided.values()):
+        if size in fits:
             return size
     raise ValueError(
         f"model_name = {model_name!r}: none of {', '.join(map(str, SIZES))} divides its heads and its MLP: give "
-        "tensor_parallel_size"
+        f"tensor_parallel_size, such as {', '.join(map(str, fits[1:])) or 'for another model'}"
     )
 
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,19 +84,32 @@ class Measurement:
         tokenizer, self.dense, self.ranks = language_model(config)
         self.device, shape = self.dense.device, self.dense.config
         positions = shape.max_position_embeddings
-        block_size = config.block_size or min(BLOCK_SIZE, positions)
-        check_positions(config.model_name, positions, block_size, setting="block_size")
+        block_size = config.prompt_tokens if config.decode else config.block_size or min(BLOCK_SIZE, positions)
+        longest = block_size + config.new_tokens if config.decode else block_size
+        check_positions(
+            config.model_name,
+            positions,
+            longest,
+            setting="prompt_tokens + new_tokens" if config.decode else "block_size",
+        )
         self.first_tokens = first_token_names(tokenizer)
-        with waiting(f"{config.model_name}: reading the text, and scoring it without losses"):
-            text, wanted = corpus(config.files(), split="validation"), config.blocks or max(1, TOKENS // block_size)
+        name, asked = ("prompts", config.prompts) if config.decode else ("blocks", config.blocks)
+        with waiting(f"{config.model_name}: reading the text"):
+            text = corpus(config.files(), split="validation")
+            wanted = asked or max(1, TOKENS // block_size)
             blocks_NT = all_blocks(text, tokenizer, block_size=block_size, at_most=wanted)
-            if config.blocks is not None:
-                check_at_most(
-                    "blocks", config.blocks, len(blocks_NT), f"no more than the text has, of {block_size} tokens"
-                )
+            if asked is not None:
+                check_at_most(name, asked, len(blocks_NT), f"no more than the text has, of {block_size} tokens")
             self.blocks_NT = blocks_NT.to(self.device)
-            self.lossless_N = self._score(self.dense)
-        self.lossless = float(self.lossless_N.mean())
+
+    @cached_property
+    def lossless_N(self) -> np.ndarray:
+        with waiting(f"{self.config.model_name}: scoring the text without losses"):
+            return self._score(self.dense)
+
+    @property
+    def lossless(self) -> float:
+        return float(self.lossless_N.mean())
 
     def rows(self, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:
         """Yield the rows. A repair is measured only where losses without one cost something.
@@ -145,7 +159,13 @@ class Measurement:
 
 RECORD = "tolerance.json"
 OTHER_FOLDER = "give another output_dir, or delete the file"
-CHOOSE_ROWS = ("loss_rates", "algorithms", "phases", "repairs")  # settings that choose the rows, and not their values
+CHOOSE_ROWS = (
+    "loss_rates",
+    "algorithms",
+    "phases",
+    "repairs",
+    "prefills",
+)  # settings that choose the rows, and not their values
 SAME_NATS = 1e-3  # by which a model's cross-entropy may differ between two processors
 
 
@@ -165,14 +185,19 @@ def load_rows(config: ToleranceConfig) -> dict[Setup, Row]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is not a tolerance record ({error}): move it, or give another output_dir") from error
-    ours = {name: value for name, value in _settings(config).items() if name not in CHOOSE_ROWS}
+    check_same_settings(config, settings, file)
+    if trace is not None and rows:
+        check_same_trace(config.network(rows[0].setup), trace, str(file), OTHER_FOLDER)
+    return {row.setup: row for row in rows}
+
+
+def check_same_settings(config: ToleranceConfig, settings: dict[str, Any], file: Path) -> None:
+    """Raise ValueError if a record's settings differ from ours in more than the choice of rows."""
+    ours = {name: value for name, value in settings_of(config).items() if name not in CHOOSE_ROWS}
     then = {name: settings.get(name, ToleranceConfig.defaults()[name]) for name in ours}  # older records lack some
     differ = [f"{name} = {then[name]!r}, not {value!r}" for name, value in ours.items() if then[name] != value]
     if differ:
         raise ValueError(f"{file} was measured with {'; '.join(differ)}: {OTHER_FOLDER}")
-    if trace is not None and rows:
-        check_same_trace(config.network(rows[0].setup), trace, str(file), OTHER_FOLDER)
-    return {row.setup: row for row in rows}
 
 
 def keep_rows(measurement: Measurement, done: dict[Setup, Row], drawn: Callable[[Setup, int], None]) -> Iterator[Row]:
@@ -225,7 +250,7 @@ def write_rows(measurement: Measurement, rows: list[Row], advice: list[str]) -> 
     config = measurement.config
     trace = trace_sha256(config.network(config.setups()[0]))
     record = {
-        "config": _settings(config),
+        "config": settings_of(config),
         "tensor_parallel_size": measurement.ranks,
         "lossless_cross_entropy": measurement.lossless,
         "text_sha256": _text_sha256(measurement),
@@ -239,7 +264,8 @@ def write_rows(measurement: Measurement, rows: list[Row], advice: list[str]) -> 
     write_atomically(Path(config.output_dir) / RECORD, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
-def _settings(config: ToleranceConfig) -> dict[str, Any]:
+def settings_of(config: ToleranceConfig) -> dict[str, Any]:
+    """Return the settings of a record."""
     return {name: value for name, value in config.with_text().as_dict().items() if name != "output_dir"}
 
 

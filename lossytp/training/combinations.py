@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lossytp.network.repairs import ZERO, stage_of
+from lossytp.network.repairs import ZERO, ProtectFirst, stage_of
 from lossytp.network.routes import check_links_within
-from lossytp.network.scope import layers_named, links_named
+from lossytp.network.scope import links_named
 from lossytp.parallel.group import check_nodes
 
 if TYPE_CHECKING:
@@ -58,10 +58,12 @@ def _backend_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
     own_layers, alone = layers == "lossytp" and ranks > 1, parallelism.data_parallel_size == 1 and not pipeline
     comm, adjoint = config.comm(), parallelism.exact_adjoint
     repair, algorithm = comm.repair, comm.algorithm
-    for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers"):
+    for name in ("sequence_parallel", "exact_adjoint", "wire_dtype", "lossy_module", "lossy_layers", "lossy_positions"):
         between_stages = name == "exact_adjoint" and pipeline and ranks == 1
         if values[name] and not own_layers and not between_stages:
             yield name, "needs this project's layers over several ranks: leave out implementation, or leave this out"
+    if network.lossy_positions is not None and pipeline:
+        yield "lossy_positions", "does not work in a pipeline, whose stages do not know positions: leave one out"
     if adjoint and pipeline and repair != ZERO:
         yield "exact_adjoint", f"works in a pipeline only with repair = 'zero', not {network.repair!r}: leave one out"
     for name, asked in {"repair": repair.remembers, "control": network.control == "noise"}.items():
@@ -69,6 +71,8 @@ def _backend_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
             yield name, "needs this project's layers, and tensor parallelism alone: leave this out, or the others"
     scattered = algorithm.reduce_scatter(16, (0, 1, 2, 3)) if sharded else ()
     carry_one = algorithm.hops_carry_one() and all(len(hop.positions) == 1 for hop in scattered)
+    if isinstance(stage_of(repair, "select"), ProtectFirst) and not (own_layers and alone):
+        yield "repair", "needs positions, which only this project's layers know: leave out replicas and stages"
     if stage_of(repair, "select") != ZERO and not (own_layers and alone) and not carry_one:
         yield "repair", f"needs packets of one rank each, but {network.algorithm!r} sends sums: choose direct"
     if ranks > 1 and config.kind == "generation" and (sharded or not (own_layers or network.reliable_gather)):
@@ -138,7 +142,8 @@ def check_blocks(config: "RunSettings", blocks: int) -> None:
 
 def _needs_more_than(config: "RunSettings", blocks: int) -> Iterator[tuple[str, str]]:
     network, trained = config.network, config.optimizer.unfreeze_last_layers
-    last = blocks if network.lossy_layers is None else layers_named(network.lossy_layers)[1]
+    layers = network.build().scope.layers
+    last = blocks if layers is None else layers[1]
     has = f"is above {config.model_name}'s {blocks} blocks: give"
     if last > blocks:
         yield "lossy_layers", f"{has} {blocks} as the last"

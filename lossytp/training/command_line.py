@@ -160,10 +160,24 @@ def parse(kind: type[Any], description: str | None, arguments: Sequence[str] | N
     return kind(**{**values, **given})
 
 
+def split_at_program(kind: type[Settings], words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a command line before its first word that is neither a flag nor a flag's value: a program, or -m."""
+    alone, stop = {*_switches(kind), "help", "h", ""}, 0
+    while stop < len(words) and (words[stop].startswith("--") or words[stop] == "-h"):
+        flag, equals, _ = words[stop].partition("=")
+        name = flag.lstrip("-").replace("-", "_").removeprefix("no_")
+        has_value = not equals and name not in alone and stop + 1 < len(words)
+        stop += 2 if has_value and not words[stop + 1].startswith("--") else 1
+    return list(words[:stop]), list(words[stop:])
+
+
+def _switches(kind: type[Settings]) -> set[str]:
+    return {name for name, field in kind.flat_fields() if field.annotation is bool}
+
+
 def _flags(kind: type[Settings], words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the names and values that the flags set."""
-    fields = dict(kind.flat_fields())
-    switches = {name for name, field in fields.items() if field.annotation is bool}
+    fields, switches = dict(kind.flat_fields()), _switches(kind)
     rest = [word for word in words if word != "--"]
     while rest:
         flag, equals, text = (word := rest.pop(0)).partition("=")
@@ -236,8 +250,7 @@ def run_as_command(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         _leave(130)
     except (ValueError, ModuleNotFoundError) as error:
-        _tell(printable(error, 10_000))
-        _leave(2)
+        refuse(error)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_left():
             _unread_dropped()
@@ -252,6 +265,12 @@ def run_as_command(main: Callable[[], None]) -> None:
             _tell(f"{type(error).__name__}: {error}")
         _leave(1)
     _leave(UNREAD if _unread_dropped() else 0)
+
+
+def refuse(error: Exception) -> NoReturn:
+    """Report an error of the user's in one line, and end with exit code 2."""
+    _tell(printable(error, 10_000))
+    _leave(2)
 
 
 def _reader_left() -> bool:

@@ -72,7 +72,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def check_writable(output_dir: str) -> None:
+def check_writable(output_dir: str, name: str = "output_dir") -> None:
     """Make the folder, or raise ValueError if it cannot be made or written."""
     probe = Path(output_dir) / ".probe.part"
     try:
@@ -80,7 +80,7 @@ def check_writable(output_dir: str) -> None:
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
-        raise ValueError(f"output_dir = {output_dir!r} cannot be written ({error.strerror}): give another") from error
+        raise ValueError(f"{name} = {output_dir!r} cannot be written ({error.strerror}): give another") from error
 
 
 def matching(pattern: str) -> list[str]:

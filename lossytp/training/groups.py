@@ -10,8 +10,9 @@ from pydantic import Field, field_validator, model_validator
 
 from lossytp.network.losses import Bernoulli, GilbertElliott, LossProcess, gilbert_elliott_preset
 from lossytp.network.lossy_network import CommConfig, LossyNetwork
+from lossytp.network.repairs import ProtectFirst, stage_of
 from lossytp.network.routes import Wire
-from lossytp.network.scope import Scope, layers_named, links_named
+from lossytp.network.scope import Scope, links_named, range_named
 from lossytp.network.traces import loss_process_named
 from lossytp.training.rows import FORMATS
 from lossytp.training.settings import (
@@ -44,8 +45,8 @@ class NetworkSettings(Settings):
     algorithm: str = "direct"
     """Collective algorithm: direct, ring, tree, switch or sender."""
     repair: str = "zero"
-    """zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block), retransmit(budget), protect(share), or
-    several joined by +."""
+    """zero, rescale, rescale_counted, stale, local, fec(n, k), hadamard(block), retransmit(budget), protect(share),
+    protect_first(positions), or several joined by +."""
     reliable_gather: bool = True
     """False also loses packets of sums on their way back. Each rank then has its own residual stream. FSDP's
     all-gathers and a pipeline's sends always lose packets."""
@@ -62,6 +63,8 @@ class NetworkSettings(Settings):
     """Lose packets only in attention or mlp."""
     lossy_layers: str | None = None
     """Lose packets only in these transformer layers: first:stop, counted from 0."""
+    lossy_positions: str | None = None
+    """Lose only packets that hold tokens at these positions of their sequences: first:stop, counted from 0."""
     lossy_phase: str | None = None
     """Lose packets only in the reduce or the gather phase."""
     lossy_links: str | None = None
@@ -142,11 +145,34 @@ class NetworkSettings(Settings):
             scope=Scope(
                 direction=self.lossy_direction,
                 module=self.lossy_module,
-                layers=None if self.lossy_layers is None else layers_named(self.lossy_layers),
+                layers=range_named("lossy_layers", self.lossy_layers),
                 phase=self.lossy_phase,
+                positions=range_named("lossy_positions", self.lossy_positions),
             ),
             ranks_per_node=self.ranks_per_node,
         )
+
+
+class BackendNetwork(NetworkSettings):
+    """The network of PyTorch's own messages. The backend `lossy` does not know the layers that they serve."""
+
+    elsewhere: ClassVar[str] = ""
+    """What else to do, for messages."""
+
+    @model_validator(mode="after")
+    def _check_backend(self) -> Self:
+        for name in ("wire_dtype", "lossy_module", "lossy_layers", "lossy_positions"):
+            self._refuse(name, getattr(self, name) is not None)
+        self._refuse("control", self.control == "noise")
+        repair = self.comm().repair
+        self._refuse("repair", repair.remembers or isinstance(stage_of(repair, "select"), ProtectFirst))
+        return self
+
+    def _refuse(self, name: str, asked: bool) -> None:
+        if asked:
+            raise ValueError(
+                f"{name} = {getattr(self, name)!r} works only in this project's layers: leave it out{self.elsewhere}"
+            )
 
 
 class ParallelismSettings(Settings):

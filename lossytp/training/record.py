@@ -181,7 +181,15 @@ def check_inputs(
         )
 
 
-LIMITED = ("lossy_direction", "lossy_module", "lossy_layers", "lossy_phase", "lossy_links", "ranks_per_node")
+LIMITED = (
+    "lossy_direction",
+    "lossy_module",
+    "lossy_layers",
+    "lossy_positions",
+    "lossy_phase",
+    "lossy_links",
+    "ranks_per_node",
+)
 NOT_TIMED = (*LIMITED, "control", "sequence_parallel", "gradient_checkpointing", "unfreeze_last_layers")
 SAMPLES = 20  # simulated steps, each with a few dozen collectives
 

@@ -37,7 +37,11 @@ Folder = Annotated[str, AfterValidator(_expanded)]
 
 NO_TEXT = re.compile("[\0\ud800-\udfff]")  # a surrogate stands for a byte of an argument that is not UTF-8
 MAY_BE_EMPTY = ("repairs",)  # which gain zero
-LATER = [("declaration", None), ("ranks_per_node", None)]  # records do not mention these: older ones lack them
+LATER = [
+    ("declaration", None),
+    ("ranks_per_node", None),
+    ("lossy_positions", None),
+]  # records do not mention these: older ones lack them
 OBSOLETE = {
     "transport": ("simulated", "training only simulates losses; the tests send real packets"),
     "link_gbits": (None, "lossytp.training.record.seconds_of computes seconds from a record"),

@@ -19,8 +19,8 @@ from lossytp.network.scope import (
     LossTape,
     Scope,
     Site,
-    layers_named,
     links_named,
+    range_named,
 )
 from tests.network.loss_statistics import reproducible
 
@@ -71,12 +71,12 @@ def test_a_part_that_there_is_not_is_refused(name, value):
 
 def test_links_and_layers_are_read_from_text():
     assert links_named("0>1, 2>-1,-1>3") == [(0, 1), (2, -1), (-1, 3)]
-    assert layers_named(" 0:2") == (0, 2)
+    assert range_named("lossy_layers", " 0:2") == (0, 2)
     for text in ("0>1,0>1", "0>1,00>1", "0>0", "0>1,", "", "0-1"):
         with pytest.raises(ValueError, match="link"):
             links_named(text)
     with pytest.raises(ValueError, match="lossy_layers"):
-        layers_named("0-2")
+        range_named("lossy_layers", "0-2")
 
 
 # Counters

@@ -41,6 +41,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma": {"head_dim": 16},  # heads wider than the model, tied
     "gemma2": {"head_dim": 8},
     "smollm3": {},
+    "helium": {"head_dim": 8},
     "granite": {},
     "olmo": {"clip_qkv": None},
     "phi": {"embd_pdrop": 0.0, "resid_pdrop": 0.0},  # attention and MLP side by side, biases

@@ -25,6 +25,7 @@ RUNS += [("qwen3", mode, {}) for mode in ("shared", "own streams", "sequence, lo
 RUNS += [(family, "shared", {}) for family in ("gpt_neox", "gemma", "olmo2", "phi3", "glm")]
 RUNS += [(family, "own streams", {}) for family in ("olmo2", "phi3", "glm")]
 RUNS += [("qwen2, one key-value head", mode, {}) for mode in ("shared", "own streams")]
+RUNS += [("llama", "shared", {"algorithm": "ring", "repair": "protect_first(2) + hadamard(4)"})]
 RUNS += [("qwen2_moe", mode, {"algorithm": "ring"}) for mode in ("shared", "own streams", "sequence, lossy gather")]
 
 

@@ -291,8 +291,8 @@ def test_a_plan_that_does_not_fit_is_refused_in_one_line(plan: Any, error: type[
             lambda: tiny("llama", num_attention_heads=12, hidden_size=96),
             {"tensor_parallel_size": 6},
             ValueError,
-            "tensor_parallel_size = 6 does not divide the model's 12 heads and its 4 key-value heads and its MLP of 96: "
-            "choose one of 1, 2, 4, 12",
+            "tensor_parallel_size = 6 does not divide the model's 12 heads and its 4 key-value heads and its MLP of "
+            "96: choose one of 1, 2, 4, 12",
         ),
         (
             lambda: tiny("qwen3"),

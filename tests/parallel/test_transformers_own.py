@@ -10,6 +10,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoModelForCausalLM
+from transformers.distributed import DistributedConfig
 
 import lossytp as ltp
 from tests.parallel.conftest import gradient_error, relative_error, tiny_batch
@@ -21,7 +22,8 @@ STYLES |= dict.fromkeys(("o_proj", "down_proj"), RowwiseParallel)
 
 
 def by_transformers(folder: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto", dtype=torch.float32)
+    distributed = DistributedConfig(tp_size=2)
+    return AutoModelForCausalLM.from_pretrained(folder, distributed_config=distributed, dtype=torch.float32)
 
 
 def by_pytorch(folder: str) -> Any:

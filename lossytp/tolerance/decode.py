@@ -1,0 +1,218 @@
+"""Measure what losses do to a language model that continues prompts, token by token, with a cache.
+
+Each prompt is decoded alone, so an all-reduce carries one token: D elements, in one packet or a few on each link. The
+lossless continuation is the dense model's greedy one. Over a lossy network, the model continues the prompt greedily,
+and then it scores the lossless continuation. Each estimate is the mean over draws of losses, with Student's interval,
+for these prompts. Shapes: N prompts of P tokens, C tokens of a continuation, S draws.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lossytp.parallel.collectives import collective_of
+from lossytp.parallel.convert import parallelize
+from lossytp.parallel.plans import blocks_of
+from lossytp.parallel.tokens import reliable_prefix
+from lossytp.study.statistics import Estimate, t_interval
+from lossytp.tolerance.config import Setup, ToleranceConfig
+from lossytp.tolerance.measure import Measurement, check_same_settings, settings_of
+from lossytp.training.files import write_atomically
+from lossytp.training.progress import waiting
+from lossytp.training.record import commit, environment
+
+DECODING = "decoding.json"
+GRAM = 4  # tokens of a sequence that is repeated in a degenerate continuation
+REPEATED = 0.5  # share of a degenerate continuation's 4-grams that it had before
+
+
+class Decoded(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        setup: the network and the repair.
+        prefill: how the prompt was read: one of `lossytp.tolerance.config.PREFILLS`.
+        same: tokens of a greedy continuation before it differs from the lossless one, at most C.
+        degenerate: share of the greedy continuations that degenerate, as `degenerates` says.
+        rise: rise of the lossless continuation's cross-entropy, in nats a token.
+        packets: packets sent for each token of a continuation, including those that the repair adds.
+        draws: number of draws.
+    """
+
+    setup: Setup
+    prefill: str
+    same: Estimate
+    degenerate: Estimate
+    rise: Estimate
+    packets: float
+    draws: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row for the record."""
+        estimates = {name: getattr(self, name).as_json() for name in ("same", "degenerate", "rise")}
+        return {
+            **self.setup._asdict(),
+            "prefill": self.prefill,
+            **estimates,
+            "packets": self.packets,
+            "draws": self.draws,
+        }
+
+
+def degenerates(tokens: list[int]) -> bool:
+    """Return whether at least half of a continuation's 4-grams occurred in it before."""
+    grams = [tuple(tokens[first : first + GRAM]) for first in range(len(tokens) - GRAM + 1)]
+    return len(grams) > 0 and 1 - len(set(grams)) / len(grams) >= REPEATED
+
+
+class Decoder:
+    """A model, prompts from a text, and their lossless continuations.
+
+    Raises:
+        ValueError: as `Measurement` does.
+    """
+
+    def __init__(self, config: ToleranceConfig) -> None:
+        self.config = config
+        measured = Measurement(config)
+        self.dense, self.ranks, self.prompts_NP = measured.dense, measured.ranks, measured.blocks_NT
+        self.device, self.first_tokens = measured.device, measured.first_tokens
+        self.dense.to(self.device)
+        with waiting(f"{config.model_name}: continuing the prompts without losses"):
+            self.continuations_NC = [self._continued(self.dense, prompt)[0] for prompt in self.prompts_NP]
+            scores = [self._continued(self.dense, *given)[1] for given in self._pairs()]
+        self.lossless_N = np.array(scores)
+        self.degenerate = float(np.mean([degenerates(each) for each in self.continuations_NC]))
+
+    def _pairs(self) -> Iterator[tuple[Tensor, list[int]]]:
+        return zip(self.prompts_NP, self.continuations_NC, strict=True)
+
+    def rows(self, done: dict[tuple[Setup, str], dict], drawn: Callable[[], object]) -> Iterator[dict]:
+        """Yield the rows as JSON-ready values, and write the record after each.
+
+        Args:
+            done: rows of an earlier run, from `load_decoded`.
+            drawn: called after every draw.
+        """
+        rows = dict(done)
+        for setup in self.config.setups():
+            for prefill in self.config.prefill_names():
+                with waiting(f"{setup.algorithm}, {setup.phase}, {setup.repair} at {setup.loss_rate:.3g}: decoding"):
+                    row = done.get((setup, prefill)) or self._row(setup, prefill, drawn).as_json()
+                rows[setup, prefill] = row
+                self._write(list(rows.values()))
+                yield row
+
+    def _row(self, setup: Setup, prefill: str, drawn: Callable[[], object]) -> Decoded:
+        settings = self.config.network(setup)
+        network = settings.build()
+        model: Any = parallelize(self.dense, network, tensor_parallel_size=self.ranks, comm=settings.comm()).eval()
+        same_SN: list[list[int]] = []
+        degenerate_SN: list[list[bool]] = []
+        rise_SN: list[np.ndarray] = []
+        for draw in range(self.config.min_draws):
+            with network.evaluation(draw):
+                greedy = [self._continued(model, prompt, prefill=prefill) for prompt in self.prompts_NP]
+                scores = [self._continued(model, *given, prefill=prefill)[1] for given in self._pairs()]
+            pairs = zip(greedy, self.continuations_NC, strict=True)
+            same_SN.append([first_difference(tokens, lossless) for (tokens, _), lossless in pairs])
+            degenerate_SN.append([degenerates(tokens) for tokens, _ in greedy])
+            rise_SN.append(np.array(scores) - self.lossless_N)
+            drawn()
+        same, degenerate, rise = (t_interval(np.mean(each, axis=1)) for each in (same_SN, degenerate_SN, rise_SN))
+        tokens = len(self.prompts_NP) * self.config.new_tokens * 2 * self.config.min_draws
+        sent = network.summary("evaluation")["packets"] / tokens
+        return Decoded(setup, prefill, same, degenerate, rise, sent, self.config.min_draws)
+
+    def _continued(
+        self, model: Any, prompt_P: Tensor, given: list[int] | None = None, *, prefill: str = "lossy"
+    ) -> tuple[list[int], float]:
+        """Return a continuation of a prompt, greedy or `given`, and its mean cross-entropy in nats a token."""
+        on = self.device.type
+        autocast = torch.autocast(on, dtype=torch.bfloat16) if self.config.bf16 else nullcontext()
+        tokens: list[int] = []
+        total = 0.0
+        with torch.no_grad(), autocast:
+            cache, logits_V = self._prefilled(model, prompt_P.unsqueeze(0), prefill)
+            for number in range(self.config.new_tokens):
+                log_probabilities_V = logits_V.double().log_softmax(0)
+                tokens.append(int(log_probabilities_V.argmax()) if given is None else given[number])
+                total -= float(log_probabilities_V[tokens[-1]])
+                if number + 1 < self.config.new_tokens:
+                    last = torch.tensor([[tokens[-1]]], device=self.device)
+                    logits_V = model(input_ids=last, past_key_values=cache, use_cache=True).logits[0, -1]
+        return tokens, total / len(tokens)
+
+    def _prefilled(self, model: Any, prompt_1P: Tensor, prefill: str) -> tuple[Any, Tensor]:
+        """Return the prompt's cache and the logits (V,) of the next token."""
+        collective, cache = collective_of(model), None
+        if prefill == "prefix" and collective is not None:
+            cache = reliable_prefix(model, prompt_1P[:, : self.config.prefix_tokens])
+            prompt_1P = prompt_1P[:, self.config.prefix_tokens :]
+        whole = prefill == "reliable" and collective is not None
+        with collective.network.reliable() if whole and collective else nullcontext():
+            output = model(input_ids=prompt_1P, past_key_values=cache, use_cache=True)
+        return output.past_key_values, output.logits[0, -1]
+
+    def message_of_a_token(self) -> str:
+        """Return in words how many packets a token is, by width, dtype and ranks."""
+        setup = self.config.setups()[0]
+        settings = self.config.network(setup)
+        comm, width = settings.comm(), self.dense.config.hidden_size
+        size, block = comm.block(2 if self.config.bf16 else 4)
+        capacity = settings.build().wire.elements_per_packet(size, block)
+        hops = comm.algorithm.reduce(width, tuple(range(self.ranks)), 1)
+        packets = sum(hop.num_packets(capacity) for hop in hops)
+        messages = 2 * len(blocks_of(self.dense))
+        unit = f"{size} bytes" if block == 1 else f"{size / block:.3g} bytes"
+        return (
+            f"A token's message has {width} elements of {unit}. {setup.algorithm} sends it to the sum over {len(hops)} "
+            f"links, in {packets} packets of at most {capacity} elements. A token has {messages} messages."
+        )
+
+    def _write(self, rows: list[dict]) -> None:
+        record = {
+            "config": settings_of(self.config),
+            "tensor_parallel_size": self.ranks,
+            "lossless": {"cross_entropy": float(self.lossless_N.mean()), "degenerate": self.degenerate},
+            "message": self.message_of_a_token(),
+            **self.first_tokens,
+            "rows": rows,
+            "commit": commit(),
+            "environment": environment(),
+        }
+        file = Path(self.config.output_dir) / DECODING
+        write_atomically(file, json.dumps(record, indent=1, allow_nan=False) + "\n")
+
+
+def first_difference(tokens: list[int], lossless: list[int]) -> int:
+    """Return how many tokens two continuations have in common at their beginning."""
+    pairs = zip(tokens, lossless, strict=True)
+    return next((number for number, (ours, theirs) in enumerate(pairs) if ours != theirs), len(tokens))
+
+
+def load_decoded(config: ToleranceConfig) -> dict[tuple[Setup, str], dict]:
+    """Return the rows of an earlier run in `output_dir`, which may have had other rates, repairs and prefills.
+
+    Raises:
+        ValueError: if the file is not such a record, or differs in other settings.
+    """
+    file = Path(config.output_dir) / DECODING
+    if not file.exists():
+        return {}
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        rows = {(Setup(*(row[name] for name in Setup._fields)), row["prefill"]): row for row in record["rows"]}
+        settings = dict(record["config"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{file} is not a record of decoding ({error}): move it, or give another output_dir"
+        ) from error
+    check_same_settings(config, settings, file)
+    return rows
