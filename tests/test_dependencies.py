@@ -91,7 +91,7 @@ def test_parallelize_runs_with_the_core_alone(run_with):
 @pytest.mark.parametrize(
     ("extra", "module"),
     [("train", name) for name in ("train", "pretrain", "evaluate", "tolerance", "run", "labs.tensor_parallel_manual")]
-    + [("probe", "probe"), ("study", "study.run"), ("study", "study.grid")],
+    + [("harness", "harness"), ("probe", "probe"), ("study", "study.run"), ("study", "study.grid")],
 )
 def test_a_command_starts_with_its_extra_alone(run_with, extra, module):
     done = run_with(extra, "-m", f"lossytp.{module}", "--help")

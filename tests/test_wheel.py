@@ -59,6 +59,12 @@ def test_a_wheel_brings_the_small_model_and_no_other(installed):
     assert sum(file.stat().st_size for file in models.rglob("*")) < 4e6
 
 
+def test_a_wheel_brings_the_tasks_of_the_harness(installed):
+    names = {file.name for file in (ROOT / "lossytp" / "harness_tasks").iterdir() if file.is_file()}
+    brought = {file.name for file in (installed.packages / "lossytp" / "harness_tasks").iterdir()}
+    assert {"last_word.yaml", "sst2_prompt.yaml"} < names <= brought
+
+
 @pytest.mark.parametrize("model", [[], ["--model_name", "gpt2-nano-scratch"]], ids=["default", "scratch"])
 def test_training_runs_and_claims_no_commit_of_the_checkout_around_it(installed, model):
     done = installed("-m", f"lossytp.{TRAIN[0]}", *TRAIN[1:], *model, "--output_dir", f"out{len(model)}")

@@ -1,6 +1,6 @@
 """Compute intervals for few seeds, and the loss budget.
 
-Shapes: S seeds, R loss rates in ascending order, C comparisons.
+Shapes: S seeds, R loss rates in ascending order, C comparisons, N examples.
 """
 
 import math
@@ -59,13 +59,36 @@ def t_interval(values: np.ndarray) -> Estimate:
     return Estimate(mean, mean - half, mean + half)
 
 
+def crossed_interval(values_SN: np.ndarray) -> Estimate:
+    """Return the mean and a 95 % interval for other seeds and other examples, where each seed meets each example.
+
+    The variance of the mean is the sum of two: that of the seeds' means over S, and that of the examples' means over N.
+    What belongs to one seed on one example counts in both, so the interval may be a little too wide, and is not too
+    narrow. Degrees of freedom follow Satterthwaite, "An approximate distribution of estimates of variance components",
+    Biometrics Bulletin 1946.
+
+    Args:
+        values_SN: (S, N) values, of at least two examples. Of a single seed, the interval is over examples alone.
+    """
+    values_SN = np.asarray(values_SN, dtype=float)
+    means = [values_SN.mean(axis) for axis in (0, 1)]
+    variances = np.array([each.var(ddof=1) / len(each) if len(each) > 1 else 0.0 for each in means])
+    value = float(values_SN.mean())
+    if not variances.any():
+        return Estimate(value, value, value)
+    freedom = np.array([max(len(each) - 1, 1) for each in means])
+    values = float(variances.sum() ** 2 / (variances**2 / freedom).sum()) + 1
+    half = student_quantile(values) * float(variances.sum()) ** 0.5
+    return Estimate(value, value - half, value + half)
+
+
 def share_interval(hits: int, trials: int) -> Estimate:
     """Return the share of hits and Wilson's 95 % interval, for independent trials."""
     interval = stats.binomtest(hits, trials).proportion_ci(CONFIDENCE, method="wilson")
     return Estimate(hits / trials, float(interval.low), float(interval.high))
 
 
-def student_quantile(num_values: int) -> float:
+def student_quantile(num_values: float) -> float:
     """Return the half-width of Student's 95 % interval for the mean of `num_values` values, in standard errors."""
     return float(stats.t.ppf((1 + CONFIDENCE) / 2, num_values - 1))
 

@@ -33,14 +33,11 @@ class Setup(NamedTuple):
     loss_rate: float
 
 
-class ToleranceConfig(Settings):
-    """A model, a text, the networks to try, and the width of the intervals to reach."""
+class NetworksConfig(Settings):
+    """A language model, and the networks and repairs to try it over: one row of a table for each."""
 
     model_name: str = "gpt2-nano"
     """A language model: a name such as smollm2-135m, a folder, or a .gguf file."""
-    text: str | None = None
-    """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
-    LOSSYTP_DATA). If left out, wikitext-2 if LOSSYTP_DATA has it, else stdlib."""
     tensor_parallel_size: Annotated[int, Field(ge=2)] | None = None
     """Tensor-parallel ranks, at least 2. If left out, the first of 4, 3 and 2 that divides the model."""
     loss_rates: str | None = None
@@ -64,47 +61,13 @@ class ToleranceConfig(Settings):
     """Links between ranks of one node (rank // this number) are reliable, as in training."""
     mtu_bytes: int = 1500
     """Packet size, headers included."""
-    block_size: Annotated[int, Field(ge=2)] | None = None
-    """Tokens per block of text. If left out, 512, or the model's positions if these are fewer."""
-    blocks: Count | None = None
-    """Number of blocks, from the text's beginning. If left out, as many as have 2,048 tokens together."""
-    min_draws: Annotated[int, Field(ge=2)] = 3
-    """Smallest number of draws of losses for each row; their seeds follow from `seed`."""
-    max_draws: Annotated[int, Field(ge=2)] = 6
-    """Largest number of draws of losses for each row."""
-    precision: Positive = 0.005
-    """A row is done once its 95 % interval has this half-width, in nats, or a fifth of the rise."""
     bf16: bool = False
     """Compute matrix products in bfloat16, and send bfloat16."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
     """Seed of the packet losses."""
-    decode: bool = False
-    """Continue prompts token by token, in place of scoring blocks of text."""
-    prefills: str = "lossy,prefix,reliable"
-    """With decode, how prompts are read, separated by commas: lossy, prefix (the first tokens without losses), reliable
-    (all tokens without losses)."""
-    prefix_tokens: Count = 4
-    """With decode, tokens of a reliable prefix."""
-    prompts: Count = 4
-    """With decode, number of prompts, from the text's beginning."""
-    prompt_tokens: Annotated[int, Field(ge=2)] = 64
-    """With decode, tokens of a prompt."""
-    new_tokens: Annotated[int, Field(ge=4)] = 32
-    """With decode, tokens of a continuation. Each row has `min_draws` draws."""
-    output_dir: str = "output/tolerance"
-    """Folder for tolerance.json, or decoding.json, and the figure."""
 
     @model_validator(mode="after")
-    def _check_tolerance(self) -> Self:
-        if self.max_draws < self.min_draws:
-            raise ValueError(
-                f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
-            )
-        self.prefill_names()
-        if self.prefix_tokens >= self.prompt_tokens:
-            raise ValueError(
-                f"prefix_tokens = {self.prefix_tokens} is not below prompt_tokens = {self.prompt_tokens}: give fewer"
-            )
+    def _check_networks(self) -> Self:
         rows = [self.network(setup) for setup in self.setups()]
         check_model(self.model_name, self.ranks() or 1, 1)
         for row in rows:
@@ -187,15 +150,6 @@ class ToleranceConfig(Settings):
             for repair in repairs
         ]
 
-    def prefill_names(self) -> list[str]:
-        """Return how prompts are read, of `PREFILLS`."""
-        names = list(dict.fromkeys(parts(self.prefills)))
-        if not names:
-            raise ValueError(f"prefills = {self.prefills!r} is empty: give one, such as lossy")
-        for name in names:
-            check_known("prefills", name, PREFILLS)
-        return names
-
     def network(self, setup: Setup) -> NetworkSettings:
         """Return the network of a row.
 
@@ -215,6 +169,61 @@ class ToleranceConfig(Settings):
             mtu_bytes=self.mtu_bytes,
             seed=self.seed,
         )
+
+
+class ToleranceConfig(NetworksConfig):
+    """A model, a text, the networks to try, and the width of the intervals to reach."""
+
+    text: str | None = None
+    """Text files by pattern, stdlib (the sources of Python's standard library), or wikitext-2 (its test text, under
+    LOSSYTP_DATA). If left out, wikitext-2 if LOSSYTP_DATA has it, else stdlib."""
+    block_size: Annotated[int, Field(ge=2)] | None = None
+    """Tokens per block of text. If left out, 512, or the model's positions if these are fewer."""
+    blocks: Count | None = None
+    """Number of blocks, from the text's beginning. If left out, as many as have 2,048 tokens together."""
+    min_draws: Annotated[int, Field(ge=2)] = 3
+    """Smallest number of draws of losses for each row; their seeds follow from `seed`."""
+    max_draws: Annotated[int, Field(ge=2)] = 6
+    """Largest number of draws of losses for each row."""
+    precision: Positive = 0.005
+    """A row is done once its 95 % interval has this half-width, in nats, or a fifth of the rise."""
+    decode: bool = False
+    """Continue prompts token by token, in place of scoring blocks of text."""
+    prefills: str = "lossy,prefix,reliable"
+    """With decode, how prompts are read, separated by commas: lossy, prefix (the first tokens without losses), reliable
+    (all tokens without losses)."""
+    prefix_tokens: Count = 4
+    """With decode, tokens of a reliable prefix."""
+    prompts: Count = 4
+    """With decode, number of prompts, from the text's beginning."""
+    prompt_tokens: Annotated[int, Field(ge=2)] = 64
+    """With decode, tokens of a prompt."""
+    new_tokens: Annotated[int, Field(ge=4)] = 32
+    """With decode, tokens of a continuation. Each row has `min_draws` draws."""
+    output_dir: str = "output/tolerance"
+    """Folder for tolerance.json, or decoding.json, and the figure."""
+
+    @model_validator(mode="after")
+    def _check_tolerance(self) -> Self:
+        if self.max_draws < self.min_draws:
+            raise ValueError(
+                f"max_draws = {self.max_draws} is below min_draws = {self.min_draws}: give at least as many"
+            )
+        self.prefill_names()
+        if self.prefix_tokens >= self.prompt_tokens:
+            raise ValueError(
+                f"prefix_tokens = {self.prefix_tokens} is not below prompt_tokens = {self.prompt_tokens}: give fewer"
+            )
+        return self
+
+    def prefill_names(self) -> list[str]:
+        """Return how prompts are read, of `PREFILLS`."""
+        names = list(dict.fromkeys(parts(self.prefills)))
+        if not names:
+            raise ValueError(f"prefills = {self.prefills!r} is empty: give one, such as lossy")
+        for name in names:
+            check_known("prefills", name, PREFILLS)
+        return names
 
     def with_text(self) -> "ToleranceConfig":
         """Return the configuration with the default text if it has none."""

@@ -23,7 +23,7 @@ from lossytp.parallel.convert import parallelize
 from lossytp.study.statistics import Estimate, share_interval, t_interval
 from lossytp.study.style import COLUMN, estimates, save, set_style
 from lossytp.tolerance import COLLAPSE_NATS
-from lossytp.tolerance.config import NO_REPAIR, Setup, ToleranceConfig, first_size
+from lossytp.tolerance.config import NO_REPAIR, NetworksConfig, Setup, ToleranceConfig, first_size
 from lossytp.training.corpus import corpus
 from lossytp.training.files import write_atomically
 from lossytp.training.models import GENERATION, answers, check_tokenizer, first_token_names, load_model, load_tokenizer
@@ -55,6 +55,22 @@ class Row(NamedTuple):
     rises: list[list[float]]
 
 
+def language_model(config: NetworksConfig) -> tuple[Any, Any, int]:
+    """Return the tokenizer, the dense model, on a GPU if there is one, and the number of tensor-parallel ranks.
+
+    Raises:
+        ValueError: if the model is not a language model, or does not fit the tensor-parallel size.
+    """
+    tokenizer = load_tokenizer(config.model_name)
+    dense: Any = load_model(config.model_name).eval()
+    if not answers(dense, GENERATION):
+        raise ValueError(f"model_name = {config.model_name!r} is not a language model: give one")
+    check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, dense.config.vocab_size)
+    sizes = Shape.read(lambda setting: getattr(dense.config, setting, None))
+    dense.to("cuda" if torch.cuda.is_available() else "cpu")
+    return tokenizer, dense, config.tensor_parallel_size or first_size(config.model_name, sizes)
+
+
 class Measurement:
     """A model and a text, and `lossless`, their mean cross-entropy without losses.
 
@@ -65,13 +81,8 @@ class Measurement:
 
     def __init__(self, config: ToleranceConfig) -> None:
         self.config = config
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        tokenizer = load_tokenizer(config.model_name)
-        self.dense: Any = load_model(config.model_name).eval()
-        shape = self.dense.config
-        if not answers(self.dense, GENERATION):
-            raise ValueError(f"model_name = {config.model_name!r} is not a language model: give one")
-        check_tokenizer(f"model_name = {config.model_name!r}", tokenizer, shape.vocab_size)
+        tokenizer, self.dense, self.ranks = language_model(config)
+        self.device, shape = self.dense.device, self.dense.config
         positions = shape.max_position_embeddings
         block_size = config.prompt_tokens if config.decode else config.block_size or min(BLOCK_SIZE, positions)
         longest = block_size + config.new_tokens if config.decode else block_size
@@ -81,8 +92,6 @@ class Measurement:
             longest,
             setting="prompt_tokens + new_tokens" if config.decode else "block_size",
         )
-        sizes = Shape.read(lambda setting: getattr(shape, setting, None))
-        self.ranks = config.tensor_parallel_size or first_size(config.model_name, sizes)
         self.first_tokens = first_token_names(tokenizer)
         name, asked = ("prompts", config.prompts) if config.decode else ("blocks", config.blocks)
         with waiting(f"{config.model_name}: reading the text"):
@@ -96,7 +105,7 @@ class Measurement:
     @cached_property
     def lossless_N(self) -> np.ndarray:
         with waiting(f"{self.config.model_name}: scoring the text without losses"):
-            return self._score(self.dense.to(self.device))
+            return self._score(self.dense)
 
     @property
     def lossless(self) -> float:

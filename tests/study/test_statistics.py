@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lossytp.study.statistics import holm, loss_budget, rate_of_drop, t_interval
+from lossytp.study.statistics import crossed_interval, holm, loss_budget, rate_of_drop, t_interval
 
 RATES = np.array([0, 0.01, 0.02, 0.05, 0.1, 0.2])
 
@@ -27,6 +27,28 @@ def test_t_interval_covers():
     intervals = [t_interval(sample) for sample in samples]
     covered = [interval.low <= 0 <= interval.high for interval in intervals]
     assert np.mean(covered) == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / 2000))
+
+
+def test_a_crossed_interval_by_hand():
+    values = np.array([[1.0, 3.0, 5.0], [2.0, 2.0, 8.0]])
+    seeds, examples = np.var([3.0, 4.0], ddof=1) / 2, np.var([1.5, 2.5, 6.5], ddof=1) / 3
+    freedom = (seeds + examples) ** 2 / (seeds**2 / 1 + examples**2 / 2)
+    expected = stats.t.interval(0.95, freedom, 3.5, (seeds + examples) ** 0.5)
+    assert crossed_interval(values) == pytest.approx((3.5, *expected))
+    assert crossed_interval(values[:1]) == pytest.approx(t_interval(values[0])), "examples alone"
+    assert crossed_interval(np.full((3, 4), 2.0)) == (2, 2, 2)
+
+
+@pytest.mark.parametrize(("seed", "example", "pair"), [(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1)])
+def test_a_crossed_interval_covers_other_seeds_and_other_examples(seed, example, pair):
+    generator, studies, shape = np.random.default_rng(0), 1000, (5, 40)
+    covered = 0
+    for _ in range(studies):
+        scales = ((seed, (shape[0], 1)), (example, (1, shape[1])), (pair, shape))
+        values = sum(scale * generator.normal(size=size) for scale, size in scales)
+        interval = crossed_interval(values)
+        covered += interval.low <= 0 <= interval.high
+    assert covered / studies > 0.95 - 4 * math.sqrt(0.95 * 0.05 / studies)
 
 
 def test_holm_by_hand():
