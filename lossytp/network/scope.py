@@ -179,7 +179,7 @@ class Scope:
         if len(layers) != 2 or not all(isinstance(end, Integral) for end in layers) or not 0 <= layers[0] < layers[1]:
             raise ValueError(
                 f"layers = {self.layers} is not a range: give the first layer and the layer after the last, such as "
-                "(0, 2)"
+                "(0, 2), or 0:2 as a flag"
             )
         object.__setattr__(self, "layers", layers)
 
