@@ -121,7 +121,8 @@ def test_numbers_of_the_front_page_and_of_the_advice_are_the_results(committed):
     rises = "{rise:.2f} nats a token ({low:.2f} to {high:.2f}) at 1 % loss on the way to a sum, about".format(**few)
     assert f"{rises} {few['rise'] + added:.2f} with rare collapses; {most_at_10} at 10 %" in front
     assert f"leaves {both:.2f} nats" in front
-    assert f"{wasted:.0f} % of them ({low:.0f} to {high:.0f} %) at 1 % loss on the way to a sum, a third" in front
+    interval = f"{low:.0f} to {high:.0f} %, p = {least_arm['clean_p_holm']:.2f}"
+    assert f"{wasted:.0f} % of them ({interval}) at 1 % loss on the way to a sum, a third" in front
     assert f"{len(list((ROOT / 'results/paper/runs').iterdir())):,} runs" in front
 
 
