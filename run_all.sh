@@ -45,7 +45,7 @@ case $command in
     pretrain) [ -n "${LOSSYTP_DATA:-}" ] || fail "LOSSYTP_DATA is not set: name a folder that has wikimedia/wikipedia/2015.en" ;;
     *)
         case $behind in
-            "" | -*) ;;
+            "" | --) ;;
             *) fail "'$command' has no option '$behind': leave it out, or write snakemake's options after --" ;;
         esac
         ;;

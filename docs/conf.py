@@ -1,4 +1,4 @@
-"""Build the documentation: `./run_all.sh docs` writes output/docs/html."""
+"""Build the documentation: `./run_all.sh docs` writes output/docs."""
 
 import re
 import sys

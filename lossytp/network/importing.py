@@ -33,6 +33,7 @@ LOST = r"(?i)(is[ _])?(lost|loss|dropped)"  # names of columns that are taken fo
 ARRIVED = r"(?i)(is[ _])?(received|arrived|delivered|success(ful)?|ok|acked)"
 SEQUENCE = r"(?i)((icmp|packet|pkt)?[ _-]?seq(uence)?|packet|pkt)[ _-]?(no|num|number|id)?"
 FATE = r"(?i)[01]+|[01]\.0|false|true"
+NO_PACKETS = "it holds no packets: give a file with only a 0 or 1 per packet, or a table with a header"
 ENDS = {"tx": "src", "rx": "dst"}  # other names of the columns that name machines
 
 
@@ -95,6 +96,8 @@ def _ones(text: bytes) -> np.ndarray:
 def _table(path: Path) -> pd.DataFrame:
     """Return the text of a table's cells, without blanks around it."""
     content = content_of(path, MOST_BYTES).removeprefix(BYTE_ORDER_MARK).lstrip(b"\r\n") + b"\n"
+    if not content.strip():
+        raise ValueError(NO_PACKETS)
     try:
         if content.startswith(PARQUET):
             table = parquet_in(path, most_bytes=MOST_BYTES)
@@ -114,7 +117,9 @@ def _table(path: Path) -> pd.DataFrame:
         check_at_most("the number of cells", table.num_rows * table.num_columns, MOST_CELLS, "a part of the table")
         table = table.cast(pyarrow.schema([(name, pyarrow.string()) for name in table.column_names]))
     except pyarrow.ArrowException as error:
-        raise ValueError(f"it is neither zeros and ones nor a table in UTF-8 ({printable(error)}): mend it") from error
+        reason = printable(re.sub(r"(, got \d+): .*", r"\1", str(error), flags=re.DOTALL))  # the row may be binary
+        fix = "mend that row, or give another file"
+        raise ValueError(f"it is neither zeros and ones nor a table in UTF-8 ({reason}): {fix}") from error
     if len(set(table.column_names)) < table.num_columns:
         raise ValueError("two columns have the same name: rename one")
     return table.to_pandas(types_mapper=pd.ArrowDtype).fillna("").apply(lambda cells: cells.str.strip())
@@ -134,7 +139,7 @@ def _flows_in(
             check_known(f"the value of {key}", value, sorted(set(rows[key]))[:20])
         rows = kept
     if rows.empty:
-        raise ValueError("it holds no packets: give a file with only a 0 or 1 per packet, or a table with a header")
+        raise ValueError(NO_PACKETS)
     name = _column_of_losses(rows, column)
     arrived = ones == "arrived" if ones else re.fullmatch(ARRIVED, name) is not None
     said = f", column {name} with 1 for {'an arrival' if arrived else 'a loss'}"

@@ -187,7 +187,7 @@ class Scope:
             if len(ends) != 2 or not all(isinstance(end, Integral) for end in ends) or not 0 <= ends[0] < ends[1]:
                 raise ValueError(
                     f"{name} = {given} is not a range: give the first of the {name} and the one after the last, such "
-                    "as (0, 2), in a flag 0:2"
+                    "as (0, 2), or 0:2 as a flag"
                 )
             object.__setattr__(self, name, ends)
 

@@ -151,7 +151,12 @@ def send(words: list[str]) -> None:
             bar.set_postfix(missing=sent - arrived, refresh=False)
             bar.update(sent - bar.n)
 
-        trace, ended_early = measure(plan, config.host, config.port, patience_s=config.patience_s, watch=show)
+        try:
+            trace, ended_early = measure(plan, config.host, config.port, patience_s=config.patience_s, watch=show)
+        except BaseException:
+            with suppress(OSError):  # if it holds something
+                Path(config.output_dir).rmdir()
+            raise
     _report_measurement(trace, ended_early, config.output_dir)
 
 

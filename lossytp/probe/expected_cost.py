@@ -22,6 +22,7 @@ LEFT_OUT = "12_predictions"  # has seeds of its own, too few for intervals
 VARIED = ("loss_type", "loss_rate", "mean_burst_packets", "ge_config", "algorithm", "repair", "reliable_gather", "seed")
 IRRELEVANT = ("arm", "run", "experiment", "eval_steps", "save_model", "link_gbits", "round_trip_us", "output_dir")
 NETWORK = ["task", "algorithm", "phase", "repair"]
+USED = ["task", "algorithm", "repair", "loss_rate", "seed", "accuracy_lossy"]
 ALIKE = 1.5  # ratio of mean bursts that count as alike
 FEWEST_RATES = 3  # above 0, for a loss budget with an interval
 
@@ -33,8 +34,8 @@ def comparable_runs(folder: Path) -> pd.DataFrame:
         folder: the study's results.
 
     Returns:
-        One row per run: the columns of `experiment_summary.csv`, `phase` ("reduce" or "both") and `burst`, the mean
-        burst in packets, 1.0 for losses that are independent.
+        One row per run: the columns `USED` of `experiment_summary.csv`, `phase` ("reduce" or "both") and `burst`, the
+        mean burst in packets, 1.0 for losses that are independent.
 
     Raises:
         ValueError: if the folder has no such table.
@@ -54,7 +55,7 @@ def comparable_runs(folder: Path) -> pd.DataFrame:
     table = table.drop_duplicates([*settings, *VARIED])
     phase = np.where(table["reliable_gather"], "reduce", "both")
     burst = np.where(table["loss_type"] == "ber", 1.0, table["mean_burst_packets"])
-    return table.assign(phase=phase, burst=burst)
+    return table[USED].assign(phase=phase, burst=burst)
 
 
 def expected_costs(runs: pd.DataFrame, *, loss_rate: float, mean_burst_packets: float) -> pd.DataFrame:

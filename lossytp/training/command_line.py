@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 from lossytp.network.bounded_files import content_of
 from lossytp.network.checks import check_names, printable
 from lossytp.parallel.group import rank_and_world_size
-from lossytp.training.settings import OBSOLETE, Settings, choices_of
+from lossytp.training.settings import OBSOLETE, Settings, choices_of, without_obsolete
 
 # Translate the command lines of earlier studies, whose flags have other names or forms here, or no use.
 #
@@ -99,7 +99,9 @@ def read_yaml(text: str) -> Any:
         return reader.load(text)
     except (YAMLError, RecursionError, ValueError) as error:
         reason = getattr(error, "problem", None) or str(error)
-        raise ValueError(f"cannot be read as YAML: {printable(' '.join(reason.split()))}") from error
+        mark = getattr(error, "problem_mark", None)
+        fix = f"mend line {mark.line + 1}" if mark else "write one 'name: value' a line"
+        raise ValueError(f"cannot be read as YAML ({printable(' '.join(reason.split()))}): {fix}") from error
 
 
 def read_yaml_file(name: str, file: Path) -> Any:
@@ -152,9 +154,13 @@ def parse(kind: type[Any], description: str | None, arguments: Sequence[str] | N
         given[name] = value
     values: dict[str, Any] = {}
     if "config" in given:
-        values = _parameters_in(Path(given.pop("config")), list(given))
+        values = _parameters_in(file := Path(given.pop("config")), list(given))
         dropped = GO_WITH_DATASET if "dataset" in given else ()
         values = {name: value for name, value in values.items() if name not in dropped}
+        try:
+            check_names(without_obsolete(values), kind.known())
+        except ValueError as error:
+            raise ValueError(f"--config {file}: {error}") from error
     for name, value in implied(given, known).items():
         given.setdefault(name, kind.as_flag_value(name, value))
     return kind(**{**values, **given})
@@ -182,7 +188,8 @@ def _flags(kind: type[Settings], words: Sequence[str]) -> Iterator[tuple[str, An
     while rest:
         flag, equals, text = (word := rest.pop(0)).partition("=")
         if not word.startswith("--"):
-            raise ValueError(f"{printable(word)} belongs to no flag: see --help")
+            fix = f"write --{word}" if word.replace("-", "_") in fields else "see --help"
+            raise ValueError(f"{printable(word)} belongs to no flag: {fix}")
         name = flag.removeprefix("--").replace("-", "_")
         switch = name.removeprefix("no_")
         if switch in switches:
@@ -209,7 +216,7 @@ def _help(kind: type[Settings], program: str, description: str | None) -> None:
     parser.add_argument("--config", metavar="FILE", help="A YAML file with settings, or a record; flags override it.")
     section_of = dict.fromkeys(kind.known(), parser.add_argument_group("settings"))
     for group in kind.groups().values():
-        section = parser.add_argument_group((group.__doc__ or "").splitlines()[0])
+        section = parser.add_argument_group((group.__doc__ or "").splitlines()[0].rstrip("."))
         section_of |= dict.fromkeys(group.known(), section)
     for name, field in kind.flat_fields():
         default = "" if field.is_required() else f" (default: {field.default})"
@@ -217,8 +224,9 @@ def _help(kind: type[Settings], program: str, description: str | None) -> None:
         if field.annotation is bool:
             section_of[name].add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
             continue
-        kinds = [each for each in (field.annotation, *get_args(field.annotation)) if isinstance(each, type)]
-        metavar = "|".join(map(str, choices_of(field))) or next(each.__name__.upper() for each in kinds)
+        kinds = [getattr(each, "__origin__", each) for each in (field.annotation, *get_args(field.annotation))]
+        kind_names = (each.__name__.upper() for each in kinds if isinstance(each, type))
+        metavar = "|".join(map(str, choices_of(field))) or next(kind_names)
         section_of[name].add_argument(f"--{name}", metavar=metavar, help=text)
     parser.print_help()
 

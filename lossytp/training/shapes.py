@@ -196,6 +196,7 @@ LLAMAS: dict[str, dict[str, Any]] = {  # gated: gate, up and down projections
         "max_position_embeddings": 4096,
     },
 }
+TRAINED = ("gpt2-nano", "gpt2-micro")  # the other shapes need the suffix, except in pretraining
 HUB = {
     "gpt2": "openai-community/gpt2",
     "gpt2-medium": "openai-community/gpt2-medium",
@@ -265,7 +266,8 @@ def shape_of(name: str) -> Shape | None:
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
     if "/" in base:
         raise ValueError(f"model_name = {shown(base)} does not exist: give a folder with a config.json, or owner/name")
-    known = ", ".join((*PRESETS, *LLAMAS, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
+    shapes = (f"{name}{'' if name in TRAINED else SCRATCH}" for name in (*PRESETS, *LLAMAS))
+    known = ", ".join((*shapes, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
     raise ValueError(f"model_name = {shown(base)} is unknown: choose one of {known}")
 
 

@@ -81,7 +81,8 @@ def test_rows_and_columns_are_chosen(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "options", "words"),
     [
-        ("a.txt", "", {}, "neither zeros and ones nor a table"),
+        ("a.txt", "", {}, "holds no packets"),
+        ("a.csv", b"a,b\n1,1\n\x02\x9c,\x03,\x04", {}, "Row #3: Expected 2 columns, got 3): mend that row"),
         ("a.csv", "flow,lost\n", {}, "holds no packets"),
         ("a.txt", "0121", {}, "holds no packets"),
         ("a.csv", "a,b\n0,1\n", {}, "2 of the columns a, b look like losses, not exactly one: name the right one"),

@@ -63,29 +63,31 @@ def test_numbers_of_the_front_page_and_of_the_advice_are_the_results(committed):
     )
     assert f"loses {fall} points ({least} to {most}, three seeds)" in readme
     assert low["seeds"] == 3
-    rises = [real(loss_rate=0.01, phase=phase, repair="zero")["median"] for phase in ("both", "reduce")]
-    words = "rises by {:.2f} nats. If only the way to the sum does, it rises by {:.2f}".format(*rises)
-    assert words in items["3"]
+    both_ways, few = (real(loss_rate=0.01, phase=phase, repair="zero") for phase in ("both", "reduce"))
+    words = "{rise:.2f} nats ({low:.2f} to {high:.2f}). If only the way to the sum does, it".format(**both_ways)
+    assert f"rises by {words} rises by {few['rise']:.2f}." in items["3"]
+    assert "({rise:.2f} in SmolLM2, {low:.2f} to {high:.2f})".format(**few) in items["2"]
     added = committed["claims"]["rare_collapses_add_to_the_mean"]["numbers"]["added"]
-    few = real(loss_rate=0.01, repair="zero")
+    assert f"to about {few['rise'] + added:.2f}, above the limit" in readme
     assert f"We estimate that such losses add {added:.1f} nats on average" in readme
     assert f"We measured {few['blocks']} blocks with {few['draws']} draws of losses each" in readme
-    repairs = ("zero", "protect(0.1) + retransmit(1)", "retransmit(1)")
-    zero, both, again = (real(loss_rate=0.1, repair=repair)["rise"] for repair in repairs)
-    assert f"lowers SmolLM2's rise from {zero:.1f} to {both:.2f} nats" in items["4"]
+    repairs = ("protect(0.1) + retransmit(1)", "retransmit(1)")
+    both, again = (real(loss_rate=0.1, repair=repair)["rise"] for repair in repairs)
+    most_at_10 = "{rise:.1f} ({low:.1f} to {high:.1f})".format(**real(loss_rate=0.1, repair="zero"))
+    assert f"lowers SmolLM2's rise from {most_at_10} to {both:.2f} nats" in items["4"]
     assert f"`retransmit(1)` alone lowers the rise to {again:.2f} nats" in readme
-    ways = real(loss_rate=0.1, phase="both", repair=repairs[1])["rise"]
+    ways = real(loss_rate=0.1, phase="both", repair=repairs[0])["rise"]
     assert f"no block collapsed either, but the rise is {ways:.2f} nats" in readme, (
         "a claim checks the rest of the sentence"
     )
-    (kept,) = rows_of(committed["comparisons"]["13_real_model_advised"], arm=repairs[1])
+    (kept,) = rows_of(committed["comparisons"]["13_real_model_advised"], arm=repairs[0])
     fall, least, most = (
         f"{-100 * kept[name]:.1f}".replace("-", "\N{MINUS SIGN}") for name in ("difference", "high", "low")
     )
     assert f"shows no fall on SST-2: {fall} points ({least} to {most}, five seeds)" in readme
     assert kept["seeds"] == 5
     assert "The first three seeds alone gave {1:.1f} to {2:.1f};".format(*committed["real_advised_first"]) in readme
-    sst2, qnli = (f"{waits[task][repairs[1]]:.1f}" for task in ("sst2", "qnli"))
+    sst2, qnli = (f"{waits[task][repairs[0]]:.1f}" for task in ("sst2", "qnli"))
     assert f"waits {sst2} round trips on average in SST-2 and {qnli} in QNLI" in readme, "the claim checks the one less"
     assert f"messages of {committed['message_bytes'] / 1e6:.1f} MB" in readme
     for loss in (0.001, 0.01, 0.1):
@@ -109,15 +111,18 @@ def test_numbers_of_the_front_page_and_of_the_advice_are_the_results(committed):
         f"At 1 % it ends {rarely['clean']:.2f} nats above (−{-rarely['clean_low']:.2f} to {rarely['clean_high']:.2f}).",
         f"a third of {arm['tokens'] / 1e6:.0f} million tokens",
         f"and {wasted:.0f} % of them ({low:.0f} to {high:.0f} %) at 1 %",
+        f"Holm's correction p is {least_arm['clean_p_holm']:.2f}",
     ):
         assert words in readme, "the paper's claims check the third, the failure, and the half"
 
     front = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(front.encode()) <= 8000
     assert front.count("\n") <= 100
-    assert f"{rises[1]:.2f} nats a token at 1 % loss on the way to a sum, {zero:.1f} at 10 %" in front
+    rises = "{rise:.2f} nats a token ({low:.2f} to {high:.2f}) at 1 % loss on the way to a sum, about".format(**few)
+    assert f"{rises} {few['rise'] + added:.2f} with rare collapses; {most_at_10} at 10 %" in front
     assert f"leaves {both:.2f} nats" in front
-    assert f"{wasted:.0f} % of them at 1 % loss on the way to a sum, a third at 10 %" in front
+    interval = f"{low:.0f} to {high:.0f} %, p = {least_arm['clean_p_holm']:.2f}"
+    assert f"{wasted:.0f} % of them ({interval}) at 1 % loss on the way to a sum, a third" in front
     assert f"{len(list((ROOT / 'results/paper/runs').iterdir())):,} runs" in front
 
 

@@ -35,6 +35,12 @@ def test_help_lists_the_commands() -> None:
     assert all(command in done.stdout for command in COMMANDS)
 
 
+def test_a_measurement_that_fails_leaves_no_folder(tmp_path: Path) -> None:
+    with held_port() as port, pytest.raises(ValueError, match="receive"):
+        commands.send([HOST, "--port", str(port), "--output_dir", str(tmp_path / "new")])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_command_is_refused_in_one_line() -> None:
     done = probe("sned")
     assert (done.returncode, done.stdout) == (2, "")

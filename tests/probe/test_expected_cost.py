@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import pandas as pd
 import pytest
@@ -129,6 +130,11 @@ def test_the_committed_results_cost_what_the_paper_says(phase, algorithm, arm):
         if arm is not None:
             curve = next(each for each in paper["tolerance"] if each["task"] == task and each["name"] == arm)
             assert row["budget"] == pytest.approx(curve["budget"]["value"])
+
+
+def test_the_committed_table_gives_no_warning():
+    with warnings.catch_warnings(action="error"):
+        expected_costs(comparable_runs(RESULTS), loss_rate=0.1, mean_burst_packets=1.1)
 
 
 def test_a_folder_without_results_is_refused(tmp_path):

@@ -187,12 +187,13 @@ def test_grids_without_the_studys_headline_end_with_their_table(start, tmp_path)
     assert (table[["machine_step_seconds", "machine_tokens_per_second"]] > 0).all(axis=None)
 
 
-def test_a_word_that_is_no_option_is_refused():
-    refused = subprocess.run(
-        ["bash", ROOT / "run_all.sh", "smoke", "laptop"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("words", [["laptop"], ["--seeds", "3"]])
+def test_a_word_that_is_no_option_is_refused(words):
+    command = ["bash", ROOT / "run_all.sh", "smoke", *words]
+    environment = {**os.environ, "CONDA_PREFIX": "/dev/null"}  # what does not refuse them stops at the installation
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert refused.returncode == 2
-    assert refused.stderr.startswith("error: 'smoke' has no option 'laptop': leave it out, or write snakemake's ")
+    assert refused.stderr.startswith(f"error: 'smoke' has no option '{words[0]}': leave it out, or write snakemake's ")
 
 
 @pytest.mark.parametrize(

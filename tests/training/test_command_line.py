@@ -106,6 +106,9 @@ def test_yaml_file_with_flags_on_top(tmp_path):
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--config"], "--config has no value"),
         (["stray"], "stray belongs to no flag: see --help"),
+        (["loss-rate", "0.1"], "loss-rate belongs to no flag: write --loss-rate"),
+        (["--lossy_layers", "5:2"], "the layer after the last, such as (0, 2), or 0:2 as a flag"),
+        (["--model_name", "nano"], "choose one of gpt2-nano, gpt2-nano-wide-scratch, gpt2-nano-deep-scratch, gpt2-m"),
         (
             ["--reliable_gather", "False"],
             "--reliable_gather is a switch",
@@ -230,7 +233,9 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path):
         ("output_dir: 2024", "output_dir = 2024 is of the wrong type"),
         ("seed: 1:30", "seed = '1:30' is of the wrong type"),
         ("repair: null", "repair = None is of the wrong type"),
-        ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml cannot be read as YAML: found duplicate key"),
+        ("loss_rate: 0.1\nseed: 1\nloss_rate: 0.2", "run.yaml cannot be read as YAML (found duplicate key"),
+        ("seed: 1\nmax_steps: [1\nloss_rate: 0.2", "but got ':'): mend line 3"),
+        ("los_rate: 0.1", "run.yaml: unknown parameter 'los_rate': did you mean loss_rate?"),
     ],
 )
 def test_mistakes_that_yaml_lets_pass_are_named(tmp_path, text, words):

@@ -13,4 +13,6 @@ def test_help_names_the_command_as_it_is_typed_and_gives_each_example_a_line(mod
     assert lines[0] == f"usage: python -m {module} [-h] [OPTIONS]"
     examples = [line for line in lines if line.startswith(f"python -m {module} ")]
     assert len(examples) == 2
+    assert "NONETYPE" not in shown
+    assert ".:" not in shown
     assert all(line.count("python -m") == 1 for line in examples)
