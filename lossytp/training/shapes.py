@@ -122,7 +122,8 @@ def _convert(name: str, file: Path, folder: Path) -> None:
             f"model_name = {name!r}: {file} cannot be read ({first_line(error)}): give a whole GGUF file of a family "
             "that transformers reads"
         ) from error
-    model.save_pretrained(folder)
+    with quiet:
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
