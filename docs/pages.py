@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-LESSONS = ("00_explore", "12_collectives", "60_my_model")
+LESSONS = ("00_explore", "12_collectives", "40_lab", "60_my_model")
 
 
 def write_if_changed(file: Path, text: str) -> None:

@@ -9,7 +9,7 @@ Suffixes: R ranks, H hops that carry an element.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import ClassVar
 
@@ -60,7 +60,7 @@ class Repair:
 
     def __str__(self) -> str:
         """Return the repair as a flag names it, such as ``fec(10, 8, 4, 'mds')``."""
-        values = ", ".join(repr(getattr(self, field.name)) for field in fields(self))
+        values = ", ".join(repr(getattr(self, each.name)) for each in fields(self) if each.init)
         return f"{self.name}({values})" if values else self.name
 
     def part(self, stage: str) -> "Repair":
@@ -493,14 +493,11 @@ class Protect(Zero):
 
 @dataclass(frozen=True)
 class ProtectFirst(Zero):
-    """Send the packets that hold a sequence's first positions reliably, as `protect` sends those of the largest norms.
+    """Send the packets that hold a sequence's first `positions` reliably, before the others.
 
-    In many models the first token has the massive activations that `protect` looks for. A sender knows where they are
-    without a norm. Padding has no position, and a cache's tokens count. Messages that belong to no layer, such as
-    data-parallel gradients, have no positions.
-
-    Args:
-        positions: number of positions of each sequence.
+    In many models the first tokens have the massive activations that `protect` looks for. Padding has no position, and
+    a cache's tokens count. Messages of no layer, such as data-parallel gradients, have no positions. The network sets
+    `count`, how many packets of a hop hold the positions.
     """
 
     name = "protect_first"
@@ -508,19 +505,15 @@ class ProtectFirst(Zero):
     sends_more: ClassVar[bool] = True
 
     positions: int
+    count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         check_at_least("positions", self.positions, 1)
 
     def choosing(self, count: int) -> Repair:
-        return Chosen(self.positions, count)
-
-
-@dataclass(frozen=True)
-class Chosen(ProtectFirst):
-    """`ProtectFirst` for one hop, `count` of whose packets hold the first positions."""
-
-    count: int
+        chosen = ProtectFirst(self.positions)
+        object.__setattr__(chosen, "count", count)
+        return chosen
 
     def num_protected(self, num_packets: int) -> int:
         return self.count
