@@ -107,7 +107,7 @@ def test_yaml_file_with_flags_on_top(tmp_path):
         (["--config"], "--config has no value"),
         (["stray"], "stray belongs to no flag: see --help"),
         (["loss-rate", "0.1"], "loss-rate belongs to no flag: write --loss-rate"),
-        (["--lossy_layers", "5:2"], "the layer after the last, such as (0, 2), or 0:2 as a flag"),
+        (["--lossy_layers", "5:2"], "the one after the last, such as (0, 2), or 0:2 as a flag"),
         (["--model_name", "nano"], "choose one of gpt2-nano, gpt2-nano-wide-scratch, gpt2-nano-deep-scratch, gpt2-m"),
         (
             ["--reliable_gather", "False"],
