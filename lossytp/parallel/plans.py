@@ -250,8 +250,9 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
             rows.append(LayerSplit((module,), True, ROW[kind], 1, layer, block))
             continue
         weight, bias = weight_and_bias(module)
-        grouped = block == "attention" and not COLUMN[kind] and name.endswith(KEYS_AND_VALUES)
-        heads = getattr(model.config, "num_key_value_heads", None) or 0 if grouped else 0
+        groups = getattr(model.base_model.get_submodule(parent), "num_key_value_groups", None)
+        shared = block == "attention" and not COLUMN[kind] and name.endswith(KEYS_AND_VALUES) and groups != 1
+        heads = getattr(model.config, "num_key_value_heads", None) or 0 if shared else 0
         alike = (len(weight), weight.dtype, weight.requires_grad, bias is not None and bias.requires_grad, bias is None)
         split = (COLUMN[kind], int(projections or 1), layer, block)
         columns.setdefault((parent, split, alike), []).append((module, heads))

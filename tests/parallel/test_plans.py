@@ -335,3 +335,10 @@ def test_the_blocks_and_plan_of_every_model() -> None:
     for model, blocks in ((tiny_gpt2(), 2), (tiny("gpt_neox"), 2), (stranger(), 3)):
         assert len(blocks_of(model)) == blocks
     assert len(blocks_of(tiny("llama", num_hidden_layers=5))) == 5
+
+
+def test_attention_that_ignores_the_number_of_key_value_heads_has_no_copies() -> None:
+    dense = tiny("hrm_text", num_key_value_heads=2).eval()
+    parallel = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=8)
+    ids = tiny_batch()["input_ids"]
+    assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-9
