@@ -381,7 +381,8 @@ class LossyNetwork:
         default = process_described(self._default) + nodes
         named = {f"process of {src}>{dst}": process_described(process) for (src, dst), process in self._named.items()}
         different = {link: process for link, process in named.items() if process != default}
-        return {"process": default} | different | {"wire": described(self.wire), "scope": described(self.scope)}
+        scope = described(self.scope).replace(", positions=None", "")  # older states do not have it
+        return {"process": default} | different | {"wire": described(self.wire), "scope": scope}
 
     def _check_settings(self, theirs: dict[str, str]) -> None:
         mine = {"seed": str(self.seed)} | self._settings()
