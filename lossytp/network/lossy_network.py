@@ -274,6 +274,15 @@ class LossyNetwork:
         return bool(self._suspended)
 
     @contextmanager
+    def at(self, positions: np.ndarray | None) -> Iterator[None]:
+        """Send messages of layers within the block for tokens at these positions, (T,); -1 for padding."""
+        before, self.positions = self.positions, positions
+        try:
+            yield
+        finally:
+            self.positions = before
+
+    @contextmanager
     def reliable(self) -> Iterator[None]:
         """Lose nothing within the block: no link advances and nothing is counted.
 

@@ -73,7 +73,6 @@ def init_process_group(
     if dist.is_initialized():
         raise ValueError("torch.distributed is initialised already: call destroy_process_group() first")
     rank, world = rank_and_world_size()
-    check_nodes(network, comm, world)
     device = this_device(rank)
     gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" and wraps == "auto" else ""
     mine = {**(compared or {}), "wraps": wraps, "device": device.type, "timeout_s": timeout_s, "gpu": gpu}
@@ -135,7 +134,12 @@ def serve_all_groups(network: LossyNetwork, comm: CommConfig, started: Callable[
 
 
 def _as_compared(network: LossyNetwork, comm: CommConfig, world: int) -> dict[str, Any]:
-    """Return the settings that must be equal on all ranks."""
+    """Return the settings that must be equal on all ranks.
+
+    Raises:
+        ValueError: if the network's nodes leave nothing that may be lost.
+    """
+    check_nodes(network, comm, world)
     return {
         "algorithm": comm.algorithm.name,
         "repair": str(comm.repair),

@@ -9,7 +9,7 @@ unchanged, with its cache and masks.
 import copy
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -85,8 +85,13 @@ class SavesDense:
         """
         model: Any = self
         split = [name for name, layer in model.named_modules() if isinstance(layer, RowParallelLinear | Projection)]
-        given = {f"{name}.weight" for name in split}.intersection(state_dict)
-        if not any(state_dict[name].ndim == 2 for name in given):  # shards have an axis of ranks, or another name
+        shapes = {
+            f"{name}.weight": 2 for name in split
+        }  # of the dense model; shards have an axis of ranks, or another name
+        for name, experts in model.named_modules():
+            if isinstance(experts, TensorParallelExperts):
+                shapes |= {f"{name}.{weight}": 3 for weight in experts.pieces}
+        if not any(state_dict[name].ndim == axes for name, axes in shapes.items() if name in state_dict):
             return super().load_state_dict(state_dict, strict, assign)  # type: ignore[misc]
         dense = gather(model)
         keys = dense.load_state_dict(state_dict, strict)
@@ -99,9 +104,10 @@ class SavesDense:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         model: Any = self
         collective = collective_of(model)
-        if collective is not None and needs_positions(collective):
-            collective.network.positions = positions_of(model, *inputs, **named)
-        return super().__call__(*inputs, **named)  # type: ignore[misc]
+        if collective is None or not needs_positions(collective):
+            return super().__call__(*inputs, **named)  # type: ignore[misc]
+        with collective.network.at(positions_of(model, *inputs, **named)):
+            return super().__call__(*inputs, **named)  # type: ignore[misc]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Take off the hooks that transformers adds to return hidden states: it adds them again when it needs them."""
@@ -380,14 +386,22 @@ def _drawn_copy(module: nn.Module) -> nn.Module:
 
 
 def _share_key_value_heads_(block: nn.Module) -> None:
-    """Let fewer queries share a key-value head in attention, if ranks have copies of these heads."""
+    """Let fewer queries share a key-value head in attention, if ranks have copies of these heads.
+
+    Attention may have no keys and values of its own, and use those of an earlier block.
+    """
     for attention in block.modules():
-        if hasattr(attention, "num_key_value_groups"):
-            columns = [layer for layer in attention.modules() if isinstance(layer, ColumnParallelLinear)]
-            copies = max((each for layer in columns for each in layer.copies), default=1)
-            if copies > 1:
-                groups: Any = attention.num_key_value_groups
-                attention.dense_key_value_groups, attention.num_key_value_groups = groups, groups // copies
+        groups: Any = getattr(attention, "num_key_value_groups", 1)
+        columns: list[Any] = [each for each in attention.modules() if isinstance(each, ColumnParallelLinear)]
+        if groups == 1 or not columns or columns[0].whole:
+            continue
+        copies = max(each for layer in columns for each in layer.copies)
+        if not hasattr(attention, "k_proj"):
+            size, head_dim = columns[0].collective.group.size, cast(Any, attention).head_dim
+            key_value_heads = columns[0].widths[0] * size // head_dim // groups
+            copies = max(1, size // key_value_heads)
+        if copies > 1:
+            attention.dense_key_value_groups, attention.num_key_value_groups = groups, groups // copies
 
 
 def with_layers(
@@ -415,7 +429,7 @@ def with_layers(
         layer: Any = (row if split.row else column)(split, *split.drawn_weight_and_bias()).train(
             split.linears[0].training
         )
-        layer.row, layer.projections = split.row, split.projections
+        layer.row, layer.projections, layer.whole = split.row, split.projections, split.whole
         layer.made_of = [(type(linear), weight_and_bias(linear)[0].shape[1]) for linear in split.linears]
         if len(split.linears) == 1:
             memo[id(split.linears[0])] = layer

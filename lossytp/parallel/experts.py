@@ -61,6 +61,12 @@ def experts_of(model: PreTrainedModel, plan: Plan, size: int) -> list[ExpertsSpl
                     f"tensor_parallel_size = {size} does not divide the {values.shape[axis] // number} units of "
                     f"{name}: choose a divisor"
                 )
+        units = {each: values.shape[pieces[each][0]] // pieces[each][1] for each, values in experts.named_parameters()}
+        if len(set(units.values())) > 1:
+            raise ValueError(
+                f"the plan splits {name} into slices of different units ({units}): give packed_colwise for a weight of "
+                "two projections side by side"
+            )
         splits.append(ExpertsSplit(experts, pieces, layer))
     return splits
 
@@ -101,14 +107,10 @@ class TensorParallelExperts(nn.Module):
         x_LTD, weights_LTK = (f_of_layers(each, collective, site) for each in (x, top_k_weights))
         own = collective.comm.own_streams
         index_LTK = top_k_index.reshape(len(x_LTD) if own else 1, -1, top_k_index.shape[-1]).expand(len(x_LTD), -1, -1)
-        parts = [
-            functional_call(self._code[0], dict(zip(self.pieces, slices, strict=True)), inputs)
-            for *slices, inputs in zip(
-                *(getattr(self, name) for name in self.pieces),
-                zip(x_LTD, index_LTK, weights_LTK, strict=True),
-                strict=True,
-            )
-        ]
+        parts = []
+        for rank, inputs in enumerate(zip(x_LTD, index_LTK, weights_LTK, strict=True)):
+            slices = {name: getattr(self, name)[rank] for name in self.pieces}
+            parts.append(functional_call(self._code[0], slices, inputs))
         return g_of_layers(torch.stack(parts), collective, site).view(x.shape)
 
     def dense(self) -> nn.Module:

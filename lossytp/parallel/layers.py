@@ -74,7 +74,7 @@ class SharedColumn(Function):
         site: Site,
     ) -> Tensor:
         ctx.save_for_backward(x, weight_DO)
-        ctx.widths, ctx.collective, ctx.site = widths, collective, site
+        ctx.widths, ctx.collective, ctx.site, ctx.positions = widths, collective, site, collective.network.positions
         x_TD = x.reshape(-1, x.shape[-1])
         y_TO = x_TD @ weight_DO if bias_O is None else torch.addmm(bias_O, x_TD, weight_DO)
         return y_TO.view(*x.shape[:-1], -1)
@@ -88,7 +88,9 @@ class SharedColumn(Function):
         if ctx.needs_input_grad[0]:
             dy_LTO, weight_LDO = (_to_ranks(each, ctx.widths) for each in (dy_TO, weight_DO))
             parts_LTD = rank_by_rank(dy_LTO, weight_LDO.transpose(1, 2))
-            total = ctx.collective.begin_sum_(parts_LTD, ctx.site)  # travels while the weight's gradient is computed
+            with ctx.collective.network.at(ctx.positions):
+                # travels while the weight's gradient is computed
+                total = ctx.collective.begin_sum_(parts_LTD, ctx.site)
         if ctx.needs_input_grad[1]:
             dweight = x.reshape(-1, len(weight_DO)).t() @ dy_TO
         if ctx.needs_input_grad[2]:
@@ -145,6 +147,7 @@ class OwnColumn(Function):
         x_LTD = streams_of(x, collective, site._replace(direction="forward"))
         ctx.save_for_backward(x_LTD, weight_DO)
         ctx.widths, ctx.collective, ctx.site, ctx.shape = widths, collective, site, x.shape
+        ctx.positions = collective.network.positions
         y_LTO = rank_by_rank(x_LTD, _to_ranks(weight_DO, widths))
         if bias_O is not None:
             y_LTO += _to_ranks(bias_O.unsqueeze(0), widths)
@@ -158,13 +161,15 @@ class OwnColumn(Function):
         dx = dweight = dbias = None
         if ctx.needs_input_grad[0]:
             parts_LTD = rank_by_rank(dy_LTO, _to_ranks(weight_DO, ctx.widths).transpose(1, 2))
-            total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=unit_of(ctx.collective, len(weight_DO)))
+            with ctx.collective.network.at(ctx.positions):
+                total = ctx.collective.begin_sum_(parts_LTD, ctx.site, unit=unit_of(ctx.collective, len(weight_DO)))
         if ctx.needs_input_grad[1]:
             dweight = _from_ranks(rank_by_rank(x_LTD.transpose(1, 2), dy_LTO), ctx.widths)
         if ctx.needs_input_grad[2]:
             dbias = _from_ranks(dy_LTO.sum(1, keepdim=True), ctx.widths).view(-1)
         if ctx.needs_input_grad[0]:
-            dx = total.wait().view(ctx.shape)
+            with ctx.collective.network.at(ctx.positions):  # sums may lose packets on their way back, too
+                dx = total.wait().view(ctx.shape)
             if ctx.collective.comm.own_streams:
                 dx /= len(dy_LTO)
         return dx, dweight, dbias, None, None, None
@@ -176,7 +181,7 @@ class OwnRow(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_LKD: Tensor, collective: LossyCollective, site: Site) -> Tensor:
         ctx.save_for_backward(x, weight_LKD)
-        ctx.collective, ctx.site = collective, site
+        ctx.collective, ctx.site, ctx.positions = collective, site, collective.network.positions
         parts_LTD = rank_by_rank(_take_up(x, collective, (weight_LKD.shape[1],)), weight_LKD)
         unit = unit_of(collective, weight_LKD.shape[-1])
         return collective.sum_(parts_LTD, site, unit).view(*x.shape[:-1], -1)
@@ -186,7 +191,8 @@ class OwnRow(Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight_LKD = ctx.saved_tensors
         ranks_here, inputs = weight_LKD.shape[:2]
-        dy_LTD = streams_of(gradients[0], ctx.collective, ctx.site._replace(direction="backward"))
+        with ctx.collective.network.at(ctx.positions):
+            dy_LTD = streams_of(gradients[0], ctx.collective, ctx.site._replace(direction="backward"))
         if ctx.collective.comm.own_streams:
             dy_LTD = ranks_here * dy_LTD
         dx = dweight = None
@@ -541,10 +547,10 @@ class TensorParallelBlock:
         network = collective.network
 
         def checkpoint_with_tape(function: Callable, *args: Any, **kwargs: Any) -> Any:
-            tape = LossTape()
+            tape, positions = LossTape(), network.positions
 
             def run(*inputs: Any, **named: Any) -> Any:
-                with network.recording(tape):
+                with network.recording(tape), network.at(positions):
                     return function(*inputs, **named)
 
             return checkpoint(run, *args, **kwargs)

@@ -66,11 +66,12 @@ def f_of_layers(x: Tensor, collective: LossyCollective, site: Site) -> Tensor:
 
     If the stream is sharded, forward all-gathers and backward reduce-scatters.
     """
-    comm, width = collective.comm, x.shape[-1]
+    comm, width, positions = collective.comm, x.shape[-1], collective.network.positions
 
     def backward(dx_LTD: Tensor) -> Tensor:
         parts = dx_LTD.clone(memory_format=torch.contiguous_format)
-        total = collective.sum_(parts, site._replace(direction="backward"), unit_of(collective, width))
+        with collective.network.at(positions):
+            total = collective.sum_(parts, site._replace(direction="backward"), unit_of(collective, width))
         return (total / len(total) if comm.own_streams else total).reshape(x.shape)
 
     return with_backward(x, lambda x: streams_of(x, collective, site._replace(direction="forward")), backward)
@@ -82,7 +83,7 @@ def g_of_layers(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> T
     Returns:
         The sum (T, D), or each local rank's result (L * T, D) if ranks have their own streams.
     """
-    comm, width, lost = collective.comm, parts_LTD.shape[-1], []
+    comm, width, lost, positions = collective.comm, parts_LTD.shape[-1], [], collective.network.positions
 
     def forward(parts_LTD: Tensor) -> Tensor:
         parts = parts_LTD.clone(memory_format=torch.contiguous_format)
@@ -91,7 +92,8 @@ def g_of_layers(parts_LTD: Tensor, collective: LossyCollective, site: Site) -> T
         return total.wait().view(-1, width)
 
     def backward(dy: Tensor) -> Tensor:
-        dy_LTD = streams_of(dy, collective, site._replace(direction="backward"))
+        with collective.network.at(positions):
+            dy_LTD = streams_of(dy, collective, site._replace(direction="backward"))
         if comm.exact_adjoint:
             dy_LTD = dy_LTD.clone(memory_format=torch.contiguous_format)
             collective.adjoint_(dy_LTD, *lost[0])

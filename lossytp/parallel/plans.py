@@ -250,9 +250,8 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
             rows.append(LayerSplit((module,), True, ROW[kind], 1, layer, block))
             continue
         weight, bias = weight_and_bias(module)
-        groups = getattr(model.base_model.get_submodule(parent), "num_key_value_groups", None)
-        shared = block == "attention" and not COLUMN[kind] and name.endswith(KEYS_AND_VALUES) and groups != 1
-        heads = getattr(model.config, "num_key_value_heads", None) or 0 if shared else 0
+        shared = block == "attention" and not COLUMN[kind] and name.rpartition(".")[2] in KEYS_AND_VALUES
+        heads = _shared_heads(model, parent, weight.shape[1]) if shared else 0
         alike = (len(weight), weight.dtype, weight.requires_grad, bias is not None and bias.requires_grad, bias is None)
         split = (COLUMN[kind], int(projections or 1), layer, block)
         columns.setdefault((parent, split, alike), []).append((module, heads))
@@ -271,6 +270,15 @@ def splits_of(model: PreTrainedModel, plan: Plan) -> list[LayerSplit]:
     return splits
 
 
+def _shared_heads(model: PreTrainedModel, attention: str, outputs: int) -> int:
+    """Return how many heads a layer of keys or values has, if more query heads share them; else 0."""
+    module: Any = model.base_model.get_submodule(attention)
+    groups, width = (getattr(module, name, None) for name in ("num_key_value_groups", "head_dim"))
+    if groups is None or width is None:
+        return getattr(model.config, "num_key_value_heads", None) or 0
+    return int(outputs // width) if groups > 1 else 0
+
+
 def _check_no_own_parameters(parent: str, model: PreTrainedModel) -> None:
     own = [name for name, _ in model.base_model.get_submodule(parent).named_parameters(recurse=False)]
     if own:
@@ -286,7 +294,8 @@ def check_size(model: PreTrainedModel, splits: list[LayerSplit], size: int) -> N
     inner = next((len(weight_and_bias(each.linears[0])[0]) for each in splits if each.row and each.module == "mlp"), 0)
     by_heads = any(split.module == "attention" and not split.whole for split in splits)
     heads = config.num_attention_heads if by_heads else 0
-    check_divides(size, heads=heads, key_value_heads=heads and getattr(config, "num_key_value_heads", 0), inner=inner)
+    for shared in {each for split in splits for each in split.shared_heads if each} or {0}:  # layers may differ
+        check_divides(size, heads=heads, key_value_heads=shared, inner=inner)
     for split in splits:
         widths = (len(weight_and_bias(split.linears[0])[0]),) if split.row else split.widths
         for width, copies in zip(widths, split.copies(size), strict=True):

@@ -54,8 +54,8 @@ def positions_of(model: PreTrainedModel, *inputs: Any, **named: Any) -> np.ndarr
 def reliable_prefix(model: PreTrainedModel, input_ids: Tensor) -> Cache:
     """Return the cache of a fixed prefix, such as a system prompt, computed without losses.
 
-    Give a copy of it to `generate` as `past_key_values`, with prompts that begin with the prefix; beam search needs its
-    `batch_repeat_interleave(num_beams)` first. No packet more is sent than without a cache.
+    Give a copy of it to `generate` as `past_key_values`, with prompts that begin with the prefix. For several prompts,
+    or beam search, call its `batch_repeat_interleave` first. No packet more is sent than without a cache.
 
     Args:
         model: a language model that `parallelize` returned.
@@ -63,11 +63,14 @@ def reliable_prefix(model: PreTrainedModel, input_ids: Tensor) -> Cache:
 
     Raises:
         TypeError: if the model is not tensor-parallel, or `input_ids` is no tensor.
+        ValueError: if `input_ids` has another shape.
     """
     collective = collective_of(model)
     if collective is None:
         raise TypeError(f"this {type(model).__name__} is not tensor-parallel: give what parallelize() returned")
     check_is("input_ids", input_ids, Tensor, "token ids of shape (1, tokens)")
+    if input_ids.ndim != 2 or not input_ids.numel():
+        raise ValueError(f"input_ids is of shape {tuple(input_ids.shape)}: give token ids of shape (1, tokens)")
     with torch.no_grad(), collective.network.reliable():
         cache: Cache = model(input_ids=input_ids, use_cache=True).past_key_values
     return cache

@@ -257,7 +257,7 @@ def first_size(model_name: str, shape: Shape) -> int:
             return size
     raise ValueError(
         f"model_name = {model_name!r}: none of {', '.join(map(str, SIZES))} divides its heads and its MLP: give "
-        f"tensor_parallel_size, such as {', '.join(map(str, fits[1:])) or 'for another model'}"
+        f"{f'tensor_parallel_size = {fits[1]}' if fits[1:] else 'another model'}"
     )
 
 

@@ -62,6 +62,10 @@ def _backend_faults(config: "RunSettings") -> Iterator[tuple[str, str]]:
         between_stages = name == "exact_adjoint" and pipeline and ranks == 1
         if values[name] and not own_layers and not between_stages:
             yield name, "needs this project's layers over several ranks: leave out implementation, or leave this out"
+    positions = network.build().scope.positions
+    length = values.get("max_length") or values.get("block_size")
+    if isinstance(positions, tuple) and length and positions[0] >= length:
+        yield "lossy_positions", f"begins after the last of {length} tokens: begin below {length}"
     if network.lossy_positions is not None and pipeline:
         yield "lossy_positions", "does not work in a pipeline, whose stages do not know positions: leave one out"
     if adjoint and pipeline and repair != ZERO:

@@ -8,6 +8,7 @@ import hashlib
 import importlib.util
 import io
 import json
+import math
 import mmap
 import os
 import struct
@@ -262,6 +263,7 @@ class Shape(NamedTuple):
     def read(cls, setting: Callable[[str], Any]) -> "Shape":
         """Return the shape of a configuration; `setting` returns one by name, or None if the family has none such."""
         grouped, inner = (setting(name) or 0 for name in ("num_key_value_heads", "intermediate_size"))
+        inner = math.gcd(*inner) if isinstance(inner, list) else inner  # a width for each layer
         return cls(*map(setting, OTHER_SIZES))._replace(key_value_heads=grouped, inner=inner)
 
     @property
@@ -347,11 +349,14 @@ def check_positions(name: str, positions: int, length: int, *, setting: str = "m
         raise ValueError(f"{setting} = {length} is above {name}'s {positions} positions: give at most {positions}")
 
 
-def _shape_in(folder: Path) -> Shape:
+def _shape_in(folder: Path) -> Shape | None:
+    """Return the shape of the model in a folder; None for a mixture of experts, whose plan says what is divided."""
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
             raise ValueError(f"{str(config)[:60]} has no model_type")
+        if any("expert" in key for key in config):
+            return None
         gpt2 = config["model_type"] == "gpt2"
         sizes = SIZES if gpt2 else OTHER_SIZES
         for size in sizes:

@@ -199,6 +199,9 @@ def test_a_plan_for_the_mlp_alone_asks_nothing_of_heads() -> None:
         ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=5, plan=mlp)
 
 
+GEMMA4 = {"head_dim": 8, "global_head_dim": 8, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 97}
+
+
 def with_adapters() -> PreTrainedModel:
     """A Llama with what peft puts in the place of a linear layer."""
     model = tiny("llama")
@@ -270,6 +273,19 @@ def test_a_plan_that_does_not_fit_is_refused_in_one_line(plan: Any, error: type[
             "experts' weights are colwise, packed_colwise, rowwise",
         ),
         (
+            lambda: tiny("mixtral"),
+            {
+                "plan": {
+                    "layers.*.mlp.experts": "moe_tp_experts",
+                    "layers.*.mlp.experts.gate_up_proj": "colwise",
+                    "layers.*.mlp.experts.down_proj": "rowwise",
+                }
+            },
+            ValueError,
+            "the plan splits layers.0.mlp.experts into slices of different units ({'gate_up_proj': 192, "
+            "'down_proj': 96}): give packed_colwise",
+        ),
+        (
             lambda: tiny("mixtral", intermediate_size=97),
             {},
             ValueError,
@@ -335,6 +351,29 @@ def test_the_blocks_and_plan_of_every_model() -> None:
     for model, blocks in ((tiny_gpt2(), 2), (tiny("gpt_neox"), 2), (stranger(), 3)):
         assert len(blocks_of(model)) == blocks
     assert len(blocks_of(tiny("llama", num_hidden_layers=5))) == 5
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_blocks_that_use_the_keys_of_an_earlier_block_share_its_copies(size: int) -> None:
+    few = {
+        "num_hidden_layers": 4,
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    dense = tiny("gemma4_text", num_key_value_heads=2, **GEMMA4 | few).eval()
+    parallel, ids = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=size), tiny_batch()["input_ids"]
+    assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-6
+    back = ltp.gather(parallel)
+    assert relative_error(back(input_ids=ids).logits, dense(input_ids=ids).logits) == 0
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_blocks_may_have_different_numbers_of_key_value_heads(size: int) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    few = {"num_global_key_value_heads": 1, "attention_k_eq_v": True, "layer_types": kinds}
+    dense = tiny("gemma4_text", num_key_value_heads=4, **GEMMA4 | few).eval()
+    parallel, ids = ltp.parallelize(dense, bernoulli(0.0), tensor_parallel_size=size), tiny_batch()["input_ids"]
+    assert relative_error(parallel(input_ids=ids).logits, dense(input_ids=ids).logits) < 1e-6
 
 
 def test_attention_that_ignores_the_number_of_key_value_heads_has_no_copies() -> None:

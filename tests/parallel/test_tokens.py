@@ -149,6 +149,27 @@ def test_checkpointing_replays_what_was_protected() -> None:
     assert all(torch.equal(losses[0][name], losses[1][name]) for name in losses[0])
 
 
+def test_backward_counts_the_positions_of_its_own_forward() -> None:
+    alone, together = [], lossy(tiny("llama"), 0.5, repair="protect_first(2)").train()
+    for tokens in (6, 4):
+        model = lossy(tiny("llama"), 0.5, repair="protect_first(2)").train()
+        model(input_ids=IDS[:, :tokens], labels=IDS[:, :tokens]).loss.backward()
+        report = network_of(model).report()
+        alone.append(report[report.direction == "backward"][["packets", "extra"]].sum())
+    losses = [together(input_ids=IDS[:, :tokens], labels=IDS[:, :tokens]).loss for tokens in (6, 4)]
+    sum(losses).backward()
+    report = network_of(together).report()
+    both = report[report.direction == "backward"][["packets", "extra"]].sum()
+    assert both["packets"] - both["extra"] == sum(each["packets"] - each["extra"] for each in alone)
+    assert network_of(together).positions is None
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 0)])
+def test_a_prefix_of_another_shape_is_refused(shape: tuple) -> None:
+    with pytest.raises(ValueError, match=r"input_ids is of shape .*: give token ids of shape \(1, tokens\)"):
+        ltp.reliable_prefix(lossy(tiny("llama"), 0.1), torch.ones(shape, dtype=torch.long))
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
