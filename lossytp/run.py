@@ -181,7 +181,7 @@ class LossyRun:
             print(sums.assign(observed_loss_rate=sums["lost"] / sums["packets"]).to_string(), file=sys.stderr)
         else:
             hint = "" if processes > 1 else ": write torchrun, or another launcher, before -m lossytp.run"
-            print(f"No process sent a message of more than one packet{hint}", file=sys.stderr)
+            print(f"No process sent a message of more than one packet that may lose any{hint}", file=sys.stderr)
         if self.config.report is not None:
             unused = (*OF_THE_PROGRAM, "report")
             config = {name: value for name, value in self.config.as_dict().items() if name not in unused}
